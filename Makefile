@@ -1,0 +1,41 @@
+# `make demo` and `make test` need nothing but Python 3.11+ and make: they create .venv, install
+# the pinned versions into it, and do so again only when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "flstream needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[jobs,dev]'
+	@touch $@
+
+demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/digits)
+	$(BIN)/flstream simulate jobs/digits/job.conf
+
+test: $(STAMP) ## Install into .venv if need be, then run the tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## Lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## Measure: transfer modes side by side, and start-up
+	$(BIN)/python benchmarks/run.py
+
+clean: ## Remove the virtual environment and caches (runs/ is left alone)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
