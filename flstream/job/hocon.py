@@ -1,0 +1,268 @@
+"""HOCON text to plain values, by way of pyhocon, and never silently wrong.
+
+pyhocon 0.3.63 has no hooks for what it gets wrong, so `_Reader` stands in for some of its
+names while it parses:
+
+- it only logs a missing include; here it is a mistake, and so is a pattern that matches no
+  file, an include of itself and an include of a URL;
+- it makes `a = [1, 2], a += 3` a 3; here `+=` is a mistake;
+- it turns `2m` into minutes even where a size is meant, `10 ns` into zero, and garbles
+  `10 seconds and more`; here all of these stay texts, which the rules of the keys read;
+- it drops `""` from lists and leaks its own null from nested ones;
+- it stops at the first unresolved `${X}`; here all are named;
+- it leaves pyparsing's whitespace changed for the whole process when the text is wrong.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import pyhocon.config_parser as pyhocon
+from pyhocon.config_tree import (
+    ConfigQuotedString,
+    ConfigTree,
+    NoneValue,
+)
+from pyhocon.exceptions import (
+    ConfigException,
+    ConfigSubstitutionException,
+)
+from pyparsing import NoMatch, ParseBaseException, ParserElement
+
+from flstream.job.problems import Problem
+
+
+@dataclass(frozen=True)
+class Hocon:
+    """What a HOCON file says."""
+
+    values: dict[str, Any]
+    problems: tuple[Problem, ...] = ()
+    complete: bool = True
+    """Whether all of it was read; if not, a key that is absent may not be missing."""
+
+
+class _UnreadableError(Exception):
+    """A file that cannot be read as HOCON at all; its text says why."""
+
+
+def read_hocon(path: Path) -> Hocon:
+    """Read a HOCON file with all that it includes."""
+    return _Reader().read(lambda reader: reader.parse_path(path))
+
+
+def read_value(text: str) -> Hocon:
+    """Read the HOCON value of a key; it is under `value` of what is returned."""
+    return _Reader().read(lambda reader: reader.parse_text(f"value = {text}", Path.cwd()))
+
+
+class _Empty:
+    """The text `""`, in a form that pyhocon does not take for nothing."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+class _Reader:
+    """One reading of a file and what it includes, in the place of pyhocon's ConfigFactory."""
+
+    def __init__(self) -> None:
+        self._open: list[Path] = []
+        self._problems: list[Problem] = []
+        self._appended: list[str] = []
+        self._complete = True
+
+    def read(self, parse: Callable[["_Reader"], Any]) -> Hocon:
+        """Parse, resolve substitutions, and gather what is wrong."""
+        values: dict[str, Any] = {}
+        unresolved: set[str] = set()
+        try:
+            with self._in_place_of_pyhocon():
+                tree = parse(self)
+                _resolver(unresolved).resolve_substitutions(tree)
+            values = _plain(tree)
+        except _UnreadableError as error:
+            self._fail(str(error))
+        except ConfigException as error:
+            # Joining a value with one that is unresolved fails for no reason of its own.
+            if not unresolved:
+                self._fail(str(error))
+            self._complete = False
+        except (RecursionError, ImportError, ValueError) as error:
+            self._fail(f"{type(error).__name__}: {error}")
+        self._problems += [
+            Problem(key, "+= is not supported", "one whole value, such as [1, 2, 3]")
+            for key in dict.fromkeys(self._appended)
+        ]
+        if not self._complete and not self._problems:
+            self._problems += [_unresolved("", name) for name in sorted(unresolved)]
+        return Hocon(values, tuple(self._problems), self._complete)
+
+    def _fail(self, why: str) -> None:
+        self._complete = False
+        self._problems.append(Problem("", why))
+
+    def parse_path(self, path: Path) -> Any:
+        """Parse a file; its includes come back through `parse_file`."""
+        if path in self._open:
+            raise _UnreadableError(f"{path} includes itself")
+        self._open.append(path)
+        try:
+            return self.parse_text(path.read_text(encoding="utf-8-sig"), path.parent, path)
+        except UnicodeDecodeError as error:
+            raise _UnreadableError(f"{path} is not UTF-8 text (byte {error.start})") from None
+        except OSError as error:
+            raise _UnreadableError(f"{path} cannot be read: {error.strerror}") from None
+        finally:
+            self._open.pop()
+
+    def parse_text(self, text: str, folder: Path, path: Path | None = None) -> Any:
+        """Parse text whose includes are relative to a folder, with `${...}` left as they are."""
+        try:
+            tree = pyhocon.ConfigParser.parse(
+                text, str(folder), resolve=False, unresolved_value=pyhocon.NO_SUBSTITUTION
+            )
+        except ParseBaseException as error:
+            raise _UnreadableError(
+                _syntax_error(error, path if len(self._open) > 1 else None)
+            ) from None
+        if not isinstance(tree, ConfigTree):
+            raise _UnreadableError("the file holds a list; write key = value lines")
+        return tree
+
+    def parse_file(self, filename: str, **_options: Any) -> Any:
+        """Parse an included file; called by pyhocon."""
+        path = Path(os.path.abspath(filename))
+        if path.is_file():
+            return self.parse_path(path)
+        self._complete = False
+        self._problems.append(Problem("include", f'given "{path}"', "an existing file"))
+        return ConfigTree()
+
+    def parse_URL(self, url: str, **_options: Any) -> Any:  # noqa: N802
+        """Refuse a URL; called by pyhocon. A job file means the same on every day."""
+        self._complete = False
+        self._problems.append(Problem("include", f'given "{url}"', "a file, not a URL"))
+        return ConfigTree()
+
+    @contextmanager
+    def _in_place_of_pyhocon(self) -> Iterator[None]:
+        parse_tree = pyhocon.ConfigTreeParser.postParse
+        parse_value = pyhocon.ConcatenatedValueParser.postParse
+
+        def noting_appends(parser: Any, text: str, location: int, tokens: Any) -> Any:
+            for element in tokens:
+                if not isinstance(element, pyhocon.ConfigInclude) and len(element) == 3:
+                    key, operator, _ = element
+                    if operator.strip() == "+=":
+                        self._appended.append(key.strip())
+                        element[1] = "="  # pyhocon itself fails on some of these
+            return parse_tree(parser, text, location, tokens)
+
+        def keeping_empty_texts(parser: Any, text: str, location: int, tokens: Any) -> Any:
+            # `""` must stay apart from the nothing after a list's last comma.
+            match list(tokens):
+                case [ConfigQuotedString(value="")]:
+                    return [_Empty()]
+            return parse_value(parser, text, location, tokens)
+
+        stand_ins = (
+            (pyhocon, "ConfigFactory", self),
+            (pyhocon, "get_period_expr", NoMatch),
+            # Sorted, because the order of merging decides which value wins.
+            (pyhocon, "glob", lambda pattern, **how: sorted(glob(pattern, **how)) or [pattern]),
+            (pyhocon.ConfigTreeParser, "postParse", noting_appends),
+            (pyhocon.ConcatenatedValueParser, "postParse", keeping_empty_texts),
+        )
+        with _pyhocon_in_use:
+            whitespace = ParserElement.DEFAULT_WHITE_CHARS
+            own = [(owner, name, getattr(owner, name)) for owner, name, _ in stand_ins]
+            try:
+                for owner, name, stand_in in stand_ins:
+                    setattr(owner, name, stand_in)
+                yield
+            finally:
+                for owner, name, original in own:
+                    setattr(owner, name, original)
+                ParserElement.set_default_whitespace_chars(whitespace)
+
+
+_pyhocon_in_use = threading.Lock()
+
+
+def _syntax_error(error: ParseBaseException, included: Path | None) -> str:
+    # pyparsing's own text lists grammar symbols, and it may stop a line after the culprit.
+    line = error.line.strip()
+    near = f" near `{line}`" if line else ""
+    return f"syntax error at or just before line {error.lineno}{near}" + (
+        f" of {included}" if included else ""
+    )
+
+
+# An unresolved name travels through pyhocon as a text between two of these, which are in a
+# private area of Unicode, so that the key it belongs to is known in the end.
+_MARK = "\uf8ff"
+_MARKED = re.compile(f"{_MARK}([^{_MARK}]*){_MARK}")
+
+
+def _resolver(unresolved: set[str]) -> Any:
+    """Return a pyhocon parser that marks what it cannot resolve, and goes on."""
+
+    class Resolver(pyhocon.ConfigParser):  # type: ignore[misc]
+        @classmethod
+        def _resolve_variable(cls, config: Any, substitution: Any) -> tuple[bool, Any]:
+            try:
+                found: tuple[bool, Any] = super()._resolve_variable(config, substitution)
+            except ConfigSubstitutionException:
+                unresolved.add(substitution.variable)
+                return True, f"{_MARK}{substitution.variable}{_MARK}"
+            return found
+
+    return Resolver
+
+
+def unresolved_in(key: str, value: Any) -> list[Problem]:
+    """Name every `${X}` of a value that neither the file nor the environment sets."""
+    if isinstance(value, dict):
+        return [
+            problem
+            for name, inner in value.items()
+            for problem in unresolved_in(f"{key}.{name}".lstrip("."), inner)
+        ]
+    if isinstance(value, list):
+        return [problem for inner in value for problem in unresolved_in(key, inner)]
+    names = _MARKED.findall(value) if isinstance(value, str) else []
+    return [_unresolved(key, name) for name in dict.fromkeys(names)]
+
+
+def _unresolved(key: str, name: str) -> Problem:
+    hint = f"set the environment variable {name}, or write ${{?{name}}} if it may be absent"
+    return Problem(key, f"${{{name}}} is set neither in the file nor in the environment", "", hint)
+
+
+def _plain(value: Any) -> Any:
+    """Return pyhocon's values as plain dicts, lists, texts, numbers, booleans and None."""
+    match value:
+        case dict():
+            # Not items(): pyhocon's own takes a key with a dot in it apart again.
+            return {_bare(key): _plain(dict.__getitem__(value, key)) for key in value}
+        case list():
+            return [_plain(inner) for inner in value]
+        case NoneValue():
+            return None
+        case _Empty():
+            return ""
+        case str():
+            return str(value)
+        case _:
+            return value
+
+
+def _bare(key: str) -> str:
+    return key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key

@@ -1,0 +1,137 @@
+"""Sizes and durations: every spelling is read, and exact ones come back as they were."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.units import (
+    format_bytes,
+    format_bytes_exact,
+    format_seconds,
+    format_seconds_exact,
+    parse_bytes,
+    parse_seconds,
+)
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("spelling", "size"),
+    [
+        (0, 0),
+        (2097152, 2 * MIB),
+        (2097152.0, 2 * MIB),
+        ("2097152", 2 * MIB),
+        ("2 MiB", 2 * MIB),
+        ("2MiB", 2 * MIB),
+        (" 2  mib ", 2 * MIB),
+        ("2Mi", 2 * MIB),
+        ("2M", 2 * MIB),
+        ("2m", 2 * MIB),
+        ("2 mebibytes", 2 * MIB),
+        ("1 mebibyte", MIB),
+        ("2MB", 2_000_000),
+        ("2 megabytes", 2_000_000),
+        ("1 kB", 1000),
+        ("1 KB", 1000),
+        ("512K", 512 * 1024),
+        ("1.5 GiB", 3 * 512 * MIB),
+        (".5 KiB", 512),
+        ("0.3 KiB", 307),
+        ("1e3", 1000),
+        ("64 B", 64),
+        ("5 bytes", 5),
+        ("1 byte", 1),
+        ("3T", 3 * 1024**4),
+        ("1 exbibyte", 1024**6),
+    ],
+)
+def test_a_size_is_read_in_every_spelling(spelling: str | int | float, size: int) -> None:
+    assert parse_bytes(spelling) == size
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        *("", "MiB", "-2 MiB", "2 miles", "2 MiB 3", "inf", "1_000", "\u0662 minutes"),
+        *(-1, True, None, [2], float("nan"), float("inf")),
+        # Not whole: rounding one of these down to 0 would turn something off.
+        *("1.5", 1.5, 0.4, "0.0001 KiB"),
+    ],
+)
+def test_what_is_no_size_is_refused_with_what_is_allowed(junk: object) -> None:
+    with pytest.raises(ValueError, match="must be a size such as 2097152, 2 MiB or 2 MB"):
+        parse_bytes(junk)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "seconds"),
+    [
+        (600, 600.0),
+        (0.25, 0.25),
+        ("600", 600.0),
+        ("600 s", 600.0),
+        ("600 Seconds", 600.0),
+        ("500 ms", 0.5),
+        ("1.5s", 1.5),
+        ("10 minutes", 600.0),
+        ("2m", 120.0),
+        ("1h", 3600.0),
+        ("2 days", 172800.0),
+        ("1 week", 604800.0),
+        ("10 us", 1e-5),
+        ("10 \u00b5s", 1e-5),
+        ("10 ns", 1e-8),
+        (timedelta(milliseconds=500), 0.5),
+    ],
+)
+def test_a_duration_is_read_in_every_spelling(
+    spelling: str | int | float | timedelta, seconds: float
+) -> None:
+    assert parse_seconds(spelling) == seconds
+
+
+@pytest.mark.parametrize(
+    "junk", ["", "s", "-1 s", -1, "1 month", "1 s 2", True, None, "1e999 s", timedelta(days=-1)]
+)
+def test_what_is_no_duration_is_refused_with_what_is_allowed(junk: object) -> None:
+    with pytest.raises(ValueError, match="must be a duration such as 600 s, 500 ms"):
+        parse_seconds(junk)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 2**70) | st.integers(0, 2**20).map(lambda n: n * MIB))
+def test_an_exact_size_reads_back_as_itself(size: int) -> None:
+    assert parse_bytes(format_bytes_exact(size)) == size
+
+
+@given(st.floats(0, 1e12) | st.integers(0, 10**9).map(float))
+def test_an_exact_duration_reads_back_as_itself(seconds: float) -> None:
+    assert parse_seconds(format_seconds_exact(seconds)) == seconds
+
+
+@given(st.integers(1, 2**60))
+def test_a_printed_size_is_within_a_twentieth_of_its_unit(size: int) -> None:
+    number, unit = format_bytes(size).split()
+    assert float(number) < 1024
+    assert abs(float(number) * parse_bytes(f"1 {unit}") - size) <= 0.0501 * parse_bytes(f"1 {unit}")
+
+
+def test_sizes_are_printed_for_people() -> None:
+    sizes = [0, 64, 2 * MIB, 3 * 512 * MIB, 18140365, MIB - 1, -3 * MIB]
+    printed = ["0 B", "64 B", "2 MiB", "1.5 GiB", "17.3 MiB", "1.0 MiB", "-3 MiB"]
+    assert [format_bytes(size) for size in sizes] == printed
+
+
+def test_exact_sizes_use_the_largest_unit_that_fits() -> None:
+    sizes = [0, 16, 1000, 512 * 1024, 64 * MIB, 1024 * MIB]
+    printed = ["0", "16", "1000", "512 KiB", "64 MiB", "1 GiB"]
+    assert [format_bytes_exact(size) for size in sizes] == printed
+
+
+def test_durations_are_printed_for_people() -> None:
+    durations = [0, 0.5, 12.34, 59.96, 125, 3725]
+    printed = ["0 s", "0.5 s", "12.3 s", "1m 00s", "2m 05s", "1h 02m 05s"]
+    assert [format_seconds(seconds) for seconds in durations] == printed
