@@ -1,0 +1,1 @@
+"""The model as a byte range: layout, sources, sinks and checkpoints. No network, no process."""

@@ -1,0 +1,229 @@
+"""Checkpoints: a body in a file, which is a valid ``.safetensors`` file that any tool opens."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import xxhash
+
+from flstream.errors import CheckpointError, LayoutError
+from flstream.model.body import Scratch, Source
+from flstream.model.layout import Layout, header_length, parse_header
+
+
+def read_layout(path: Path) -> tuple[Layout, dict[str, str], int]:
+    """The layout, the metadata and the length in bytes of a safetensors file's header.
+
+    Raises:
+        CheckpointError: the file cannot be read or is not a sound safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            length = header_length(prefix, size - len(prefix), str(path))
+            layout, metadata = parse_header(file.read(length), str(path))
+    except LayoutError as error:
+        raise CheckpointError(str(error)) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    body = size - 8 - length
+    if body != layout.nbytes:
+        raise CheckpointError(
+            f"{path} has {body} bytes of tensors where its header promises {layout.nbytes}; "
+            "it is truncated or damaged"
+        )
+    return layout, metadata, 8 + length
+
+
+class FileSource:
+    """A safetensors file as a source. It reads with ``pread``, so threads may share it.
+
+    Mapping the file would avoid one copy but charge every page touched to this process's RSS.
+
+    Raises:
+        CheckpointError: the file cannot be read or is not a sound safetensors file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.layout, self.metadata, self._body = read_layout(path)
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A service's thread may still be reading when a round lets go of the source. So the
+        # descriptor is closed with the last reference, never under a reader.
+        weakref.finalize(self, os.close, self._fd)
+
+    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
+        """The bytes ``[start, stop)``, read into ``scratch``.
+
+        Raises:
+            CheckpointError: the file cannot be read there, or became shorter since it was opened.
+        """
+        view = scratch.take(stop - start)
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._fd, [view[done:]], self._body + start + done)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.path}: byte {start + done} cannot be read: {error.strerror}"
+                ) from error
+            if count == 0:
+                raise CheckpointError(f"{self.path} ends at byte {start + done} of its tensors")
+            done += count
+        return [view]
+
+
+class FileSink:
+    """A safetensors file that is being written, range by range.
+
+    The bytes go to ``<path>.tmp``. :meth:`finish` makes them durable and moves the file to its
+    name in one step; so whatever happens, the name stands for a whole file or does not exist.
+    Leaving the ``with`` block without finishing removes the temporary file.
+
+    Args:
+        path: where the finished file will be.
+        layout: the tensors to be written.
+        metadata: strings for the header's ``__metadata__``.
+
+    Raises:
+        CheckpointError: the file cannot be made, for want of space or permission.
+    """
+
+    def __init__(
+        self, path: Path, layout: Layout, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        self.path = path
+        self.layout = layout
+        self._temporary = path.with_name(path.name + ".tmp")
+        self._scratch = Scratch()
+        self._view = memoryview(b"")
+        header = layout.header(metadata)
+        self._body = len(header)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._fd = os.open(self._temporary, flags, 0o644)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+        try:
+            # Claiming the space now finds a full disk before the work is done, not after.
+            os.posix_fallocate(self._fd, 0, self._body + layout.nbytes)
+            _write_all(self._fd, memoryview(header), 0)
+        except OSError as error:
+            self.close()
+            raise CheckpointError(
+                f"{path} needs {self._body + layout.nbytes} bytes of disk: {error.strerror}"
+            ) from error
+
+    def views(self, start: int, stop: int) -> list[memoryview]:
+        """A buffer for the bytes ``[start, stop)``, reused at the next call."""
+        self._view = self._scratch.take(stop - start)
+        return [self._view]
+
+    def commit(self, start: int, stop: int) -> None:
+        """Write the buffer's bytes to their place in the file.
+
+        Raises:
+            CheckpointError: the disk refused them.
+        """
+        try:
+            _write_all(self._fd, self._view, self._body + start)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path}: bytes {start} to {stop} cannot be written: {error.strerror}"
+            ) from error
+
+    def finish(self) -> None:
+        """Make the file durable and give it its name.
+
+        Raises:
+            CheckpointError: the disk refused it.
+        """
+        try:
+            os.fsync(self._fd)
+            self._temporary.replace(self.path)
+            sync_directory(self.path.parent)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be written: {error.strerror}") from error
+        os.close(self._fd)
+        self._fd = -1
+
+    def close(self) -> None:
+        """Drop the temporary file, unless the sink was finished."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _write_all(fd: int, view: memoryview, offset: int) -> None:
+    while len(view):
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in a folder durable, as ``fsync`` of a file alone does not."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class BodyDigest:
+    """xxh3-128 of a layout and of its bytes in order: the digest of a model.
+
+    It does not depend on the header's metadata nor on how the bytes were cut into ranges.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._hash = xxhash.xxh3_128(layout.fingerprint.encode())
+
+    def update(self, views: list[memoryview]) -> None:
+        """Take the next bytes of the body."""
+        for view in views:
+            self._hash.update(view)
+
+    def hexdigest(self) -> str:
+        """32 hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def write_checkpoint(
+    path: Path, source: Source, metadata: Mapping[str, str] | None = None, step: int = 1 << 20
+) -> str:
+    """Copy a source into a new checkpoint, ``step`` bytes at a time, and return its digest.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    digest, scratch = BodyDigest(source.layout), Scratch()
+    with FileSink(path, source.layout, metadata) as sink:
+        for start, stop in source.layout.ranges(step):
+            (target,) = sink.views(start, stop)
+            offset = 0
+            for view in source.views(start, stop, scratch):
+                target[offset : offset + len(view)] = view
+                offset += len(view)
+            digest.update([target])
+            sink.commit(start, stop)
+        sink.finish()
+    return digest.hexdigest()

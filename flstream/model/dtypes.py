@@ -1,0 +1,92 @@
+"""The element types a body can hold, under the names the safetensors format gives them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from flstream.errors import LayoutError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DType(NamedTuple):
+    """One element type.
+
+    Attributes:
+        code: the name in a safetensors header, such as ``F32``.
+        itemsize: bytes an element takes.
+        torch_name: the attribute of ``torch`` that holds the dtype.
+        numpy_name: the name NumPy knows it by, or None where NumPy has no such type.
+    """
+
+    code: str
+    itemsize: int
+    torch_name: str
+    numpy_name: str | None
+
+
+_ALL = (
+    DType("F64", 8, "float64", "float64"),
+    DType("F32", 4, "float32", "float32"),
+    DType("F16", 2, "float16", "float16"),
+    DType("BF16", 2, "bfloat16", None),
+    DType("F8_E4M3", 1, "float8_e4m3fn", None),
+    DType("F8_E5M2", 1, "float8_e5m2", None),
+    DType("C64", 8, "complex64", "complex64"),
+    DType("I64", 8, "int64", "int64"),
+    DType("I32", 4, "int32", "int32"),
+    DType("I16", 2, "int16", "int16"),
+    DType("I8", 1, "int8", "int8"),
+    DType("U64", 8, "uint64", "uint64"),
+    DType("U32", 4, "uint32", "uint32"),
+    DType("U16", 2, "uint16", "uint16"),
+    DType("U8", 1, "uint8", "uint8"),
+    DType("BOOL", 1, "bool", "bool"),
+)
+BY_CODE = {dtype.code: dtype for dtype in _ALL}
+_BY_TORCH = {f"torch.{dtype.torch_name}": dtype.code for dtype in _ALL}
+_BY_NUMPY = {np.dtype(dtype.numpy_name): dtype.code for dtype in _ALL if dtype.numpy_name}
+
+
+def code_of(value: torch.Tensor | np.ndarray[Any, Any], name: str) -> str:
+    """The header code of a tensor's or an array's element type.
+
+    Raises:
+        LayoutError: the type cannot be written into a body; the message names the tensor.
+    """
+    if isinstance(value, np.ndarray):
+        code = _BY_NUMPY.get(value.dtype)
+    else:
+        code = _BY_TORCH.get(str(value.dtype))
+    if code is None:
+        raise LayoutError(
+            f"tensor {name!r} has dtype {value.dtype}, which cannot be streamed; "
+            f"convert it to one of {', '.join(dtype.torch_name for dtype in _ALL)}"
+        )
+    return code
+
+
+def torch_dtype(code: str) -> torch.dtype:
+    """The torch dtype of a header code."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, BY_CODE[code].torch_name)
+    return dtype
+
+
+def numpy_dtype(code: str, name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a header code.
+
+    Raises:
+        LayoutError: NumPy has no such type; the message names the tensor ``name``.
+    """
+    numpy_name = BY_CODE[code].numpy_name
+    if numpy_name is None:
+        raise LayoutError(
+            f"tensor {name!r} has dtype {BY_CODE[code].torch_name}, which NumPy does not have; "
+            "receive the model as torch tensors (train.exchange_format = pytorch)"
+        )
+    return np.dtype(numpy_name)
