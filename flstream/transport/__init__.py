@@ -1,0 +1,1 @@
+"""Channels: what carries packets between two processes."""

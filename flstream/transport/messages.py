@@ -1,0 +1,71 @@
+"""Small typed messages over a channel: msgpack behind four bytes of length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flstream.errors import ProtocolError
+from flstream.transport.channel import AbortSignal, Channel, Deadline
+
+_LENGTH_BYTES = 4
+# Metrics and tracebacks are small; anything near this is a mistake.
+_MAX_BYTES = 16 << 20
+_encoder = msgspec.msgpack.Encoder()
+
+
+class MessageChannel:
+    """Sends and receives whole messages.
+
+    Args:
+        channel: what carries the bytes.
+        peer: who is at the other end.
+        kinds: the union of message types that may arrive.
+    """
+
+    def __init__(self, channel: Channel, peer: str, kinds: Any) -> None:
+        self.peer = peer
+        self._channel = channel
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kinds)
+
+    def fileno(self) -> int:
+        """The descriptor to select on."""
+        return self._channel.fileno()
+
+    def send(self, message: msgspec.Struct, timeout: float | None = 60.0) -> None:
+        """Send a message.
+
+        Raises:
+            StreamingError: the peer is gone, or takes nothing within ``timeout`` seconds.
+        """
+        payload = _encoder.encode(message)
+        length = len(payload).to_bytes(_LENGTH_BYTES, "little")
+        self._channel.send([memoryview(length + payload)], Deadline(timeout))
+
+    def receive(self, timeout: float | None = None, abort: AbortSignal | None = None) -> Any:
+        """Wait for a message.
+
+        Args:
+            timeout: seconds; None waits for ever.
+            abort: raised to give up waiting.
+
+        Raises:
+            StreamingError: the peer is gone, is silent for too long, or sends something else.
+        """
+        deadline = Deadline(timeout)
+        length = bytearray(_LENGTH_BYTES)
+        self._channel.receive([memoryview(length)], deadline, abort)
+        size = int.from_bytes(length, "little")
+        if size > _MAX_BYTES:
+            raise ProtocolError(f"{self.peer} sent a message of {size} bytes; {_MAX_BYTES} is most")
+        payload = bytearray(size)
+        self._channel.receive([memoryview(payload)], deadline, abort)
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"{self.peer} sent an unreadable message: {error}") from error
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
