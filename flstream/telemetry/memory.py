@@ -1,0 +1,187 @@
+"""The one sampler of memory, for every process of a run.
+
+RSS counts shared and file-backed pages; USS counts what is a process's own; PSS shares out what
+several processes map. RSS is read at every tick. USS and PSS make the kernel walk the process's
+page tables, about 4 ms for each GiB, while the process waits for its own page faults; so they are
+read as often as costs at most a twentieth of the time. The kernel's own high-water mark of RSS
+sees peaks between two ticks.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Self
+
+import msgspec
+import psutil
+
+INTERVAL = 0.05
+"""Seconds between two ticks."""
+
+# Share of the time that may go into reading USS and PSS of one process.
+_FULL_READ_SHARE = 0.05
+
+
+class Sample(msgspec.Struct, omit_defaults=True):
+    """The memory of one process at one time: a line of ``memory.jsonl``.
+
+    Attributes:
+        time: seconds since the epoch.
+        process: its name in the run.
+        rss: resident bytes, shared ones included.
+        uss: bytes that are its own, where they were read at this tick.
+        pss: its share, where it was read at this tick and the system has it.
+    """
+
+    time: float
+    process: str
+    rss: int
+    uss: int | None = None
+    pss: int | None = None
+
+
+class ProcessMemory(msgspec.Struct):
+    """Peaks of one process in bytes.
+
+    Attributes:
+        idle_rss: RSS after its imports; 0 if it never got that far.
+        peak_rss: the kernel's high-water mark, or the highest sample.
+        peak_uss: the highest USS sample.
+    """
+
+    idle_rss: int = 0
+    peak_rss: int = 0
+    peak_uss: int = 0
+
+
+def own_rss() -> int:
+    """Resident bytes of this process, now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def own_peak_rss() -> int:
+    """The kernel's high-water mark of this process's resident bytes."""
+    # Linux counts ru_maxrss in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class _Watched:
+    """A process being sampled."""
+
+    def __init__(self, pid: int) -> None:
+        self.process = psutil.Process(pid)
+        self.status = Path(f"/proc/{pid}/status")
+        self.pss = 0
+        self.rss = 0
+        self.next_full_read = 0.0
+
+    def high_water(self) -> int:
+        """The kernel's high-water mark of RSS, or 0 where it does not tell."""
+        try:
+            text = self.status.read_text()
+        except OSError:
+            return 0
+        for line in text.splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+
+class MemorySampler:
+    """Samples processes on a thread of its own, and writes each sample as a line of JSON.
+
+    Use it as a context manager.
+
+    Args:
+        path: where to write the samples, or None.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._file: IO[bytes] | None = path.open("ab") if path else None
+        self._encoder = msgspec.json.Encoder()
+        self._lock = threading.Lock()
+        self._watched: dict[str, _Watched] = {}
+        self._peaks: dict[str, ProcessMemory] = {}
+        self._peak_total_pss = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
+
+    def watch(self, name: str, pid: int) -> None:
+        """Sample the process ``pid`` under this name from now on."""
+        with self._lock:
+            try:
+                self._watched[name] = _Watched(pid)
+            except psutil.NoSuchProcess:
+                return
+            self._peaks.setdefault(name, ProcessMemory())
+
+    def note(self, name: str, *, idle_rss: int = 0, peak_rss: int = 0) -> None:
+        """Take what a process says of itself: RSS after its imports, high-water mark at its end."""
+        with self._lock:
+            memory = self._peaks.setdefault(name, ProcessMemory())
+            memory.idle_rss = idle_rss or memory.idle_rss
+            memory.peak_rss = max(memory.peak_rss, peak_rss)
+
+    def peaks(self) -> Mapping[str, ProcessMemory]:
+        """The peaks of every process so far, by name."""
+        with self._lock:
+            return {name: msgspec.structs.replace(peak) for name, peak in self._peaks.items()}
+
+    def current_rss(self) -> Mapping[str, int]:
+        """RSS of every living process at the last tick, by name."""
+        with self._lock:
+            return {name: watched.rss for name, watched in self._watched.items()}
+
+    @property
+    def peak_total_pss(self) -> int:
+        """The highest sum of PSS (USS where there is no PSS) over all processes, in bytes."""
+        return self._peak_total_pss
+
+    def _run(self) -> None:
+        while not self._stopping.wait(INTERVAL):
+            self._tick()
+
+    def _tick(self) -> None:
+        with self._lock:
+            for name, watched in list(self._watched.items()):
+                try:
+                    sample = self._sample(name, watched)
+                except psutil.Error:
+                    del self._watched[name]
+                    continue
+                if self._file:
+                    self._file.write(self._encoder.encode(sample) + b"\n")
+            total = sum(watched.pss for watched in self._watched.values())
+            self._peak_total_pss = max(self._peak_total_pss, total)
+
+    def _sample(self, name: str, watched: _Watched) -> Sample:
+        now = time.time()
+        peak = self._peaks[name]
+        began = time.monotonic()
+        if began >= watched.next_full_read:
+            info: Any = watched.process.memory_full_info()
+            sample = Sample(now, name, info.rss, info.uss, getattr(info, "pss", None))
+            watched.pss = info.uss if sample.pss is None else sample.pss
+            peak.peak_uss = max(peak.peak_uss, info.uss)
+            ended = time.monotonic()
+            watched.next_full_read = ended + (ended - began) / _FULL_READ_SHARE
+        else:
+            sample = Sample(now, name, int(watched.process.memory_info().rss))
+        watched.rss = sample.rss
+        peak.peak_rss = max(peak.peak_rss, sample.rss, watched.high_water())
+        return sample
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._tick()
+        if self._file:
+            self._file.close()
