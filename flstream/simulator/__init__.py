@@ -1,0 +1,1 @@
+"""The simulator: a server and its sites, each a process, and the run directory they fill."""

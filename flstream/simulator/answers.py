@@ -1,0 +1,179 @@
+"""Waiting for what sites say: answers to tasks, and whatever else comes meanwhile."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from flstream.client.messages import (
+    Evaluation,
+    Failed,
+    FromSite,
+    Goodbye,
+    Logged,
+    Ready,
+    Received,
+    Stop,
+    Task,
+    TaskKind,
+    Trained,
+)
+from flstream.errors import AbortedError, FlstreamError, SimulationError
+from flstream.simulator.site import Site
+from flstream.telemetry.events import (
+    AnyEvent,
+    ProcessEnded,
+    ProcessReady,
+    SiteFailed,
+    SiteLog,
+    SiteState,
+    SiteUpdate,
+)
+from flstream.transport.channel import AbortSignal
+
+AnswerT = TypeVar("AnswerT", Trained, Evaluation)
+
+
+class Answers:
+    """Listens to all sites at once.
+
+    Args:
+        sites: the sites by name.
+        emit: takes an event for everything that they say.
+        abort: raised to give up.
+        round_timeout: seconds that a task may take.
+    """
+
+    REPORT_SECONDS = 0.1
+    """How often progress is reported while waiting."""
+
+    def __init__(
+        self,
+        sites: Mapping[str, Site],
+        emit: Callable[[AnyEvent], None],
+        abort: AbortSignal,
+        round_timeout: float,
+    ) -> None:
+        self._sites = sites
+        self._emit = emit
+        self._abort = abort
+        self._round_timeout = round_timeout
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(abort, selectors.EVENT_READ)
+        for site in sites.values():
+            self._selector.register(site.control, selectors.EVENT_READ, site)
+
+    def send(self, name: str, message: Task | Stop) -> None:
+        """Send a message to a site.
+
+        Raises:
+            SimulationError: its process has died.
+        """
+        try:
+            self._sites[name].control.send(message)
+        except FlstreamError as error:
+            raise self._failed(name, 0, str(error)) from error
+
+    def gather(
+        self,
+        answer_type: type[AnswerT],
+        cohort: Sequence[str],
+        round_number: int,
+        kind: TaskKind,
+        report: Callable[[], None],
+    ) -> tuple[dict[str, AnswerT], float]:
+        """Wait until every site of a cohort has answered its task.
+
+        Args:
+            answer_type: what answers it.
+            cohort: the sites that were asked.
+            round_number: of the task.
+            kind: of the task.
+            report: called now and then while waiting.
+
+        Returns:
+            The answers in the order of the cohort, and the ``time.monotonic()`` at which the last
+            site had received the model.
+
+        Raises:
+            SimulationError: a site failed, died, or did not answer in time; it is named.
+            AbortedError: the run is being stopped.
+        """
+        answers: dict[str, AnswerT] = {}
+        received_at = time.monotonic()
+        deadline = received_at + self._round_timeout
+        while len(answers) < len(cohort):
+            if time.monotonic() > deadline:
+                silent = ", ".join(name for name in cohort if name not in answers)
+                raise SimulationError(
+                    f"round {round_number}: {silent} did not answer the {kind} task within "
+                    f"{self._round_timeout:g} s (clients.round_timeout)"
+                )
+            for site in self._speaking(self.REPORT_SECONDS):
+                message = self._listen(site, round_number)
+                if isinstance(message, Received):
+                    received_at = time.monotonic()
+                    state = "training" if kind == "train" else "evaluating"
+                    self._emit(SiteState(round=round_number, site=site.name, state=state))
+                elif isinstance(message, answer_type):
+                    answers[site.name] = message
+                    self._note_answer(site.name, message)
+            report()
+        return {name: answers[name] for name in cohort}, received_at
+
+    def say_goodbye(self, seconds: float) -> None:
+        """Tell every site that the run is over, and wait until their scripts have ended.
+
+        Sites that take longer than ``seconds``, or that are gone, are left to the launcher.
+        """
+        deadline = time.monotonic() + seconds
+        living = [site for site in self._sites.values() if not site.ended]
+        for site in living:
+            self.send(site.name, Stop())
+        while not all(site.ended for site in living) and time.monotonic() < deadline:
+            for site in self._speaking(self.REPORT_SECONDS):
+                self._listen(site, 0)
+
+    def _note_answer(self, name: str, message: Trained | Evaluation) -> None:
+        if isinstance(message, Trained):
+            self._emit(
+                SiteUpdate(
+                    round=message.round,
+                    site=name,
+                    weight=message.weight,
+                    metrics=message.metrics,
+                )
+            )
+        self._emit(SiteState(round=message.round, site=name, state="ready"))
+
+    def _speaking(self, seconds: float) -> list[Site]:
+        ready = self._selector.select(seconds)
+        if self._abort.is_set():
+            raise AbortedError("the run was stopped")
+        return [key.data for key, _ in ready]
+
+    def _listen(self, site: Site, round_number: int) -> FromSite:
+        """Take one message of a site, and deal with those that can come at any time."""
+        try:
+            message: FromSite = site.control.receive(timeout=60.0)
+        except FlstreamError as error:
+            self._selector.unregister(site.control)
+            raise self._failed(site.name, round_number, str(error)) from error
+        match message:
+            case Ready(pid, idle_rss):
+                self._emit(ProcessReady(process=site.name, pid=pid, idle_rss=idle_rss))
+            case Logged(number, key, value):
+                self._emit(SiteLog(round=number, site=site.name, key=key, value=value))
+            case Failed(reason):
+                raise self._failed(site.name, round_number, reason)
+            case Goodbye(peak_rss):
+                site.ended = True
+                self._selector.unregister(site.control)
+                self._emit(ProcessEnded(process=site.name, peak_rss=peak_rss))
+        return message
+
+    def _failed(self, name: str, round_number: int, reason: str) -> SimulationError:
+        self._emit(SiteFailed(round=round_number, site=name, reason=reason))
+        return SimulationError(f"{name}: {reason}; its log is sites/{name}/log.txt")

@@ -1,0 +1,130 @@
+"""Makes round 0's checkpoint, in a process of its own that ends with it.
+
+Building a module needs the whole model in memory. The server must not, so it does not do this.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flstream.errors import FlstreamError, ModelError
+from flstream.job import Model
+from flstream.model.checkpoint import FileSource, write_checkpoint
+from flstream.model.memory import MemoryBody
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+
+
+class Built(msgspec.Struct, tag=True, frozen=True):
+    """The checkpoint is there."""
+
+    bytes: int
+    tensors: int
+    digest: str
+
+
+class NotBuilt(msgspec.Struct, tag=True, frozen=True):
+    """It could not be made, and why."""
+
+    reason: str
+
+
+Answer = Built | NotBuilt
+
+
+def builder_main(model: Model, seed: int, path: Path, answer: socket.socket) -> None:
+    """The builder process: write the checkpoint, report, end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = MessageChannel(PipeChannel(answer, peer="server"), "server", Answer)
+    try:
+        channel.send(build(model, seed, path))
+    except FlstreamError as error:
+        channel.send(NotBuilt(str(error)))
+
+
+def build(model: Model, seed: int, path: Path) -> Built:
+    """Write the initial model that a job asks for.
+
+    Args:
+        model: the job's section: a factory, or a file with the weights.
+        seed: set before the factory is called.
+        path: of the checkpoint to write.
+
+    Raises:
+        ModelError: the factory failed, or gave back something that is not a model.
+        CheckpointError: the given weights cannot be read, or the checkpoint cannot be written.
+        LayoutError: a tensor of the model cannot be streamed.
+    """
+    metadata = {"format": "pt", "flstream.round": "0"}
+    if model.initial is not None:
+        given = FileSource(model.initial)
+        if given.layout.is_canonical:
+            digest = write_checkpoint(path, given, metadata)
+            return Built(given.layout.nbytes, len(given.layout.tensors), digest)
+        import safetensors.torch
+
+        body = MemoryBody.of(safetensors.torch.load_file(model.initial))
+    else:
+        assert model.factory is not None  # the job file was refused otherwise
+        body = MemoryBody.of(_state_of(model.factory, model.args, seed))
+    digest = write_checkpoint(path, body, metadata)
+    return Built(body.layout.nbytes, len(body.layout.tensors), digest)
+
+
+def _state_of(factory: str, args: Mapping[str, Any], seed: int) -> Mapping[str, Any]:
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    try:
+        made = _find(factory)(**args)
+    except FlstreamError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ModelError(
+            f"model.factory {factory} raised {type(error).__name__}: {error} "
+            f"({where.filename}, line {where.lineno})"
+        ) from error
+    state = made.state_dict() if isinstance(made, torch.nn.Module) else made
+    if not isinstance(state, Mapping):
+        raise ModelError(
+            f"model.factory {factory} returned a {type(made).__name__}; "
+            "it must return a torch module or a dict of tensors"
+        )
+    return state
+
+
+def _find(factory: str) -> Callable[..., Any]:
+    """The callable that ``module:callable`` or ``/path/file.py:callable`` names."""
+    where, _, name = factory.rpartition(":")
+    if where.endswith(".py"):
+        path = Path(where)
+        # What the file imports from beside itself must be found, as it is for a script.
+        sys.path.insert(0, str(path.parent))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(where)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ModelError(f"model.factory {factory}: {where} has no callable {name!r}")
+    made: Callable[..., Any] = found
+    return made

@@ -1,0 +1,20 @@
+"""What the fork server imports before it forks: for no other process to import.
+
+Every process of a run is forked from one that has this in memory. So a process is up in
+milliseconds, and what they all need is held once.
+"""
+
+import os
+
+# A process group of its own: a Ctrl-C in the terminal reaches the launcher alone, which then stops
+# the others in order, wherever each of them is.
+if os.getpid() != os.getpgrp():
+    os.setpgid(0, 0)
+
+import torch
+
+import flstream.client.session
+import flstream.simulator.server
+import flstream.simulator.site_process
+
+__all__ = ["flstream", "torch"]

@@ -1,0 +1,124 @@
+"""The one place that starts and ends processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from typing import Any, Self
+
+PRELOAD = "flstream.simulator.preload"
+
+# How long a process may take to end once it was asked to, before it is killed.
+_GRACE_SECONDS = 2.0
+
+
+class ProcessHost:
+    """Starts processes from a fork server, and leaves none behind.
+
+    Use it as a context manager.
+
+    Args:
+        environment: variables for every process.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([PRELOAD])
+        self._processes: dict[str, ForkServerProcess] = {}
+
+    def start(self, name: str, target: Callable[..., None], *args: Any) -> int:
+        """Start a process and return its pid. ``target`` and ``args`` must be picklable."""
+        # Not a daemon: a training script may start processes of its own, such as data loaders.
+        process = self._context.Process(target=target, args=args, name=name, daemon=False)
+        with _without_main_module():
+            process.start()
+        self._processes[name] = process
+        assert process.pid is not None
+        return process.pid
+
+    def fork_server_pid(self) -> int | None:
+        """The pid of the fork server itself."""
+        pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        return pid
+
+    def exit_code(self, name: str) -> int | None:
+        """How a process ended, as :attr:`multiprocessing.Process.exitcode` has it."""
+        return self._processes[name].exitcode
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until every process has ended; False if some live on after ``seconds``."""
+        ends = time.monotonic() + seconds
+        for process in self._processes.values():
+            process.join(max(ends - time.monotonic(), 0.0))
+        return all(process.exitcode is not None for process in self._processes.values())
+
+    def __enter__(self) -> Self:
+        with _environment(self._environment), _without_main_module():
+            forkserver.ensure_running()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        living = [process for process in self._processes.values() if process.is_alive()]
+        for process in living:
+            process.terminate()
+        if not self.wait(_GRACE_SECONDS):
+            for process in living:
+                process.kill()
+            self.wait(_GRACE_SECONDS)
+        for process in self._processes.values():
+            if process.exitcode is not None:
+                process.close()
+        self._stop_fork_server()
+
+    def _stop_fork_server(self) -> None:
+        # It leads a process group of its own, in which everything a training script may have
+        # started and left behind is, too.
+        pid = self.fork_server_pid()
+        if pid is None:
+            return
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            os.kill(pid, signal.SIGKILL)  # it had not come as far as to make the group
+        # The standard library starts another one when asked to, once it knows this one is gone.
+        # It has no public way to be told; its own tests use this one.
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Hide where this process's main module came from.
+
+    A child would run that module again, to find what was pickled from it. Nothing is, and the
+    command line's imports would be charged to the memory of every site.
+    """
+    main = sys.modules["__main__"]
+    names = ("__file__", "__spec__")
+    hidden = {name: main.__dict__.pop(name) for name in names if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)

@@ -1,0 +1,151 @@
+"""The server's process: it runs the workflow, and tells the launcher what happens."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+
+from flstream.client.session import SERVER
+from flstream.errors import AbortedError, ChannelClosedError, FlstreamError
+from flstream.job import Job
+from flstream.simulator.federation import LocalFederation, stream_settings
+from flstream.simulator.initial_model import Answer
+from flstream.simulator.links import LinkEnd
+from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.site import Site
+from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import (
+    AnyEvent,
+    EventLog,
+    ProcessEnded,
+    ProcessReady,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
+from flstream.telemetry.memory import own_peak_rss, own_rss
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+from flstream.workflows.fedavg import fedavg
+
+WORKFLOWS = {"fedavg": fedavg}
+
+# How long a training script may go on after the last round, to save or to print.
+_GOODBYE_SECONDS = 30.0
+
+
+class StopRequest:
+    """The launcher wants the run to stop, or is gone: it then closes its way to the server."""
+
+    def __init__(self, launcher: socket.socket) -> None:
+        self._launcher = launcher
+        self._poll = select.poll()
+        self._poll.register(launcher, select.POLLIN)
+
+    def fileno(self) -> int:
+        """The descriptor of the launcher's socket, which the launcher never writes to."""
+        return self._launcher.fileno()
+
+    def is_set(self) -> bool:
+        """Whether the launcher has closed its way."""
+        return bool(self._poll.poll(0))
+
+
+class Reporter:
+    """Writes events to the run directory, and tells the launcher of them.
+
+    Args:
+        log: keeps them.
+        launcher: shows them.
+    """
+
+    def __init__(self, log: EventLog, launcher: MessageChannel) -> None:
+        self._log = log
+        self._launcher = launcher
+
+    def emit(self, event: AnyEvent) -> None:
+        """Report one event.
+
+        Raises:
+            AbortedError: the launcher is gone, so the run is to stop.
+        """
+        if not isinstance(event, Progress):
+            self._log.write(event)
+        try:
+            self._launcher.send(event, timeout=None)
+        except ChannelClosedError as error:
+            raise AbortedError("the launcher is gone") from error
+
+
+def server_main(
+    job: Job,
+    run: RunDirectory,
+    ends: Mapping[str, LinkEnd],
+    builder: socket.socket,
+    launcher: socket.socket,
+) -> None:
+    """The process: run the job to its end, however it ends.
+
+    Args:
+        job: the job.
+        run: its run directory.
+        ends: the server's ends of the pipes to the sites, by name.
+        builder: where the builder process reports.
+        launcher: where events go; the launcher closes its way here to stop the run.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    abort = StopRequest(launcher)
+    channel = MessageChannel(PipeChannel(launcher, "the launcher"), "the launcher", AnyEvent)
+    with EventLog(run.events) as log:
+        reporter = Reporter(log, channel)
+        with suppress(AbortedError):
+            reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
+            outcome = _run(job, run, ends, builder, reporter, abort)
+            reporter.emit(ProcessEnded(process=SERVER, peak_rss=own_peak_rss()))
+            reporter.emit(outcome)
+
+
+def _run(
+    job: Job,
+    run: RunDirectory,
+    ends: Mapping[str, LinkEnd],
+    builder: socket.socket,
+    reporter: Reporter,
+    abort: StopRequest,
+) -> RunFinished:
+    try:
+        reporter.emit(_run_started(job))
+        with DownloadService() as service:
+            sites = {name: Site(name, end, service, abort) for name, end in ends.items()}
+            built = MessageChannel(PipeChannel(builder, "the builder"), "the builder", Answer)
+            federation = LocalFederation(job, run, sites, service, built, reporter.emit, abort)
+            WORKFLOWS[job.workflow.type](federation, job)
+            run.publish_final_model(job.rounds)
+            federation.dismiss(_GOODBYE_SECONDS)
+    except AbortedError as error:
+        return RunFinished(status="stopped", error=str(error))
+    except FlstreamError as error:
+        return RunFinished(status="failed", error=str(error))
+    except Exception as error:
+        # Not one of ours, so a defect: the user gets a sentence, and the log the whole of it.
+        run.server_log.write_text(traceback.format_exc())
+        said = f"the server met a defect, {type(error).__name__}: {error}; see server.log"
+        return RunFinished(status="failed", error=said)
+    return RunFinished(status="finished")
+
+
+def _run_started(job: Job) -> RunStarted:
+    settings = stream_settings(job, job.train.exchange_format)
+    return RunStarted(
+        job=job.name,
+        seed=job.seed,
+        rounds=job.rounds,
+        clients=job.clients.count,
+        mode="native" if settings.chunk_size == 0 else job.streaming.mode,
+        chunk_size=settings.chunk_size,
+    )

@@ -1,0 +1,221 @@
+"""The launcher: starts the processes of a run, follows its events, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flstream.client.session import SERVER, SiteInfo
+from flstream.errors import AbortedError, StreamingError
+from flstream.job import Job, render_job
+from flstream.simulator.federation import stream_settings
+from flstream.simulator.initial_model import builder_main
+from flstream.simulator.links import link
+from flstream.simulator.processes import ProcessHost
+from flstream.simulator.run_directory import RunDirectory, write_atomically
+from flstream.simulator.server import server_main
+from flstream.simulator.site_process import site_main
+from flstream.simulator.summary import Summary, Tally
+from flstream.telemetry.events import (
+    AnyEvent,
+    ProcessEnded,
+    ProcessReady,
+    RunFinished,
+)
+from flstream.telemetry.memory import MemorySampler
+from flstream.transport.channel import Signal
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+
+LAUNCHER, FORK_SERVER, BUILDER = "launcher", "fork-server", "model-builder"
+
+# How long the server may take to stop in order before everything is killed.
+_STOP_SECONDS = 3.0
+# How long a site's process may take to end after it has said goodbye.
+_EXIT_SECONDS = 5.0
+
+Listener = Callable[[AnyEvent, MemorySampler], None]
+
+
+def simulate(job: Job, run: RunDirectory, listener: Listener | None = None) -> Summary:
+    """Run a job in processes of its own.
+
+    Ctrl-C, or SIGTERM, stops the run: the last completed round is kept, and the summary says
+    ``stopped``.
+
+    Args:
+        job: the job.
+        run: a new run directory, to be filled.
+        listener: called with every event as it happens, and with the sampler that knows the
+            memory of every process.
+
+    Returns:
+        What is in ``summary.json``.
+    """
+    began = time.monotonic()
+    write_atomically(run.job_file, render_job(job))
+    tally = Tally(job)
+    with MemorySampler(run.memory) as sampler:
+        with _Interruption() as interruption, ProcessHost(_environment(job)) as host:
+            server = _start(job, run, host, sampler)
+            follower = _Follower(tally, sampler, listener)
+            if follower.follow(server, interruption, host) == "finished":
+                host.wait(_EXIT_SECONDS)
+            follower.explain(host, job)
+        summary = tally.close(sampler.peaks(), sampler.peak_total_pss, time.monotonic() - began)
+    write_atomically(run.summary, summary.to_json())
+    return summary
+
+
+def _start(job: Job, run: RunDirectory, host: ProcessHost, sampler: MemorySampler) -> socket.socket:
+    """Start the builder, the server and the sites, and return this end of the server's events."""
+    sampler.watch(LAUNCHER, os.getpid())
+    sampler.watch(FORK_SERVER, host.fork_server_pid() or 0)
+    builds, built = socket.socketpair()
+    events, reports = socket.socketpair()
+    links = {name: link() for name in _names(job)}
+
+    def start(name: str, target: Callable[..., None], *args: Any) -> None:
+        sampler.watch(name, host.start(name, target, *args))
+
+    # The builder first: it has the most to do. The server then waits for it, and the sites'
+    # imports overlap with both.
+    path = run.checkpoint(0)
+    start(BUILDER, builder_main, job.model, job.seed, path, builds)
+    ends = {name: ours for name, (ours, _) in links.items()}
+    start(SERVER, server_main, job, run, ends, built, reports)
+    arguments = command_line(job.train.args)
+    threads = job.clients.threads
+    for name, (_, theirs) in links.items():
+        info = _site_info(job, run, name)
+        start(name, site_main, info, run, job.train.script, arguments, threads, theirs)
+    # A pipe whose other end is open here as well would never be seen to close.
+    for ours, theirs in links.values():
+        ours.close()
+        theirs.close()
+    for end in (builds, built, reports):
+        end.close()
+    return events
+
+
+def _names(job: Job) -> list[str]:
+    return [f"site-{number}" for number in range(1, job.clients.count + 1)]
+
+
+def _site_info(job: Job, run: RunDirectory, name: str) -> SiteInfo:
+    return SiteInfo(
+        name=name,
+        job=job.name,
+        clients=job.clients.count,
+        rounds=job.rounds,
+        seed=job.seed,
+        folder=str(run.site(name)),
+        exchange_format=job.train.exchange_format,
+        streaming=stream_settings(job, job.train.exchange_format),
+    )
+
+
+def command_line(args: Mapping[str, Any]) -> list[str]:
+    """A script's arguments as ``--key value``; what is not a string is written as JSON."""
+    words = []
+    for key, value in args.items():
+        words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+    return words
+
+
+def _environment(job: Job) -> dict[str, str]:
+    threads = str(job.clients.threads)
+    return {
+        # Each thread that allocates would otherwise get an arena of its own, which glibc keeps.
+        "MALLOC_ARENA_MAX": "2",
+        # Tensors of 2 MiB and more come in huge pages, where the system has them: a received
+        # model's pages are then made ready in a fraction of the time.
+        "THP_MEM_ALLOC_ENABLE": "1",
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+    }
+
+
+class _Interruption:
+    """Turns Ctrl-C and SIGTERM into a flag that whoever waits wakes up to."""
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.flag = Signal()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _Interruption:
+        # Only the main thread may set handlers; a caller on another one gets no Ctrl-C either.
+        if threading.current_thread() is threading.main_thread():
+            for number in self._SIGNALS:
+                self._before[number] = signal.signal(number, lambda *_: self.flag.set())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self.flag.close()
+
+
+class _Follower:
+    """Follows the server's events until there are no more."""
+
+    def __init__(self, tally: Tally, sampler: MemorySampler, listener: Listener | None) -> None:
+        self._tally = tally
+        self._sampler = sampler
+        self._listener = listener
+
+    def follow(self, server: socket.socket, interruption: _Interruption, host: ProcessHost) -> str:
+        """Take every event in, and return the status with which the run ended."""
+        channel = MessageChannel(PipeChannel(server, "the server"), "the server", AnyEvent)
+        try:
+            while self._tally.summary.status == "running":
+                self._take(channel.receive(abort=interruption.flag))
+        except AbortedError:
+            self._stop(server, channel)
+        except StreamingError:
+            host.wait(1.0)
+            self._take(RunFinished(status="failed", error="the server process died"))
+        finally:
+            channel.close()
+        return self._tally.summary.status
+
+    def explain(self, host: ProcessHost, job: Job) -> None:
+        """Add to a failure how the processes ended that did not end well."""
+        summary = self._tally.summary
+        if summary.status != "failed":
+            return
+        ended = {name: host.exit_code(name) for name in (SERVER, BUILDER, *_names(job))}
+        killed = [
+            f"{name} was killed by {signal.Signals(-code).name}"
+            for name, code in ended.items()
+            if code is not None and code < 0
+        ]
+        if killed:
+            summary.error = f"{summary.error} ({', '.join(killed)})"
+
+    def _stop(self, server: socket.socket, channel: MessageChannel) -> None:
+        """Ask the server to stop, and give it a moment to say how far it came."""
+        server.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + _STOP_SECONDS
+        try:
+            while self._tally.summary.status == "running":
+                self._take(channel.receive(timeout=max(deadline - time.monotonic(), 0.0)))
+        except StreamingError:
+            self._take(RunFinished(status="stopped", error="the run was stopped"))
+
+    def _take(self, event: AnyEvent) -> None:
+        self._tally.apply(event)
+        if isinstance(event, ProcessReady):
+            self._sampler.note(event.process, idle_rss=event.idle_rss)
+        elif isinstance(event, ProcessEnded):
+            self._sampler.note(event.process, peak_rss=event.peak_rss)
+        if self._listener is not None:
+            self._listener(event, self._sampler)

@@ -1,0 +1,168 @@
+"""summary.json: what a run was, what came of it and what it cost. A contract for scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from flstream.job import Job
+from flstream.telemetry.events import (
+    AnyEvent,
+    Evaluated,
+    ModelReady,
+    RoundFinished,
+    RunFinished,
+    RunStarted,
+    Transfer,
+)
+from flstream.telemetry.memory import ProcessMemory
+
+Status = Literal["running", "finished", "failed", "stopped"]
+
+
+class ModelSummary(msgspec.Struct):
+    """The model: bytes of its body, number of tensors, digest after the last completed round."""
+
+    bytes: int = 0
+    tensors: int = 0
+    digest: str = ""
+
+
+class Best(msgspec.Struct):
+    """The round whose model scored best on the job's key metric."""
+
+    round: int
+    metric: str
+    value: float
+
+
+class TransferSummary(msgspec.Struct):
+    """What moving models cost: ``down`` to the sites, ``up`` to the server."""
+
+    mode: str = ""
+    chunk_size: int = 0
+    down: Transfer = msgspec.field(default_factory=Transfer)
+    up: Transfer = msgspec.field(default_factory=Transfer)
+
+
+class RoundSummary(msgspec.Struct):
+    """Where the seconds of a round went."""
+
+    round: int
+    download: float
+    train: float
+    upload_and_fold: float
+    checkpoint: float
+    evaluate: float = 0.0
+
+
+class MemorySummary(msgspec.Struct):
+    """Peaks in bytes: of the server, of each site, and of the whole run at one time."""
+
+    server: ProcessMemory = msgspec.field(default_factory=ProcessMemory)
+    clients: dict[str, ProcessMemory] = msgspec.field(default_factory=dict)
+    peak_total_pss: int = 0
+
+
+class Summary(msgspec.Struct):
+    """The whole of it.
+
+    Attributes:
+        metrics: one table a round: ``round``, each metric of its model, and under ``train`` what
+            the sites reported with their updates.
+    """
+
+    status: Status = "running"
+    error: str | None = None
+    job: str = ""
+    seed: int = 0
+    rounds_completed: int = 0
+    clients: int = 0
+    model: ModelSummary = msgspec.field(default_factory=ModelSummary)
+    metrics: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    best: Best | None = None
+    transfer: TransferSummary = msgspec.field(default_factory=TransferSummary)
+    rounds: list[RoundSummary] = msgspec.field(default_factory=list)
+    memory: MemorySummary = msgspec.field(default_factory=MemorySummary)
+    wall_seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """The summary as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+class Tally:
+    """Adds a run's events up to its summary.
+
+    Args:
+        job: for the metric that decides which round was best.
+
+    Attributes:
+        summary: so far.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._args = job.workflow.args
+        self.summary = Summary(job=job.name, seed=job.seed, clients=job.clients.count)
+
+    def apply(self, event: AnyEvent) -> None:
+        """Take one event, in the order in which they happened."""
+        summary = self.summary
+        match event:
+            case RunStarted():
+                summary.transfer.mode = event.mode
+                summary.transfer.chunk_size = event.chunk_size
+            case ModelReady():
+                summary.model = ModelSummary(event.bytes, event.tensors, event.digest)
+            case RoundFinished():
+                self._finish_round(event)
+            case Evaluated():
+                summary.rounds[-1].evaluate = event.seconds
+                _add(summary.transfer.down, event.down)
+                summary.metrics[-1].update(event.metrics)
+                self._compare(event)
+            case RunFinished():
+                summary.status = event.status
+                summary.error = event.error or None
+
+    def _finish_round(self, event: RoundFinished) -> None:
+        summary = self.summary
+        summary.rounds_completed = event.round
+        summary.model.digest = event.digest
+        summary.rounds.append(
+            RoundSummary(
+                event.round, event.download, event.train, event.upload_and_fold, event.checkpoint
+            )
+        )
+        trained = {"train": event.metrics} if event.metrics else {}
+        summary.metrics.append({"round": event.round, **trained})
+        _add(summary.transfer.down, event.down)
+        _add(summary.transfer.up, event.up)
+
+    def _compare(self, event: Evaluated) -> None:
+        metric = self._args.key_metric
+        value = event.metrics.get(metric)
+        if value is None or math.isnan(value):
+            return
+        sign = 1 if self._args.key_metric_mode == "max" else -1
+        best = self.summary.best
+        if best is None or sign * value > sign * best.value:
+            self.summary.best = Best(event.round, metric, value)
+
+    def close(
+        self, peaks: Mapping[str, ProcessMemory], peak_total_pss: int, wall_seconds: float
+    ) -> Summary:
+        """Add what only the launcher knows, and return the summary."""
+        sites = {name: peak for name, peak in peaks.items() if name.startswith("site-")}
+        server = peaks.get("server", ProcessMemory())
+        self.summary.memory = MemorySummary(server, sites, peak_total_pss)
+        self.summary.wall_seconds = wall_seconds
+        return self.summary
+
+
+def _add(total: Transfer, more: Transfer) -> None:
+    for field in Transfer.__struct_fields__:
+        setattr(total, field, getattr(total, field) + getattr(more, field))

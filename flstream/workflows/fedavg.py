@@ -1,0 +1,28 @@
+"""Federated averaging (McMahan et al. 2017, arXiv:1602.05629)."""
+
+from __future__ import annotations
+
+from flstream.aggregation.mean import WeightedMean
+from flstream.job import Job
+from flstream.workflows.federation import Federation
+from flstream.workflows.sampling import sample_sites
+
+
+def fedavg(federation: Federation, job: Job) -> None:
+    """Run a job's rounds.
+
+    Each round samples sites, has them train the global model, and makes the mean of what they
+    send, weighted by their numbers of examples, the next global model.
+    """
+    model = federation.initial_model()
+    for round_number in range(1, job.rounds + 1):
+        cohort = sample_sites(federation.sites, job.clients.cohort_size, job.seed, round_number)
+        trained = federation.train(model, cohort, round_number)
+        model = federation.aggregate(model, trained, WeightedMean(), round_number)
+        if _evaluation_is_due(job, round_number):
+            federation.evaluate(model, federation.sites, round_number)
+
+
+def _evaluation_is_due(job: Job, round_number: int) -> bool:
+    every = job.workflow.args.evaluate_every
+    return every > 0 and (round_number % every == 0 or round_number == job.rounds)

@@ -1,0 +1,31 @@
+"""A model of any size, in tensors of mixed sizes like a transformer's."""
+
+import torch
+
+from flstream.units import parse_bytes
+
+# Shares of the whole: an embedding, and blocks of large matrices, small ones and vectors.
+EMBEDDING, MATRIX, VECTOR = 0.2, 0.0475, 0.0002
+BLOCKS = 8
+
+
+def build(size: str | int, tensors: int | None = None) -> dict[str, torch.Tensor]:
+    """Zeros in float32: exactly ``size`` bytes (a multiple of 4) of them.
+
+    Args:
+        size: bytes of all tensors together, as a number or as ``"256 MiB"``.
+        tensors: how many tensors of equal size to make instead of the mix.
+    """
+    elements = parse_bytes(size) // 4
+    if tensors is not None:
+        each, more = divmod(elements, tensors)
+        counts = {f"tensor.{i}": each + (i < more) for i in range(tensors)}
+    else:
+        counts = {"embedding.weight": int(EMBEDDING * elements)}
+        for block in range(BLOCKS):
+            counts[f"blocks.{block}.attention.weight"] = int(MATRIX * elements)
+            counts[f"blocks.{block}.mlp.weight"] = int(MATRIX * elements)
+            counts[f"blocks.{block}.norm.weight"] = int(VECTOR * elements)
+            counts[f"blocks.{block}.norm.bias"] = int(VECTOR * elements)
+        counts["head.weight"] = elements - sum(counts.values())
+    return {name: torch.zeros(count) for name, count in counts.items()}
