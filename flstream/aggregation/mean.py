@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -101,7 +101,9 @@ class WeightedMean:
             target = out[run.start - offset : run.stop - offset]
             total /= self._weight
             if first is not None:
-                target[:] = _shift(first, np.rint(total, out=total)).view(np.uint8).data
+                for part in _blocks(len(total)):
+                    first[part] = _shift(first[part], total[part])
+                target[:] = first.view(np.uint8).data
             elif run.dtype == "BOOL":
                 target[:] = (total > 0.5).view(np.uint8).data
             else:
@@ -114,19 +116,27 @@ class WeightedMean:
         ]
 
     def _add_floats(self, total: Array, values: Array, weight: float) -> None:
-        for start in range(0, len(total), _BLOCK):
-            part = total[start : start + _BLOCK]
-            block = self._block[: len(part)]
-            np.copyto(block, values[start : start + _BLOCK], casting="unsafe")
+        for part in _blocks(len(total)):
+            sums = total[part]
+            block = self._block[: len(sums)]
+            np.copyto(block, values[part], casting="unsafe")
             np.multiply(block, weight, out=block)
-            np.add(part, block, out=part)
+            np.add(sums, block, out=sums)
 
     def _add_integers(self, index: int, values: Array, weight: float) -> None:
         first = self._firsts[index]
         if first is None:
             self._firsts[index] = values.copy()
             return
-        self._add_floats(self._sums[index], _difference(values, first), weight)
+        # In blocks: the differences of a range of bytes would take eight times the range, thrice.
+        for part in _blocks(len(values)):
+            difference = _difference(values[part], first[part])
+            self._add_floats(self._sums[index][part], difference, weight)
+
+
+def _blocks(length: int) -> Iterator[slice]:
+    for start in range(0, length, _BLOCK):
+        yield slice(start, start + _BLOCK)
 
 
 def _difference(values: Array, first: Array) -> Array:
@@ -139,13 +149,34 @@ def _difference(values: Array, first: Array) -> Array:
 
 
 def _shift(first: Array, by: Array) -> Array:
-    """``first + by`` for integers and whole float64 numbers, the sum being in the type's range."""
+    """``first + by`` for integers, rounded half to even and kept in the type's range."""
+    by = _round_for(first, by)
     far = np.abs(by) >= _EXACT
     steps = np.where(far, 0.0, by).astype(np.int64)
     if far.any():
         # Beyond int64 only the sum fits. Integers wrap at 2^64, and so may the step.
         steps += np.mod(np.where(far, by, 0.0), 2.0**64).astype(np.uint64).view(np.int64)
-    return (first.astype(np.int64) + steps).astype(first.dtype)
+    shifted = (first.astype(np.int64) + steps).astype(first.dtype)
+    if first.dtype.itemsize == 8:
+        # A rounded step can lead just beyond the range, where the sum wraps to its other end.
+        about = first.astype(np.float64) + by
+        wrapped = np.abs(shifted.astype(np.float64) - about) > _EXACT
+        if wrapped.any():
+            limits = np.iinfo(first.dtype)
+            shifted[wrapped & (about > 0)] = limits.max
+            shifted[wrapped & (about < 0)] = limits.min
+    return shifted
+
+
+def _round_for(first: Array, by: Array) -> Array:
+    """``by`` rounded to whole numbers, such that of two as near the sum with ``first`` is even.
+
+    So a mean does not depend on which update came first.
+    """
+    rounded = np.rint(by)
+    rest = by - rounded
+    tie = (np.abs(rest) == 0.5) & (first & 1).astype(np.bool_)
+    return np.where(tie, rounded + 2 * rest, rounded)
 
 
 def _load(dtype: str, data: memoryview) -> Array:

@@ -19,9 +19,10 @@ ParamsType = Literal["FULL", "DIFF"]
 
 # Below this, Python's work for a range shows beside the work on its bytes.
 _SMALLEST_STEP = 512 << 10
-# What a step of one byte may cost: an element of one byte is summed in eight, beside the update's
-# range, the base's, and the result.
-_BYTES_A_STEP = 8 + 3
+# What a step of one byte may cost. An element of one byte is summed in eight, beside the update's
+# range, the base's, and the result. The worst is an 8-bit float of a difference: both ranges are
+# widened to four bytes as well, and the mean is rounded into a copy.
+_BYTES_A_STEP = 8 + 3 + 2 * 4 + 1
 
 
 @dataclass(frozen=True)
@@ -115,5 +116,6 @@ def fold_updates(
 
 
 def _joined(views: Sequence[memoryview]) -> memoryview:
-    # A remote source and a file give one view; tensors in memory give one each.
-    return views[0] if len(views) == 1 else memoryview(b"".join(views))
+    # A remote source and a file give one view; tensors in memory give one each. The copy must be
+    # writable like the others: torch warns of a buffer that is not.
+    return views[0] if len(views) == 1 else memoryview(bytearray().join(views))

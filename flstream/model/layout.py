@@ -81,9 +81,10 @@ class Layout:
     def of(cls, entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> Layout:
         """Lay out tensors given as (name, dtype code, shape).
 
-        The order is by falling item size, then by name, which is also what the safetensors
-        library writes. So the layout follows from the set of tensors alone, whatever order a
-        state dict lists them in, and every element begins at a multiple of its own size.
+        The order is by falling item size, then by name. So the layout follows from the set of
+        tensors alone, whatever order a state dict lists them in, and every element begins at a
+        multiple of its own size. The safetensors library orders by dtype, then by name, which is
+        the same unless dtypes of one size mix.
 
         Raises:
             LayoutError: two tensors have the same name, or one has a name the format keeps.
@@ -276,6 +277,10 @@ def _parse_tensor(name: str, field: object, origin: str) -> TensorSpec:
             pass
         case _:
             raise LayoutError(f"{origin}: tensor {name!r} lacks a proper dtype, shape or offsets")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half a character: "\\ud800"
+        raise LayoutError(f"{origin}: the name {name!r} is not a text of Unicode") from error
     if dtype not in BY_CODE:
         raise LayoutError(f"{origin}: tensor {name!r} has the dtype {dtype!r}, which is unknown")
     spec = TensorSpec(name, dtype, tuple(shape), start, stop)

@@ -11,7 +11,7 @@ import numpy as np
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
 from flstream.model.dtypes import code_of, numpy_dtype, torch_dtype
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +28,13 @@ class MemoryBody:
         tensors: the tensors by name. Writing into the body's views writes into them.
     """
 
-    def __init__(self, layout: Layout, tensors: Params, pieces: list[memoryview]) -> None:
+    def __init__(self, layout: Layout, tensors: Params, views: Mapping[str, memoryview]) -> None:
         self.layout = layout
         self.tensors = dict(tensors)
-        # One view per non-empty tensor, in the order of the layout.
-        self._pieces = pieces
-        self._starts = [spec.start for spec in layout.tensors if spec.nbytes]
+        # Empty tensors have no byte, so no range meets them.
+        filled = [spec for spec in layout.tensors if spec.nbytes]
+        self._pieces = [views[spec.name] for spec in filled]
+        self._starts = [spec.start for spec in filled]
 
     @classmethod
     def of(cls, tensors: Params, *, writable: bool = False) -> MemoryBody:
@@ -47,17 +48,23 @@ class MemoryBody:
         Raises:
             LayoutError: a value cannot be streamed; the message names it and says what to do.
         """
-        entries, views = [], {}
-        for name, value in tensors.items():
-            array = _flat_bytes(name, value, writable)
-            entries.append((name, code_of(value, name), tuple(value.shape)))
-            views[name] = memoryview(array.data)
-        layout = Layout.of(entries)
-        return cls(layout, tensors, [views[spec.name] for spec in layout.tensors if spec.nbytes])
+        # NumPy turns a result without dimensions into a scalar; what was meant is an array.
+        tensors = {
+            name: np.asarray(value) if isinstance(value, np.generic) and not writable else value
+            for name, value in tensors.items()
+        }
+        views = {
+            name: memoryview(_flat_bytes(name, value, writable).data)
+            for name, value in tensors.items()
+        }
+        layout = Layout.of(
+            (name, code_of(value, name), tuple(value.shape)) for name, value in tensors.items()
+        )
+        return cls(layout, tensors, views)
 
     @classmethod
     def allocate(cls, layout: Layout, framework: Framework = "pytorch") -> MemoryBody:
-        """New, uninitialised memory for a layout.
+        """New, uninitialised memory for a layout, which keeps the order of its tensors.
 
         Each tensor has storage of its own: in one block, a single tensor that a script still
         refers to would keep the whole model in memory.
@@ -65,19 +72,12 @@ class MemoryBody:
         Raises:
             LayoutError: NumPy arrays are asked for and NumPy lacks one of the dtypes.
         """
-        if framework == "numpy":
-            arrays = {
-                spec.name: np.empty(spec.shape, numpy_dtype(spec.dtype, spec.name))
-                for spec in layout.tensors
-            }
-            return cls.of(arrays, writable=True)
-        import torch
-
-        tensors = {
-            spec.name: torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
-            for spec in layout.tensors
+        tensors = {spec.name: _empty(spec, framework) for spec in layout.tensors}
+        views = {
+            name: memoryview(_flat_bytes(name, value, writable=True).data)
+            for name, value in tensors.items()
         }
-        return cls.of(tensors, writable=True)
+        return cls(layout, tensors, views)
 
     def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
         """The storage behind the bytes ``[start, stop)``, one view a tensor."""
@@ -112,12 +112,25 @@ class BufferSource:
         return [self._body[start:stop]]
 
 
+def _empty(spec: TensorSpec, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
+    if framework == "numpy":
+        return np.empty(spec.shape, numpy_dtype(spec.dtype, spec.name))
+    import torch
+
+    return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+
+
 def _flat_bytes(
     name: str, value: torch.Tensor | np.ndarray[Any, Any], writable: bool
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of one tensor, as a flat array over its own storage if that is contiguous."""
     if isinstance(value, np.ndarray):
         code_of(value, name)  # refuses object arrays and the like before their bytes are touched
+        if writable and not value.flags.writeable:
+            raise LayoutError(
+                f"array {name!r} is read-only, so it cannot be received into; "
+                "copy it first: .copy()"
+            )
         contiguous = bool(value.flags.c_contiguous)
         array = value if contiguous else np.ascontiguousarray(value)
         flat: np.ndarray[Any, np.dtype[np.uint8]] = array.reshape(-1).view(np.uint8)

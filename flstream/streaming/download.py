@@ -243,10 +243,13 @@ class RemoteSource:
 
     def receive_whole(self) -> memoryview:
         """Receive the model as one serialised message, and return its body: chunk size 0."""
+        if not self.layout.nbytes:
+            return memoryview(b"")  # a range of no bytes cannot be asked for
         head = len(self.layout.plain_header)
         message = memoryview(bytearray(head + self.layout.nbytes))
         fetch = self._fetch(0, self.layout.nbytes, chunk_size=0)
         self._receive_frame(fetch, 0, len(message), [message])
+        self.stats.bytes = self.layout.nbytes  # the header is not part of the body
         self._cursor = self.layout.nbytes
         return message[head:]
 
@@ -349,7 +352,11 @@ def download(
     remote = RemoteSource(receiver, token, settings)
     try:
         sink = sink_for(remote.layout)
-        if settings.chunk_size == 0 and remote.layout.nbytes:
+        if sink.layout != remote.layout:
+            # The same range would mean other tensors on either side.
+            difference = remote.layout.difference(sink.layout)
+            raise LayoutError(f"what {remote.peer} offers does not fit the sink: {difference}")
+        if settings.chunk_size == 0:
             _copy(remote.receive_whole(), sink)
         else:
             for start, stop in remote.layout.ranges(settings.frame_size):

@@ -60,6 +60,8 @@ class DownloadService:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._attaching: deque[_Connection] = deque()
+        self._spare: list[Scratch] = []
+        self._lost: dict[str, str] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -76,18 +78,32 @@ class DownloadService:
         """
         ref = Ref.issue(source, receivers, on_settled=self._forget)
         self._refs[ref.token] = ref
+        # A receiver whose channel is gone already will never say that it is done. Its loss is noted
+        # before the open refs are told of it, so that a ref made meanwhile hears of it here.
+        for name in ref.deliveries:
+            if name in self._lost:
+                ref.receiver_done(name, self._lost[name])
+        if self._closing:
+            ref.abort("the service was closed")
         return ref
 
     def attach(self, channel: Channel, receiver: str) -> None:
         """Serve a channel. Whoever holds its other end is taken to be ``receiver``."""
-        self._attaching.append(_Connection(channel, receiver, self._refs))
+        self._lost.pop(receiver, None)
+        self._attaching.append(_Connection(channel, receiver, self._refs, self._spare))
         self._wake.set()
 
     def close(self) -> None:
         """Abort every ref on offer, close every channel and end the thread."""
+        if self._closing:
+            return
         self._closing = True
         self._wake.set()
         self._thread.join()
+        # Not by the thread: it may see the flag, and be gone, before it is woken.
+        self._wake.close()
+        for connection in self._attaching:
+            connection.channel.close()
         for ref in list(self._refs.values()):
             ref.abort("the service was closed")
 
@@ -102,16 +118,19 @@ class DownloadService:
 
     def _serve(self) -> None:
         with self._selector:
-            while not self._closing:
-                for key, events in self._selector.select():
-                    if key.data is None:
-                        self._take_in()
-                    else:
-                        self._advance(key.data, events)
-            for key in list(self._selector.get_map().values()):
-                if key.data is not None:
-                    self._drop(key.data, "the service was closed")
-        self._wake.close()
+            try:
+                while not self._closing:
+                    for key, events in self._selector.select():
+                        if key.data is None:
+                            self._take_in()
+                        else:
+                            self._advance(key.data, events)
+            finally:
+                # Also after a defect, or for want of memory: receivers then see the end of their
+                # channels at once, instead of silence until their requests time out.
+                for key in list(self._selector.get_map().values()):
+                    if key.data is not None:
+                        self._drop(key.data, "the service was closed")
 
     def _take_in(self) -> None:
         self._wake.clear()
@@ -139,6 +158,7 @@ class DownloadService:
     def _drop(self, connection: _Connection, reason: str) -> None:
         self._selector.unregister(connection.channel)
         connection.channel.close()
+        self._lost[connection.receiver] = reason
         for ref in list(self._refs.values()):
             if connection.receiver in ref.deliveries:
                 ref.receiver_done(connection.receiver, reason)
@@ -147,7 +167,13 @@ class DownloadService:
 class _Connection:
     """One receiver's channel: the requests that wait, and the packet that is on its way."""
 
-    def __init__(self, channel: Channel, receiver: str, refs: dict[bytes, Ref]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        receiver: str,
+        refs: dict[bytes, Ref],
+        spare: list[Scratch],
+    ) -> None:
         self.channel = channel
         self.receiver = receiver
         self._refs = refs
@@ -156,8 +182,10 @@ class _Connection:
         self._messages: deque[bytes] = deque()
         self._fetches: deque[Fetch] = deque()
         self._packet: list[memoryview] = []
-        # Of this connection alone: while its frame waits for room, others read theirs.
-        self._scratch = Scratch()
+        # What the packet lies in, if its source had to read it. Most packets go in one go, so a
+        # few buffers, handed on when a packet is sent, serve any number of channels.
+        self._scratch: Scratch | None = None
+        self._spare = spare
 
     @property
     def has_output(self) -> bool:
@@ -228,6 +256,9 @@ class _Connection:
         while self._packet and count:
             count = self.channel.send_some(self._packet)
             self._packet = advance(self._packet, count)
+        if not self._packet and self._scratch is not None:
+            self._spare.append(self._scratch)
+            self._scratch = None
 
     def _next_packet(self) -> list[memoryview]:
         if self._messages:
@@ -249,6 +280,7 @@ class _Connection:
         return []
 
     def _next_frame(self, fetch: Fetch, ref: Ref, source: Source) -> list[memoryview]:
+        self._scratch = self._spare.pop() if self._spare else Scratch()
         views: list[memoryview]
         if fetch.chunk_size == 0:
             stop = fetch.stop

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import xxhash
 
 from flstream.errors import ProtocolError
+from flstream.transport.messages import UNREADABLE
 
 TOKEN_BYTES = 16
 """Length of a ref's token: 128 unguessable bits."""
@@ -28,6 +29,9 @@ _HEADER = struct.Struct("<2sBBI16sQQQ")
 HEADER_BYTES = _HEADER.size
 
 MESSAGE, FRAME = 1, 2
+
+# What a packet's header has room for. A number beyond it, copied into an answer, would not fit.
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 class Header(NamedTuple):
@@ -60,6 +64,8 @@ class Header(NamedTuple):
         Raises:
             ProtocolError: these are not the 48 bytes of a header of this version.
         """
+        if len(data) != HEADER_BYTES:
+            raise ProtocolError(f"{peer} sent {len(data)} bytes where a header was due")
         magic, version, *fields = _HEADER.unpack(data)
         if magic != _MAGIC or version != _VERSION:
             raise ProtocolError(f"{peer} sent bytes that are not a packet of protocol {_VERSION}")
@@ -73,7 +79,7 @@ class Open(msgspec.Struct, tag=True, frozen=True):
     """Receiver: what is the layout of this ref?"""
 
     token: bytes
-    request: int
+    request: Number
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
@@ -83,7 +89,7 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
     """
 
     token: bytes
-    request: int
+    request: Number
     start: int
     stop: int
     chunk_size: int
@@ -93,7 +99,7 @@ class Close(msgspec.Struct, tag=True, frozen=True):
     """Receiver: I am done with this ref, for better (``ok``) or worse (``reason``)."""
 
     token: bytes
-    request: int
+    request: Number
     ok: bool
     reason: str
 
@@ -101,14 +107,14 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 class Opened(msgspec.Struct, tag=True, frozen=True):
     """Sender: the layout, as the JSON of a safetensors header."""
 
-    request: int
+    request: Number
     layout: bytes
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """Sender: no, and why."""
 
-    request: int
+    request: Number
     reason: str
 
 
@@ -142,7 +148,7 @@ def decode_request(payload: bytes, peer: str) -> Request:
     """
     try:
         return _request_decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"{peer} sent a message that cannot be read: {error}") from error
 
 
@@ -154,5 +160,5 @@ def decode_reply(payload: bytes, peer: str) -> Reply:
     """
     try:
         return _reply_decoder.decode(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"{peer} sent a message that cannot be read: {error}") from error

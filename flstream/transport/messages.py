@@ -12,6 +12,9 @@ from flstream.transport.channel import AbortSignal, Channel, Deadline
 _LENGTH_BYTES = 4
 # Metrics and tracebacks are small; anything near this is a mistake.
 _MAX_BYTES = 16 << 20
+# What msgspec raises for bytes that are no message: for text that is not UTF-8 and for arrays
+# nested without end it lets Python's own errors through.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -63,7 +66,7 @@ class MessageChannel:
         self._channel.receive([memoryview(payload)], deadline, abort)
         try:
             return self._decoder.decode(payload)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ProtocolError(f"{self.peer} sent an unreadable message: {error}") from error
 
     def close(self) -> None:

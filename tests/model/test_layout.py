@@ -1,0 +1,231 @@
+"""Layouts: one order for one set of tensors, headers that come back, and none that lie."""
+
+import json
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+from support import cuts, entries, every_kind, layouts
+
+from flstream.errors import LayoutError
+from flstream.model.dtypes import BY_CODE
+from flstream.model.layout import MAX_HEADER_BYTES, Layout, header_length, parse_header
+
+
+def text_of(layout: Layout, metadata: dict[str, str] | None = None) -> bytes:
+    return layout.header(metadata)[8:]
+
+
+def header(**tensors: object) -> bytes:
+    return json.dumps(tensors).encode()
+
+
+def field(start: int, stop: int, dtype: str = "U8", shape: list[int] | None = None) -> object:
+    return {
+        "dtype": dtype,
+        "shape": [stop - start] if shape is None else shape,
+        "data_offsets": [start, stop],
+    }
+
+
+@given(entries())
+def test_tensors_fill_the_body_without_a_hole_by_falling_item_size(given_entries):
+    layout = Layout.of(given_entries)
+    assert layout.nbytes == sum(spec.nbytes for spec in layout.tensors)
+    assert {(s.name, s.dtype, s.shape) for s in layout.tensors} == set(given_entries)
+    for left, right in pairwise(layout.tensors):
+        assert left.stop == right.start
+        assert BY_CODE[left.dtype].itemsize >= BY_CODE[right.dtype].itemsize
+
+
+@given(layouts())
+def test_every_element_begins_at_a_multiple_of_its_size(layout):
+    assert all(spec.start % BY_CODE[spec.dtype].itemsize == 0 for spec in layout.tensors)
+
+
+@given(entries(), st.randoms(use_true_random=False))
+def test_the_layout_does_not_depend_on_the_order_of_the_state_dict(given_entries, shuffler):
+    shuffled = list(given_entries)
+    shuffler.shuffle(shuffled)
+    assert Layout.of(shuffled) == Layout.of(given_entries)
+    assert Layout.of(shuffled).fingerprint == Layout.of(given_entries).fingerprint
+
+
+@given(layouts(), st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(max_size=5)))
+def test_a_header_comes_back_as_it_was(layout, metadata):
+    text = text_of(layout, metadata)
+    read, read_metadata = parse_header(text, "it")
+    assert read == layout
+    assert read_metadata == metadata
+    assert read.is_canonical
+
+
+@given(layouts())
+def test_the_body_begins_at_a_multiple_of_64_bytes(layout):
+    whole = layout.header()
+    assert len(whole) % 64 == 0
+    assert int.from_bytes(whole[:8], "little") == len(whole) - 8
+
+
+def test_the_order_of_equal_dtypes_is_the_one_the_safetensors_library_writes():
+    tensors = {name: torch.zeros(3) for name in ("b", "a.z", "a", "Z", "ä")}
+    tensors["half"] = torch.zeros(3, dtype=torch.float16)
+    written = save(tensors)
+    length = header_length(written[:8], len(written) - 8, "it")
+    layout, _ = parse_header(written[8 : 8 + length], "it")
+    assert layout == Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors)
+
+
+@given(layouts(), st.data())
+def test_ranges_cover_the_body_once_and_in_order(layout, data):
+    step = data.draw(cuts(layout.nbytes))
+    ranges = list(layout.ranges(step))
+    assert [start for start, _ in ranges] == list(range(0, layout.nbytes, step))
+    assert all(left[1] == right[0] for left, right in pairwise(ranges))
+    assert (ranges[-1][1] if ranges else 0) == layout.nbytes
+
+
+@given(layouts(), st.data())
+def test_runs_cover_a_range_with_whole_elements_of_the_right_type(layout, data):
+    for start, stop in layout.ranges(data.draw(cuts(layout.nbytes))):
+        runs = layout.runs(start, stop)
+        assert (runs[0].start, runs[-1].stop) == (start, stop)
+        for left, right in pairwise(runs):
+            assert left.stop == right.start
+            assert left.dtype != right.dtype
+        for run in runs:
+            assert (run.stop - run.start) % BY_CODE[run.dtype].itemsize == 0
+            assert {s.dtype for s in layout.overlapping(run.start, run.stop)} == {run.dtype}
+
+
+@given(layouts(), st.data())
+def test_overlapping_names_just_the_tensors_that_have_a_byte_there(layout, data):
+    start = data.draw(st.integers(0, layout.nbytes))
+    stop = data.draw(st.integers(start + 1, layout.nbytes + 1))
+    due = [s for s in layout.tensors if max(s.start, start) < min(s.stop, stop)]
+    assert list(layout.overlapping(start, stop)) == due
+    if start < layout.nbytes:
+        spec = layout.by_name[layout.name_at(start)]
+        assert spec.start <= start < spec.stop
+
+
+def test_a_byte_outside_of_the_body_belongs_to_no_tensor():
+    assert Layout.of([]).name_at(0) == "(none)"
+    assert Layout.of([("a", "U8", (4,))]).name_at(4) == "(none)"
+
+
+def test_two_tensors_of_one_name_are_refused():
+    with pytest.raises(LayoutError, match="same name"):
+        Layout.of([("a", "F32", (1,)), ("a", "F16", (2,))])
+
+
+def test_a_tensor_under_the_name_the_format_keeps_is_refused():
+    with pytest.raises(LayoutError, match="__metadata__"):
+        Layout.of([("__metadata__", "F32", (1,))])
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ([("a", "F32", (2,))], "tensor 'b' is missing"),
+        ([("a", "F32", (3,)), ("b", "I64", ())], r"'a' has shape \[3\] instead of \[2\]"),
+        ([("a", "F16", (2,)), ("b", "I64", ())], "'a' has dtype F16 instead of F32"),
+        (
+            [("a", "F32", (2,)), ("b", "I64", ()), ("c", "U8", (1,))],
+            "'c' is not part of the model",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(other, sentence):
+    layout = Layout.of([("a", "F32", (2,)), ("b", "I64", ())])
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(layout.difference(Layout.of(other)))
+
+
+def test_tensors_in_another_order_are_a_difference():
+    here, _ = parse_header(header(a=field(0, 1), b=field(1, 2)), "it")
+    there, _ = parse_header(header(b=field(0, 1), a=field(1, 2)), "it")
+    assert here.difference(there) == "the tensors are in another order"
+    assert here.difference(here) is None
+    assert here.is_canonical
+    assert not there.is_canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"\xff\xfe", "cannot be read"),
+        (b"{", "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (b"[]", "not a JSON object"),
+        (b'{"a": 1, "a": 2}', "'a' stands there twice"),
+        (b'{"__metadata__": {"a": 1}}', "not a table of strings"),
+        (b'{"__metadata__": []}', "not a table of strings"),
+        (header(a=1), "'a' lacks a proper"),
+        (header(a={"dtype": "U8", "shape": [1]}), "'a' lacks a proper"),
+        (header(a=field(0, 4, shape=[-2, -2])), "'a' lacks a proper"),
+        (header(a=field(0, 1, shape=[True])), "'a' lacks a proper"),
+        (header(a=field(0, 1, shape=[2**63])), "'a' lacks a proper"),
+        (header(a=field(0, 1, dtype="F7")), "'a' has the dtype 'F7'"),
+        (header(a=field(0, 8, dtype="F32", shape=[3])), "'a' takes 8 bytes"),
+        (header(a=field(4, 0, shape=[4])), "'a' takes -4 bytes"),
+        (header(a=field(1, 2)), "'a' does not begin at offset 0"),
+        (header(a=field(0, 2), b=field(1, 3)), "'a' and 'b' overlap"),
+        (header(a=field(0, 2), b=field(3, 4)), "'a' and 'b' leave a hole"),
+        (b'{"\\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', "Unicode"),
+    ],
+)
+def test_a_header_that_describes_no_body_is_refused_with_a_sentence(text, sentence):
+    with pytest.raises(LayoutError, match=sentence) as refusal:
+        parse_header(text, "model.safetensors")
+    assert "model.safetensors" in str(refusal.value)
+
+
+@given(st.binary(max_size=200))
+def test_junk_for_a_header_gives_only_layout_errors(text):
+    with pytest.raises(LayoutError):
+        parse_header(b"\x00" + text, "it")
+
+
+@given(layouts(), st.integers(0, 2**32), st.binary(min_size=1, max_size=3))
+def test_a_damaged_header_gives_a_layout_or_a_layout_error(layout, place, damage):
+    text = bytearray(text_of(layout))
+    place %= len(text)
+    text[place : place + len(damage)] = damage
+    try:
+        read, _ = parse_header(bytes(text), "it")
+    except LayoutError:
+        return
+    parse_header(read.plain_header[8:], "it")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "available"),
+    [
+        (b"1234567", 100),
+        ((101).to_bytes(8, "little"), 100),
+        ((MAX_HEADER_BYTES + 1).to_bytes(8, "little"), 2 * MAX_HEADER_BYTES),
+        (b"\xff" * 8, 2**62),
+    ],
+)
+def test_a_header_longer_than_what_there_is_is_refused_before_it_is_read(prefix, available):
+    with pytest.raises(LayoutError, match="it "):
+        header_length(prefix, available, "it")
+
+
+def test_every_dtype_has_its_torch_size():
+    for name, value in every_kind().items():
+        assert BY_CODE[name.split(".")[0]].itemsize == value.element_size()
+
+
+def test_a_layout_of_many_tensors_finds_its_ranges():
+    names = [f"t{i}" for i in range(3000)]
+    random.Random(0).shuffle(names)
+    layout = Layout.of((name, "F32", (1,)) for name in names)
+    assert [s.name for s in layout.overlapping(4 * 1500, 4 * 1502)] == [
+        s.name for s in layout.tensors[1500:1502]
+    ]

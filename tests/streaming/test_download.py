@@ -1,0 +1,258 @@
+"""Downloads: every tensor arrives bit by bit, in as many frames and requests as promised."""
+
+from math import ceil
+
+import pytest
+import safetensors.torch
+import torch
+from halls import QUICK, fetch, open_hall
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import as_bytes, assert_same_tensors, body_of, entries, every_kind, tensor
+
+from flstream.errors import IntegrityError, LayoutError, RefusedError
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.layout import Layout, TensorSpec
+from flstream.model.memory import BufferSource, MemoryBody
+from flstream.streaming.download import RemoteSource, StreamSettings, TransferStats, download
+
+MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
+multiples_of_16 = st.integers(1, 40).map(lambda count: 16 * count)
+
+
+@given(entries(), multiples_of_16, multiples_of_16, st.integers(1, 5))
+@settings(max_examples=60)
+def test_every_tensor_arrives_bit_by_bit_in_frames_and_requests_as_promised(
+    given_entries, chunk_size, request_size, window
+):
+    tensors = {name: tensor(code, shape) for name, code, shape in given_entries}
+    body = MemoryBody.of(tensors)
+    how = StreamSettings(chunk_size, request_size, window, request_timeout=30)
+    with open_hall() as hall:
+        receiver, channel = hall.watched()
+        ref = hall.service.offer(body, ["site-1"])
+        sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
+        assert ref.wait(30).ok
+    assert_same_tensors(sink.tensors, tensors)
+    frame_size = min(chunk_size, request_size)
+    nbytes = body.layout.nbytes
+    assert all(frame.length <= chunk_size for frame in channel.frames)
+    assert len(channel.frames) == ceil(nbytes / frame_size)
+    requests = ceil(nbytes / (request_size // frame_size * frame_size))
+    due = TransferStats(nbytes, requests, len(channel.frames), 0, stats.seconds)
+    assert stats == due
+    delivery = ref.deliveries["site-1"]
+    assert (delivery.bytes, delivery.requests, delivery.chunks) == (
+        nbytes,
+        requests,
+        len(channel.frames),
+    )
+
+
+def test_every_dtype_arrives_scalars_and_empty_tensors_too(hall):
+    ref = hall.service.offer(MemoryBody.of(every_kind()), ["site-1"])
+    assert_same_tensors(fetch(hall.receiver(), ref.token).tensors, every_kind())
+
+
+def test_one_tensor_larger_than_a_chunk_is_split(hall):
+    tensors = {"w": tensor("F32", (1 << 18,))}
+    receiver, channel = hall.watched()
+    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    how = StreamSettings(chunk_size=65536, request_size=262144)
+    sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
+    assert_same_tensors(sink.tensors, tensors)
+    assert [frame.length for frame in channel.frames] == [65536] * 16
+    assert stats.requests == 4
+
+
+def test_many_small_tensors_share_one_frame(hall):
+    # More of them than the kernel takes in one call, and than the service sends uncopied.
+    tensors = {f"t{number:04}": torch.full((3,), float(number)) for number in range(2000)}
+    receiver, channel = hall.watched()
+    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    sink, stats = download(receiver, ref.token, StreamSettings(), MemoryBody.allocate)
+    assert_same_tensors(sink.tensors, tensors)
+    assert [frame.length for frame in channel.frames] == [24_000]
+    assert stats.requests == 1
+
+
+def test_a_few_small_tensors_are_sent_from_their_own_storage(hall):
+    tensors = {f"t{number}": torch.full((100,), float(number)) for number in range(50)}
+    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    assert_same_tensors(fetch(hall.receiver(), ref.token).tensors, tensors)
+
+
+@pytest.mark.parametrize(
+    "tensors", [MODEL, {}, {"none": torch.zeros(0)}], ids=["tensors", "none", "empty"]
+)
+@pytest.mark.parametrize("chunk_size", [0, 4096])
+def test_a_model_arrives_streamed_or_as_one_message_even_if_it_has_no_bytes(
+    hall, tensors, chunk_size
+):
+    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    how = QUICK._replace(chunk_size=chunk_size)
+    sink, stats = download(hall.receiver(), ref.token, how, MemoryBody.allocate)
+    assert_same_tensors(sink.tensors, tensors)
+    assert ref.wait(30).ok
+    if chunk_size == 0:
+        assert stats.chunks == stats.requests == (1 if sink.layout.nbytes else 0)
+
+
+def test_one_message_of_the_whole_model_is_a_safetensors_file(hall):
+    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    messages = []
+    receiver, _ = hall.watched(lambda header, views: messages.append(b"".join(views)))
+    download(receiver, ref.token, QUICK._replace(chunk_size=0), MemoryBody.allocate)
+    assert_same_tensors(safetensors.torch.load(messages[0]), MODEL)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 16, 4096])
+def test_a_model_arrives_in_a_modules_own_parameters(hall, chunk_size):
+    torch.manual_seed(1)
+    sent, module = torch.nn.Linear(30, 20), torch.nn.Linear(30, 20)
+    ref = hall.service.offer(MemoryBody.of(sent.state_dict()), ["site-1"])
+    where = module.weight.data_ptr()
+    how = QUICK._replace(chunk_size=chunk_size)
+    own = MemoryBody.of(module.state_dict(), writable=True)
+    download(hall.receiver(), ref.token, how, lambda layout: own)
+    assert torch.equal(module.weight, sent.weight)
+    assert torch.equal(module.bias, sent.bias)
+    assert module.weight.data_ptr() == where
+
+
+@pytest.mark.parametrize("chunk_size", [0, 4096])
+def test_a_file_arrives_as_a_file(hall, tmp_path, chunk_size):
+    digest = write_checkpoint(tmp_path / "sent", MemoryBody.of(every_kind()))
+    ref = hall.service.offer(FileSource(tmp_path / "sent"), ["site-1"])
+    how = QUICK._replace(chunk_size=chunk_size)
+    path = tmp_path / "received"
+    sink, _ = download(hall.receiver(), ref.token, how, lambda layout: FileSink(path, layout))
+    with sink:
+        sink.finish()
+    assert write_checkpoint(tmp_path / "again", FileSource(path)) == digest
+    assert_same_tensors(safetensors.torch.load_file(path), every_kind())
+
+
+def test_a_file_of_another_tools_order_arrives_tensor_by_tensor(hall, tmp_path):
+    tensors = {"a": torch.arange(40, dtype=torch.int32), "b": torch.arange(40.0)}
+    safetensors.torch.save_file(tensors, tmp_path / "theirs")
+    order = Layout([TensorSpec("b", "F32", (40,), 0, 160), TensorSpec("a", "I32", (40,), 160, 320)])
+    body = memoryview(body_of(MemoryBody.of({"b": tensors["b"]})) + as_bytes(tensors["a"]))
+    for source in (FileSource(tmp_path / "theirs"), BufferSource(order, body)):
+        ref = hall.service.offer(source, ["site-1"])
+        assert_same_tensors(fetch(hall.receiver(), ref.token).tensors, tensors)
+
+
+def test_a_sink_that_does_not_fit_is_refused_before_a_byte_arrives(hall):
+    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    other = MemoryBody.of({**MODEL, "small": torch.zeros(6, dtype=torch.float16)})
+    with pytest.raises(LayoutError, match=r"'small' has shape \[6\] instead of \[5\]"):
+        download(hall.receiver(), ref.token, QUICK, lambda layout: other)
+    assert ref.deliveries["site-1"].chunks == 0
+    assert "'small'" in ref.wait(30).reason
+
+
+def test_one_receiver_takes_one_download_after_another(hall):
+    receiver = hall.receiver()
+    for number in range(5):
+        tensors = {"w": torch.full((5000,), float(number))}
+        ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+        assert_same_tensors(fetch(receiver, ref.token).tensors, tensors)
+
+
+def test_several_receivers_have_one_ref_and_it_settles_with_the_last(hall):
+    names = ["site-1", "site-2", "site-3"]
+    ref = hall.service.offer(MemoryBody.of(MODEL), names)
+    for name in names:
+        assert ref.outcome is None
+        assert_same_tensors(fetch(hall.receiver(name), ref.token).tensors, MODEL)
+    assert ref.wait(30).ok
+    assert all(delivery.closed_at for delivery in ref.deliveries.values())
+
+
+@pytest.mark.parametrize("chunk_size", [0, 4096])
+def test_a_flipped_bit_is_an_error_that_names_the_tensor(hall, chunk_size):
+    seen = 0
+
+    def flip(header, views):
+        nonlocal seen
+        seen += 1
+        if seen == (30 if chunk_size else 1):  # the last frame
+            views[-1][-1] ^= 4
+
+    receiver, _ = hall.watched(flip)
+    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    how = QUICK._replace(chunk_size=chunk_size)
+    with pytest.raises(IntegrityError, match=r"server \(tensor 'large'\) do not match"):
+        download(receiver, ref.token, how, MemoryBody.allocate)
+    outcome = ref.wait(30)
+    assert outcome.status == "aborted"
+    assert "site-1: bytes" in outcome.reason
+
+
+def test_the_tensor_named_is_the_one_in_which_the_damaged_frame_begins(hall):
+    tensors = {"a": tensor("F32", (1024,)), "b": tensor("F32", (1024,)), "c": tensor("F32", (9,))}
+    receiver, _ = hall.watched(
+        lambda header, views: views[0].__setitem__(0, views[0][0] ^ (header.start == 4096))
+    )
+    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    with pytest.raises(IntegrityError, match="tensor 'b'"):
+        fetch(receiver, ref.token)
+
+
+def test_a_receiver_goes_on_with_the_next_ref_after_one_that_failed(hall):
+    receiver, _ = hall.watched(
+        lambda header, views: views[0].__setitem__(0, views[0][0] ^ (header.token == bad.token))
+    )
+    bad = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    good = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    with pytest.raises(IntegrityError):
+        fetch(receiver, bad.token)
+    # What was asked for and not read yet is still on its way, and is skipped.
+    assert_same_tensors(fetch(receiver, good.token).tensors, MODEL)
+
+
+def test_a_ref_that_is_paused_can_be_read_again_from_the_front(hall):
+    receiver = hall.receiver()
+    body = MemoryBody.of(MODEL)
+    ref = hall.service.offer(body, ["site-1"])
+    first = RemoteSource(receiver, ref.token, QUICK)
+    part = bytearray(8192)
+    first.receive(0, 8192, [memoryview(part)])
+    first.pause()
+    assert part == body_of(body)[:8192]
+    assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
+    assert ref.wait(30).ok
+
+
+def test_a_download_is_read_from_front_to_back(hall):
+    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    remote = RemoteSource(hall.receiver(), ref.token, QUICK)
+    with pytest.raises(ValueError, match="goes on at byte 0, not at 4096"):
+        remote.receive(4096, 8192, [memoryview(bytearray(4096))])
+
+
+def test_a_file_that_is_cut_short_while_it_is_sent_is_refused_with_the_reason(hall, tmp_path):
+    path = tmp_path / "model"
+    write_checkpoint(path, MemoryBody.of(MODEL))
+    ref = hall.service.offer(FileSource(path), ["site-1"])
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1000)
+    with pytest.raises(RefusedError, match="model ends at byte"):
+        fetch(hall.receiver(), ref.token)
+    assert not ref.wait(30).ok
+
+
+def test_a_ref_that_settles_while_it_is_read_is_refused(hall):
+    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    remote = RemoteSource(hall.receiver(), ref.token, QUICK)
+    ref.abort("enough")
+    with pytest.raises(RefusedError, match="settled"):
+        remote.receive(0, 4096, [memoryview(bytearray(4096))])
+
+
+def test_transfer_stats_add_up():
+    total = TransferStats()
+    total.add(TransferStats(1, 2, 3, 4, 5.0))
+    total.add(TransferStats(1, 2, 3, 4, 5.0))
+    assert total == TransferStats(2, 4, 6, 8, 10.0)

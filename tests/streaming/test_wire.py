@@ -1,0 +1,120 @@
+"""Packets come back as they were packed, and junk gives only protocol errors."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.errors import ProtocolError
+from flstream.streaming.wire import (
+    FRAME,
+    HEADER_BYTES,
+    MESSAGE,
+    TOKEN_BYTES,
+    Close,
+    Fetch,
+    Header,
+    Open,
+    Opened,
+    Refused,
+    decode_reply,
+    decode_request,
+    digest_of,
+    pack_message,
+)
+
+tokens = st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES)
+numbers = st.integers(0, 2**32 - 1)
+offsets = st.integers(0, 2**63 - 1)
+digests = st.integers(0, 2**64 - 1)
+headers = st.builds(
+    Header, st.sampled_from([MESSAGE, FRAME]), numbers, tokens, offsets, offsets, digests
+)
+requests = st.one_of(
+    st.builds(Open, tokens, numbers),
+    st.builds(Fetch, tokens, numbers, offsets, offsets, offsets),
+    st.builds(Close, tokens, numbers, st.booleans(), st.text()),
+)
+replies = st.one_of(st.builds(Opened, numbers, st.binary()), st.builds(Refused, numbers, st.text()))
+
+
+@given(headers)
+def test_a_header_comes_back_as_it_was(header):
+    assert len(header.pack()) == HEADER_BYTES
+    assert Header.unpack(header.pack(), "site-1") == header
+
+
+@given(st.binary(max_size=2 * HEADER_BYTES))
+def test_junk_for_a_header_gives_only_protocol_errors(junk):
+    with pytest.raises(ProtocolError, match="site-1"):
+        Header.unpack(junk, "site-1")
+
+
+@given(headers, st.integers(0, 3), st.integers(1, 255))
+def test_another_magic_version_or_kind_is_refused(header, place, change):
+    packed = bytearray(header.pack())
+    packed[place] ^= change
+    try:
+        read = Header.unpack(packed, "site-1")
+    except ProtocolError:
+        return
+    assert (place, read.kind) in {(3, MESSAGE), (3, FRAME)}
+
+
+@given(requests, tokens)
+def test_a_request_comes_back_as_it_was(request, token):
+    packet = pack_message(request, token)
+    header = Header.unpack(packet[:HEADER_BYTES], "site-1")
+    payload = packet[HEADER_BYTES:]
+    assert header == Header(MESSAGE, request.request, token, 0, len(payload), digest_of([payload]))
+    assert decode_request(payload, "site-1") == request
+
+
+@given(replies, tokens)
+def test_a_reply_comes_back_as_it_was(reply, token):
+    assert decode_reply(pack_message(reply, token)[HEADER_BYTES:], "server") == reply
+
+
+@given(st.binary(max_size=200))
+def test_junk_for_a_message_gives_only_protocol_errors(junk):
+    for decode in (decode_request, decode_reply):
+        with pytest.raises(ProtocolError, match="peer"):
+            decode(junk, "peer")
+
+
+@given(requests, st.integers(0, 1 << 16), st.binary(min_size=1, max_size=4))
+def test_a_damaged_message_gives_a_request_or_a_protocol_error(request, place, damage):
+    payload = bytearray(pack_message(request, bytes(16))[HEADER_BYTES:])
+    place %= len(payload)
+    payload[place : place + len(damage)] = damage
+    try:
+        read = decode_request(bytes(payload), "peer")
+    except ProtocolError:
+        return
+    pack_message(Refused(read.request, "no"), read.token)
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, 2**63])
+def test_a_number_that_no_answer_could_carry_is_refused(number):
+    payload = msgspec.msgpack.encode(Open(bytes(16), number))
+    with pytest.raises(ProtocolError):
+        decode_request(payload, "peer")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        msgspec.msgpack.encode(Close(bytes(16), 1, False, "WORD")).replace(b"WORD", b"\xff" * 4),
+        b"\x81\xa1z" + b"\x91" * 60_000 + b"\x00",
+        msgspec.msgpack.encode(Refused(1, "no")),
+    ],
+    ids=["text that is not UTF-8", "arrays without end", "a reply"],
+)
+def test_a_payload_that_is_no_request_is_refused(payload):
+    with pytest.raises(ProtocolError):
+        decode_request(payload, "peer")
+
+
+@given(st.lists(st.binary(max_size=50), max_size=6))
+def test_a_digest_does_not_depend_on_how_the_bytes_are_cut(parts):
+    assert digest_of(parts) == digest_of([b"".join(parts)])

@@ -1,0 +1,69 @@
+"""Tensors of every kind, and what the tests of several rooms do with them."""
+
+from collections.abc import Mapping
+
+import torch
+from hypothesis import strategies as st
+
+from flstream.model.body import Scratch, Source
+from flstream.model.dtypes import BY_CODE, torch_dtype
+from flstream.model.layout import Layout
+
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
+
+
+def tensor(code: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """A tensor of any dtype with plain values: no NaN, no infinity."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(0, 100, shape, generator=generator).double() / 8
+    dtype = torch_dtype(code)
+    return numbers > 6 if dtype == torch.bool else numbers.to(dtype)
+
+
+def every_kind() -> dict[str, torch.Tensor]:
+    """A state dict with every dtype, each as a matrix, a scalar and an empty tensor."""
+    tensors = {}
+    for seed, code in enumerate(BY_CODE):
+        tensors[f"{code}.matrix"] = tensor(code, (7, 5), seed)
+        tensors[f"{code}.scalar"] = tensor(code, (), seed)
+        tensors[f"{code}.empty"] = tensor(code, (0, 3), seed)
+    return tensors
+
+
+def as_bytes(value: torch.Tensor) -> bytes:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same_tensors(given: Mapping[str, torch.Tensor], due: Mapping[str, torch.Tensor]) -> None:
+    """Same names, dtypes, shapes and bits."""
+    assert set(given) == set(due)
+    for name, value in due.items():
+        assert (given[name].dtype, given[name].shape) == (value.dtype, value.shape), name
+        assert as_bytes(given[name]) == as_bytes(value), name
+
+
+def body_of(source: Source) -> bytes:
+    return b"".join(source.views(0, source.layout.nbytes, Scratch()))
+
+
+@st.composite
+def entries(
+    draw: st.DrawFn, codes: tuple[str, ...] = tuple(BY_CODE)
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Names, dtypes and shapes of a state dict, scalars and empty tensors among them."""
+    names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(
+        lambda name: name != "__metadata__"
+    )
+    shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+    chosen = draw(st.lists(names, unique=True, max_size=8))
+    return [(name, draw(st.sampled_from(codes)), draw(shapes)) for name in chosen]
+
+
+def layouts() -> st.SearchStrategy[Layout]:
+    return entries().map(Layout.of)
+
+
+def cuts(nbytes: int) -> st.SearchStrategy[int]:
+    """Sizes to cut a body into: multiples of 16, from one to more than all of it."""
+    return st.integers(1, nbytes // 16 + 2).map(lambda count: count * 16)

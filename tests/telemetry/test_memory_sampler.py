@@ -1,0 +1,105 @@
+"""The sampler sees every process's peak, and its lines can be read."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+
+from flstream.telemetry.memory import MemorySampler, Sample, own_peak_rss, own_rss
+
+MIB = 1 << 20
+# Takes 64 MiB, gives them back, and says so; ends when its input does.
+CHILD = """
+import mmap, sys
+print("idle", flush=True)
+sys.stdin.readline()
+block = mmap.mmap(-1, 64 << 20)
+for page in range(0, 64 << 20, 4096):
+    block[page] = 1
+block.close()
+print("freed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def child() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def test_the_peak_of_a_child_is_seen_after_it_gave_the_memory_back(tmp_path):
+    path = tmp_path / "memory.jsonl"
+    with child() as process, MemorySampler(path) as sampler:
+        assert process.stdout.readline() == b"idle\n"
+        idle = own_rss_of(process.pid)
+        sampler.watch("child", process.pid)
+        sampler.note("child", idle_rss=idle)
+        sampler.watch("this", os.getpid())
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"freed\n"
+        sampler._tick()
+        peak = sampler.peaks()["child"]
+        assert sampler.current_rss()["child"] > 0
+        process.communicate(b"end\n")
+    assert peak.idle_rss == idle
+    # The kernel counts pages in batches for each processor, so its numbers are a little behind.
+    assert 60 * MIB <= peak.peak_rss - idle < 80 * MIB
+    assert peak.peak_uss > 0
+    assert sampler.peak_total_pss > 0
+    assert sampler.peaks()["this"].peak_rss >= own_rss() // 2
+    samples = [msgspec.json.decode(line, type=Sample) for line in path.read_bytes().splitlines()]
+    assert {sample.process for sample in samples} == {"child", "this"}
+    assert all(sample.rss > 0 for sample in samples if sample.process == "this")
+    times = [sample.time for sample in samples if sample.process == "this"]
+    assert times == sorted(times)
+    first = next(sample for sample in samples if sample.process == "child")
+    assert first.uss is not None
+
+
+def own_rss_of(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_process_that_has_ended_keeps_its_peak_and_is_sampled_no_more():
+    with child() as process, MemorySampler() as sampler:
+        process.stdout.readline()
+        sampler.watch("child", process.pid)
+        sampler._tick()
+        process.communicate(b"go\nend\n")
+        sampler._tick()
+        sampler._tick()
+        assert "child" not in sampler.current_rss()
+        assert sampler.peaks()["child"].peak_rss > 0
+
+
+def test_a_process_that_was_never_there_is_no_error():
+    with child() as process:
+        process.communicate(b"go\nend\n")
+    with MemorySampler() as sampler:
+        sampler.watch("gone", process.pid)
+    assert sampler.peaks() == {}
+
+
+def test_what_a_process_says_of_itself_counts_if_it_is_more():
+    with MemorySampler() as sampler:
+        sampler.note("site-1", idle_rss=10)
+        sampler.note("site-1", peak_rss=500)
+        sampler.note("site-1", peak_rss=400)
+    assert sampler.peaks()["site-1"].idle_rss == 10
+    assert sampler.peaks()["site-1"].peak_rss == 500
+
+
+def test_peaks_are_a_copy_that_does_not_change_later():
+    with MemorySampler() as sampler:
+        sampler.note("site-1", peak_rss=1)
+        before = sampler.peaks()
+        sampler.note("site-1", peak_rss=2)
+    assert before["site-1"].peak_rss == 1
+
+
+def test_a_process_knows_its_own_memory():
+    assert MIB < own_rss() <= own_peak_rss() + MIB

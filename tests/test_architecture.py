@@ -1,0 +1,114 @@
+"""The walls: imports between the rooms point downward, and torch is imported where it is used."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flstream
+
+ROOT = Path(flstream.__file__).parent
+# From the top down. A room may import those that come after it.
+ROOMS = (
+    "cli",
+    "bench",
+    "report",
+    "simulator",
+    "workflows",
+    "aggregation",
+    "client",
+    "streaming",
+    "transport",
+    "model",
+    "job",
+    "telemetry",
+)
+# Anyone may import these, and they import no room.
+LEAVES = ("errors", "units")
+# Aggregation folds; who trains is none of its business, though that is listed below it.
+FORBIDDEN = {("aggregation", "client")}
+# What the fork server has in memory before it forks.
+IMPORTS_TORCH = {"simulator/preload.py"}
+# It starts the command line, and so stands above all rooms.
+ABOVE = ("__main__.py",)
+
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """Every module that is imported anywhere in a file, with the line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) - node.level + 1]
+            origin = ".".join((*parts, node.module or "")) if node.level else node.module or ""
+            for alias in node.names:
+                yield node.lineno, f"{origin.strip('.')}.{alias.name}"
+
+
+def at_import(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported, but for those for type checkers."""
+    todo: list[ast.stmt] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo.extend(node.orelse)
+            continue
+        yield node
+        for children in ("body", "orelse", "finalbody"):
+            todo.extend(getattr(node, children, []))
+        for handler in getattr(node, "handlers", []):
+            todo.extend(handler.body)
+
+
+def parse(module: str) -> tuple[ast.Module, str]:
+    package = ".".join(("flstream", *Path(module).parent.parts))
+    return ast.parse((ROOT / module).read_text()), package
+
+
+def room_of(name: str) -> str | None:
+    """The room or leaf that a module's full name lies in; None outside of flstream."""
+    first, _, rest = name.partition(".")
+    return (rest.partition(".")[0] or None) if first == "flstream" else None
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m not in ABOVE])
+def test_imports_between_rooms_point_downward(module):
+    tree, package = parse(module)
+    here = Path(module).parts[0].removesuffix(".py")
+    wrong = []
+    for line, name in imported(tree, package):
+        there = room_of(name)
+        if there is None or there in (*LEAVES, here, "__version__"):
+            continue
+        assert there in ROOMS, f"{module}:{line} imports {name}, which is in no room"
+        if (
+            here not in ROOMS
+            or ROOMS.index(there) < ROOMS.index(here)
+            or (here, there) in FORBIDDEN
+        ):
+            wrong.append(f"{module}:{line} imports {name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_torch_is_imported_only_where_it_is_used(module):
+    tree, package = parse(module)
+    names = [
+        name
+        for node in at_import(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for _, name in imported(node, package)
+    ]
+    torch = [name for name in names if name.split(".")[0] == "torch" or name.endswith(".torch")]
+    assert bool(torch) == (module in IMPORTS_TORCH)
+
+
+def test_every_folder_is_a_room():
+    folders = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert folders <= set(ROOMS)

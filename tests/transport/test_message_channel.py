@@ -1,0 +1,85 @@
+"""Small messages come back as they were; anything else is a typed error that names the peer."""
+
+from contextlib import closing
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.errors import ChannelClosedError, DeadlineError, ProtocolError, StreamingError
+from flstream.transport.channel import Deadline
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import pipe
+
+
+class Greeting(msgspec.Struct, tag=True, frozen=True):
+    text: str
+    numbers: dict[str, float]
+
+
+class Farewell(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = pipe("server", "site-1")
+    yield ours, MessageChannel(theirs, "server", Greeting | Farewell)
+    ours.close()
+    theirs.close()
+
+
+@given(st.lists(st.builds(Greeting, st.text(), st.dictionaries(st.text(), st.floats(0, 1)))))
+def test_messages_arrive_whole_and_in_order(messages):
+    ours, theirs = pipe("server", "site-1")
+    sender = MessageChannel(ours, "site-1", Farewell)
+    receiver = MessageChannel(theirs, "server", Greeting | Farewell)
+    with closing(sender), closing(receiver):
+        for message in (*messages, Farewell()):
+            sender.send(message)
+        assert [receiver.receive(1) for _ in range(len(messages) + 1)] == [*messages, Farewell()]
+
+
+@given(st.binary(max_size=100))
+def test_junk_gives_only_streaming_errors(junk):
+    ours, theirs = pipe("server", "site-1")
+    with closing(ours), closing(theirs):
+        ours.send([memoryview(len(junk).to_bytes(4, "little") + junk)], Deadline(1))
+        with pytest.raises(StreamingError, match="server"):
+            MessageChannel(theirs, "server", Greeting).receive(0.01)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        msgspec.msgpack.encode({"type": "Greeting", "text": "WORD", "numbers": {}}).replace(
+            b"WORD", b"\xff\xfe\xfd\xfc"
+        ),
+        b"\x81\xa1z" + b"\x91" * 100_000 + b"\x00",
+        msgspec.msgpack.encode({"type": "Stranger"}),
+        b"",
+    ],
+    ids=["text that is not UTF-8", "arrays without end", "an unknown type", "nothing"],
+)
+def test_a_message_that_cannot_be_read_is_a_protocol_error(ends, payload):
+    ours, theirs = ends
+    ours.send([memoryview(len(payload).to_bytes(4, "little") + payload)], Deadline(1))
+    with pytest.raises(ProtocolError, match="server sent an unreadable message"):
+        theirs.receive(1)
+
+
+def test_a_message_that_claims_to_be_huge_is_refused_before_it_is_read(ends):
+    ours, theirs = ends
+    ours.send([memoryview(b"\xff\xff\xff\x7f")], Deadline(1))
+    with pytest.raises(ProtocolError, match="server sent a message of 2147483647 bytes"):
+        theirs.receive(1)
+
+
+def test_silence_is_a_deadline_error_and_the_end_is_a_closed_channel(ends):
+    ours, theirs = ends
+    with pytest.raises(DeadlineError, match="server"):
+        theirs.receive(0.02)
+    ours.close()
+    with pytest.raises(ChannelClosedError, match="server"):
+        theirs.receive()
