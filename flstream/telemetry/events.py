@@ -70,7 +70,7 @@ class RoundStarted(Event, tag="round_started"):
 
 
 class SiteState(Event, tag="site_state"):
-    """A site went over to another state: training, evaluating, ready, idle or failed."""
+    """A site went over to another state: downloading, training, evaluating or ready."""
 
     round: int
     site: str

@@ -1,0 +1,57 @@
+"""The commands and what they share.
+
+Nothing here, nor at the top of a command's file, imports more than typer: `flstream --help` is to
+answer at once, while numpy and torch take a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import cleandoc
+from typing import Annotated
+
+import typer
+
+from flstream import __version__
+from flstream.cli.bench import bench
+from flstream.cli.inspect import inspect
+from flstream.cli.simulate import simulate
+
+
+def _paragraphs(command: Callable[..., None]) -> str:
+    """The text of a command's docstring, for a terminal of any width: a line a paragraph."""
+    paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    # Errors made on purpose are sentences; any other is a defect, and its plain traceback is what
+    # a report of it needs.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (simulate, inspect, bench):
+    app.command(help=_paragraphs(command))(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flstream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def flstream(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Simulate federated learning on models larger than memory.
+
+    Exit status: 0 done, 1 the job failed, 2 what was asked for is wrong, 130 stopped by Ctrl-C.
+    """

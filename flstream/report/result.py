@@ -1,0 +1,144 @@
+"""What is said at the end of a run: what each round brought, and what all of it cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median_low
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flstream.report.console import new_table
+from flstream.report.rounds import rounds_table
+from flstream.report.text import counted, elide, format_metrics, format_rate, printable
+from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.summary import Summary
+from flstream.telemetry.events import Transfer
+from flstream.telemetry.memory import ProcessMemory
+from flstream.units import format_bytes, format_seconds
+
+# With more clients than this, only the largest and the median are shown.
+_MOST_CLIENTS = 16
+_LARGEST = 3
+_LABEL_WIDTH = 15
+
+
+def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
+    """Print the tables of a run, and then how it ended and where its files are."""
+    sections: list[tuple[str, Table]] = []
+    if summary.rounds:
+        table, more = rounds_table(console, summary)
+        also = f"; {counted(more, 'more metric')} in summary.json" if more else ""
+        sections.append((f"Rounds (in seconds{also})", table))
+    if summary.transfer.down.requests:
+        sections.append((f"Transfer ({_mode(summary)})", _transfer_table(summary)))
+    if summary.memory.server.peak_rss:
+        model = format_bytes(summary.model.bytes)
+        sections.append((f"Peak memory (the model is {model})", _memory_table(summary)))
+    for title, table in sections:
+        console.print()
+        console.print(Text(title, style="bold"))
+        console.print(table)
+    if summary.memory.peak_total_pss:
+        total = format_bytes(summary.memory.peak_total_pss)
+        console.print(f"All processes together, shared pages counted once: at most {total}.")
+    console.print()
+    for name, value in _facts(summary, run, console.width):
+        # A path is never broken over two lines, so that it can be copied.
+        console.print(Text(name.ljust(_LABEL_WIDTH), style="dim") + value, soft_wrap=True)
+
+
+def _mode(summary: Summary) -> str:
+    size = summary.transfer.chunk_size
+    pieces = f"chunks of {format_bytes(size)}" if size else "each model in one piece"
+    return f"{summary.transfer.mode} mode, {pieces}"
+
+
+def _transfer_table(summary: Summary) -> Table:
+    table = new_table("", "bytes", "requests", "chunks", "retries", "seconds", "rate")
+    for name, way in (("down", summary.transfer.down), ("up", summary.transfer.up)):
+        table.add_row(name, *_transfer_row(way))
+    return table
+
+
+def _transfer_row(way: Transfer) -> list[str]:
+    rate = format_rate(way.bytes / way.seconds) if way.seconds else "-"
+    counts = [f"{count:,}" for count in (way.requests, way.chunks, way.retries)]
+    return [format_bytes(way.bytes), *counts, f"{way.seconds:,.2f}", rate]
+
+
+def _memory_table(summary: Summary) -> Table:
+    table = new_table("process", "idle RSS", "peak RSS", "over idle", "peak USS")
+    table.add_row("server", *_memory_row(summary.memory.server))
+    clients = summary.memory.clients
+    if len(clients) <= _MOST_CLIENTS:
+        shown = list(clients)
+    else:
+        by_peak = sorted(clients, key=lambda name: clients[name].peak_rss, reverse=True)
+        shown = by_peak[:_LARGEST]
+    for name in shown:
+        table.add_row(printable(name), *_memory_row(clients[name]))
+    if len(shown) < len(clients):
+        middle = _median(list(clients.values()))
+        table.add_row(f"median of {len(clients)} clients", *_memory_row(middle))
+    return table
+
+
+def _memory_row(memory: ProcessMemory) -> list[str]:
+    # Zero says that it was never seen: the process did not come that far.
+    over = memory.peak_rss - memory.idle_rss if memory.idle_rss else 0
+    sizes = (memory.idle_rss, memory.peak_rss, over, memory.peak_uss)
+    return [format_bytes(size) if size else "-" for size in sizes]
+
+
+def _median(clients: Sequence[ProcessMemory]) -> ProcessMemory:
+    """The client in the middle by its peak: one that exists, so that its columns agree."""
+    middle = median_low(client.peak_rss for client in clients)
+    return next(client for client in clients if client.peak_rss == middle)
+
+
+def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, Text]]:
+    facts = []
+    if summary.best is not None:
+        best = format_metrics({summary.best.metric: summary.best.value})
+        where = f"{summary.best.round}, {best}"
+        facts.append(("best round", Text(elide(where, width - _LABEL_WIDTH))))
+    scores = _final_scores(summary)
+    if scores:
+        facts.append(("final model", Text(format_metrics(scores, width - _LABEL_WIDTH))))
+    style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
+    rounds = counted(summary.rounds_completed, "round")
+    ended = Text(summary.status, style=style)
+    ended.append(f" after {rounds}, {format_seconds(summary.wall_seconds)}", style="none")
+    facts.append(("status", ended))
+    model = _model(summary, run)
+    if model is not None:
+        facts.append(("model", Text(printable(_shown(model)))))
+    facts.append(("run directory", Text(printable(_shown(run.path)))))
+    return facts
+
+
+def _final_scores(summary: Summary) -> dict[str, float]:
+    """The metrics of the last model that was scored, the one that decides first."""
+    key = summary.best.metric if summary.best else None
+    for row in reversed(summary.metrics):
+        names = [name for name in row if name not in ("round", "train")]
+        if names:
+            return {name: row[name] for name in sorted(names, key=lambda name: name != key)}
+    return {}
+
+
+def _model(summary: Summary, run: RunDirectory) -> Path | None:
+    """The latest model there is, whatever became of the run."""
+    if summary.status == "finished":
+        return run.final_model
+    return run.checkpoint(summary.rounds_completed) if summary.model.bytes else None
+
+
+def _shown(path: Path) -> str:
+    """A path as short as it can be typed from here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,129 @@
+"""The tables at the end of a run hold its numbers, and fit the width they are given."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from flstream.report.console import make_console
+from flstream.report.result import print_result
+from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.summary import (
+    Best,
+    MemorySummary,
+    ModelSummary,
+    RoundSummary,
+    Summary,
+    TransferSummary,
+)
+from flstream.telemetry.events import Transfer
+from flstream.telemetry.memory import ProcessMemory
+
+MIB = 1 << 20
+
+
+def summary_of(
+    rounds: int = 3, clients: int = 4, metrics: tuple[str, ...] = ("accuracy",)
+) -> Summary:
+    """Return the summary of a run that went well."""
+    return Summary(
+        status="finished",
+        job="digits",
+        rounds_completed=rounds,
+        clients=clients,
+        model=ModelSummary(5000 * MIB, 34, "0" * 32),
+        metrics=[
+            {"round": n, **dict.fromkeys(metrics, n / 1000), "train": {"loss": 1.5}}
+            for n in range(1, rounds + 1)
+        ],
+        best=Best(rounds, metrics[0], rounds / 1000),
+        transfer=TransferSummary(
+            "pull",
+            2 * MIB,
+            Transfer(123_456_789_012, 1234, 56789, 3, 12.5),
+            Transfer(123_456_789_012, 4321, 98765, 0, 25.0),
+        ),
+        rounds=[
+            RoundSummary(n, 1234.56, 2345.67, 3456.78, 12.34, 0.25) for n in range(1, rounds + 1)
+        ],
+        memory=MemorySummary(
+            ProcessMemory(160 * MIB, 179 * MIB, 25 * MIB),
+            {
+                f"site-{n}": ProcessMemory(160 * MIB, (500 + n) * MIB, (400 + n) * MIB)
+                for n in range(1, clients + 1)
+            },
+            3 << 30,
+        ),
+        wall_seconds=83.0,
+    )
+
+
+def printed(summary: Summary, width: int = 80) -> str:
+    file = io.StringIO()
+    print_result(make_console(file=file, width=width), summary, RunDirectory(Path.cwd() / "runs/x"))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("clients", [1, 64])
+@pytest.mark.parametrize("rounds", [1, 300])
+def test_no_line_is_wider_than_the_console(width: int, clients: int, rounds: int) -> None:
+    many = tuple(f"a metric with a long name, number {number}" for number in range(30))
+    for metrics in (("accuracy", "loss"), many):
+        text = printed(summary_of(rounds, clients, metrics), width)
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_every_number_is_there_in_full() -> None:
+    lines = [line.split() for line in printed(summary_of()).splitlines()]
+    assert ["3", "*", "0.0030", "1.5000", "1234.56", "2345.67", "3456.78", "12.34", "0.25"] in lines
+    assert ["down", "115.0", "GiB", "1,234", "56,789", "3", "12.50", "9.2", "GiB/s"] in lines
+    assert ["server", "160", "MiB", "179", "MiB", "19", "MiB", "25", "MiB"] in lines
+    assert ["site-4", "160", "MiB", "504", "MiB", "344", "MiB", "404", "MiB"] in lines
+    assert ["best", "round", "3,", "accuracy", "0.0030"] in lines
+    assert ["final", "model", "accuracy", "0.0030"] in lines
+    assert ["status", "finished", "after", "3", "rounds,", "1m", "23s"] in lines
+    assert ["model", "runs/x/global.safetensors"] in lines
+
+
+def test_the_metric_that_decides_comes_first_and_those_left_out_are_counted() -> None:
+    summary = summary_of(metrics=tuple(f"metric{number}" for number in range(8)))
+    summary.best = Best(2, "metric7", 0.5)
+    lines = printed(summary).splitlines()
+    title = next(line for line in lines if line.startswith("Rounds"))
+    heads = next(line for line in lines if line.startswith("round")).split()
+    shown = heads.index("download") - 1
+    assert heads[1] == "metric7"
+    assert f"{9 - shown} more metrics in summary.json" in title
+
+
+def test_of_many_rounds_the_first_the_last_and_the_best_are_shown() -> None:
+    summary = summary_of(rounds=100)
+    summary.best = Best(50, "accuracy", 0.05)
+    table = printed(summary).split("\n\n")[0].split("evaluate\n")[1].splitlines()
+    first_words = [line.split()[0] for line in table]
+    assert len(first_words) <= 20
+    assert {"1", "50", "100"} <= set(first_words)
+    assert any(line.startswith("50 *") for line in table)
+    assert sum(line.startswith("...") for line in table) == 2
+
+
+def test_of_many_clients_the_largest_and_the_median_are_shown() -> None:
+    text = printed(summary_of(clients=40))
+    names = [line.split()[0] for line in text.splitlines() if line.startswith("site-")]
+    assert names == ["site-40", "site-39", "site-38"]
+    (median,) = (line for line in text.splitlines() if line.startswith("median of 40 clients"))
+    assert "520 MiB" in median
+
+
+def test_a_run_that_stopped_points_to_its_last_model() -> None:
+    summary = summary_of(rounds=2)
+    summary.status = "stopped"
+    assert "runs/x/checkpoints/round-0002.safetensors" in printed(summary)
+
+
+def test_a_run_that_never_began_is_told_without_tables() -> None:
+    text = printed(Summary(status="failed", error="no model", wall_seconds=1.0))
+    assert text.split() == [
+        "status", "failed", "after", "0", "rounds,", "1", "s", "run", "directory", "runs/x",
+    ]  # fmt: skip
