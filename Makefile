@@ -34,8 +34,10 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Measure: transfer modes side by side, and start-up
-	$(BIN)/python benchmarks/run.py
+bench: $(STAMP) ## Measure start-up, one transfer against the bare pipe, and the modes side by side
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/transfer.py 1GiB
+	$(BIN)/flstream bench --model-size 256MiB --clients 2
 
 clean: ## Remove the virtual environment and caches (runs/ is left alone)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -229,5 +229,5 @@ def _weight_of(model: FLModel) -> float:
 
 
 def _framework_of(params: Params) -> Framework:
-    arrays = all(isinstance(value, np.ndarray) for value in params.values())
+    arrays = all(isinstance(value, np.ndarray | np.generic) for value in params.values())
     return "numpy" if arrays and params else "pytorch"

@@ -60,6 +60,7 @@ class Answers:
         self._emit = emit
         self._abort = abort
         self._round_timeout = round_timeout
+        self._ready: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(abort, selectors.EVENT_READ)
         for site in sites.values():
@@ -75,6 +76,21 @@ class Answers:
             self._sites[name].control.send(message)
         except FlstreamError as error:
             raise self._failed(name, 0, str(error)) from error
+
+    def await_ready(self, cohort: Sequence[str]) -> None:
+        """Wait until the scripts of a cohort have called ``init()``.
+
+        So the seconds of a first round are those of its work, not of its sites' imports.
+
+        Raises:
+            SimulationError: a site failed, died, or did not get there in time; it is named.
+            AbortedError: the run is being stopped.
+        """
+        deadline = time.monotonic() + self._round_timeout
+        while missing := [name for name in cohort if name not in self._ready]:
+            self._check_time(deadline, missing, "call init()")
+            for site in self._speaking(self.REPORT_SECONDS):
+                self._listen(site, 0)
 
     def gather(
         self,
@@ -105,12 +121,8 @@ class Answers:
         received_at = time.monotonic()
         deadline = received_at + self._round_timeout
         while len(answers) < len(cohort):
-            if time.monotonic() > deadline:
-                silent = ", ".join(name for name in cohort if name not in answers)
-                raise SimulationError(
-                    f"round {round_number}: {silent} did not answer the {kind} task within "
-                    f"{self._round_timeout:g} s (clients.round_timeout)"
-                )
+            silent = [name for name in cohort if name not in answers]
+            self._check_time(deadline, silent, f"answer round {round_number}'s {kind} task")
             for site in self._speaking(self.REPORT_SECONDS):
                 message = self._listen(site, round_number)
                 if isinstance(message, Received):
@@ -163,6 +175,7 @@ class Answers:
             raise self._failed(site.name, round_number, str(error)) from error
         match message:
             case Ready(pid, idle_rss):
+                self._ready.add(site.name)
                 self._emit(ProcessReady(process=site.name, pid=pid, idle_rss=idle_rss))
             case Logged(number, key, value):
                 self._emit(SiteLog(round=number, site=site.name, key=key, value=value))
@@ -173,6 +186,13 @@ class Answers:
                 self._selector.unregister(site.control)
                 self._emit(ProcessEnded(process=site.name, peak_rss=peak_rss))
         return message
+
+    def _check_time(self, deadline: float, late: Sequence[str], task: str) -> None:
+        if time.monotonic() > deadline:
+            raise SimulationError(
+                f"{', '.join(late)} did not {task} within {self._round_timeout:g} s "
+                "(clients.round_timeout); their logs are sites/<name>/log.txt"
+            )
 
     def _failed(self, name: str, round_number: int, reason: str) -> SimulationError:
         self._emit(SiteFailed(round=round_number, site=name, reason=reason))

@@ -70,8 +70,8 @@ class LocalFederation:
         self._emit = emit
         self._abort = abort
         self._answers = Answers(sites, emit, abort, job.clients.round_timeout)
-        # The phases of a round before its updates are folded, kept until its event is written.
-        self._download = self._train = 0.0
+        # What training cost, kept until the round's event is written.
+        self._train = 0.0
         self._down = Transfer()
 
     @property
@@ -105,24 +105,20 @@ class LocalFederation:
     ) -> Mapping[str, Trained]:
         """Offer the model to the cohort and wait until every site has trained it."""
         self._emit(RoundStarted(round=round_number, sites=list(cohort)))
-        began = time.monotonic()
-        answers, self._down = self._ask("train", Trained, model, cohort, round_number)
-        self._download = self._down.seconds
-        self._train = time.monotonic() - began - self._download
+        answers, self._down, self._train = self._ask("train", Trained, model, cohort, round_number)
         return answers
 
     def evaluate(
         self, model: GlobalModel, cohort: Sequence[str], round_number: int
     ) -> Mapping[str, float]:
         """Offer the model to the cohort and wait until every site has scored it."""
-        began = time.monotonic()
-        answers, down = self._ask("evaluate", Evaluation, model, cohort, round_number)
+        answers, down, scoring = self._ask("evaluate", Evaluation, model, cohort, round_number)
         metrics = weighted_metrics(list(answers.values()))
         self._emit(
             Evaluated(
                 round=round_number,
                 metrics=metrics,
-                seconds=time.monotonic() - began,
+                seconds=down.seconds + scoring,
                 down=down,
             )
         )
@@ -151,7 +147,7 @@ class LocalFederation:
             RoundFinished(
                 round=round_number,
                 digest=digest,
-                download=self._download,
+                download=self._down.seconds,
                 train=self._train,
                 upload_and_fold=folded - began,
                 checkpoint=ended - folded,
@@ -174,8 +170,14 @@ class LocalFederation:
         model: GlobalModel,
         cohort: Sequence[str],
         round_number: int,
-    ) -> tuple[dict[str, AnswerT], Transfer]:
-        """Send a task to every site of a cohort, and gather the answers in the sites' order."""
+    ) -> tuple[dict[str, AnswerT], Transfer, float]:
+        """Send a task to every site of a cohort.
+
+        Returns:
+            The answers in the sites' order, the cost of the model's way down, and the seconds
+            from when the last site had it until the last one had answered.
+        """
+        self._answers.await_ready(cohort)
         source = FileSource(model.path)
         ref = self._service.offer(source, cohort)
         began = time.monotonic()
@@ -196,13 +198,13 @@ class LocalFederation:
         finally:
             ref.abort(f"the {kind} task of round {round_number} is over")
         report()
-        return answers, _down(ref, received_at - began)
+        return answers, _down(ref, received_at - began), time.monotonic() - received_at
 
     def _open_updates(
         self, trained: Mapping[str, Trained], stack: ExitStack
     ) -> tuple[list[RemoteSource], list[Update], int]:
         """Open every site's update, and choose the step of the walk over them."""
-        sizes = [self._settings(answer.framework).chunk_size for answer in trained.values()]
+        sizes = [self._settings(answer.framework).frame_size for answer in trained.values()]
         steps = plan_steps(min(sizes), self._job.aggregation.memory_budget)
         remotes, updates = [], []
         for name, answer in trained.items():

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
 
@@ -52,6 +52,10 @@ class ProcessHost:
     def exit_code(self, name: str) -> int | None:
         """How a process ended, as :attr:`multiprocessing.Process.exitcode` has it."""
         return self._processes[name].exitcode
+
+    def wait_for_any(self, seconds: float) -> None:
+        """Wait until some process has ended."""
+        connection.wait([process.sentinel for process in self._processes.values()], seconds)
 
     def wait(self, seconds: float) -> bool:
         """Wait until every process has ended; False if some live on after ``seconds``."""

@@ -37,6 +37,8 @@ LAUNCHER, FORK_SERVER, BUILDER = "launcher", "fork-server", "model-builder"
 
 # How long the server may take to stop in order before everything is killed.
 _STOP_SECONDS = 3.0
+# A failure that is the death of a process is often seen on a pipe before it can be waited for.
+_EXPLAIN_SECONDS = 0.5
 # How long a site's process may take to end after it has said goodbye.
 _EXIT_SECONDS = 5.0
 
@@ -192,6 +194,7 @@ class _Follower:
         summary = self._tally.summary
         if summary.status != "failed":
             return
+        host.wait_for_any(_EXPLAIN_SECONDS)
         ended = {name: host.exit_code(name) for name in (SERVER, BUILDER, *_names(job))}
         killed = [
             f"{name} was killed by {signal.Signals(-code).name}"

@@ -1,0 +1,43 @@
+"""The functions a training script calls, where they cannot work; the rest is in whole jobs."""
+
+import pytest
+
+import flstream.client as flare
+from flstream.client.session import _weight_of
+from flstream.errors import ClientError
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        flare.init,
+        flare.is_running,
+        flare.receive,
+        lambda: flare.send(flare.FLModel()),
+        flare.is_train,
+        flare.get_site_name,
+        flare.system_info,
+        lambda: flare.log("loss", 1.0),
+    ],
+)
+def test_outside_of_a_run_every_call_says_how_to_start_one(call):
+    with pytest.raises(ClientError, match="flstream simulate"):
+        call()
+
+
+def test_params_type_may_be_given_as_a_string_but_not_as_any_string():
+    assert flare.FLModel(params_type="DIFF").params_type is flare.ParamsType.DIFF
+    with pytest.raises(ValueError, match="HALF"):
+        flare.FLModel(params_type="HALF")
+
+
+def test_the_weight_is_the_number_of_examples_under_either_name():
+    assert _weight_of(flare.FLModel()) == 1.0
+    assert _weight_of(flare.FLModel(meta={"num_examples": 30})) == 30.0
+    assert _weight_of(flare.FLModel(meta={"NUM_STEPS_CURRENT_ROUND": 4})) == 4.0
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
+def test_a_weight_that_cannot_be_a_share_of_a_mean_is_refused(weight):
+    with pytest.raises(ClientError, match="num_examples"):
+        _weight_of(flare.FLModel(meta={"num_examples": weight}))

@@ -1,0 +1,90 @@
+"""A job in a few lines, run for real: a server, sites and a builder, each a process."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from flstream.job import Job, load_job
+from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.simulate import Listener, simulate
+from flstream.simulator.summary import Summary
+
+MODEL = """
+import torch
+
+
+def build(elements=1000):
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "w": torch.randn(elements, generator=generator),
+        "b": torch.randn(3, 5, generator=generator, dtype=torch.float64),
+        "steps": torch.tensor(0),
+    }
+"""
+
+# Adds noise that follows from the seed, so that the result depends on it.
+NOISE = """
+import torch
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"mean": model.params["w"].mean().item()}))
+        continue
+    for name, tensor in model.params.items():
+        if tensor.is_floating_point():
+            tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
+    flare.send(flare.FLModel(params=model.params))
+"""
+
+
+class Run(NamedTuple):
+    """What a run left behind."""
+
+    summary: Summary
+    directory: RunDirectory
+
+
+class Jobs(NamedTuple):
+    """Makes jobs in a folder of a test's own, and runs them."""
+
+    folder: Path
+
+    def make(self, script: str, *overrides: str, model: str = MODEL) -> Job:
+        """A job of two clients and two rounds, unless overrides say otherwise."""
+        (self.folder / "model.py").write_text(textwrap.dedent(model))
+        (self.folder / "client.py").write_text(textwrap.dedent(script))
+        (self.folder / "job.conf").write_text(
+            textwrap.dedent("""
+            name = test, seed = 7, rounds = 2
+            clients { count = 2 }
+            model { factory = "model:build" }
+            train { script = client.py }
+            """)
+        )
+        return load_job(self.folder / "job.conf", list(overrides))
+
+    def run(
+        self, script: str, *overrides: str, model: str = MODEL, listener: Listener | None = None
+    ) -> Run:
+        """Run a job to its end."""
+        job = self.make(script, *overrides, model=model)
+        number = len(list(self.folder.glob("run-*")))
+        directory = RunDirectory.create(job.name, self.folder / f"run-{number}")
+        return Run(simulate(job, directory, listener), directory)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path)
+
+
+@pytest.fixture
+def noise() -> str:
+    return NOISE
