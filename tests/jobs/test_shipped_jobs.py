@@ -12,9 +12,9 @@ JOBS = Path(__file__).parents[2] / "jobs"
 
 
 def simulate(job, folder, *options):
+    command = ["simulate", str(JOBS / job / "job.conf"), "--run-dir", str(folder), "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "flstream", "simulate", str(JOBS / job / "job.conf")]
-        + ["--run-dir", str(folder), "--json", *options],
+        [sys.executable, "-m", "flstream", *command, *options],
         capture_output=True,
         text=True,
         timeout=300,
