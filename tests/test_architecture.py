@@ -12,8 +12,8 @@ ROOT = Path(flstream.__file__).parent
 # From the top down. A room may import those that come after it.
 ROOMS = (
     "cli",
-    "bench",
     "report",
+    "bench",
     "simulator",
     "workflows",
     "aggregation",

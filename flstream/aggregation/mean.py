@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,26 +17,6 @@ Array = np.ndarray[Any, Any]
 _BLOCK = 16_384
 # Differences of 64-bit integers up to here are exact and do not wrap.
 _EXACT = 2.0**62
-
-
-class Fold(Protocol):
-    """A way to make the next model out of updates, one range at a time."""
-
-    def begin(self, runs: Sequence[Run]) -> None:
-        """A new range begins, with pieces of these element types."""
-        ...
-
-    def add(self, data: memoryview, weight: float) -> None:
-        """Take the range of the next update. ``data`` may be changed once this returns."""
-        ...
-
-    def add_difference(self, data: memoryview, base: memoryview, weight: float) -> None:
-        """Take the range of an update that says how it differs from ``base``."""
-        ...
-
-    def finish(self, out: memoryview) -> None:
-        """Write the range of the next model."""
-        ...
 
 
 class WeightedMean:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from flstream.aggregation.mean import Fold
+from flstream.aggregation.fold import Fold
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import BodyDigest, FileSink

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +15,8 @@ import psutil
 
 from flstream.errors import AbortedError, SimulationError
 from flstream.job import load_job
+from flstream.simulator.launcher import simulate
 from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.simulate import simulate
 from flstream.simulator.summary import RoundSummary, Summary
 
 Mode = Literal["pull", "native"]
@@ -146,12 +147,25 @@ def compare(plan: Plan, folder: Path, on_step: Callable[[str], None]) -> list[Re
     predicted = {mode: predict_bytes(mode, plan.model_bytes, plan.clients) for mode in plan.modes}
     available = psutil.virtual_memory().available
     runs: dict[Mode, list[Measurement]] = {mode: [] for mode in plan.modes}
-    for number in range(1, plan.repeat + 1):
-        for mode in plan.modes:
-            if predicted[mode] <= available:
+    fitting = [mode for mode in plan.modes if predicted[mode] <= available]
+    with _folder(folder):
+        for number in range(1, plan.repeat + 1):
+            for mode in fitting:
                 on_step(f"{mode}, run {number} of {plan.repeat}")
                 runs[mode].append(_measure(plan, mode, folder))
     return [Result(mode, predicted[mode], available, tuple(runs[mode])) for mode in plan.modes]
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    """Make a folder, and take it away again if it was not there before and is empty."""
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _measure(plan: Plan, mode: Mode, folder: Path) -> Measurement:
@@ -165,7 +179,6 @@ def _measure(plan: Plan, mode: Mode, folder: Path) -> Measurement:
     if plan.tensors is not None:
         overrides.append(f"model.args.tensors={plan.tensors}")
     job = load_job(_JOB, overrides)
-    folder.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
     try:
         summary = simulate(job, RunDirectory.create(job.name, work / "run"))

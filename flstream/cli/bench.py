@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flstream.errors import UsageError
+from flstream.units import parse_bytes
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from rich.table import Table
-
-    from flstream.bench.compare import Measurement, Mode, Plan, Result
+    from flstream.bench.compare import Mode, Plan, Result
 
 
 def bench(
@@ -41,8 +42,8 @@ def bench(
     more memory than this machine has available is not run but shown with its need.
     """
     from flstream.bench.compare import compare
+    from flstream.report.bench import print_comparison
     from flstream.report.console import error_console, make_console
-    from flstream.units import format_bytes
 
     plan = _plan(model_size, clients, modes, chunk_size, tensors, repeat)
     progress = error_console()
@@ -50,21 +51,13 @@ def bench(
     if json is not None:
         _write_json(plan, results, json)
     if json != "-":
-        console = make_console()
-        console.print(
-            f"A model of {format_bytes(plan.model_bytes)} to and from {clients} clients, "
-            f"{format_bytes(plan.chunk_size)} chunks, medians of {repeat}:"
-        )
-        console.print(_table(results))
-        for line in _verdict(results):
-            console.print(line)
+        print_comparison(make_console(), plan, results)
 
 
 def _plan(
     model_size: str, clients: int, modes: str, chunk_size: str, tensors: int | None, repeat: int
 ) -> Plan:
     from flstream.bench.compare import Plan
-    from flstream.errors import UsageError
 
     model_bytes = _size("--model-size", model_size)
     chunk_bytes = _size("--chunk-size", chunk_size)
@@ -78,8 +71,6 @@ def _plan(
 
 
 def _size(option: str, text: str) -> int:
-    from flstream.errors import UsageError
-    from flstream.units import parse_bytes
 
     try:
         return parse_bytes(text)
@@ -89,7 +80,6 @@ def _size(option: str, text: str) -> int:
 
 def _modes(text: str) -> list[Mode]:
     from flstream.bench.compare import MODES
-    from flstream.errors import UsageError
 
     known: dict[str, Mode] = {mode: mode for mode in MODES}
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -104,8 +94,6 @@ def _write_json(plan: Plan, results: Sequence[Result], target: str) -> None:
     import json
     from dataclasses import asdict
 
-    from flstream.errors import UsageError
-
     text = json.dumps(
         {"plan": asdict(plan), "results": [result.to_dict() for result in results]}, indent=2
     )
@@ -116,48 +104,3 @@ def _write_json(plan: Plan, results: Sequence[Result], target: str) -> None:
         Path(target).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--json {target}: cannot be written: {error.strerror}") from error
-
-
-def _table(results: Sequence[Result]) -> Table:
-    from flstream.report.console import new_table
-    from flstream.units import format_bytes
-
-    table = new_table("", *(result.mode for result in results))
-    rows: dict[str, Callable[[Measurement], str]] = {
-        "model down to every client": lambda run: f"{run.download:.2f} s",
-        "updates up, folded": lambda run: f"{run.upload_and_fold:.2f} s",
-        "next model made durable": lambda run: f"{run.checkpoint:.2f} s",
-        "requests a round": lambda run: f"{run.requests:,.0f}",
-        "server, peak RSS over idle": lambda run: format_bytes(int(run.server_peak_rss)),
-        "client, peak RSS over idle": lambda run: format_bytes(int(run.client_peak_rss)),
-        "all processes, peak PSS": lambda run: format_bytes(int(run.total_peak_pss)),
-    }
-    medians = [result.median for result in results]
-    for name, figure in rows.items():
-        table.add_row(name, *(figure(run) if run else "not run" for run in medians))
-    table.add_row("memory foretold", *(format_bytes(each.predicted_bytes) for each in results))
-    return table
-
-
-def _verdict(results: Sequence[Result]) -> list[str]:
-    """What streaming saves here, in a sentence, where both modes were asked for."""
-    from flstream.units import format_bytes
-
-    by_mode = {result.mode: result for result in results}
-    if "pull" not in by_mode or "native" not in by_mode:
-        return []
-    pull, native = by_mode["pull"].median, by_mode["native"].median
-    have = format_bytes(by_mode["pull"].available_bytes)
-    if pull is None:
-        need = format_bytes(by_mode["pull"].predicted_bytes)
-        return [f"The clients' models alone need about {need}, and {have} are available."]
-    total = format_bytes(int(pull.total_peak_pss))
-    if native is None:
-        need = format_bytes(by_mode["native"].predicted_bytes)
-        return [f"Streaming ran in {total}; native needs about {need}, {have} are available."]
-    saved = 1 - pull.total_peak_pss / native.total_peak_pss
-    server = native.server_peak_rss / max(pull.server_peak_rss, 1)
-    return [
-        f"Streaming took {saved:.0%} less memory in all, "
-        f"and {server:.0f} times less of the server's."
-    ]

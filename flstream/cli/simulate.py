@@ -45,8 +45,8 @@ def simulate(
     from flstream.report.console import make_console, report_error
     from flstream.report.result import print_result
     from flstream.report.view import watching
+    from flstream.simulator.launcher import simulate as run_job
     from flstream.simulator.run_directory import RunDirectory
-    from flstream.simulator.simulate import simulate as run_job
 
     loaded = load_job(job / "job.conf" if job.is_dir() else job, overrides or ())
     run = RunDirectory.create(loaded.name, run_dir)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,21 +19,21 @@ from flstream.client.messages import (
     Received,
     Stop,
     Task,
+    ToSite,
     Trained,
 )
+from flstream.client.seeding import seed_everything
 from flstream.errors import ChannelClosedError, ClientError, DeadlineError
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming.download import Receiver, StreamSettings, download
 from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_rss
 from flstream.transport.messages import MessageChannel
 
 if TYPE_CHECKING:
     import torch
-
-SERVER = "server"
-"""The name under which the server fetches updates."""
 
 
 class SiteInfo(msgspec.Struct, frozen=True):
@@ -74,7 +73,7 @@ class Session:
     def __init__(
         self,
         info: SiteInfo,
-        control: MessageChannel,
+        control: MessageChannel[ToSite],
         down: Receiver,
         service: DownloadService,
     ) -> None:
@@ -110,7 +109,7 @@ class Session:
             raise ClientError(
                 f"the model of round {task.round} was received before; answer it with send() first"
             )
-        _seed_everything(task.seed)
+        seed_everything(task.seed)
         body, _ = download(self._down, task.ref, self.info.streaming, self._sink_for(into))
         self._control.send(Received(task.round))
         self._model = FLModel(
@@ -195,7 +194,9 @@ class Session:
             raise ClientError("there is no task to answer; call receive() first")
         return self._task
 
-    def _sink_for(self, into: torch.nn.Module | Mapping[str, torch.Tensor] | None) -> Any:
+    def _sink_for(
+        self, into: torch.nn.Module | Mapping[str, torch.Tensor] | None
+    ) -> Callable[[Layout], MemoryBody]:
         if into is None:
             return lambda layout: MemoryBody.allocate(layout, self.info.exchange_format)
         tensors = into if isinstance(into, Mapping) else into.state_dict()
@@ -208,14 +209,6 @@ class Session:
             return body
 
         return existing
-
-
-def _seed_everything(seed: int) -> None:
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def _weight_of(model: FLModel) -> float:

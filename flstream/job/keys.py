@@ -60,8 +60,8 @@ def _keys(above: tuple[str, ...], section: type[Section]) -> list[Key]:
 def nearest_keys(unknown: str) -> tuple[str, ...]:
     """Return the keys or sections that an unknown key was most likely meant to be.
 
-    In order: the same name in another section, a near name in the same one, a longer name
-    that contains it anywhere (`chunk_size`), a near name anywhere.
+    In order: the same name in another section, a longer name that contains it anywhere
+    (`chunk_size`), a near name in the same section, a near name anywhere.
     """
     section, _, name = unknown.rpartition(".")
     known = [*job_keys(), *section_names()]
@@ -70,10 +70,10 @@ def nearest_keys(unknown: str) -> tuple[str, ...]:
     if same := tuple(key for key in known if last_part[key] == name):
         return same
     siblings = {last_part[key]: key for key in known if key.rpartition(".")[0] == section}
-    if near := get_close_matches(name, siblings, n=1, cutoff=0.6):
-        return (siblings[near[0]],)
     if longer := tuple(key for key in known if len(name) > 3 and name in last_part[key]):
         return longer
+    if near := get_close_matches(name, siblings, n=1, cutoff=0.6):
+        return (siblings[near[0]],)
     near = get_close_matches(name, last_part.values(), n=1, cutoff=0.7)
     return tuple(key for key in known if last_part[key] in near)
 

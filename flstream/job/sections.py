@@ -23,7 +23,7 @@ from flstream.job.rules import (
     refuse,
 )
 
-KIB, MIB, GIB = 1024, 1024**2, 1024**3
+MIB, GIB = 1024**2, 1024**3
 
 _CHUNK_SIZE = Bytes(least=16, most=GIB, multiple_of=16, zero="streaming off")
 
@@ -70,6 +70,11 @@ class Clients(Section):
         return value
 
     @property
+    def names(self) -> list[str]:
+        """The sites' names, in their fixed order: `site-1` and up."""
+        return [f"site-{number}" for number in range(1, self.count + 1)]
+
+    @property
     def cohort_size(self) -> int:
         """How many clients a round samples, as a number from 1 to `count`."""
         if self.per_round is None:
@@ -80,7 +85,7 @@ class Clients(Section):
 
 
 class Model(Section):
-    """Where the initial weights come from: a factory, a file, or both."""
+    """Where the initial weights come from: a factory, or a file, which wins over it."""
 
     factory: Annotated[str | None, Factory()] = None
     """The callable that builds the model: `module:callable` or `path/to/file.py:callable`.

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from flstream.report.state import MOVING, WORKING, RunState, SiteProgress
 from flstream.report.text import counted, elide, format_metrics, format_rate
-from flstream.simulator.simulate import Listener
-from flstream.telemetry.events import AnyEvent
+from flstream.simulator.launcher import Listener
+from flstream.telemetry.events import SERVER, AnyEvent
 from flstream.telemetry.memory import MemorySampler
 from flstream.units import format_bytes, format_seconds
 
@@ -166,7 +166,7 @@ def _footer(state: RunState, memory: Memory, now: float, width: int) -> list[Tex
     ]
     lines = [
         "   ".join(moved),
-        f"memory: server {format_bytes(memory.rss.get('server', 0))} RSS, "
+        f"memory: server {format_bytes(memory.rss.get(SERVER, 0))} RSS, "
         f"all processes at most {format_bytes(memory.peak_total)} so far",
     ]
     if state.scored:

@@ -46,8 +46,8 @@ class PlainView:
                     if event.chunk_size
                     else "each model in one piece"
                 )
-                rounds, clients = counted(event.rounds, "round"), counted(event.clients, "client")
-                return f"{event.job}: {rounds}, {clients}, {event.mode} mode, {size}"
+                rounds, sites = counted(event.rounds, "round"), counted(len(event.sites), "site")
+                return f"{event.job}: {rounds}, {sites}, {event.mode} mode, {size}"
             case ModelReady():
                 return f"model: {format_bytes(event.bytes)} in {counted(event.tensors, 'tensor')}"
             case RoundStarted():

@@ -113,8 +113,8 @@ class RunState:
             case RunStarted():
                 self.job, self.rounds, self.phase = event.job, event.rounds, "building the model"
                 self.mode, self.chunk_size = event.mode, event.chunk_size
-                for number in range(1, event.clients + 1):
-                    self._site(f"site-{number}")
+                for name in event.sites:
+                    self._site(name)
             case ModelReady():
                 self.model_bytes, self.tensors = event.bytes, event.tensors
             case ProcessReady():

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from flstream.report.live import live_view
 from flstream.report.plain import PlainView
-from flstream.simulator.simulate import Listener
+from flstream.simulator.launcher import Listener
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Literal, TypeVar
 
 from flstream.client.messages import (
     Evaluation,
@@ -16,11 +17,11 @@ from flstream.client.messages import (
     Ready,
     Received,
     Stop,
-    Task,
     TaskKind,
+    ToSite,
     Trained,
 )
-from flstream.errors import AbortedError, FlstreamError, SimulationError
+from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, SimulationError
 from flstream.simulator.site import Site
 from flstream.telemetry.events import (
     AnyEvent,
@@ -32,8 +33,18 @@ from flstream.telemetry.events import (
     SiteUpdate,
 )
 from flstream.transport.channel import AbortSignal
+from flstream.transport.messages import PATIENCE
 
 AnswerT = TypeVar("AnswerT", Trained, Evaluation)
+
+
+REPORT_SECONDS = 0.1
+"""How often progress is reported while something is waited for."""
+
+_AT_WORK: Mapping[TaskKind, Literal["training", "evaluating"]] = {
+    "train": "training",
+    "evaluate": "evaluating",
+}
 
 
 class Answers:
@@ -45,9 +56,6 @@ class Answers:
         abort: raised to give up.
         round_timeout: seconds that a task may take.
     """
-
-    REPORT_SECONDS = 0.1
-    """How often progress is reported while waiting."""
 
     def __init__(
         self,
@@ -66,16 +74,12 @@ class Answers:
         for site in sites.values():
             self._selector.register(site.control, selectors.EVENT_READ, site)
 
-    def send(self, name: str, message: Task | Stop) -> None:
-        """Send a message to a site.
-
-        Raises:
-            SimulationError: its process has died.
-        """
-        try:
+    def send(self, name: str, message: ToSite) -> None:
+        """Send a message to a site."""
+        # What a site said before it died is still to be read, and tells why; then comes the end of
+        # its channel. So a death is noticed where sites are listened to, and only there.
+        with suppress(ChannelClosedError):
             self._sites[name].control.send(message)
-        except FlstreamError as error:
-            raise self._failed(name, 0, str(error)) from error
 
     def await_ready(self, cohort: Sequence[str]) -> None:
         """Wait until the scripts of a cohort have called ``init()``.
@@ -89,7 +93,7 @@ class Answers:
         deadline = time.monotonic() + self._round_timeout
         while missing := [name for name in cohort if name not in self._ready]:
             self._check_time(deadline, missing, "call init()")
-            for site in self._speaking(self.REPORT_SECONDS):
+            for site in self._speaking(REPORT_SECONDS):
                 self._listen(site, 0)
 
     def gather(
@@ -123,12 +127,11 @@ class Answers:
         while len(answers) < len(cohort):
             silent = [name for name in cohort if name not in answers]
             self._check_time(deadline, silent, f"answer round {round_number}'s {kind} task")
-            for site in self._speaking(self.REPORT_SECONDS):
+            for site in self._speaking(REPORT_SECONDS):
                 message = self._listen(site, round_number)
                 if isinstance(message, Received):
                     received_at = time.monotonic()
-                    state = "training" if kind == "train" else "evaluating"
-                    self._emit(SiteState(round=round_number, site=site.name, state=state))
+                    self._emit(SiteState(round=round_number, site=site.name, state=_AT_WORK[kind]))
                 elif isinstance(message, answer_type):
                     answers[site.name] = message
                     self._note_answer(site.name, message)
@@ -138,15 +141,17 @@ class Answers:
     def say_goodbye(self, seconds: float) -> None:
         """Tell every site that the run is over, and wait until their scripts have ended.
 
-        Sites that take longer than ``seconds``, or that are gone, are left to the launcher.
+        Sites that take longer than ``seconds`` are left to the launcher. The model is final by
+        now, so a script that fails after its last task does not fail the run.
         """
         deadline = time.monotonic() + seconds
         living = [site for site in self._sites.values() if not site.ended]
         for site in living:
             self.send(site.name, Stop())
         while not all(site.ended for site in living) and time.monotonic() < deadline:
-            for site in self._speaking(self.REPORT_SECONDS):
-                self._listen(site, 0)
+            for site in self._speaking(REPORT_SECONDS):
+                with suppress(SimulationError):  # its event has been written
+                    self._listen(site, 0)
 
     def _note_answer(self, name: str, message: Trained | Evaluation) -> None:
         if isinstance(message, Trained):
@@ -169,8 +174,9 @@ class Answers:
     def _listen(self, site: Site, round_number: int) -> FromSite:
         """Take one message of a site, and deal with those that can come at any time."""
         try:
-            message: FromSite = site.control.receive(timeout=60.0)
+            message = site.control.receive(timeout=PATIENCE)
         except FlstreamError as error:
+            site.ended = True
             self._selector.unregister(site.control)
             raise self._failed(site.name, round_number, str(error)) from error
         match message:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flstream.aggregation.mean import Fold
+import msgspec
+
+from flstream.aggregation.fold import Fold
 from flstream.aggregation.walk import Update, fold_updates, plan_steps
 from flstream.client.messages import Evaluation, Task, TaskKind, Trained
 from flstream.errors import AbortedError, FlstreamError, SimulationError
@@ -14,11 +15,12 @@ from flstream.job import Job
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.memory import BufferSource, Framework
-from flstream.simulator.answers import Answers, AnswerT
-from flstream.simulator.initial_model import Built, NotBuilt
+from flstream.simulator.answers import REPORT_SECONDS, Answers, AnswerT
+from flstream.simulator.initial_model import BuildReport, NotBuilt
 from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.settings import stream_settings
 from flstream.simulator.site import Site
-from flstream.streaming.download import RemoteSource, StreamSettings, TransferStats
+from flstream.streaming.download import RemoteSource, StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (
@@ -33,7 +35,7 @@ from flstream.telemetry.events import (
 )
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
-from flstream.workflows.federation import GlobalModel
+from flstream.workflows.federation import GlobalModel, Training
 from flstream.workflows.sampling import site_seed
 
 Emit = Callable[[AnyEvent], None]
@@ -58,7 +60,7 @@ class LocalFederation:
         run: RunDirectory,
         sites: Mapping[str, Site],
         service: DownloadService,
-        builder: MessageChannel,
+        builder: MessageChannel[BuildReport],
         emit: Emit,
         abort: AbortSignal,
     ) -> None:
@@ -70,9 +72,6 @@ class LocalFederation:
         self._emit = emit
         self._abort = abort
         self._answers = Answers(sites, emit, abort, job.clients.round_timeout)
-        # What training cost, kept until the round's event is written.
-        self._train = 0.0
-        self._down = Transfer()
 
     @property
     def sites(self) -> Sequence[str]:
@@ -86,7 +85,7 @@ class LocalFederation:
             SimulationError: it could not.
         """
         try:
-            answer = self._builder.receive(abort=self._abort)
+            report = self._builder.receive(abort=self._abort)
         except AbortedError:
             raise
         except FlstreamError as error:
@@ -94,70 +93,60 @@ class LocalFederation:
                 "the process that builds the initial model died; "
                 "the model may be larger than this machine's memory"
             ) from error
-        if isinstance(answer, NotBuilt):
-            raise SimulationError(answer.reason)
-        assert isinstance(answer, Built)
-        self._emit(ModelReady(bytes=answer.bytes, tensors=answer.tensors, digest=answer.digest))
-        return GlobalModel(0, self._run.checkpoint(0), answer.digest)
+        if isinstance(report, NotBuilt):
+            raise SimulationError(report.reason)
+        self._emit(ModelReady(bytes=report.bytes, tensors=report.tensors, digest=report.digest))
+        return GlobalModel(0, self._run.checkpoint(0))
 
-    def train(
-        self, model: GlobalModel, cohort: Sequence[str], round_number: int
-    ) -> Mapping[str, Trained]:
+    def train(self, model: GlobalModel, cohort: Sequence[str]) -> Training:
         """Offer the model to the cohort and wait until every site has trained it."""
-        self._emit(RoundStarted(round=round_number, sites=list(cohort)))
-        answers, self._down, self._train = self._ask("train", Trained, model, cohort, round_number)
-        return answers
+        self._answers.await_ready(cohort)
+        self._emit(RoundStarted(round=model.round + 1, sites=list(cohort)))
+        return Training(*self._ask("train", Trained, model, cohort, model.round + 1))
 
-    def evaluate(
-        self, model: GlobalModel, cohort: Sequence[str], round_number: int
-    ) -> Mapping[str, float]:
+    def evaluate(self, model: GlobalModel, cohort: Sequence[str]) -> Mapping[str, float]:
         """Offer the model to the cohort and wait until every site has scored it."""
-        answers, down, scoring = self._ask("evaluate", Evaluation, model, cohort, round_number)
+        self._answers.await_ready(cohort)
+        answers, down, seconds = self._ask("evaluate", Evaluation, model, cohort, model.round)
         metrics = weighted_metrics(list(answers.values()))
         self._emit(
-            Evaluated(
-                round=round_number,
-                metrics=metrics,
-                seconds=down.seconds + scoring,
-                down=down,
-            )
+            Evaluated(round=model.round, metrics=metrics, seconds=down.seconds + seconds, down=down)
         )
         return metrics
 
-    def aggregate(
-        self, model: GlobalModel, trained: Mapping[str, Trained], fold: Fold, round_number: int
-    ) -> GlobalModel:
+    def aggregate(self, model: GlobalModel, training: Training, fold: Fold) -> GlobalModel:
         """Walk over the updates where they lie, into the next checkpoint."""
         began = time.monotonic()
         base = FileSource(model.path)
-        path = self._run.checkpoint(round_number)
-        metadata = {"format": "pt", "flstream.round": str(round_number)}
-        with ExitStack() as stack:
-            remotes, updates, step = self._open_updates(trained, stack)
-            sink = stack.enter_context(FileSink(path, base.layout, metadata))
-            digest = fold_updates(base, updates, fold, sink, step, self._watch_walk(trained, base))
+        following = GlobalModel(model.round + 1, self._run.checkpoint(model.round + 1))
+        metadata = {"format": "pt", "flstream.round": str(following.round)}
+        with FileSink(following.path, base.layout, metadata) as sink:
+            remotes, updates, step = self._open_updates(training.updates)
+            progress = self._walk_progress(training.updates, base.layout.nbytes)
+            digest = fold_updates(base, updates, fold, sink, step, progress)
             folded = time.monotonic()
             sink.finish()
-            ended = time.monotonic()
-            # Only what is durable is settled: until now a site still had what it takes to do
-            # this again.
-            for remote in remotes:
-                remote.close()
+        ended = time.monotonic()
+        # Only what is durable is settled: until now the sites still had all it takes to fold again.
+        for remote in remotes:
+            remote.close()
+        answers = training.updates
+        up = sum((remote.cost for remote in remotes), start=Transfer())
         self._emit(
             RoundFinished(
-                round=round_number,
+                round=following.round,
                 digest=digest,
-                download=self._down.seconds,
-                train=self._train,
+                download=training.down.seconds,
+                train=training.seconds,
                 upload_and_fold=folded - began,
                 checkpoint=ended - folded,
-                weights={site: answer.weight for site, answer in trained.items()},
-                metrics=weighted_metrics(list(trained.values())),
-                down=self._down,
-                up=_total([remote.stats for remote in remotes], folded - began),
+                weights={site: answer.weight for site, answer in answers.items()},
+                metrics=weighted_metrics(list(answers.values())),
+                down=training.down,
+                up=msgspec.structs.replace(up, seconds=folded - began),
             )
         )
-        return GlobalModel(round_number, path, digest)
+        return following
 
     def dismiss(self, seconds: float) -> None:
         """Tell the sites that the run is over, and give their scripts ``seconds`` to end."""
@@ -177,7 +166,6 @@ class LocalFederation:
             The answers in the sites' order, the cost of the model's way down, and the seconds
             from when the last site had it until the last one had answered.
         """
-        self._answers.await_ready(cohort)
         source = FileSource(model.path)
         ref = self._service.offer(source, cohort)
         began = time.monotonic()
@@ -198,10 +186,10 @@ class LocalFederation:
         finally:
             ref.abort(f"the {kind} task of round {round_number} is over")
         report()
-        return answers, _down(ref, received_at - began), time.monotonic() - received_at
+        return answers, _cost(ref, received_at - began), time.monotonic() - received_at
 
     def _open_updates(
-        self, trained: Mapping[str, Trained], stack: ExitStack
+        self, trained: Mapping[str, Trained]
     ) -> tuple[list[RemoteSource], list[Update], int]:
         """Open every site's update, and choose the step of the walk over them."""
         sizes = [self._settings(answer.framework).frame_size for answer in trained.values()]
@@ -224,9 +212,7 @@ class LocalFederation:
     def _settings(self, framework: Framework) -> StreamSettings:
         return stream_settings(self._job, framework)
 
-    def _watch_walk(
-        self, trained: Mapping[str, Trained], base: FileSource
-    ) -> Callable[[int], None]:
+    def _walk_progress(self, sites: Iterable[str], size: int) -> Callable[[int], None]:
         reported = time.monotonic()
 
         def on_range(done: int) -> None:
@@ -234,27 +220,11 @@ class LocalFederation:
             if self._abort.is_set():
                 raise AbortedError("the run was stopped")
             now = time.monotonic()
-            if now - reported >= Answers.REPORT_SECONDS or done == base.layout.nbytes:
+            if now - reported >= REPORT_SECONDS or done == size:
                 reported = now
-                up = dict.fromkeys(trained, done)
-                self._emit(Progress(down={}, up=up, size=base.layout.nbytes))
+                self._emit(Progress(down={}, up=dict.fromkeys(sites, done), size=size))
 
         return on_range
-
-
-def stream_settings(job: Job, framework: Framework) -> StreamSettings:
-    """How models of tensors, or of arrays, are fetched in a job."""
-    streaming = job.streaming
-    chunk_size = {
-        "pytorch": streaming.tensor_download_chunk_size,
-        "numpy": streaming.np_download_chunk_size,
-    }[framework]
-    return StreamSettings(
-        chunk_size=0 if streaming.mode == "native" else chunk_size,
-        request_size=streaming.request_size,
-        window=streaming.window,
-        request_timeout=streaming.streaming_per_request_timeout,
-    )
 
 
 def weighted_metrics(answers: Sequence[Trained | Evaluation]) -> dict[str, float]:
@@ -268,21 +238,11 @@ def weighted_metrics(answers: Sequence[Trained | Evaluation]) -> dict[str, float
     return means
 
 
-def _down(ref: Ref, seconds: float) -> Transfer:
+def _cost(ref: Ref, seconds: float) -> Transfer:
     deliveries = ref.deliveries.values()
     return Transfer(
         bytes=sum(delivery.bytes for delivery in deliveries),
         requests=sum(delivery.requests for delivery in deliveries),
         chunks=sum(delivery.chunks for delivery in deliveries),
-        seconds=seconds,
-    )
-
-
-def _total(stats: Sequence[TransferStats], seconds: float) -> Transfer:
-    return Transfer(
-        bytes=sum(each.bytes for each in stats),
-        requests=sum(each.requests for each in stats),
-        chunks=sum(each.chunks for each in stats),
-        retries=sum(each.retries for each in stats),
         seconds=seconds,
     )

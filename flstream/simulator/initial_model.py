@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import random
 import signal
 import socket
 import sys
@@ -18,10 +17,12 @@ from typing import Any
 
 import msgspec
 
+from flstream.client.seeding import seed_everything
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Model
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
+from flstream.telemetry.events import SERVER
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
 
@@ -40,13 +41,13 @@ class NotBuilt(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-Answer = Built | NotBuilt
+BuildReport = Built | NotBuilt
 
 
-def builder_main(model: Model, seed: int, path: Path, answer: socket.socket) -> None:
+def builder_main(model: Model, seed: int, path: Path, server: socket.socket) -> None:
     """The builder process: write the checkpoint, report, end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = MessageChannel(PipeChannel(answer, peer="server"), "server", Answer)
+    channel = MessageChannel[BuildReport](PipeChannel(server, SERVER), SERVER, BuildReport)
     try:
         channel.send(build(model, seed, path))
     except FlstreamError as error:
@@ -83,12 +84,9 @@ def build(model: Model, seed: int, path: Path) -> Built:
 
 
 def _state_of(factory: str, args: Mapping[str, Any], seed: int) -> Mapping[str, Any]:
-    import numpy as np
     import torch
 
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_everything(seed)
     try:
         made = _find(factory)(**args)
     except FlstreamError:

@@ -14,7 +14,7 @@ if os.getpid() != os.getpgrp():
 import torch
 
 import flstream.client.session
-import flstream.simulator.server
+import flstream.simulator.server_process
 import flstream.simulator.site_process
 
 __all__ = ["flstream", "torch"]

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerProcess
@@ -26,12 +26,13 @@ class ProcessHost:
 
     Args:
         environment: variables for every process.
+        preload: modules to import before any process is forked, beside those all of them need.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], preload: Sequence[str] = ()) -> None:
         self._environment = environment
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([PRELOAD])
+        self._context.set_forkserver_preload([PRELOAD, *preload])
         self._processes: dict[str, ForkServerProcess] = {}
 
     def start(self, name: str, target: Callable[..., None], *args: Any) -> int:
@@ -49,13 +50,18 @@ class ProcessHost:
         pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
         return pid
 
+    def wait_for(self, name: str, seconds: float) -> None:
+        """Wait until a process has ended."""
+        self._processes[name].join(seconds)
+
     def exit_code(self, name: str) -> int | None:
         """How a process ended, as :attr:`multiprocessing.Process.exitcode` has it."""
         return self._processes[name].exitcode
 
     def wait_for_any(self, seconds: float) -> None:
-        """Wait until some process has ended."""
-        connection.wait([process.sentinel for process in self._processes.values()], seconds)
+        """Wait until one more process has ended."""
+        living = [process for process in self._processes.values() if process.exitcode is None]
+        connection.wait([process.sentinel for process in living], seconds)
 
     def wait(self, seconds: float) -> bool:
         """Wait until every process has ended; False if some live on after ``seconds``."""

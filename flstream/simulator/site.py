@@ -18,14 +18,16 @@ class Site:
         name: of the site.
         control: messages to and from it.
         up: where its updates are fetched.
-        ended: whether it has said goodbye.
+        ended: whether it has said goodbye, or is lost.
     """
 
     def __init__(
         self, name: str, end: LinkEnd, service: DownloadService, abort: AbortSignal
     ) -> None:
         self.name = name
-        self.control = MessageChannel(PipeChannel(end.control, name), name, FromSite)
+        self.control: MessageChannel[FromSite] = MessageChannel(
+            PipeChannel(end.control, name), name, FromSite
+        )
         self.up = Receiver(PipeChannel(end.up, name), name, abort)
         self.ended = False
         service.attach(PipeChannel(end.down, name), receiver=name)

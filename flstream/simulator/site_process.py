@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import flstream.client
-from flstream.client.messages import Failed, Goodbye, Stop, Task
-from flstream.client.session import SERVER, Session, SiteInfo
+from flstream.client.messages import Failed, Goodbye, ToSite
+from flstream.client.session import Session, SiteInfo
 from flstream.errors import FlstreamError
 from flstream.simulator.links import LinkEnd
 from flstream.simulator.run_directory import RunDirectory
 from flstream.streaming.download import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
@@ -50,7 +51,9 @@ def site_main(
     _redirect_output(run.site_log(info.name))
     _set_threads(threads)
     _end_with_server(end.control.fileno())
-    control = MessageChannel(PipeChannel(end.control, SERVER), SERVER, Task | Stop)
+    control: MessageChannel[ToSite] = MessageChannel(
+        PipeChannel(end.control, SERVER), SERVER, ToSite
+    )
     with DownloadService() as service:
         service.attach(PipeChannel(end.up, SERVER), receiver=SERVER)
         down = Receiver(PipeChannel(end.down, SERVER), SERVER)

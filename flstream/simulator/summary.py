@@ -10,6 +10,7 @@ import msgspec
 
 from flstream.job import Job
 from flstream.telemetry.events import (
+    SERVER,
     AnyEvent,
     Evaluated,
     ModelReady,
@@ -98,7 +99,7 @@ class Tally:
     """Adds a run's events up to its summary.
 
     Args:
-        job: for the metric that decides which round was best.
+        job: for its sites, and the metric that decides which round was best.
 
     Attributes:
         summary: so far.
@@ -106,6 +107,7 @@ class Tally:
 
     def __init__(self, job: Job) -> None:
         self._args = job.workflow.args
+        self._sites = job.clients.names
         self.summary = Summary(job=job.name, seed=job.seed, clients=job.clients.count)
 
     def apply(self, event: AnyEvent) -> None:
@@ -121,8 +123,8 @@ class Tally:
                 self._finish_round(event)
             case Evaluated():
                 summary.rounds[-1].evaluate = event.seconds
-                _add(summary.transfer.down, event.down)
-                summary.metrics[-1].update(event.metrics)
+                summary.transfer.down += event.down
+                summary.metrics[-1] = {**event.metrics, **summary.metrics[-1]}
                 self._compare(event)
             case RunFinished():
                 summary.status = event.status
@@ -139,8 +141,8 @@ class Tally:
         )
         trained = {"train": event.metrics} if event.metrics else {}
         summary.metrics.append({"round": event.round, **trained})
-        _add(summary.transfer.down, event.down)
-        _add(summary.transfer.up, event.up)
+        summary.transfer.down += event.down
+        summary.transfer.up += event.up
 
     def _compare(self, event: Evaluated) -> None:
         metric = self._args.key_metric
@@ -156,13 +158,8 @@ class Tally:
         self, peaks: Mapping[str, ProcessMemory], peak_total_pss: int, wall_seconds: float
     ) -> Summary:
         """Add what only the launcher knows, and return the summary."""
-        sites = {name: peak for name, peak in peaks.items() if name.startswith("site-")}
-        server = peaks.get("server", ProcessMemory())
+        sites = {name: peaks[name] for name in self._sites if name in peaks}
+        server = peaks.get(SERVER, ProcessMemory())
         self.summary.memory = MemorySummary(server, sites, peak_total_pss)
         self.summary.wall_seconds = wall_seconds
         return self.summary
-
-
-def _add(total: Transfer, more: Transfer) -> None:
-    for field in Transfer.__struct_fields__:
-        setattr(total, field, getattr(total, field) + getattr(more, field))

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from flstream.errors import (
@@ -35,6 +34,7 @@ from flstream.streaming.wire import (
     digest_of,
     pack_message,
 )
+from flstream.telemetry.events import Transfer
 from flstream.transport.channel import AbortSignal, Channel, Deadline
 from flstream.transport.views import split
 
@@ -70,33 +70,6 @@ class StreamSettings(NamedTuple):
     def bytes_a_request(self) -> int:
         """Bytes that a request covers, a whole number of frames."""
         return self.request_size // self.frame_size * self.frame_size
-
-
-@dataclass
-class TransferStats:
-    """What a transfer cost.
-
-    Attributes:
-        bytes: payload of the frames that arrived.
-        requests: fetch requests made.
-        chunks: frames that arrived.
-        retries: requests made again for bytes that did not arrive in order.
-        seconds: from opening the ref to closing it.
-    """
-
-    bytes: int = 0
-    requests: int = 0
-    chunks: int = 0
-    retries: int = 0
-    seconds: float = 0.0
-
-    def add(self, other: TransferStats) -> None:
-        """Add another transfer's cost to this one."""
-        self.bytes += other.bytes
-        self.requests += other.requests
-        self.chunks += other.chunks
-        self.retries += other.retries
-        self.seconds += other.seconds
 
 
 class Receiver:
@@ -186,14 +159,17 @@ class RemoteSource:
 
     Attributes:
         layout: as the sender told it.
-        stats: cost so far.
+        bytes: bytes of body received so far.
+        requests: fetch requests made so far.
+        chunks: frames received so far.
 
     Raises:
         StreamingError: the sender refused, fell silent, or is gone.
     """
 
     def __init__(self, receiver: Receiver, token: bytes, settings: StreamSettings) -> None:
-        self.stats = TransferStats()
+        self.bytes = self.requests = self.chunks = 0
+        self._ended: float | None = None
         self._receiver = receiver
         self._token = token
         self._settings = settings
@@ -208,6 +184,12 @@ class RemoteSource:
     def peer(self) -> str:
         """Who offers the ref."""
         return self._receiver.peer
+
+    @property
+    def cost(self) -> Transfer:
+        """What the download has cost so far, or in all once it is closed."""
+        seconds = (self._ended or time.monotonic()) - self._began
+        return Transfer(self.bytes, self.requests, self.chunks, seconds=seconds)
 
     def receive(self, start: int, stop: int, into: Sequence[memoryview]) -> None:
         """Receive the bytes ``[start, stop)`` into views that are together as long.
@@ -249,7 +231,7 @@ class RemoteSource:
         message = memoryview(bytearray(head + self.layout.nbytes))
         fetch = self._fetch(0, self.layout.nbytes, chunk_size=0)
         self._receive_frame(fetch, 0, len(message), [message])
-        self.stats.bytes = self.layout.nbytes  # the header is not part of the body
+        self.bytes = self.layout.nbytes  # the header is not part of the body
         self._cursor = self.layout.nbytes
         return message[head:]
 
@@ -260,7 +242,7 @@ class RemoteSource:
             failure: why the model is of no use; empty if all is well.
         """
         self._tell(ok=not failure, reason=failure)
-        self.stats.seconds = time.monotonic() - self._began
+        self._ended = time.monotonic()
 
     def pause(self) -> None:
         """Leave the ref without a verdict, so that it can be read again from the front."""
@@ -294,7 +276,7 @@ class RemoteSource:
         number = self._receiver.next_number()
         fetch = Fetch(self._token, number, start, stop, chunk_size)
         self._receiver.send(fetch, self._settings.request_timeout)
-        self.stats.requests += 1
+        self.requests += 1
         return fetch
 
     def _receive_frame(
@@ -323,8 +305,8 @@ class RemoteSource:
                 f"(tensor {self.layout.name_at(header.start)!r}) do not match their digest; "
                 "run the job again"
             )
-        self.stats.bytes += header.length
-        self.stats.chunks += 1
+        self.bytes += header.length
+        self.chunks += 1
 
 
 def download(
@@ -332,7 +314,7 @@ def download(
     token: bytes,
     settings: StreamSettings,
     sink_for: Callable[[Layout], SinkT],
-) -> tuple[SinkT, TransferStats]:
+) -> tuple[SinkT, Transfer]:
     """Copy a snapshot from the peer of a channel into a sink.
 
     Args:
@@ -368,7 +350,7 @@ def download(
             remote.close(failure=str(error))
         raise
     remote.close()
-    return sink, remote.stats
+    return sink, remote.cost
 
 
 def _copy(body: memoryview, sink: Sink) -> None:

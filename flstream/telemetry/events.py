@@ -18,14 +18,36 @@ class Event(msgspec.Struct, kw_only=True, tag_field="kind"):
     time: float = msgspec.field(default_factory=time.time)
 
 
-class Transfer(msgspec.Struct):
-    """The cost of moving bodies one way: bytes, requests, frames, repeats, and seconds."""
+SERVER = "server"
+"""The name of the server's process, in events and to its sites."""
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """What moving bodies one way cost.
+
+    Attributes:
+        bytes: bytes of body.
+        requests: fetch requests made.
+        chunks: frames that carried them.
+        retries: requests made again; 0 as long as a broken transfer ends the run.
+        seconds: from the first request to the last byte.
+    """
 
     bytes: int = 0
     requests: int = 0
     chunks: int = 0
     retries: int = 0
     seconds: float = 0.0
+
+    def __add__(self, other: Transfer) -> Transfer:
+        """Both together, one after the other."""
+        return Transfer(
+            self.bytes + other.bytes,
+            self.requests + other.requests,
+            self.chunks + other.chunks,
+            self.retries + other.retries,
+            self.seconds + other.seconds,
+        )
 
 
 class RunStarted(Event, tag="run_started"):
@@ -34,8 +56,8 @@ class RunStarted(Event, tag="run_started"):
     job: str
     seed: int
     rounds: int
-    clients: int
-    mode: str
+    sites: list[str]
+    mode: Literal["pull", "native"]
     chunk_size: int
 
 
@@ -74,7 +96,7 @@ class SiteState(Event, tag="site_state"):
 
     round: int
     site: str
-    state: str
+    state: Literal["downloading", "training", "evaluating", "ready"]
 
 
 class SiteUpdate(Event, tag="site_update"):

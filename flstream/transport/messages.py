@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -17,26 +17,31 @@ _MAX_BYTES = 16 << 20
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 
+# How long a living peer may take to make room for a message, or to send the rest of one.
+PATIENCE = 60.0
 
-class MessageChannel:
+MessageT = TypeVar("MessageT")
+
+
+class MessageChannel(Generic[MessageT]):
     """Sends and receives whole messages.
 
     Args:
         channel: what carries the bytes.
         peer: who is at the other end.
-        kinds: the union of message types that may arrive.
+        kinds: the union of message types that may arrive, which is ``MessageT``.
     """
 
     def __init__(self, channel: Channel, peer: str, kinds: Any) -> None:
         self.peer = peer
         self._channel = channel
-        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kinds)
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kinds)
 
     def fileno(self) -> int:
         """The descriptor to select on."""
         return self._channel.fileno()
 
-    def send(self, message: msgspec.Struct, timeout: float | None = 60.0) -> None:
+    def send(self, message: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
         """Send a message.
 
         Raises:
@@ -46,7 +51,7 @@ class MessageChannel:
         length = len(payload).to_bytes(_LENGTH_BYTES, "little")
         self._channel.send([memoryview(length + payload)], Deadline(timeout))
 
-    def receive(self, timeout: float | None = None, abort: AbortSignal | None = None) -> Any:
+    def receive(self, timeout: float | None = None, abort: AbortSignal | None = None) -> MessageT:
         """Wait for a message.
 
         Args:

@@ -15,12 +15,12 @@ def fedavg(federation: Federation, job: Job) -> None:
     send, weighted by their numbers of examples, the next global model.
     """
     model = federation.initial_model()
-    for round_number in range(1, job.rounds + 1):
-        cohort = sample_sites(federation.sites, job.clients.cohort_size, job.seed, round_number)
-        trained = federation.train(model, cohort, round_number)
-        model = federation.aggregate(model, trained, WeightedMean(), round_number)
-        if _evaluation_is_due(job, round_number):
-            federation.evaluate(model, federation.sites, round_number)
+    while model.round < job.rounds:
+        cohort = sample_sites(federation.sites, job.clients.cohort_size, job.seed, model.round + 1)
+        training = federation.train(model, cohort)
+        model = federation.aggregate(model, training, WeightedMean())
+        if _evaluation_is_due(job, model.round):
+            federation.evaluate(model, federation.sites)
 
 
 def _evaluation_is_due(job: Job, round_number: int) -> bool:

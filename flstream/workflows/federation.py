@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from flstream.aggregation.mean import Fold
+from flstream.aggregation.fold import Fold
 from flstream.client.messages import Trained
+from flstream.telemetry.events import Transfer
 
 
 class GlobalModel(NamedTuple):
@@ -16,12 +17,24 @@ class GlobalModel(NamedTuple):
     Attributes:
         round: the round it is the result of; 0 is the initial model.
         path: its checkpoint.
-        digest: of its layout and bytes.
     """
 
     round: int
     path: Path
-    digest: str
+
+
+class Training(NamedTuple):
+    """What came of asking sites to train.
+
+    Attributes:
+        updates: where each site offers its update, in the order in which they are to be folded.
+        down: the cost of the model's way to the sites.
+        seconds: from when the last site had the model until the last one had trained it.
+    """
+
+    updates: Mapping[str, Trained]
+    down: Transfer
+    seconds: float
 
 
 class Federation(Protocol):
@@ -36,20 +49,17 @@ class Federation(Protocol):
         """The model to begin with."""
         ...
 
-    def train(
-        self, model: GlobalModel, cohort: Sequence[str], round_number: int
-    ) -> Mapping[str, Trained]:
-        """Have sites train a model; their updates stay with them until they are aggregated."""
+    def train(self, model: GlobalModel, cohort: Sequence[str]) -> Training:
+        """Begin the round after the model's: have a cohort train it.
+
+        The updates stay with the sites until they are aggregated.
+        """
         ...
 
-    def aggregate(
-        self, model: GlobalModel, trained: Mapping[str, Trained], fold: Fold, round_number: int
-    ) -> GlobalModel:
-        """Fold updates into the next model and make it durable."""
+    def aggregate(self, model: GlobalModel, training: Training, fold: Fold) -> GlobalModel:
+        """Finish that round: fold the updates into its model, and make that durable."""
         ...
 
-    def evaluate(
-        self, model: GlobalModel, cohort: Sequence[str], round_number: int
-    ) -> Mapping[str, float]:
+    def evaluate(self, model: GlobalModel, cohort: Sequence[str]) -> Mapping[str, float]:
         """Have sites score a model; the metrics are weighted by the sites' own weights."""
         ...

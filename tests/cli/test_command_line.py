@@ -15,6 +15,7 @@ def test_help_lists_the_commands_within_80_columns(flstream: Flstream) -> None:
     assert done.returncode == 0
     assert "simulate" in done.stdout
     assert "inspect" in done.stdout
+    assert "bench" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 

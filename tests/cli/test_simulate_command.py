@@ -29,7 +29,7 @@ def test_without_a_terminal_a_run_is_plain_lines_of_80_columns_of_tables(
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout
     lines, tables = done.stdout.split("\n\n", maxsplit=1)
-    assert lines.startswith("mini: 3 rounds, 2 clients, pull mode, chunks of 2 MiB\n")
+    assert lines.startswith("mini: 3 rounds, 2 sites, pull mode, chunks of 2 MiB\n")
     assert "round 3 of 3: done in" in lines
     assert max(map(len, tables.splitlines())) <= 80
     assert "finished after 3 rounds" in tables

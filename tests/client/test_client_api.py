@@ -15,6 +15,7 @@ from flstream.errors import ClientError
         flare.receive,
         lambda: flare.send(flare.FLModel()),
         flare.is_train,
+        flare.is_evaluate,
         flare.get_site_name,
         flare.system_info,
         lambda: flare.log("loss", 1.0),

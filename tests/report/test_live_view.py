@@ -36,7 +36,7 @@ def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
             job=job,
             seed=7,
             rounds=10,
-            clients=clients,
+            sites=sites,
             mode="pull",
             chunk_size=2 * MIB,
         ),

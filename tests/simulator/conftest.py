@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 
 from flstream.job import Job, load_job
+from flstream.simulator.launcher import Listener, simulate
 from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.simulate import Listener, simulate
 from flstream.simulator.summary import Summary
+from flstream.telemetry.events import AnyEvent, ProcessReady
+from flstream.telemetry.memory import MemorySampler
 
 MODEL = """
 import torch
@@ -77,7 +81,20 @@ class Jobs(NamedTuple):
         job = self.make(script, *overrides, model=model)
         number = len(list(self.folder.glob("run-*")))
         directory = RunDirectory.create(job.name, self.folder / f"run-{number}")
-        return Run(simulate(job, directory, listener), directory)
+        processes: list[psutil.Process] = []
+
+        def listen(event: AnyEvent, sampler: MemorySampler) -> None:
+            if isinstance(event, ProcessReady):
+                with suppress(psutil.NoSuchProcess):
+                    processes.append(psutil.Process(event.pid))
+            if listener is not None:
+                listener(event, sampler)
+
+        summary = simulate(job, directory, listen)
+        # The kernel may still be taking down one that was killed.
+        _, left = psutil.wait_procs(processes, timeout=10)
+        assert left == []
+        return Run(summary, directory)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 import signal
 
-import psutil
 import pytest
 
 from flstream.errors import UsageError
@@ -38,15 +37,6 @@ while flare.is_running():
     )
 
 
-@pytest.fixture(autouse=True)
-def no_process_is_left():
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    yield
-    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    left = [p for p in left if "resource_tracker" not in " ".join(p.cmdline())]
-    assert left == []
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -73,6 +63,25 @@ def test_a_site_that_fails_ends_the_job_with_its_name_and_reason(jobs, body, wor
     kept = sorted(path.name for path in run.directory.checkpoints.iterdir())
     assert kept == ["round-0000.safetensors", "round-0001.safetensors"]
     assert not run.directory.final_model.exists()
+
+
+def test_a_script_that_fails_right_after_init_is_quoted(jobs):
+    run = jobs.run(HEADER + "raise KeyError('early')")
+    assert run.summary.status == "failed"
+    assert "client.py, line 8 raised KeyError: 'early'" in run.summary.error
+
+
+def test_a_script_that_never_calls_init_is_named(jobs):
+    run = jobs.run("print('I do something else')")
+    assert run.summary.status == "failed"
+    assert "client.py ended before the run did" in run.summary.error
+
+
+def test_a_script_that_fails_after_its_last_task_does_not_fail_the_run(jobs, noise):
+    run = jobs.run(noise + "\nraise RuntimeError('while tidying up')")
+    assert run.summary.status == "finished"
+    assert run.directory.final_model.exists()
+    assert "while tidying up" in run.directory.site_log("site-1").read_text()
 
 
 def test_a_site_that_does_not_answer_in_time_is_named(jobs):

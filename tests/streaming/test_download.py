@@ -14,7 +14,8 @@ from flstream.errors import IntegrityError, LayoutError, RefusedError
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.layout import Layout, TensorSpec
 from flstream.model.memory import BufferSource, MemoryBody
-from flstream.streaming.download import RemoteSource, StreamSettings, TransferStats, download
+from flstream.streaming.download import RemoteSource, StreamSettings, download
+from flstream.telemetry.events import Transfer
 
 MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
 multiples_of_16 = st.integers(1, 40).map(lambda count: 16 * count)
@@ -39,8 +40,7 @@ def test_every_tensor_arrives_bit_by_bit_in_frames_and_requests_as_promised(
     assert all(frame.length <= chunk_size for frame in channel.frames)
     assert len(channel.frames) == ceil(nbytes / frame_size)
     requests = ceil(nbytes / (request_size // frame_size * frame_size))
-    due = TransferStats(nbytes, requests, len(channel.frames), 0, stats.seconds)
-    assert stats == due
+    assert stats == Transfer(nbytes, requests, len(channel.frames), 0, stats.seconds)
     delivery = ref.deliveries["site-1"]
     assert (delivery.bytes, delivery.requests, delivery.chunks) == (
         nbytes,
@@ -249,10 +249,3 @@ def test_a_ref_that_settles_while_it_is_read_is_refused(hall):
     ref.abort("enough")
     with pytest.raises(RefusedError, match="settled"):
         remote.receive(0, 4096, [memoryview(bytearray(4096))])
-
-
-def test_transfer_stats_add_up():
-    total = TransferStats()
-    total.add(TransferStats(1, 2, 3, 4, 5.0))
-    total.add(TransferStats(1, 2, 3, 4, 5.0))
-    assert total == TransferStats(2, 4, 6, 8, 10.0)

@@ -1,7 +1,7 @@
 """Events come back as they were written, a line each."""
 
 import json
-from typing import get_args
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
@@ -34,11 +34,11 @@ VALUES = {
 
 
 def events(kind: type) -> st.SearchStrategy[AnyEvent]:
-    if kind is RunFinished:
-        statuses = st.sampled_from(["finished", "failed", "stopped"])
-        return st.builds(RunFinished, status=statuses, error=st.text(), time=VALUES[float])
-    fields = {f.name: VALUES[f.type] for f in msgspec.structs.fields(kind)}
-    return st.builds(kind, **fields)
+    return st.builds(kind, **{f.name: values(f.type) for f in msgspec.structs.fields(kind)})
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(get_args(kind)) if get_origin(kind) is Literal else VALUES[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)

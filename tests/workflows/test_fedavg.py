@@ -6,8 +6,9 @@ import pytest
 
 from flstream.client.messages import Trained
 from flstream.job import load_job
+from flstream.telemetry.events import Transfer
 from flstream.workflows.fedavg import fedavg
-from flstream.workflows.federation import GlobalModel
+from flstream.workflows.federation import GlobalModel, Training
 
 
 class Recorder:
@@ -18,18 +19,19 @@ class Recorder:
         self.calls = []
 
     def initial_model(self):
-        return GlobalModel(0, Path("round-0"), "")
+        return GlobalModel(0, Path("round-0"))
 
-    def train(self, model, cohort, round_number):
-        self.calls.append(("train", model.round, round_number, len(cohort)))
-        return {site: Trained(round_number, b"", 1.0, "FULL", "pytorch", {}) for site in cohort}
+    def train(self, model, cohort):
+        self.calls.append(("train", model.round, len(cohort)))
+        updates = {site: Trained(1, b"", 1.0, "FULL", "pytorch", {}) for site in cohort}
+        return Training(updates, Transfer(), 0.0)
 
-    def aggregate(self, model, trained, fold, round_number):
-        self.calls.append(("aggregate", model.round, round_number, len(trained)))
-        return GlobalModel(round_number, Path("next"), "")
+    def aggregate(self, model, training, fold):
+        self.calls.append(("aggregate", model.round, len(training.updates)))
+        return GlobalModel(model.round + 1, Path("next"))
 
-    def evaluate(self, model, cohort, round_number):
-        self.calls.append(("evaluate", model.round, round_number, len(cohort)))
+    def evaluate(self, model, cohort):
+        self.calls.append(("evaluate", model.round, len(cohort)))
         return {}
 
 
@@ -55,12 +57,10 @@ def run(tmp_path):
 
 def test_each_round_trains_the_last_model_and_aggregates_what_came_of_it(run):
     calls = [call for call in run(0) if call[0] != "evaluate"]
-    assert calls == [
-        (what, number - 1, number, 2) for number in range(1, 6) for what in ("train", "aggregate")
-    ]
+    assert calls == [(what, number, 2) for number in range(5) for what in ("train", "aggregate")]
 
 
 def test_all_sites_evaluate_every_so_many_rounds_and_after_the_last(run):
     evaluated = [call for call in run(2) if call[0] == "evaluate"]
-    assert evaluated == [("evaluate", n, n, 3) for n in (2, 4, 5)]
+    assert evaluated == [("evaluate", n, 3) for n in (2, 4, 5)]
     assert not [call for call in run(0) if call[0] == "evaluate"]

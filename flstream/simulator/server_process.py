@@ -10,16 +10,17 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 
-from flstream.client.session import SERVER
 from flstream.errors import AbortedError, ChannelClosedError, FlstreamError
 from flstream.job import Job
-from flstream.simulator.federation import LocalFederation, stream_settings
-from flstream.simulator.initial_model import Answer
+from flstream.simulator.federation import LocalFederation
+from flstream.simulator.initial_model import BuildReport
 from flstream.simulator.links import LinkEnd
 from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.settings import stream_settings
 from flstream.simulator.site import Site
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (
+    SERVER,
     AnyEvent,
     EventLog,
     ProcessEnded,
@@ -64,7 +65,7 @@ class Reporter:
         launcher: shows them.
     """
 
-    def __init__(self, log: EventLog, launcher: MessageChannel) -> None:
+    def __init__(self, log: EventLog, launcher: MessageChannel[AnyEvent]) -> None:
         self._log = log
         self._launcher = launcher
 
@@ -91,6 +92,8 @@ def server_main(
 ) -> None:
     """The process: run the job to its end, however it ends.
 
+    What a round is stands in the workflow, such as :mod:`flstream.workflows.fedavg`.
+
     Args:
         job: the job.
         run: its run directory.
@@ -100,7 +103,9 @@ def server_main(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     abort = StopRequest(launcher)
-    channel = MessageChannel(PipeChannel(launcher, "the launcher"), "the launcher", AnyEvent)
+    channel: MessageChannel[AnyEvent] = MessageChannel(
+        PipeChannel(launcher, "the launcher"), "the launcher", AnyEvent
+    )
     with EventLog(run.events) as log:
         reporter = Reporter(log, channel)
         with suppress(AbortedError):
@@ -119,11 +124,13 @@ def _run(
     abort: StopRequest,
 ) -> RunFinished:
     try:
-        reporter.emit(_run_started(job))
+        reporter.emit(_run_started(job, list(ends)))
         with DownloadService() as service:
             sites = {name: Site(name, end, service, abort) for name, end in ends.items()}
-            built = MessageChannel(PipeChannel(builder, "the builder"), "the builder", Answer)
-            federation = LocalFederation(job, run, sites, service, built, reporter.emit, abort)
+            reports: MessageChannel[BuildReport] = MessageChannel(
+                PipeChannel(builder, "the builder"), "the builder", BuildReport
+            )
+            federation = LocalFederation(job, run, sites, service, reports, reporter.emit, abort)
             WORKFLOWS[job.workflow.type](federation, job)
             run.publish_final_model(job.rounds)
             federation.dismiss(_GOODBYE_SECONDS)
@@ -139,13 +146,13 @@ def _run(
     return RunFinished(status="finished")
 
 
-def _run_started(job: Job) -> RunStarted:
+def _run_started(job: Job, sites: list[str]) -> RunStarted:
     settings = stream_settings(job, job.train.exchange_format)
     return RunStarted(
         job=job.name,
         seed=job.seed,
         rounds=job.rounds,
-        clients=job.clients.count,
+        sites=sites,
         mode="native" if settings.chunk_size == 0 else job.streaming.mode,
         chunk_size=settings.chunk_size,
     )

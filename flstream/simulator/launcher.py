@@ -9,20 +9,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
-from flstream.client.session import SERVER, SiteInfo
+from flstream.client.session import SiteInfo
 from flstream.errors import AbortedError, StreamingError
 from flstream.job import Job, render_job
-from flstream.simulator.federation import stream_settings
 from flstream.simulator.initial_model import builder_main
 from flstream.simulator.links import link
 from flstream.simulator.processes import ProcessHost
 from flstream.simulator.run_directory import RunDirectory, write_atomically
-from flstream.simulator.server import server_main
+from flstream.simulator.server_process import server_main
+from flstream.simulator.settings import stream_settings
 from flstream.simulator.site_process import site_main
-from flstream.simulator.summary import Summary, Tally
+from flstream.simulator.summary import Status, Summary, Tally
 from flstream.telemetry.events import (
+    SERVER,
     AnyEvent,
     ProcessEnded,
     ProcessReady,
@@ -64,7 +66,10 @@ def simulate(job: Job, run: RunDirectory, listener: Listener | None = None) -> S
     write_atomically(run.job_file, render_job(job))
     tally = Tally(job)
     with MemorySampler(run.memory) as sampler:
-        with _Interruption() as interruption, ProcessHost(_environment(job)) as host:
+        with (
+            _Interruption() as interruption,
+            ProcessHost(_environment(job), _preloads(job)) as host,
+        ):
             server = _start(job, run, host, sampler)
             follower = _Follower(tally, sampler, listener)
             if follower.follow(server, interruption, host) == "finished":
@@ -79,35 +84,30 @@ def _start(job: Job, run: RunDirectory, host: ProcessHost, sampler: MemorySample
     """Start the builder, the server and the sites, and return this end of the server's events."""
     sampler.watch(LAUNCHER, os.getpid())
     sampler.watch(FORK_SERVER, host.fork_server_pid() or 0)
-    builds, built = socket.socketpair()
-    events, reports = socket.socketpair()
-    links = {name: link() for name in _names(job)}
 
     def start(name: str, target: Callable[..., None], *args: Any) -> None:
         sampler.watch(name, host.start(name, target, *args))
 
-    # The builder first: it has the most to do. The server then waits for it, and the sites'
-    # imports overlap with both.
-    path = run.checkpoint(0)
-    start(BUILDER, builder_main, job.model, job.seed, path, builds)
-    ends = {name: ours for name, (ours, _) in links.items()}
-    start(SERVER, server_main, job, run, ends, built, reports)
-    arguments = command_line(job.train.args)
-    threads = job.clients.threads
-    for name, (_, theirs) in links.items():
-        info = _site_info(job, run, name)
-        start(name, site_main, info, run, job.train.script, arguments, threads, theirs)
-    # A pipe whose other end is open here as well would never be seen to close.
-    for ours, theirs in links.values():
-        ours.close()
-        theirs.close()
-    for end in (builds, built, reports):
-        end.close()
+    # A pipe whose other end stays open here would never be seen to close by those who hold it.
+    with ExitStack() as stack:
+        events, server_events = socket.socketpair()
+        builder_end, server_builder = socket.socketpair()
+        links = {name: link() for name in job.clients.names}
+        for end in (server_events, builder_end, server_builder):
+            stack.callback(end.close)
+        for ours, theirs in links.values():
+            stack.callback(ours.close)
+            stack.callback(theirs.close)
+        # The builder first: it has the most to do. The server then waits for it, and the sites'
+        # imports overlap with both.
+        start(BUILDER, builder_main, job.model, job.seed, run.checkpoint(0), builder_end)
+        ends = {name: ours for name, (ours, _) in links.items()}
+        start(SERVER, server_main, job, run, ends, server_builder, server_events)
+        script, arguments = job.train.script, command_line(job.train.args)
+        for name, (_, theirs) in links.items():
+            info = _site_info(job, run, name)
+            start(name, site_main, info, run, script, arguments, job.clients.threads, theirs)
     return events
-
-
-def _names(job: Job) -> list[str]:
-    return [f"site-{number}" for number in range(1, job.clients.count + 1)]
 
 
 def _site_info(job: Job, run: RunDirectory, name: str) -> SiteInfo:
@@ -129,6 +129,14 @@ def command_line(args: Mapping[str, Any]) -> list[str]:
     for key, value in args.items():
         words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
     return words
+
+
+def _preloads(job: Job) -> list[str]:
+    """What to import before any process is forked, beside what all of them need."""
+    # torch.optim imports it at first use: a second and 80 MiB in every site, or once in the fork
+    # server. Scripts that do not train have no use for it.
+    uses_optimizer = b"optim" in job.train.script.read_bytes()
+    return ["torch._dynamo"] if uses_optimizer else []
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -174,16 +182,20 @@ class _Follower:
         self._sampler = sampler
         self._listener = listener
 
-    def follow(self, server: socket.socket, interruption: _Interruption, host: ProcessHost) -> str:
+    def follow(
+        self, server: socket.socket, interruption: _Interruption, host: ProcessHost
+    ) -> Status:
         """Take every event in, and return the status with which the run ended."""
-        channel = MessageChannel(PipeChannel(server, "the server"), "the server", AnyEvent)
+        channel: MessageChannel[AnyEvent] = MessageChannel(
+            PipeChannel(server, "the server"), "the server", AnyEvent
+        )
         try:
             while self._tally.summary.status == "running":
                 self._take(channel.receive(abort=interruption.flag))
         except AbortedError:
             self._stop(server, channel)
         except StreamingError:
-            host.wait(1.0)
+            host.wait_for(SERVER, _EXPLAIN_SECONDS)
             self._take(RunFinished(status="failed", error="the server process died"))
         finally:
             channel.close()
@@ -195,7 +207,7 @@ class _Follower:
         if summary.status != "failed":
             return
         host.wait_for_any(_EXPLAIN_SECONDS)
-        ended = {name: host.exit_code(name) for name in (SERVER, BUILDER, *_names(job))}
+        ended = {name: host.exit_code(name) for name in (SERVER, BUILDER, *job.clients.names)}
         killed = [
             f"{name} was killed by {signal.Signals(-code).name}"
             for name, code in ended.items()
@@ -204,7 +216,7 @@ class _Follower:
         if killed:
             summary.error = f"{summary.error} ({', '.join(killed)})"
 
-    def _stop(self, server: socket.socket, channel: MessageChannel) -> None:
+    def _stop(self, server: socket.socket, channel: MessageChannel[AnyEvent]) -> None:
         """Ask the server to stop, and give it a moment to say how far it came."""
         server.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + _STOP_SECONDS
