@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from flstream.cli.app import app
@@ -13,7 +14,8 @@ def main() -> None:
     """Run the command line, and end the process with the status it calls for."""
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal's encoding lacks is shown escaped, not answered with a traceback.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):  # closed, it is None
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="flstream")
     except FlstreamError as error:

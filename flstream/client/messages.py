@@ -59,11 +59,15 @@ class Trained(msgspec.Struct, tag=True, frozen=True):
 
 
 class Evaluation(msgspec.Struct, tag=True, frozen=True):
-    """Site: how the model scored."""
+    """Site: how the model scored.
+
+    ``has_params`` says that the script answered with a model too, which nobody asked for.
+    """
 
     round: int
     weight: float
     metrics: dict[str, float]
+    has_params: bool = False
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):

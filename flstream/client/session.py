@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     import torch
 
 
+RESERVED_METRICS = frozenset({"round", "train"})
+"""Keys of the summary's table of metrics that are not metrics."""
+
+
 class SiteInfo(msgspec.Struct, frozen=True):
     """What a site knows of the run.
 
@@ -123,10 +127,11 @@ class Session:
     def send(self, model: FLModel, clear_cache: bool = True) -> None:
         """Answer the task, and wait until the server has what it needs of it."""
         task = self._current_task()
-        metrics = {name: float(value) for name, value in (model.metrics or {}).items()}
+        metrics = _metrics_of(model)
         weight = _weight_of(model)
         if task.kind == "evaluate":
-            self._control.send(Evaluation(task.round, weight, metrics))
+            has_params = model.params is not None
+            self._control.send(Evaluation(task.round, weight, metrics, has_params))
         else:
             self._offer_update(task, model, weight, metrics)
         if clear_cache:
@@ -209,6 +214,13 @@ class Session:
             return body
 
         return existing
+
+
+def _metrics_of(model: FLModel) -> dict[str, float]:
+    metrics = {name: float(value) for name, value in (model.metrics or {}).items()}
+    for name in metrics.keys() & RESERVED_METRICS:
+        raise ClientError(f"a metric may not be named {name!r}, which the summary uses; rename it")
+    return metrics
 
 
 def _weight_of(model: FLModel) -> float:

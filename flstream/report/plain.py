@@ -14,6 +14,7 @@ from flstream.telemetry.events import (
     RunFinished,
     RunStarted,
     SiteFailed,
+    Warned,
 )
 from flstream.telemetry.memory import MemorySampler
 from flstream.units import format_bytes, format_seconds
@@ -61,6 +62,8 @@ class PlainView:
                 return f"round {event.round} of {self._rounds}: {said}"
             case SiteFailed():
                 return f"round {event.round}: {event.site} failed: {printable(event.reason)}"
+            case Warned():
+                return f"warning: {event.message}"
             case RunFinished(status="failed"):
                 return f"the run failed: {printable(event.error)}"
             case RunFinished():

@@ -45,6 +45,9 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
+    for warning in summary.warnings:
+        console.print()
+        console.print(Text(f"warning: {printable(warning)}", style="yellow"))
     console.print()
     for name, value in _facts(summary, run, console.width):
         # A path is never broken over two lines, so that it can be copied.

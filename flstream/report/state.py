@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from flstream.telemetry.events import (
     AnyEvent,
     Evaluated,
+    Metrics,
     ModelReady,
     ProcessReady,
     Progress,
@@ -101,7 +102,7 @@ class RunState:
     model_bytes: int = 0
     tensors: int = 0
     sites: dict[str, SiteProgress] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
     scored: int = 0
     down: Throughput = field(default_factory=Throughput)
     up: Throughput = field(default_factory=Throughput)

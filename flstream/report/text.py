@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rich.cells import cell_len, set_cell_size
 
+from flstream.telemetry.events import Metrics
 from flstream.units import format_bytes
 
 ELLIPSIS = "..."
@@ -47,7 +46,7 @@ def format_metric(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def format_metrics(metrics: Mapping[str, float], width: int | None = None) -> str:
+def format_metrics(metrics: Metrics, width: int | None = None) -> str:
     """Several metrics on a line: ``accuracy 0.9731, loss 0.1020``.
 
     Those that would go beyond ``width`` columns are left out, and ``...`` stands for them.

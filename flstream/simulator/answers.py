@@ -22,6 +22,7 @@ from flstream.client.messages import (
     Trained,
 )
 from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, SimulationError
+from flstream.simulator.initial_model import BuildReport
 from flstream.simulator.site import Site
 from flstream.telemetry.events import (
     AnyEvent,
@@ -33,7 +34,7 @@ from flstream.telemetry.events import (
     SiteUpdate,
 )
 from flstream.transport.channel import AbortSignal
-from flstream.transport.messages import PATIENCE
+from flstream.transport.messages import PATIENCE, MessageChannel
 
 AnswerT = TypeVar("AnswerT", Trained, Evaluation)
 
@@ -69,6 +70,7 @@ class Answers:
         self._abort = abort
         self._round_timeout = round_timeout
         self._ready: set[str] = set()
+        self._dismissed = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(abort, selectors.EVENT_READ)
         for site in sites.values():
@@ -92,9 +94,29 @@ class Answers:
         """
         deadline = time.monotonic() + self._round_timeout
         while missing := [name for name in cohort if name not in self._ready]:
-            self._check_time(deadline, missing, "call init()")
-            for site in self._speaking(REPORT_SECONDS):
+            speaking = self._speaking(REPORT_SECONDS)
+            for site in speaking:
                 self._listen(site, 0)
+            if not speaking:
+                self._check_time(deadline, missing, "call init()")
+
+    def await_report(self, builder: MessageChannel[BuildReport]) -> BuildReport:
+        """Wait for the process that builds the initial model, and listen to the sites meanwhile.
+
+        Raises:
+            SimulationError: a site failed or died.
+            StreamingError: the builder did.
+            AbortedError: the run is being stopped.
+        """
+        self._selector.register(builder, selectors.EVENT_READ)
+        try:
+            while True:
+                for site in self._speaking(None):
+                    self._listen(site, 0)
+                if builder.has_input():
+                    return builder.receive(PATIENCE, self._abort)
+        finally:
+            self._selector.unregister(builder)
 
     def gather(
         self,
@@ -125,16 +147,23 @@ class Answers:
         received_at = time.monotonic()
         deadline = received_at + self._round_timeout
         while len(answers) < len(cohort):
-            silent = [name for name in cohort if name not in answers]
-            self._check_time(deadline, silent, f"answer round {round_number}'s {kind} task")
-            for site in self._speaking(REPORT_SECONDS):
+            speaking = self._speaking(REPORT_SECONDS)
+            for site in speaking:
                 message = self._listen(site, round_number)
                 if isinstance(message, Received):
                     received_at = time.monotonic()
                     self._emit(SiteState(round=round_number, site=site.name, state=_AT_WORK[kind]))
                 elif isinstance(message, answer_type):
+                    if site.name not in cohort or message.round != round_number:
+                        reason = f"it answered round {message.round}, which it was not asked for"
+                        raise self._failed(site.name, round_number, reason)
                     answers[site.name] = message
                     self._note_answer(site.name, message)
+            # What has arrived is heard before anyone is called late: this process may itself have
+            # been held up, as it is while its launcher is suspended.
+            if not speaking:
+                silent = [name for name in cohort if name not in answers]
+                self._check_time(deadline, silent, f"answer round {round_number}'s {kind} task")
             report()
         return {name: answers[name] for name in cohort}, received_at
 
@@ -144,6 +173,7 @@ class Answers:
         Sites that take longer than ``seconds`` are left to the launcher. The model is final by
         now, so a script that fails after its last task does not fail the run.
         """
+        self._dismissed = True
         deadline = time.monotonic() + seconds
         living = [site for site in self._sites.values() if not site.ended]
         for site in living:
@@ -165,16 +195,18 @@ class Answers:
             )
         self._emit(SiteState(round=message.round, site=name, state="ready"))
 
-    def _speaking(self, seconds: float) -> list[Site]:
+    def _speaking(self, seconds: float | None) -> list[Site]:
         ready = self._selector.select(seconds)
         if self._abort.is_set():
             raise AbortedError("the run was stopped")
-        return [key.data for key, _ in ready]
+        return [key.data for key, _ in ready if isinstance(key.data, Site)]
 
     def _listen(self, site: Site, round_number: int) -> FromSite:
         """Take one message of a site, and deal with those that can come at any time."""
         try:
-            message = site.control.receive(timeout=PATIENCE)
+            message = site.control.receive(PATIENCE, self._abort)
+        except AbortedError:
+            raise
         except FlstreamError as error:
             site.ended = True
             self._selector.unregister(site.control)
@@ -191,6 +223,9 @@ class Answers:
                 site.ended = True
                 self._selector.unregister(site.control)
                 self._emit(ProcessEnded(process=site.name, peak_rss=peak_rss))
+                if not self._dismissed:
+                    reason = "its script ended before the run did; loop while is_running() is true"
+                    raise self._failed(site.name, round_number, reason)
         return message
 
     def _check_time(self, deadline: float, late: Sequence[str], task: str) -> None:

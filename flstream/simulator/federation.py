@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from flstream.aggregation.fold import Fold
 from flstream.aggregation.walk import Update, fold_updates, plan_steps
 from flstream.client.messages import Evaluation, Task, TaskKind, Trained
-from flstream.errors import AbortedError, FlstreamError, SimulationError
+from flstream.errors import AbortedError, ChannelClosedError, SimulationError, StreamingError
 from flstream.job import Job
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
@@ -32,11 +34,17 @@ from flstream.telemetry.events import (
     RoundStarted,
     SiteState,
     Transfer,
+    Warned,
 )
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
 from flstream.workflows.federation import GlobalModel, Training
 from flstream.workflows.sampling import site_seed
+
+_TRAINS_TO_EVALUATE = (
+    "the script answers evaluation tasks with a model too, so it may train where it need not; "
+    "branch on is_evaluate(), or set workflow.args.evaluate_every = 0"
+)
 
 Emit = Callable[[AnyEvent], None]
 
@@ -71,6 +79,7 @@ class LocalFederation:
         self._builder = builder
         self._emit = emit
         self._abort = abort
+        self._warned = False
         self._answers = Answers(sites, emit, abort, job.clients.round_timeout)
 
     @property
@@ -85,13 +94,10 @@ class LocalFederation:
             SimulationError: it could not.
         """
         try:
-            report = self._builder.receive(abort=self._abort)
-        except AbortedError:
-            raise
-        except FlstreamError as error:
+            report = self._answers.await_report(self._builder)
+        except ChannelClosedError as error:
             raise SimulationError(
-                "the process that builds the initial model died; "
-                "the model may be larger than this machine's memory"
+                "the process that builds the initial model died; see model-builder.log"
             ) from error
         if isinstance(report, NotBuilt):
             raise SimulationError(report.reason)
@@ -109,6 +115,9 @@ class LocalFederation:
         self._answers.await_ready(cohort)
         answers, down, seconds = self._ask("evaluate", Evaluation, model, cohort, model.round)
         metrics = weighted_metrics(list(answers.values()))
+        if not self._warned and any(answer.has_params for answer in answers.values()):
+            self._warned = True
+            self._emit(Warned(message=_TRAINS_TO_EVALUATE))
         self._emit(
             Evaluated(round=model.round, metrics=metrics, seconds=down.seconds + seconds, down=down)
         )
@@ -117,6 +126,7 @@ class LocalFederation:
     def aggregate(self, model: GlobalModel, training: Training, fold: Fold) -> GlobalModel:
         """Walk over the updates where they lie, into the next checkpoint."""
         began = time.monotonic()
+        check_weights(training.updates)
         base = FileSource(model.path)
         following = GlobalModel(model.round + 1, self._run.checkpoint(model.round + 1))
         metadata = {"format": "pt", "flstream.round": str(following.round)}
@@ -127,9 +137,6 @@ class LocalFederation:
             folded = time.monotonic()
             sink.finish()
         ended = time.monotonic()
-        # Only what is durable is settled: until now the sites still had all it takes to fold again.
-        for remote in remotes:
-            remote.close()
         answers = training.updates
         up = sum((remote.cost for remote in remotes), start=Transfer())
         self._emit(
@@ -146,6 +153,11 @@ class LocalFederation:
                 up=msgspec.structs.replace(up, seconds=folded - began),
             )
         )
+        # Only what is durable is settled: until now the sites still had all it takes to fold again.
+        # One that has died since is noticed when it is asked again; its part of the round is done.
+        for remote in remotes:
+            with suppress(StreamingError):
+                remote.close()
         return following
 
     def dismiss(self, seconds: float) -> None:
@@ -193,7 +205,8 @@ class LocalFederation:
     ) -> tuple[list[RemoteSource], list[Update], int]:
         """Open every site's update, and choose the step of the walk over them."""
         sizes = [self._settings(answer.framework).frame_size for answer in trained.values()]
-        steps = plan_steps(min(sizes), self._job.aggregation.memory_budget)
+        smallest = min(filter(None, sizes), default=0)  # 0 is that of a site that does not stream
+        steps = plan_steps(smallest, self._job.aggregation.memory_budget)
         remotes, updates = [], []
         for name, answer in trained.items():
             settings = self._settings(answer.framework)
@@ -225,6 +238,20 @@ class LocalFederation:
                 self._emit(Progress(down={}, up=dict.fromkeys(sites, done), size=size))
 
         return on_range
+
+
+def check_weights(trained: Mapping[str, Trained]) -> None:
+    """Refuse weights of which no mean can be made.
+
+    Raises:
+        SimulationError: one is not above 0, or their sum is not finite; the message names a site.
+    """
+    for site, answer in trained.items():
+        if not (math.isfinite(answer.weight) and answer.weight > 0):
+            raise SimulationError(f"{site} sent the weight {answer.weight}; it must be above 0")
+    if not math.isfinite(sum(answer.weight for answer in trained.values())):
+        largest = max(trained, key=lambda site: trained[site].weight)
+        raise SimulationError(f"the weights add up to infinity; that of {largest} is the largest")
 
 
 def weighted_metrics(answers: Sequence[Trained | Evaluation]) -> dict[str, float]:

@@ -22,6 +22,8 @@ from flstream.errors import FlstreamError, ModelError
 from flstream.job import Model
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
+from flstream.simulator.child import end_with_peer, redirect_output
+from flstream.simulator.run_directory import RunDirectory
 from flstream.telemetry.events import SERVER
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
@@ -44,14 +46,19 @@ class NotBuilt(msgspec.Struct, tag=True, frozen=True):
 BuildReport = Built | NotBuilt
 
 
-def builder_main(model: Model, seed: int, path: Path, server: socket.socket) -> None:
+def builder_main(model: Model, seed: int, run: RunDirectory, server: socket.socket) -> None:
     """The builder process: write the checkpoint, report, end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    redirect_output(run.log("model-builder"))
+    end_with_peer(server)
     channel = MessageChannel[BuildReport](PipeChannel(server, SERVER), SERVER, BuildReport)
     try:
-        channel.send(build(model, seed, path))
+        channel.send(build(model, seed, run.checkpoint(0)))
     except FlstreamError as error:
         channel.send(NotBuilt(str(error)))
+    except Exception as error:
+        traceback.print_exc()
+        channel.send(NotBuilt(f"building the model failed: {type(error).__name__}: {error}"))
 
 
 def build(model: Model, seed: int, path: Path) -> Built:
@@ -117,7 +124,9 @@ def _find(factory: str) -> Callable[..., Any]:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
+        # What the file defines may be looked up by its module's name. A module of that name that
+        # is there already, such as Python's own ``random``, stays.
+        sys.modules.setdefault(path.stem, module)
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(where)

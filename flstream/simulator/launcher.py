@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 from flstream.client.session import SiteInfo
 from flstream.errors import AbortedError, StreamingError
 from flstream.job import Job, render_job
 from flstream.simulator.initial_model import builder_main
-from flstream.simulator.links import link
+from flstream.simulator.links import LinkEnd, link
 from flstream.simulator.processes import ProcessHost
 from flstream.simulator.run_directory import RunDirectory, write_atomically
 from flstream.simulator.server_process import server_main
@@ -44,14 +45,15 @@ _EXPLAIN_SECONDS = 0.5
 # How long a site's process may take to end after it has said goodbye.
 _EXIT_SECONDS = 5.0
 
+Pipe = TypeVar("Pipe", socket.socket, LinkEnd)
 Listener = Callable[[AnyEvent, MemorySampler], None]
 
 
 def simulate(job: Job, run: RunDirectory, listener: Listener | None = None) -> Summary:
     """Run a job in processes of its own.
 
-    Ctrl-C, or SIGTERM, stops the run: the last completed round is kept, and the summary says
-    ``stopped``.
+    Ctrl-C, SIGTERM or the terminal's closing stops the run: the last completed round is kept, and
+    the summary says ``stopped``.
 
     Args:
         job: the job.
@@ -64,19 +66,24 @@ def simulate(job: Job, run: RunDirectory, listener: Listener | None = None) -> S
     """
     began = time.monotonic()
     write_atomically(run.job_file, render_job(job))
+    _raise_file_limit()
     tally = Tally(job)
-    with MemorySampler(run.memory) as sampler:
-        with (
-            _Interruption() as interruption,
-            ProcessHost(_environment(job), _preloads(job)) as host,
-        ):
-            server = _start(job, run, host, sampler)
+    host = ProcessHost(_environment(job), _preloads(job))
+    # The summary is written whatever happens, and no Ctrl-C comes between.
+    with _Interruption() as interruption:
+        with MemorySampler(run.memory) as sampler:
             follower = _Follower(tally, sampler, listener)
-            if follower.follow(server, interruption, host) == "finished":
-                host.wait(_EXIT_SECONDS)
-            follower.explain(host, job)
+            try:
+                with host:
+                    server = _start(job, run, host, sampler)
+                    if follower.follow(server, interruption, host) == "finished":
+                        host.wait(_EXIT_SECONDS)
+                    follower.explain(host, job)
+            except (OSError, EOFError) as error:
+                follower.fail(f"the processes of the run could not be started: {error}")
         summary = tally.close(sampler.peaks(), sampler.peak_total_pss, time.monotonic() - began)
-    write_atomically(run.summary, summary.to_json())
+        run.tidy()
+        write_atomically(run.summary, summary.to_json())
     return summary
 
 
@@ -88,26 +95,28 @@ def _start(job: Job, run: RunDirectory, host: ProcessHost, sampler: MemorySample
     def start(name: str, target: Callable[..., None], *args: Any) -> None:
         sampler.watch(name, host.start(name, target, *args))
 
-    # A pipe whose other end stays open here would never be seen to close by those who hold it.
+    # A pipe whose other end stays open here would never be seen to close by those who hold it. So
+    # all of them are closed here in the end, however this goes, and one is kept as a duplicate.
     with ExitStack() as stack:
-        events, server_events = socket.socketpair()
-        builder_end, server_builder = socket.socketpair()
-        links = {name: link() for name in job.clients.names}
-        for end in (server_events, builder_end, server_builder):
-            stack.callback(end.close)
-        for ours, theirs in links.values():
-            stack.callback(ours.close)
-            stack.callback(theirs.close)
+
+        def until_started(pair: tuple[Pipe, Pipe]) -> tuple[Pipe, Pipe]:
+            for end in pair:
+                stack.callback(end.close)
+            return pair
+
+        events, server_events = until_started(socket.socketpair())
+        builder_end, server_builder = until_started(socket.socketpair())
+        links = {name: until_started(link()) for name in job.clients.names}
         # The builder first: it has the most to do. The server then waits for it, and the sites'
         # imports overlap with both.
-        start(BUILDER, builder_main, job.model, job.seed, run.checkpoint(0), builder_end)
+        start(BUILDER, builder_main, job.model, job.seed, run, builder_end)
         ends = {name: ours for name, (ours, _) in links.items()}
         start(SERVER, server_main, job, run, ends, server_builder, server_events)
         script, arguments = job.train.script, command_line(job.train.args)
         for name, (_, theirs) in links.items():
             info = _site_info(job, run, name)
             start(name, site_main, info, run, script, arguments, job.clients.threads, theirs)
-    return events
+        return events.dup()
 
 
 def _site_info(job: Job, run: RunDirectory, name: str) -> SiteInfo:
@@ -131,6 +140,14 @@ def command_line(args: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def _raise_file_limit() -> None:
+    # Every site costs this process a dozen descriptors while the processes start, and many systems
+    # allow 1,024 unless one asks for more.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _preloads(job: Job) -> list[str]:
     """What to import before any process is forked, beside what all of them need."""
     # torch.optim imports it at first use: a second and 80 MiB in every site, or once in the fork
@@ -152,10 +169,15 @@ def _environment(job: Job) -> dict[str, str]:
     }
 
 
-class _Interruption:
-    """Turns Ctrl-C and SIGTERM into a flag that whoever waits wakes up to."""
+def _hint(name: str, code: int) -> str:
+    out_of_memory = name == BUILDER and code == -signal.SIGKILL
+    return ": the machine may have too little memory for the model" if out_of_memory else ""
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+class _Interruption:
+    """Turns Ctrl-C, SIGTERM and the terminal's closing into a flag that wakes whoever waits."""
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.flag = Signal()
@@ -196,10 +218,15 @@ class _Follower:
             self._stop(server, channel)
         except StreamingError:
             host.wait_for(SERVER, _EXPLAIN_SECONDS)
-            self._take(RunFinished(status="failed", error="the server process died"))
+            self.fail("the server process died")
         finally:
             channel.close()
         return self._tally.summary.status
+
+    def fail(self, error: str) -> None:
+        """End the run as failed, if it has not ended yet."""
+        if self._tally.summary.status == "running":
+            self._take(RunFinished(status="failed", error=error))
 
     def explain(self, host: ProcessHost, job: Job) -> None:
         """Add to a failure how the processes ended that did not end well."""
@@ -209,7 +236,7 @@ class _Follower:
         host.wait_for_any(_EXPLAIN_SECONDS)
         ended = {name: host.exit_code(name) for name in (SERVER, BUILDER, *job.clients.names)}
         killed = [
-            f"{name} was killed by {signal.Signals(-code).name}"
+            f"{name} was killed by {signal.Signals(-code).name}{_hint(name, code)}"
             for name, code in ended.items()
             if code is not None and code < 0
         ]
@@ -233,4 +260,7 @@ class _Follower:
         elif isinstance(event, ProcessEnded):
             self._sampler.note(event.process, peak_rss=event.peak_rss)
         if self._listener is not None:
-            self._listener(event, self._sampler)
+            try:
+                self._listener(event, self._sampler)
+            except OSError:
+                self._listener = None  # its terminal is gone; the run goes on, or stops in order

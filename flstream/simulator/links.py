@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import NamedTuple
 
@@ -26,6 +27,11 @@ class LinkEnd(NamedTuple):
         """Close this process's hold on the pipes."""
         for end in self:
             end.close()
+
+    def abandon(self) -> None:
+        """Close the descriptors under objects that others still refer to, as after a fork."""
+        for end in self:
+            os.close(end.detach())
 
 
 def link() -> tuple[LinkEnd, LinkEnd]:

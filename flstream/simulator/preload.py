@@ -11,6 +11,10 @@ import os
 if os.getpid() != os.getpgrp():
     os.setpgid(0, 0)
 
+# It was for the fork server itself. What a training script starts finds its modules as ever.
+if os.environ.get("PYTHONSAFEPATH") == "flstream":
+    del os.environ["PYTHONSAFEPATH"]
+
 import torch
 
 import flstream.client.session

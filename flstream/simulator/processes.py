@@ -14,6 +14,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
 
 PRELOAD = "flstream.simulator.preload"
+SAFE_PATH = "PYTHONSAFEPATH"
 
 # How long a process may take to end once it was asked to, before it is killed.
 _GRACE_SECONDS = 2.0
@@ -71,7 +72,10 @@ class ProcessHost:
         return all(process.exitcode is not None for process in self._processes.values())
 
     def __enter__(self) -> Self:
-        with _environment(self._environment), _without_main_module():
+        # The fork server is a `python -c`, for which the working directory comes first on the path:
+        # a script there named like a module of Python's would be run instead of it.
+        variables = {SAFE_PATH: "flstream", **self._environment}
+        with _environment(variables), _without_main_module():
             forkserver.ensure_running()
         return self
 

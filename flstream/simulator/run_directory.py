@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from flstream.errors import UsageError
@@ -32,21 +34,20 @@ class RunDirectory:
         Raises:
             UsageError: the folder has something in it, or cannot be made.
         """
-        if path is None:
-            path = _unused(Path("runs") / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        run = cls(path.absolute())
+        named = path or Path("runs") / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
+            run = cls(named.absolute() if path else _made(named.absolute()))
             run.path.mkdir(parents=True, exist_ok=True)
             if any(run.path.iterdir()):
                 raise UsageError(
-                    f"{path} is not empty; name a new folder with --run-dir, "
+                    f"{named} is not empty; name a new folder with --run-dir, "
                     "since a run never deletes what it did not create"
                 )
             run.checkpoints.mkdir()
             run.sites.mkdir()
         except OSError as error:
             raise UsageError(
-                f"the run directory {path} cannot be made: {error.strerror}"
+                f"the run directory {named} cannot be made: {error.strerror}"
             ) from error
         return run
 
@@ -97,10 +98,21 @@ class RunDirectory:
         """What a site's script prints."""
         return self.site(name) / "log.txt"
 
-    @property
-    def server_log(self) -> Path:
-        """Where a defect of the server itself is written down; there is none in a sound run."""
-        return self.path / "server.log"
+    def log(self, process: str) -> Path:
+        """What a process that is not a site prints; it is not kept if that is nothing."""
+        return self.path / f"{process}.log"
+
+    def tidy(self) -> None:
+        """Remove what a run's processes leave that is of no use once they have ended.
+
+        A process that is killed cannot remove the checkpoint it was writing. Only what this run
+        made is touched.
+        """
+        for temporary in self.checkpoints.glob("round-*.safetensors.tmp"):
+            temporary.unlink()
+        for log in self.path.glob("*.log"):
+            if log.stat().st_size == 0:
+                log.unlink()
 
     def publish_final_model(self, round_number: int) -> None:
         """Give the checkpoint of the last round its second name."""
@@ -111,17 +123,22 @@ class RunDirectory:
             shutil.copy2(self.checkpoint(round_number), self.final_model)
 
 
-def _unused(path: Path) -> Path:
-    """``path``, or with a number behind it if a run of the same second has taken that."""
-    candidate, number = path, 2
-    while candidate.exists():
-        candidate = path.with_name(f"{path.name}-{number}")
-        number += 1
-    return candidate
+def _made(path: Path) -> Path:
+    """Make a folder of this name, or with a number behind it where a run of the same second did."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        with suppress(FileExistsError):
+            candidate.mkdir()
+            return candidate
+    raise AssertionError("count() has no end")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file such that it is either whole or not there."""
+    """Write a small file such that it is either whole and durable or not there."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)

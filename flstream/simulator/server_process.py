@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from flstream.errors import AbortedError, ChannelClosedError, FlstreamError
 from flstream.job import Job
+from flstream.simulator.child import redirect_output
 from flstream.simulator.federation import LocalFederation
 from flstream.simulator.initial_model import BuildReport
 from flstream.simulator.links import LinkEnd
@@ -102,17 +103,17 @@ def server_main(
         launcher: where events go; the launcher closes its way here to stop the run.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    redirect_output(run.log(SERVER))
     abort = StopRequest(launcher)
     channel: MessageChannel[AnyEvent] = MessageChannel(
         PipeChannel(launcher, "the launcher"), "the launcher", AnyEvent
     )
     with EventLog(run.events) as log:
         reporter = Reporter(log, channel)
-        with suppress(AbortedError):
-            reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
-            outcome = _run(job, run, ends, builder, reporter, abort)
-            reporter.emit(ProcessEnded(process=SERVER, peak_rss=own_peak_rss()))
-            reporter.emit(outcome)
+        outcome = _run(job, run, ends, builder, reporter, abort)
+        for event in (ProcessEnded(process=SERVER, peak_rss=own_peak_rss()), outcome):
+            with suppress(AbortedError):  # it stands in the log, whether or not anyone looks on
+                reporter.emit(event)
 
 
 def _run(
@@ -124,6 +125,7 @@ def _run(
     abort: StopRequest,
 ) -> RunFinished:
     try:
+        reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
         reporter.emit(_run_started(job, list(ends)))
         with DownloadService() as service:
             sites = {name: Site(name, end, service, abort) for name, end in ends.items()}
@@ -140,7 +142,7 @@ def _run(
         return RunFinished(status="failed", error=str(error))
     except Exception as error:
         # Not one of ours, so a defect: the user gets a sentence, and the log the whole of it.
-        run.server_log.write_text(traceback.format_exc())
+        traceback.print_exc()
         said = f"the server met a defect, {type(error).__name__}: {error}; see server.log"
         return RunFinished(status="failed", error=said)
     return RunFinished(status="finished")

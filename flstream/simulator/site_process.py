@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import runpy
-import select
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ import flstream.client
 from flstream.client.messages import Failed, Goodbye, ToSite
 from flstream.client.session import Session, SiteInfo
 from flstream.errors import FlstreamError
+from flstream.simulator.child import end_with_peer, redirect_output
 from flstream.simulator.links import LinkEnd
 from flstream.simulator.run_directory import RunDirectory
 from flstream.streaming.download import Receiver
@@ -24,9 +23,6 @@ from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
-
-# Exit status of a site whose server is gone: there is nobody left to tell.
-_ORPHANED = 3
 
 
 def site_main(
@@ -48,9 +44,11 @@ def site_main(
         end: the pipes to the server.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _redirect_output(run.site_log(info.name))
+    redirect_output(run.site_log(info.name))
     _set_threads(threads)
-    _end_with_server(end.control.fileno())
+    end_with_peer(end.control)
+    # A child that the script forks would keep the pipes open after this process has died.
+    os.register_at_fork(after_in_child=end.abandon)
     control: MessageChannel[ToSite] = MessageChannel(
         PipeChannel(end.control, SERVER), SERVER, ToSite
     )
@@ -59,9 +57,10 @@ def site_main(
         down = Receiver(PipeChannel(end.down, SERVER), SERVER)
         session = Session(info, control, down, service)
         flstream.client._enter(session)
+        pid = os.getpid()
         failure = _run(script, arguments)
-        if failure is None and not session.stopped:
-            failure = f"{script.name} ended before the run did; loop while is_running() is true"
+        if os.getpid() != pid:
+            os._exit(0 if failure is None else 1)  # a child that the script forked ends here
         try:
             if failure is not None:
                 control.send(Failed(failure))
@@ -102,25 +101,3 @@ def _set_threads(count: int) -> None:
     import torch  # here, so that the launcher, which names site_main, need not load it
 
     torch.set_num_threads(count)
-
-
-def _redirect_output(log: Path) -> None:
-    """Send everything the script prints, from C too, to the site's log."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def _end_with_server(control_fd: int) -> None:
-    """End this process once the server's end of the control pipe is gone, even in mid-training."""
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(control_fd, select.POLLRDHUP)
-        poll.poll()
-        os._exit(_ORPHANED)
-
-    threading.Thread(target=watch, name="server-watch", daemon=True).start()

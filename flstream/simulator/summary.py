@@ -18,6 +18,7 @@ from flstream.telemetry.events import (
     RunFinished,
     RunStarted,
     Transfer,
+    Warned,
 )
 from flstream.telemetry.memory import ProcessMemory
 
@@ -78,6 +79,7 @@ class Summary(msgspec.Struct):
 
     status: Status = "running"
     error: str | None = None
+    warnings: list[str] = msgspec.field(default_factory=list)
     job: str = ""
     seed: int = 0
     rounds_completed: int = 0
@@ -126,6 +128,8 @@ class Tally:
                 summary.transfer.down += event.down
                 summary.metrics[-1] = {**event.metrics, **summary.metrics[-1]}
                 self._compare(event)
+            case Warned():
+                summary.warnings.append(event.message)
             case RunFinished():
                 summary.status = event.status
                 summary.error = event.error or None
@@ -147,7 +151,7 @@ class Tally:
     def _compare(self, event: Evaluated) -> None:
         metric = self._args.key_metric
         value = event.metrics.get(metric)
-        if value is None or math.isnan(value):
+        if value is None or not math.isfinite(value):
             return
         sign = 1 if self._args.key_metric_mode == "max" else -1
         best = self.summary.best

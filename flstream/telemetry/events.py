@@ -6,10 +6,14 @@ The live view, the summary and whoever reads ``events.jsonl`` later see the same
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
 import msgspec
+
+# JSON has no NaN and no infinity: they are written, and read back, as null.
+Metrics = Mapping[str, float | None]
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="kind"):
@@ -105,7 +109,7 @@ class SiteUpdate(Event, tag="site_update"):
     round: int
     site: str
     weight: float
-    metrics: dict[str, float]
+    metrics: Metrics
 
 
 class SiteLog(Event, tag="site_log"):
@@ -114,7 +118,7 @@ class SiteLog(Event, tag="site_log"):
     round: int
     site: str
     key: str
-    value: float
+    value: float | None
 
 
 class SiteFailed(Event, tag="site_failed"):
@@ -125,11 +129,17 @@ class SiteFailed(Event, tag="site_failed"):
     reason: str
 
 
+class Warned(Event, tag="warned"):
+    """Something that is not wrong, but most likely not meant."""
+
+    message: str
+
+
 class Evaluated(Event, tag="evaluated"):
     """Sites have scored the model that a round ended with."""
 
     round: int
-    metrics: dict[str, float]
+    metrics: Metrics
     seconds: float
     down: Transfer
 
@@ -156,7 +166,7 @@ class RoundFinished(Event, tag="round_finished"):
     upload_and_fold: float
     checkpoint: float
     weights: dict[str, float]
-    metrics: dict[str, float]
+    metrics: Metrics
     down: Transfer
     up: Transfer
 
@@ -192,6 +202,7 @@ AnyEvent = (
     | SiteUpdate
     | SiteLog
     | SiteFailed
+    | Warned
     | Evaluated
     | RoundFinished
     | RunFinished

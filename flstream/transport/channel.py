@@ -53,6 +53,10 @@ class Signal:
             self._fd = -1
 
 
+# The kernel counts milliseconds in 31 bits. A wait of 24 days may as well end there.
+_LONGEST_POLL = 2.0**31 - 1
+
+
 class Deadline:
     """Seconds of waiting that are left. Only time spent waiting for the peer is taken off.
 
@@ -69,7 +73,8 @@ class Deadline:
             return poll.poll()
         began = time.monotonic()
         # poll() takes whole milliseconds; rounding down would end a wait too early.
-        events = poll.poll(max(self.left, 0.0) * 1e3 + 1)
+        milliseconds = max(self.left, 0.0) * 1e3 + 1
+        events = poll.poll(min(milliseconds, _LONGEST_POLL))
         self.left -= time.monotonic() - began
         return events
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -40,6 +41,10 @@ class MessageChannel(Generic[MessageT]):
     def fileno(self) -> int:
         """The descriptor to select on."""
         return self._channel.fileno()
+
+    def has_input(self) -> bool:
+        """Whether a message, or the end of the channel, is there to be received."""
+        return bool(select.select([self], [], [], 0)[0])
 
     def send(self, message: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
         """Send a message.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flstream.telemetry.events import (
     AnyEvent,
     EventLog,
+    Metrics,
     RoundFinished,
     RunFinished,
     SiteLog,
@@ -25,6 +26,8 @@ VALUES = {
     int: st.integers(0, 2**62),
     float: st.floats(0, 1e12),
     list[str]: st.lists(st.text(), max_size=3),
+    float | None: st.none() | st.floats(-1e9, 1e9),
+    Metrics: st.dictionaries(st.text(), st.none() | st.floats(-1e9, 1e9), max_size=3),
     dict[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
     dict[str, int]: st.dictionaries(st.text(), st.integers(0, 2**62), max_size=3),
     Transfer: st.builds(
