@@ -19,7 +19,8 @@ import numpy as np
 
 from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
-from flstream.streaming.download import Receiver, RemoteSource, StreamSettings
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.transport.pipe import PipeChannel
 from flstream.units import format_bytes, parse_bytes

@@ -21,6 +21,10 @@ class ModelError(FlstreamError):
     """A model factory that failed or did not make a model."""
 
 
+class PayloadError(FlstreamError):
+    """A value that cannot be sent, or a message that does not describe one."""
+
+
 class StreamingError(FlstreamError):
     """A download that did not deliver."""
 

@@ -32,7 +32,14 @@ def every_kind() -> dict[str, torch.Tensor]:
 
 
 def as_bytes(value: torch.Tensor) -> bytes:
-    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return (
+        value.detach()
+        .clone(memory_format=torch.contiguous_format)
+        .reshape(-1)
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
 
 
 def assert_same_tensors(given: Mapping[str, torch.Tensor], due: Mapping[str, torch.Tensor]) -> None:

@@ -26,7 +26,8 @@ from flstream.client.seeding import seed_everything
 from flstream.errors import ChannelClosedError, ClientError, DeadlineError
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.streaming.download import Receiver, StreamSettings, download
+from flstream.streaming.download import download
+from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_rss
@@ -89,6 +90,8 @@ class Session:
         self.stopped = False
         self._task: Task | None = None
         self._model: FLModel | None = None
+        # Which names the model ties, since training may break the ties in what it sends.
+        self._tied: Mapping[str, str] | None = None
 
     def init(self) -> None:
         """Report to the server. What memory the process has now counts as its idle."""
@@ -115,6 +118,7 @@ class Session:
             )
         seed_everything(task.seed)
         body, _ = download(self._down, task.ref, self.info.streaming, self._sink_for(into))
+        self._tied = body.layout.aliases
         self._control.send(Received(task.round))
         self._model = FLModel(
             params=body.tensors,
@@ -149,7 +153,7 @@ class Session:
                 f"the answer to round {task.round}'s training has no params; "
                 "send FLModel(params=..., ...)"
             )
-        ref = self._service.offer(MemoryBody.of(model.params), [SERVER])
+        ref = self._service.offer(MemoryBody.of(model.params, tied=self._tied), [SERVER])
         self._control.send(
             Trained(
                 task.round,

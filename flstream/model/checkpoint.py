@@ -13,7 +13,8 @@ import xxhash
 
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.body import Scratch, Source
-from flstream.model.layout import Layout, header_length, parse_header
+from flstream.model.header import header_length
+from flstream.model.layout import Layout, parse_header
 
 
 def read_layout(path: Path) -> tuple[Layout, dict[str, str], int]:

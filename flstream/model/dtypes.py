@@ -63,10 +63,23 @@ def code_of(value: torch.Tensor | np.ndarray[Any, Any], name: str) -> str:
         code = _BY_TORCH.get(str(value.dtype))
     if code is None:
         raise LayoutError(
-            f"tensor {name!r} has dtype {value.dtype}, which cannot be streamed; "
-            f"convert it to one of {', '.join(dtype.torch_name for dtype in _ALL)}"
+            f"tensor {name!r} has dtype {value.dtype}, which cannot be streamed; {_remedy(value)}"
         )
     return code
+
+
+def _remedy(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    if isinstance(value, np.ndarray):
+        native = value.dtype.newbyteorder("=")
+        if native in _BY_NUMPY:
+            return f"put its bytes into this machine's order: .astype({native.name!r})"
+        if value.dtype.fields:
+            return "send each of its fields as an array of its own"
+        if value.dtype.kind in "OSU":
+            return "send only numbers in params, and put other values in meta"
+    elif value.is_quantized:
+        return "send its values: .dequantize()"
+    return f"convert it to one of {', '.join(dtype.torch_name for dtype in _ALL)}"
 
 
 def torch_dtype(code: str) -> torch.dtype:

@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import psutil
 
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
-from flstream.model.dtypes import code_of, numpy_dtype, torch_dtype
-from flstream.model.layout import Layout, TensorSpec
+from flstream.model.dense import dense
+from flstream.model.dtypes import numpy_dtype, torch_dtype
+from flstream.model.header import TensorSpec, check_name
+from flstream.model.layout import Layout
+from flstream.model.staging import Piece, Strided, piece_of
+from flstream.model.ties import find_ties, restore_ties
+from flstream.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -24,43 +30,47 @@ class MemoryBody:
     """The bytes of tensors in memory.
 
     Attributes:
-        layout: names, dtypes, shapes and offsets.
-        tensors: the tensors by name. Writing into the body's views writes into them.
+        layout: names, dtypes, shapes, offsets and ties.
+        tensors: the tensors by name; names that are tied have the same tensor. Writing into the
+            body's views writes into them.
     """
 
-    def __init__(self, layout: Layout, tensors: Params, views: Mapping[str, memoryview]) -> None:
+    def __init__(self, layout: Layout, tensors: Params, pieces: Mapping[str, Piece]) -> None:
         self.layout = layout
         self.tensors = dict(tensors)
         # Empty tensors have no byte, so no range meets them.
         filled = [spec for spec in layout.tensors if spec.nbytes]
-        self._pieces = [views[spec.name] for spec in filled]
+        self._pieces = [pieces[spec.name] for spec in filled]
         self._starts = [spec.start for spec in filled]
 
     @classmethod
-    def of(cls, tensors: Params, *, writable: bool = False) -> MemoryBody:
-        """The body of existing torch tensors or NumPy arrays.
+    def of(
+        cls, tensors: Params, *, writable: bool = False, tied: Mapping[str, str] | None = None
+    ) -> MemoryBody:
+        """The body of existing torch tensors or NumPy arrays, over their own storage.
 
         Args:
-            tensors: dense tensors on the CPU by name. Their storage is used as it is; one that is
-                not contiguous is copied, since its bytes do not lie in the order of its elements.
-            writable: the body is to be written to, so that a copy would be of no use.
+            tensors: dense tensors on the CPU by name, contiguous or not.
+            writable: the body is to be written to; its tensors must be contiguous then.
+            tied: aliases of the model that these tensors are an update of, from its layout. By
+                default two names are tied if they show the same elements of one storage.
 
         Raises:
-            LayoutError: a value cannot be streamed; the message names it and says what to do.
+            LayoutError: a value cannot be streamed, or names that are tied hold different values;
+                the message names them and says what to do.
         """
-        # NumPy turns a result without dimensions into a scalar; what was meant is an array.
-        tensors = {
-            name: np.asarray(value) if isinstance(value, np.generic) and not writable else value
-            for name, value in tensors.items()
-        }
-        views = {
-            name: memoryview(_flat_bytes(name, value, writable).data)
-            for name, value in tensors.items()
-        }
+        for name in tensors:
+            check_name(name)
+        known = {name: dense(name, value, writable=writable) for name, value in tensors.items()}
+        if tied is None:
+            tied = find_ties(known)
+        kept = restore_ties(known, tied)
         layout = Layout.of(
-            (name, code_of(value, name), tuple(value.shape)) for name, value in tensors.items()
+            ((name, code, array.shape) for name, (code, array) in kept.items()),
+            {alias: name for alias, name in tied.items() if name in kept},
         )
-        return cls(layout, tensors, views)
+        pieces = {name: piece_of(array) for name, (_, array) in kept.items()}
+        return cls(layout, tensors, pieces)
 
     @classmethod
     def allocate(cls, layout: Layout, framework: Framework = "pytorch") -> MemoryBody:
@@ -70,26 +80,44 @@ class MemoryBody:
         refers to would keep the whole model in memory.
 
         Raises:
-            LayoutError: NumPy arrays are asked for and NumPy lacks one of the dtypes.
+            LayoutError: there is no memory for it, or NumPy arrays are asked for and NumPy lacks
+                one of the dtypes.
         """
+        _refuse_oversize(layout)
         tensors = {spec.name: _empty(spec, framework) for spec in layout.tensors}
-        views = {
-            name: memoryview(_flat_bytes(name, value, writable=True).data)
+        pieces = {
+            name: piece_of(dense(name, value, writable=True).array)
             for name, value in tensors.items()
         }
-        return cls(layout, tensors, views)
+        tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
+        return cls(layout, tensors, pieces)
 
     def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
-        """The storage behind the bytes ``[start, stop)``, one view a tensor."""
-        views = []
+        """The bytes ``[start, stop)``, one view a tensor.
+
+        Each view is of the tensor's own storage, unless that is not contiguous: then the range is
+        gathered into ``scratch``.
+        """
+        views: list[memoryview] = []
+        staged: list[tuple[int, Strided, int, int]] = []
         index = bisect_right(self._starts, start) - 1
         while start < stop:
             piece = self._pieces[index]
-            offset = start - self._starts[index]
-            view = piece[offset : offset + stop - start]
-            views.append(view)
-            start += len(view)
+            first = start - self._starts[index]
+            last = min(first + stop - start, len(piece))
+            if isinstance(piece, Strided):
+                staged.append((len(views), piece, first, last))
+                views.append(memoryview(b""))  # until there is room for all that is staged
+            else:
+                views.append(piece[first:last])
+            start += last - first
             index += 1
+        if staged:
+            rooms = [piece.room(first, last) for _, piece, first, last in staged]
+            room = (Scratch() if scratch is None else scratch).take(sum(rooms))
+            for (place, piece, first, last), size in zip(staged, rooms, strict=True):
+                views[place] = piece.gather(first, last, room[:size])
+                room = room[size:]
         return views
 
     def commit(self, start: int, stop: int) -> None:
@@ -112,49 +140,28 @@ class BufferSource:
         return [self._body[start:stop]]
 
 
+def _refuse_oversize(layout: Layout) -> None:
+    # The kernel promises memory it does not have, tensor by tensor, and kills the process when
+    # the bytes come. A layout from a peer may claim any size.
+    there_is = psutil.virtual_memory().total + psutil.swap_memory().total
+    if layout.nbytes > there_is:
+        largest = max(layout.tensors, key=lambda spec: spec.nbytes)
+        raise LayoutError(
+            f"a model of {format_bytes(layout.nbytes)} does not fit into the machine's "
+            f"{format_bytes(there_is)} of memory (its largest tensor {largest.name!r} takes "
+            f"{format_bytes(largest.nbytes)}); receive it into a file"
+        )
+
+
 def _empty(spec: TensorSpec, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
-    if framework == "numpy":
-        return np.empty(spec.shape, numpy_dtype(spec.dtype, spec.name))
-    import torch
-
-    return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
-
-
-def _flat_bytes(
-    name: str, value: torch.Tensor | np.ndarray[Any, Any], writable: bool
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of one tensor, as a flat array over its own storage if that is contiguous."""
-    if isinstance(value, np.ndarray):
-        code_of(value, name)  # refuses object arrays and the like before their bytes are touched
-        if writable and not value.flags.writeable:
-            raise LayoutError(
-                f"array {name!r} is read-only, so it cannot be received into; "
-                "copy it first: .copy()"
-            )
-        contiguous = bool(value.flags.c_contiguous)
-        array = value if contiguous else np.ascontiguousarray(value)
-        flat: np.ndarray[Any, np.dtype[np.uint8]] = array.reshape(-1).view(np.uint8)
-    else:
+    try:
+        if framework == "numpy":
+            return np.empty(spec.shape, numpy_dtype(spec.dtype, spec.name))
         import torch
 
-        if not isinstance(value, torch.Tensor):
-            raise LayoutError(
-                f"{name!r} is a {type(value).__name__}, not a tensor or array; "
-                "send only tensors in params, and put other values in meta"
-            )
-        code_of(value, name)
-        if value.layout is not torch.strided or value.device.type != "cpu":
-            raise LayoutError(
-                f"tensor {name!r} is {value.layout} on {value.device}; "
-                "send it as a dense tensor on the CPU: .to_dense().cpu()"
-            )
-        contiguous = value.is_contiguous()
-        # A lazily conjugated or negated tensor keeps other bits in its storage than it shows.
-        dense = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        flat = dense.view(torch.uint8).numpy() if dense.numel() else np.empty(0, np.uint8)
-    if writable and not contiguous:
+        return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+    except (MemoryError, RuntimeError, ValueError) as error:
         raise LayoutError(
-            f"tensor {name!r} is not contiguous, so it cannot be received into; "
-            "make it so first: .contiguous()"
-        )
-    return flat
+            f"there is no memory for tensor {spec.name!r} of shape {list(spec.shape)}, which takes "
+            f"{format_bytes(spec.nbytes)}; receive the model into a file, or free memory"
+        ) from error

@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flstream.model.checkpoint import read_layout
-from flstream.model.layout import Layout, TensorSpec
+from flstream.model.header import TensorSpec
+from flstream.model.layout import Layout
 from flstream.report.text import counted, elide, pad, printable
 from flstream.units import format_bytes
 
@@ -67,6 +68,7 @@ class Inspection(NamedTuple):
             ],
             "total": self.total._asdict(),
             "dtypes": {code: count._asdict() for code, count in self.dtypes.items()},
+            "tied": dict(self.layout.aliases),
             "header_bytes": self.header_bytes,
             "metadata": dict(self.metadata),
         }
@@ -88,7 +90,7 @@ def inspect_checkpoint(path: Path) -> Inspection:
 
 
 def print_inspection(console: Console, inspection: Inspection) -> None:
-    """Print the tensors, the totals and the metadata.
+    """Print the tensors, the totals, the ties and the metadata.
 
     On a terminal names and shapes are cut in the middle to fit its width. Elsewhere they are
     whole: a program that searches them must find them.
@@ -99,16 +101,14 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     lines += ["", f"{_counted(inspection.total)}, {header}"]
     if len(inspection.dtypes) > 1:
         lines += [f"  {code}: {_counted(count)}" for code, count in inspection.dtypes.items()]
-    if inspection.metadata:
-        pairs = [
-            f"  {printable(key)}: {printable(inspection.metadata[key])}"
-            for key in inspection.metadata
-        ]
-        lines += [
-            "",
-            "metadata",
-            *(pairs if width is None else [elide(pair, width) for pair in pairs]),
-        ]
+    ties = inspection.layout.aliases.items()
+    lines += _section(
+        "tied", [f"{printable(alias)} = {printable(name)}" for alias, name in ties], width
+    )
+    pairs = inspection.metadata.items()
+    lines += _section(
+        "metadata", [f"{printable(key)}: {printable(value)}" for key, value in pairs], width
+    )
     console.out("\n".join(lines), highlight=False)
 
 
@@ -131,6 +131,14 @@ def _tensor_lines(tensors: Sequence[TensorSpec], width: int | None) -> list[str]
         _GAP.join((pad(row[0], name), pad(row[1], dtype), pad(row[2], shape), row[3].rjust(size)))
         for row in table
     ]
+
+
+def _section(head: str, entries: Sequence[str], width: int | None) -> list[str]:
+    """Lines under a head, or none if there is nothing to say."""
+    lines = [_GAP + entry for entry in entries]
+    if width is not None:
+        lines = [elide(line, width) for line in lines]
+    return ["", head, *lines] if lines else []
 
 
 def _counted(count: Count) -> str:

@@ -22,8 +22,9 @@ from flstream.simulator.initial_model import BuildReport, NotBuilt
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.settings import stream_settings
 from flstream.simulator.site import Site
-from flstream.streaming.download import RemoteSource, StreamSettings
+from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
+from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (
     AnyEvent,

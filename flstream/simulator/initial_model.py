@@ -82,7 +82,9 @@ def build(model: Model, seed: int, path: Path) -> Built:
             return Built(given.layout.nbytes, len(given.layout.tensors), digest)
         import safetensors.torch
 
-        body = MemoryBody.of(safetensors.torch.load_file(model.initial))
+        tensors = safetensors.torch.load_file(model.initial)
+        tensors |= {alias: tensors[name] for alias, name in given.layout.aliases.items()}
+        body = MemoryBody.of(tensors)
     else:
         assert model.factory is not None  # the job file was refused otherwise
         body = MemoryBody.of(_state_of(model.factory, model.args, seed))

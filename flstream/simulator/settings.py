@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flstream.job import Job
 from flstream.model.memory import Framework
-from flstream.streaming.download import StreamSettings
+from flstream.streaming.receiver import StreamSettings
 
 
 def stream_settings(job: Job, framework: Framework) -> StreamSettings:

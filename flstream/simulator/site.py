@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flstream.client.messages import FromSite
 from flstream.simulator.links import LinkEnd
-from flstream.streaming.download import Receiver
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel

@@ -17,7 +17,7 @@ from flstream.errors import FlstreamError
 from flstream.simulator.child import end_with_peer, redirect_output
 from flstream.simulator.links import LinkEnd
 from flstream.simulator.run_directory import RunDirectory
-from flstream.streaming.download import Receiver
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss

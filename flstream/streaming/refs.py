@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,7 +24,6 @@ class Delivery:
         bytes: bytes of body put on its channel, repeats included.
         requests: fetch requests it made.
         chunks: frames sent to it.
-        opened_at: ``time.monotonic()`` of its first request, or None.
         closed_at: when it said that it was done, or was lost.
         failure: why it does not have the snapshot, or None.
     """
@@ -31,7 +31,6 @@ class Delivery:
     bytes: int = 0
     requests: int = 0
     chunks: int = 0
-    opened_at: float | None = None
     closed_at: float | None = None
     failure: str | None = None
 
@@ -115,7 +114,12 @@ class Ref:
             self._outcome = outcome
             self._source = None
             self._settled.notify_all()
-        self._on_settled(self)
+        try:
+            self._on_settled(self)
+        except Exception:
+            # What a caller's callback raises is the caller's. The ref has settled, and the thread
+            # that settled it may be the one that serves everybody else.
+            traceback.print_exc()
 
     def receiver_done(self, receiver: str, failure: str | None) -> None:
         """Note that a receiver has the snapshot, or why it does not; the first word counts."""

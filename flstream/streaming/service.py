@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import selectors
 import threading
-import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Self
 
 import msgspec
@@ -22,15 +22,21 @@ from flstream.streaming.refs import Ref
 from flstream.streaming.wire import (
     FRAME,
     HEADER_BYTES,
+    MAGIC,
+    MAX_CHUNK_BYTES,
     MAX_REQUEST_BYTES,
     MESSAGE,
     Close,
+    Closed,
     Fetch,
     Header,
     Open,
     Opened,
+    Probe,
     Refused,
+    Reply,
     Request,
+    Waiting,
     decode_request,
     digest_of,
     pack_message,
@@ -40,9 +46,13 @@ from flstream.transport.views import advance
 
 # Requests one receiver may have waiting. A window is smaller by far; this bounds a hostile one.
 _MAX_WAITING = 256
+# Bytes without a request among them after which a receiver is taken to have none.
+_MAX_JUNK = 16 << 20
 # A chunk made of more tensors than this is gathered into one buffer first: beyond it, handing
 # views to the kernel costs more than copying the bytes.
 _MAX_GATHER = 128
+# What a frame of a ref that has settled is filled up with.
+_ZEROS = memoryview(bytes(64 << 10))
 
 
 class DownloadService:
@@ -63,10 +73,16 @@ class DownloadService:
         self._spare: list[Scratch] = []
         self._lost: dict[str, str] = {}
         self._closing = False
+        self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def offer(self, source: Source, receivers: Iterable[str]) -> Ref:
+    def offer(
+        self,
+        source: Source,
+        receivers: Iterable[str],
+        on_settled: Callable[[Ref], None] | None = None,
+    ) -> Ref:
         """Offer a snapshot to receivers, who need the returned ref's token to fetch it.
 
         The source must not change before the ref settles. Reading costs nothing here: its bytes
@@ -75,8 +91,16 @@ class DownloadService:
         Args:
             source: the snapshot.
             receivers: names under which their channels were attached.
+            on_settled: called once, when the ref has settled, on whatever thread settled it.
         """
-        ref = Ref.issue(source, receivers, on_settled=self._forget)
+
+        def forget(ref: Ref) -> None:
+            self._refs.pop(ref.token, None)
+            self._rouse()  # to let go of what is on its way
+            if on_settled is not None:
+                on_settled(ref)
+
+        ref = Ref.issue(source, receivers, forget)
         self._refs[ref.token] = ref
         # A receiver whose channel is gone already will never say that it is done. Its loss is noted
         # before the open refs are told of it, so that a ref made meanwhile hears of it here.
@@ -95,10 +119,11 @@ class DownloadService:
 
     def close(self) -> None:
         """Abort every ref on offer, close every channel and end the thread."""
-        if self._closing:
-            return
-        self._closing = True
-        self._wake.set()
+        with self._waking:
+            if self._closing:
+                return
+            self._closing = True
+            self._wake.set()
         self._thread.join()
         # Not by the thread: it may see the flag, and be gone, before it is woken.
         self._wake.close()
@@ -113,8 +138,11 @@ class DownloadService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _forget(self, ref: Ref) -> None:
-        self._refs.pop(ref.token, None)
+    def _rouse(self) -> None:
+        """Make the thread look at what has changed."""
+        with self._waking:
+            if not self._closing:
+                self._wake.set()
 
     def _serve(self) -> None:
         with self._selector:
@@ -137,6 +165,9 @@ class DownloadService:
         while self._attaching:
             connection = self._attaching.popleft()
             self._selector.register(connection.channel, selectors.EVENT_READ, connection)
+        for key in self._selector.get_map().values():
+            if key.data is not None:
+                key.data.let_go()
 
     def _advance(self, connection: _Connection, events: int) -> None:
         try:
@@ -151,7 +182,9 @@ class DownloadService:
             # Its stream can no longer be cut into packets, so there is no one to answer.
             self._drop(connection, str(error))
             return
-        wanted = selectors.EVENT_READ | (connection.has_output and selectors.EVENT_WRITE)
+        wanted = (connection.takes_input and selectors.EVENT_READ) | (
+            connection.has_output and selectors.EVENT_WRITE
+        )
         if self._selector.get_key(connection.channel).events != wanted:
             self._selector.modify(connection.channel, wanted, connection)
 
@@ -180,8 +213,12 @@ class _Connection:
         self._input = bytearray(HEADER_BYTES + MAX_REQUEST_BYTES)
         self._filled = 0
         self._messages: deque[bytes] = deque()
+        self._urgent: deque[Fetch] = deque()
         self._fetches: deque[Fetch] = deque()
+        self._junk = 0
         self._packet: list[memoryview] = []
+        self._packet_of: bytes | None = None
+        self._begun = False
         # What the packet lies in, if its source had to read it. Most packets go in one go, so a
         # few buffers, handed on when a packet is sent, serve any number of channels.
         self._scratch: Scratch | None = None
@@ -190,7 +227,12 @@ class _Connection:
     @property
     def has_output(self) -> bool:
         """Whether there is anything to send."""
-        return bool(self._packet or self._messages or self._fetches)
+        return bool(self._packet or self._messages or self._urgent or self._fetches)
+
+    @property
+    def takes_input(self) -> bool:
+        """Whether requests are read: not from one who asks without reading the answers."""
+        return len(self._messages) < _MAX_WAITING
 
     def read(self) -> None:
         """Take in what has arrived, and answer every whole message in it."""
@@ -198,58 +240,81 @@ class _Connection:
         done = 0
         while self._filled - done >= HEADER_BYTES:
             body = done + HEADER_BYTES
-            header = Header.unpack(self._input[done:body], self.receiver)
-            if header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
-                raise ProtocolError(
-                    f"{self.receiver} sent a packet of {header.length} bytes where requests of "
-                    f"at most {MAX_REQUEST_BYTES} are taken"
-                )
+            header = Header.parse(memoryview(self._input)[done:body])
+            if header is None or header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
+                done = self._pass_over(done)
+                continue
             if self._filled < body + header.length:
                 break
             payload = bytes(self._input[body : body + header.length])
-            if digest_of([payload]) != header.digest:
-                raise ProtocolError(
-                    f"{self.receiver} sent a message that does not match its digest"
-                )
-            self._answer(decode_request(payload, self.receiver))
+            if digest_of([payload]) == header.digest:
+                self._junk = 0
+                self._answer(decode_request(payload, self.receiver))
+            # A damaged request is as good as lost: the receiver will ask what became of it.
             done = body + header.length
         self._input[: self._filled - done] = self._input[done : self._filled]
         self._filled -= done
 
+    def _pass_over(self, done: int) -> int:
+        """Where the next packet may begin, after bytes that are none."""
+        found = self._input.find(MAGIC, done + 1, self._filled)
+        following = found if found >= 0 else self._filled - len(MAGIC) + 1
+        self._junk += following - done
+        if self._junk > _MAX_JUNK:
+            raise ProtocolError(f"{self.receiver} sent {self._junk} bytes that are no request")
+        return following
+
     def _answer(self, request: Request) -> None:
+        if isinstance(request, Close):
+            self._close(request)
+            return
         ref = self._refs.get(request.token)
         # Whether the ref exists is none of the business of one it was not offered to.
         if ref is None or self.receiver not in ref.deliveries or (source := ref.source) is None:
-            if not isinstance(request, Close):
-                self._refuse(request, "this ref is not on offer, or has settled")
+            self._refuse(request, "this ref is not on offer, or has settled")
             return
         match request:
             case Open():
-                delivery = ref.deliveries[self.receiver]
-                delivery.opened_at = delivery.opened_at or time.monotonic()
-                opened = Opened(request.request, source.layout.plain_header[8:])
-                self._messages.append(pack_message(opened, ref.token))
+                self._send(Opened(request.request, source.layout.plain_header[8:]), ref.token)
+            case Probe():
+                waiting = [each.request for each in self._waiting() if each.token == ref.token]
+                self._send(Waiting(request.request, waiting), ref.token)
             case Fetch():
                 flaw = _flaw(request, source.layout.nbytes)
-                if flaw or len(self._fetches) >= _MAX_WAITING:
+                if flaw or len(self._fetches) + len(self._urgent) >= _MAX_WAITING:
                     self._refuse(request, flaw or f"more than {_MAX_WAITING} requests are waiting")
                     return
                 ref.deliveries[self.receiver].requests += 1
-                self._fetches.append(request)
-            case Close():
-                # What it asked for and no longer wants need not be sent.
-                self._fetches = deque(f for f in self._fetches if f.token != request.token)
-                if request.ok or request.reason:
-                    ref.receiver_done(self.receiver, None if request.ok else request.reason)
+                (self._urgent if request.urgent else self._fetches).append(request)
+
+    def _close(self, request: Close) -> None:
+        # What it asked for and no longer wants need not be sent.
+        for queue in (self._urgent, self._fetches):
+            wanted = [each for each in queue if each.token != request.token]
+            queue.clear()
+            queue.extend(wanted)
+        ref = self._refs.get(request.token)
+        if ref is not None and self.receiver in ref.deliveries:
+            ref.receiver_done(self.receiver, None if request.ok else request.reason)
+        # Also for a ref that is gone: this may be said again because the answer was lost.
+        self._send(Closed(request.request), request.token)
+
+    def _waiting(self) -> Iterable[Fetch]:
+        return chain(self._urgent, self._fetches)
 
     def _refuse(self, request: Request, reason: str) -> None:
-        self._messages.append(pack_message(Refused(request.request, reason), request.token))
+        self._send(Refused(request.request, reason), request.token)
+
+    def _send(self, reply: Reply, token: bytes) -> None:
+        self._messages.append(pack_message(reply, token))
 
     def write(self) -> None:
         """Send at most one chunk, so that the other channels get their turn."""
         if not self._packet:
             self._packet = self._next_packet()
+            self._begun = False
         count = self.channel.send_some(self._packet)
+        self._begun = self._begun or count > 0
         self._packet = advance(self._packet, count)
         # The kernel takes a chunk in pieces. Going on while it takes them saves a trip through
         # the selector for each.
@@ -260,27 +325,37 @@ class _Connection:
             self._spare.append(self._scratch)
             self._scratch = None
 
+    def let_go(self) -> None:
+        """Keep nothing of a ref that has settled, however slowly its frame is taken."""
+        if not self._packet or self._packet_of is None or self._packet_of in self._refs:
+            return
+        # The receiver finds the frame damaged, asks for it again, and is refused.
+        left = sum(map(len, self._packet)) if self._begun else 0
+        whole, rest = divmod(left, len(_ZEROS))
+        self._packet = [*[_ZEROS] * whole, *([_ZEROS[:rest]] if rest else [])]
+        self._packet_of = None
+
     def _next_packet(self) -> list[memoryview]:
-        if self._messages:
-            return [memoryview(self._messages.popleft())]
-        while self._fetches:
-            fetch = self._fetches[0]
+        self._packet_of = None
+        while not self._messages and (queue := self._urgent or self._fetches):
+            fetch = queue[0]
             ref = self._refs.get(fetch.token)
             source = ref.source if ref else None
             if ref is None or source is None:
-                self._fetches.popleft()
+                queue.popleft()
                 self._refuse(fetch, "the ref settled before this was sent")
-                return [memoryview(self._messages.popleft())]
+                continue
             try:
-                return self._next_frame(fetch, ref, source)
+                return self._next_frame(queue, ref, source)
             except FlstreamError as error:
-                self._fetches.popleft()
+                queue.popleft()
                 self._refuse(fetch, str(error))
-                return [memoryview(self._messages.popleft())]
-        return []
+        return [memoryview(self._messages.popleft())] if self._messages else []
 
-    def _next_frame(self, fetch: Fetch, ref: Ref, source: Source) -> list[memoryview]:
-        self._scratch = self._spare.pop() if self._spare else Scratch()
+    def _next_frame(self, queue: deque[Fetch], ref: Ref, source: Source) -> list[memoryview]:
+        fetch = queue[0]
+        if self._scratch is None:
+            self._scratch = self._spare.pop() if self._spare else Scratch()
         views: list[memoryview]
         if fetch.chunk_size == 0:
             stop = fetch.stop
@@ -299,9 +374,10 @@ class _Connection:
         delivery.chunks += 1
         delivery.bytes += stop - fetch.start
         if stop == fetch.stop:
-            self._fetches.popleft()
+            queue.popleft()
         else:
-            self._fetches[0] = msgspec.structs.replace(fetch, start=stop)
+            queue[0] = msgspec.structs.replace(fetch, start=stop)
+        self._packet_of = fetch.token
         return [memoryview(header), *views]
 
 
@@ -309,6 +385,8 @@ def _flaw(fetch: Fetch, nbytes: int) -> str:
     """What is wrong with a request for a body of ``nbytes``, or an empty string."""
     if not 0 <= fetch.start < fetch.stop <= nbytes:
         return f"bytes {fetch.start} to {fetch.stop} are not a range of a body of {nbytes}"
+    if fetch.chunk_size > MAX_CHUNK_BYTES:
+        return f"chunks of more than {MAX_CHUNK_BYTES} bytes are not sent"
     if fetch.chunk_size < 0 or fetch.chunk_size % ALIGNMENT or fetch.start % ALIGNMENT:
         return f"chunk size and start must be multiples of {ALIGNMENT}"
     if fetch.chunk_size == 0 and (fetch.start, fetch.stop) != (0, nbytes):

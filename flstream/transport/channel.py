@@ -105,6 +105,14 @@ class Channel(Protocol):
         """
         ...
 
+    def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
+        """Wait until there is something to receive; False if there is nothing after ``seconds``.
+
+        Raises:
+            AbortedError: ``abort`` was raised meanwhile.
+        """
+        ...
+
     def receive(
         self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
     ) -> None:

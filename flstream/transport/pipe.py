@@ -78,10 +78,14 @@ class PipeChannel:
             count = self.receive_some(left)
             if count:
                 left = advance(left, count)
-            else:
-                self._await_bytes(deadline, abort)
+            elif not self._wait(deadline, abort):
+                raise DeadlineError(f"{self.peer} did not answer in the time it was given")
 
-    def _await_bytes(self, deadline: Deadline, abort: AbortSignal | None) -> None:
+    def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
+        """Wait until there is something to receive."""
+        return self._wait(Deadline(seconds), abort)
+
+    def _wait(self, deadline: Deadline, abort: AbortSignal | None) -> bool:
         poll = self._readable
         if abort is not None:
             poll = select.poll()
@@ -90,8 +94,7 @@ class PipeChannel:
         events = deadline.wait(poll)
         if abort is not None and abort.is_set():
             raise AbortedError(f"the transfer with {self.peer} was called off")
-        if not events:
-            raise DeadlineError(f"{self.peer} did not answer in the time it was given")
+        return bool(events)
 
     def _gone(self) -> ChannelClosedError:
         return ChannelClosedError(f"{self.peer} closed the channel; its process has ended or died")

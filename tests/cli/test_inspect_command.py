@@ -9,6 +9,9 @@ import torch
 from cli_support import Flstream
 from safetensors.torch import save_file
 
+from flstream.model.checkpoint import write_checkpoint
+from flstream.model.memory import MemoryBody
+
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
@@ -39,6 +42,7 @@ def test_the_document_describes_every_tensor(flstream: Flstream, checkpoint: Pat
     assert document["total"] == {"tensors": 5, "parameters": 623, "bytes": 2456}
     assert document["dtypes"]["BF16"] == {"tensors": 1, "parameters": 20, "bytes": 40}
     assert document["metadata"] == {"format": "pt", "note": "[red]\x07"}
+    assert document["tied"] == {}
     assert document["header_bytes"] + 2456 == checkpoint.stat().st_size
 
 
@@ -53,6 +57,18 @@ def test_the_text_lists_names_literally_and_ends_with_totals(
     assert "\x1b" not in done.stdout
     assert "\x07" not in done.stdout
     assert "5 tensors, 623 parameters, 2.4 KiB" in done.stdout
+
+
+def test_ties_are_shown(flstream: Flstream, tmp_path: Path) -> None:
+    weight = torch.zeros(3, 2)
+    state = {"wte": weight, "lm_head": weight, "new\nline": weight}
+    write_checkpoint(tmp_path / "tied.safetensors", MemoryBody.of(state), {"format": "pt"})
+    document = json.loads(flstream("inspect", "tied.safetensors", "--json").stdout)
+    assert document["tied"] == {"new\nline": "lm_head", "wte": "lm_head"}
+    assert [each["name"] for each in document["tensors"]] == ["lm_head"]
+    assert document["metadata"] == {"format": "pt"}
+    text = flstream("inspect", "tied.safetensors").stdout
+    assert "\ntied\n  new\\nline = lm_head\n  wte = lm_head\n" in text
 
 
 def test_names_are_whole_where_there_is_no_terminal(flstream: Flstream, tmp_path: Path) -> None:

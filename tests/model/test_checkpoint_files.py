@@ -21,7 +21,8 @@ from flstream.model.checkpoint import (
     read_layout,
     write_checkpoint,
 )
-from flstream.model.layout import MAX_HEADER_BYTES
+from flstream.model.header import MAX_HEADER_BYTES
+from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
 
@@ -226,6 +227,25 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         FileSource(tmp_path / "missing")
     with pytest.raises(CheckpointError, match="Is a directory"):
         FileSource(tmp_path)
+
+
+def test_a_tensor_of_more_than_4_gib_is_read_where_it_lies(tmp_path):
+    size = (5 << 30) + 24
+    head = Layout.of([("w", "U8", (size,))])
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.write(head.header())
+        body = file.tell()
+        file.truncate(body + size)
+        file.seek(body + (4 << 30) - 8)
+        file.write(bytes(range(1, 17)))
+        file.seek(-4, os.SEEK_END)
+        file.write(b"tail")
+    source, scratch = FileSource(path), Scratch()
+    assert bytes(source.views((4 << 30) - 16, (4 << 30) + 16, scratch)[0]) == (
+        bytes(8) + bytes(range(1, 17)) + bytes(8)
+    )
+    assert bytes(source.views(size - 24, size, scratch)[0]) == bytes(20) + b"tail"
 
 
 def test_a_file_cut_short_under_a_reader_is_an_error_not_zeros(tmp_path):

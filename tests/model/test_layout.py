@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load, save
 from support import cuts, entries, every_kind, layouts
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
-from flstream.model.layout import MAX_HEADER_BYTES, Layout, header_length, parse_header
+from flstream.model.header import MAX_HEADER_BYTES, header_length
+from flstream.model.layout import Layout, parse_header
 
 
 def text_of(layout: Layout, metadata: dict[str, str] | None = None) -> bytes:
@@ -118,6 +119,45 @@ def test_a_byte_outside_of_the_body_belongs_to_no_tensor():
     assert Layout.of([("a", "U8", (4,))]).name_at(4) == "(none)"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "two\nlines",
+        '"quoted" \\ and\t\0',
+        "משקל.שכבה",
+        "\u202eturned",
+        "🧠🏽.weight",
+        "e\u0301",
+        "é",
+    ],
+)
+def test_a_name_may_be_any_text(name):
+    layout = Layout.of([(name, "F32", (2,)), (name + "2", "F32", ())])
+    assert parse_header(text_of(layout), "it")[0] == layout
+    written = layout.header() + bytes(12)
+    assert set(load(written)) == {name, name + "2"}
+
+
+def test_names_that_only_look_the_same_are_two_names():
+    layout = Layout.of([("e\u0301", "F32", (2,)), ("é", "F32", (2,))])
+    assert [spec.start for spec in layout.tensors] == [0, 8]
+
+
+def test_offsets_beyond_4_gib_are_exact():
+    size = (5 << 30) + 3
+    layout = Layout.of([("big", "U8", (size,)), ("wide", "F64", (1 << 30, 2)), ("z", "U8", (7,))])
+    assert layout.nbytes == (16 << 30) + size + 7
+    assert parse_header(text_of(layout), "it")[0] == layout
+    ranges = list(layout.ranges(64 << 20))
+    assert len(ranges) == -(-layout.nbytes // (64 << 20))
+    assert ranges[-1] == (336 << 26, layout.nbytes)
+    seam = (16 << 30) + size
+    assert [spec.name for spec in layout.overlapping(seam - 1, seam + 1)] == ["big", "z"]
+    assert layout.name_at(16 << 30) == "big"
+    assert [run.dtype for run in layout.runs((16 << 30) - 16, seam)] == ["F64", "U8"]
+
+
 def test_two_tensors_of_one_name_are_refused():
     with pytest.raises(LayoutError, match="same name"):
         Layout.of([("a", "F32", (1,)), ("a", "F16", (2,))])
@@ -170,6 +210,7 @@ def test_tensors_in_another_order_are_a_difference():
         (header(a=field(0, 4, shape=[-2, -2])), "'a' lacks a proper"),
         (header(a=field(0, 1, shape=[True])), "'a' lacks a proper"),
         (header(a=field(0, 1, shape=[2**63])), "'a' lacks a proper"),
+        (header(a=field(0, 1, shape=[1] * 65)), "'a' lacks a proper"),
         (header(a=field(0, 1, dtype="F7")), "'a' has the dtype 'F7'"),
         (header(a=field(0, 8, dtype="F32", shape=[3])), "'a' takes 8 bytes"),
         (header(a=field(4, 0, shape=[4])), "'a' takes -4 bytes"),

@@ -1,18 +1,22 @@
 """Tensors in memory as one body: their own storage, and refusals that name the tensor."""
 
 import gc
+import resource
 import weakref
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import as_bytes, assert_same_tensors, body_of, every_kind
+from torch import nn
 
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
-from flstream.model.layout import Layout, TensorSpec
+from flstream.model.header import TensorSpec
+from flstream.model.layout import Layout, parse_header
 from flstream.model.memory import BufferSource, MemoryBody
 
 
@@ -63,13 +67,6 @@ def test_arrays_that_were_allocated_are_writable():
     assert (body.tensors["a"] == 1).all()
 
 
-def test_a_tensor_that_is_not_contiguous_is_sent_in_the_order_of_its_elements():
-    value = torch.arange(6).reshape(2, 3)
-    assert body_of(MemoryBody.of({"a": value.t()})) == as_bytes(value.t().contiguous())
-    array = np.arange(6).reshape(2, 3)
-    assert body_of(MemoryBody.of({"a": array.T})) == np.ascontiguousarray(array.T).tobytes()
-
-
 def test_lazily_conjugated_and_negated_tensors_are_sent_as_they_show():
     value = torch.tensor([1 + 2j, 3 - 4j])
     due = torch.view_as_real(value.conj().resolve_conj())
@@ -94,13 +91,94 @@ def test_a_numpy_scalar_is_sent_as_the_array_without_dimensions_that_it_was():
         (np.zeros(2, ">f4"), "'w' has dtype >f4"),
         (np.zeros(2, "M8[s]"), "'w' has dtype datetime64"),
         (torch.zeros(2, dtype=torch.complex128), "'w' has dtype torch.complex128"),
-        (torch.zeros(2, 2).to_sparse(), "'w' is torch.sparse_coo"),
-        (torch.zeros(2, device="meta"), "'w' is torch.strided on meta"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fnuz), "'w' has dtype torch.float8_e4m3fnuz"),
+        (torch.zeros(2, 2).to_sparse(), r"'w' is torch.sparse_coo.*\.to_dense\(\)"),
+        (torch.zeros(2, 2).to_mkldnn(), r"'w' is torch._mkldnn.*\.to_dense\(\)"),
+        (torch.zeros(2, device="meta"), "'w' is torch.strided on meta; it has no values; load"),
+        (nn.LazyLinear(2).weight, "'w' has no shape yet; run a batch"),
+        (np.zeros(2, ">f4"), r"this machine's order: \.astype\('float32'\)"),
+        (np.zeros(2, "f4,i4"), "'w' has dtype .* each of its fields"),
+        (np.array(["text"]), "'w' has dtype <U4.* other values in meta"),
+        (np.array([None]), "'w' has dtype object.* other values in meta"),
+        (np.zeros(2, np.longdouble), "'w' has dtype float128.*convert it to one of float64"),
+        (np.ma.masked_array([1.0], [True]), r"'w' is masked.*\.filled"),
+        (np.str_("text"), "'w' has dtype <U4"),
+        (None, "'w' is a NoneType, not a tensor"),
     ],
 )
 def test_what_cannot_be_streamed_is_refused_by_name(value, sentence):
     with pytest.raises(LayoutError, match=sentence):
         MemoryBody.of({"fine": torch.zeros(1), "w": value})
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns that quantised types will go
+def test_quantised_tensors_are_refused_by_name():
+    value = torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8)
+    with pytest.raises(LayoutError, match=r"'w' has dtype torch.qint8.*\.dequantize\(\)"):
+        MemoryBody.of({"w": value})
+
+
+class Elsewhere(torch.Tensor):
+    """Like a DTensor: its values lie in another tensor."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError("a tensor that cannot be sent was computed with")
+
+
+class Named(torch.Tensor):
+    """Plain but for a method, and for meddling with every function called on it."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError("a tensor that can be sent as it is was computed with")
+
+
+def test_a_subclass_whose_values_lie_elsewhere_is_refused_by_name():
+    with pytest.raises(LayoutError, match="'w' is a Elsewhere, whose values do not lie in one"):
+        MemoryBody.of({"w": Elsewhere(torch.ones(3))})
+
+
+def test_a_subclass_that_is_a_plain_tensor_is_sent():
+    value = torch.tensor([1.0, 2.0])
+    for same in (value.as_subclass(Named), nn.Parameter(value), nn.Buffer(value)):
+        assert body_of(MemoryBody.of({"w": same})) == as_bytes(value)
+    matrix = np.arange(6.0).reshape(2, 3).view(np.matrix)
+    assert body_of(MemoryBody.of({"w": matrix})) == matrix.tobytes()
+
+
+def test_a_tensor_whose_storage_was_freed_is_refused_by_name():
+    value = torch.ones(3)
+    value.untyped_storage().resize_(0)
+    with pytest.raises(LayoutError, match="'w'"):
+        MemoryBody.of({"w": value})
+
+
+def test_a_tensor_under_vmap_is_refused_by_name():
+    def send(value):
+        with pytest.raises(LayoutError, match="tensor 'w' has no values in memory"):
+            MemoryBody.of({"w": value})
+        return value
+
+    torch.func.vmap(send)(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("half \ud800 a character", r"'half \\ud800 a character' is not a text of Unicode"),
+        (3, "3 cannot name a tensor"),
+        (("a", "b"), r"\('a', 'b'\) cannot name a tensor"),
+        ("__metadata__", "__metadata__"),
+    ],
+)
+def test_a_name_that_no_header_can_carry_is_refused(name, sentence):
+    with pytest.raises(LayoutError, match=sentence):
+        MemoryBody.of({"fine": torch.zeros(1), name: torch.zeros(1)})
 
 
 @pytest.mark.parametrize(
@@ -121,6 +199,76 @@ def test_numpy_has_no_bfloat16_and_the_refusal_says_what_to_do():
     layout = MemoryBody.of({"w": torch.zeros(2, dtype=torch.bfloat16)}).layout
     with pytest.raises(LayoutError, match=r"'w' has dtype bfloat16.*exchange_format = pytorch"):
         MemoryBody.allocate(layout, "numpy")
+
+
+def test_ranges_beyond_4_gib_are_those_of_the_tensor():
+    size = (5 << 30) + 5
+    body = MemoryBody.of({"w": torch.empty(size, dtype=torch.uint8), "z": torch.arange(4)})
+    body.tensors["w"][-5:] = torch.arange(1, 6)  # of the rest, no page is ever touched
+    start = body.layout.by_name["w"].stop - 3
+    assert b"".join(body.views(start, start + 3)) == bytes([3, 4, 5])
+    (view,) = body.views(start - (1 << 30), start)
+    assert len(view) == 1 << 30
+
+
+def test_ranges_beyond_4_gib_of_a_tensor_that_is_not_contiguous_are_gathered():
+    row = torch.arange(16, dtype=torch.int16)
+    body = MemoryBody.of({"w": row.expand((5 << 30) // 32, 16)})
+    assert body.layout.nbytes == 5 << 30
+    start = (9 << 29) + 6
+    due = as_bytes(row.repeat(3))[6:70]
+    assert b"".join(body.views(start, start + 64)) == due
+
+
+def test_ten_thousand_tiny_tensors_are_a_body_like_any_other():
+    tensors = {f"t.{i}": torch.full((), float(i)) for i in range(10_000)}
+    body = MemoryBody.of(tensors)
+    layout, _ = parse_header(body.layout.plain_header[8:], "it")
+    sink = MemoryBody.allocate(layout)
+    scratch = Scratch()
+    for start, stop in layout.ranges(2 << 20):
+        views = body.views(start, stop, scratch)
+        for target, view in zip(sink.views(start, stop), views, strict=True):
+            target[:] = view
+    assert_same_tensors(sink.tensors, tensors)
+
+
+def machine_memory():
+    return psutil.virtual_memory().total + psutil.swap_memory().total
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "numpy"])
+@pytest.mark.parametrize(
+    ("shapes", "sentence"),
+    [
+        ({"w": (2**40, 2**20)}, "a model of 1 EiB does not fit .* largest tensor 'w' takes"),
+        ({"small": (1,), "w": (0, 2**62, 2**62)}, r"no memory for tensor 'w' of shape \[0, "),
+    ],
+)
+def test_a_layout_that_no_memory_can_hold_is_refused_by_name(shapes, sentence, framework):
+    layout = Layout.of((name, "U8", shape) for name, shape in shapes.items())
+    parse_header(layout.plain_header[8:], "a peer may say this")
+    with pytest.raises(LayoutError, match=sentence):
+        MemoryBody.allocate(layout, framework)
+
+
+def test_tensors_that_would_fit_but_not_together_are_refused_before_any_is_made():
+    layout = Layout.of((f"w{i}", "U8", (machine_memory() // 2,)) for i in range(3))
+    with pytest.raises(LayoutError, match=r"does not fit into the machine's .* into a file"):
+        MemoryBody.allocate(layout)
+
+
+def test_what_the_kernel_refuses_is_refused_by_name():
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    room = psutil.Process().memory_info().vms + (256 << 20)
+    layout = Layout.of([("a", "F32", (1,)), ("w", "U8", (machine_memory() // 2,))])
+    resource.setrlimit(resource.RLIMIT_AS, (room, limits[1]))
+    try:
+        for framework in ("pytorch", "numpy"):
+            with pytest.raises(LayoutError, match=r"no memory for tensor 'w' .* into a file"):
+                MemoryBody.allocate(layout, framework)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_a_scratch_buffer_is_reused_unless_it_is_of_a_whole_model():

@@ -168,6 +168,100 @@ def test_a_module_receives_into_its_own_parameters(jobs):
     assert torch.equal(after["1.num_batches_tracked"], before["1.num_batches_tracked"])
 
 
+TIED_MODEL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(50, 8)
+        self.block = nn.Linear(8, 8)
+        self.lm_head = nn.Linear(8, 50, bias=False)
+        self.lm_head.weight = self.wte.weight
+
+def build():
+    return Net()
+"""
+
+
+@pytest.mark.parametrize(
+    ("receive", "params"),
+    [
+        ("into=net", "net.state_dict()"),
+        ("into=net", "dict(net.named_parameters())"),
+        ("", "{name: value + 1 for name, value in model.params.items()}"),
+    ],
+    ids=["a module's state", "a module's parameters", "values of their own"],
+)
+def test_tied_weights_travel_once_and_stay_tied_through_the_rounds(jobs, receive, params):
+    script = f"""
+    import torch
+    from model import build
+    import flstream.client as flare
+
+    net = build()
+    flare.init()
+    while flare.is_running():
+        model = flare.receive({receive})
+        assert model.params["wte.weight"].data_ptr() == model.params["lm_head.weight"].data_ptr()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter += 1
+        flare.send(flare.FLModel(params={params}))
+    """
+    run = jobs.run(script, "rounds=2", "workflow.args.evaluate_every=0", model=TIED_MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    size = 4 * (50 * 8 + 8 * 8 + 8)
+    assert run.summary.model.bytes == size
+    assert run.summary.transfer.up.bytes == 4 * size
+    before, after = (
+        FileSource(path) for path in (run.directory.checkpoint(0), run.directory.final_model)
+    )
+    assert before.layout == after.layout
+    assert after.layout.aliases == {"wte.weight": "lm_head.weight"}
+    first = load_file(before.path)
+    for name, value in load_file(after.path).items():
+        torch.testing.assert_close(value, first[name] + 2)
+
+
+def test_an_update_that_tears_tied_weights_apart_is_refused_by_name(jobs):
+    script = """
+    import torch
+    import flstream.client as flare
+
+    flare.init()
+    while flare.is_running():
+        model = flare.receive()
+        flare.send(flare.FLModel(params={
+            name: torch.randn_like(value) for name, value in model.params.items()
+        }))
+    """
+    run = jobs.run(script, "rounds=1", "workflow.args.evaluate_every=0", model=TIED_MODEL)
+    assert run.summary.status == "failed"
+    log = run.directory.site_log("site-1").read_text()
+    assert "tensor 'wte.weight' is tied to 'lm_head.weight' in the model" in log
+
+
+def test_a_file_of_any_order_keeps_its_ties(jobs, tmp_path):
+    given = tmp_path / "given.safetensors"
+    header = {
+        "__metadata__": {"flstream.tied": '{"also": "small"}'},
+        "small": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+        "large": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
+    }
+    text = json.dumps(header).encode()
+    given.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3]) + bytes(8))
+    run = jobs.run(
+        ADD_NUMBER, f"model.initial={given}", "rounds=1", "workflow.args.evaluate_every=0"
+    )
+    assert run.summary.status == "finished", run.summary.error
+    initial = FileSource(run.directory.checkpoint(0)).layout
+    assert initial.aliases == {"small": "also"}
+    assert initial.is_canonical
+
+
 def test_rounds_sample_sites_by_the_seed(jobs):
     def cohorts(seed):
         run = jobs.run(

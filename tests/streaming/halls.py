@@ -4,53 +4,123 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 from flstream.model.memory import MemoryBody
-from flstream.streaming.download import Receiver, StreamSettings, download
+from flstream.streaming.download import download
+from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
-from flstream.streaming.wire import FRAME, HEADER_BYTES, Header
+from flstream.streaming.wire import (
+    FRAME,
+    HEADER_BYTES,
+    Header,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+)
 from flstream.transport.channel import AbortSignal, Channel, Deadline
 from flstream.transport.pipe import pipe
 
-QUICK = StreamSettings(chunk_size=4096, request_size=16384, window=2, request_timeout=30)
+QUICK = StreamSettings(
+    chunk_size=4096, request_size=16384, window=2, request_timeout=30, probe_after=0.05
+)
+IMPATIENT = QUICK._replace(request_timeout=0.2)
+
+OnFrame = Callable[[Header, bytearray], None]
+OnRequest = Callable[[Request, bytearray], None]
+OnReply = Callable[[Reply, bytearray], None]
+
+
+def leave(_what: object, _packet: bytearray) -> None:
+    """Let a packet pass as it is."""
+
+
+def flip(packet: bytearray, place: int = HEADER_BYTES) -> None:
+    """Flip a bit; by default in the first byte of the payload."""
+    packet[place] ^= 4
 
 
 class WatchedChannel:
-    """A channel that notes the header of every frame and shows its bytes to ``on_frame``."""
+    """A receiver's channel that notes every packet, and lets a test change it on its way.
+
+    Each function gets what a packet says, and the packet itself to be changed in place: damaged,
+    cut, cleared (and so lost), repeated, or preceded by one that was lost before.
+
+    Attributes:
+        frames: headers of the frames that the sender sent.
+        requests: what the receiver sent.
+    """
 
     def __init__(
-        self, inner: Channel, on_frame: Callable[[Header, Sequence[memoryview]], None]
+        self,
+        inner: Channel,
+        on_frame: OnFrame = leave,
+        on_request: OnRequest = leave,
+        on_reply: OnReply = leave,
     ) -> None:
         self._inner = inner
         self._on_frame = on_frame
-        self._due: Header | None = None
+        self._on_request = on_request
+        self._on_reply = on_reply
+        self._arriving = bytearray()
+        self._arrived = bytearray()
         self.frames: list[Header] = []
+        self.requests: list[Request] = []
 
     def fileno(self) -> int:
         return self._inner.fileno()
 
     def send_some(self, views: Sequence[memoryview]) -> int:
-        return self._inner.send_some(views)
+        raise NotImplementedError("a receiver sends its requests whole")
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
-        return self._inner.receive_some(views)
+        while not self._arrived:
+            piece = memoryview(bytearray(1 << 16))
+            count = self._inner.receive_some([piece])
+            if not count:
+                return 0
+            self._arriving += piece[:count]
+            self._pass_on()
+        done = 0
+        for view in views:
+            piece = self._arrived[done : done + len(view)]
+            view[: len(piece)] = piece
+            done += len(piece)
+        del self._arrived[:done]
+        return done
 
     def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
-        self._inner.send(views, deadline)
+        packet = bytearray(b"".join(views))
+        request = decode_request(bytes(packet[HEADER_BYTES:]), "receiver")
+        self.requests.append(request)
+        self._on_request(request, packet)
+        self._inner.send([memoryview(packet)], deadline)
+
+    def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
+        return bool(self._arrived) or self._inner.wait(seconds, abort)
 
     def receive(
         self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
     ) -> None:
-        self._inner.receive(views, deadline, abort)
-        if self._due is not None:
-            self._on_frame(self._due, views)
-            self._due = None
-        elif sum(map(len, views)) == HEADER_BYTES:
-            header = Header.unpack(b"".join(views), "peer")
-            if header.kind == FRAME:
-                self.frames.append(header)
-                self._due = header
+        raise NotImplementedError("a receiver takes what is there, and waits for more")
 
     def close(self) -> None:
         self._inner.close()
+
+    def _pass_on(self) -> None:
+        """Let every whole packet through. A service sends nothing but sound ones."""
+        while len(self._arriving) >= HEADER_BYTES:
+            header = Header.parse(self._arriving[:HEADER_BYTES])
+            assert header is not None
+            size = HEADER_BYTES + header.length
+            if len(self._arriving) < size:
+                break
+            packet = self._arriving[:size]
+            del self._arriving[:size]
+            if header.kind == FRAME:
+                self.frames.append(header)
+                self._on_frame(header, packet)
+            else:
+                self._on_reply(decode_reply(bytes(packet[HEADER_BYTES:]), "sender"), packet)
+            self._arrived += packet
 
 
 class Hall:
@@ -71,9 +141,9 @@ class Hall:
         return Receiver(self.channel(name), "server", abort)
 
     def watched(
-        self, on_frame: Callable[[Header, Sequence[memoryview]], None] = lambda *_: None
+        self, on_frame: OnFrame = leave, on_request: OnRequest = leave, on_reply: OnReply = leave
     ) -> tuple[Receiver, WatchedChannel]:
-        channel = WatchedChannel(self.channel(), on_frame)
+        channel = WatchedChannel(self.channel(), on_frame, on_request, on_reply)
         return Receiver(channel, "server"), channel
 
 

@@ -11,7 +11,8 @@ from flstream.errors import FlstreamError
 from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
-from flstream.streaming.download import Receiver, StreamSettings, download
+from flstream.streaming.download import download
+from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.transport.pipe import PipeChannel
 

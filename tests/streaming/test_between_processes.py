@@ -16,7 +16,8 @@ from support import as_bytes, assert_same_tensors, every_kind, tensor
 from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
-from flstream.streaming.download import Receiver, StreamSettings, download
+from flstream.streaming.download import download
+from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.transport.pipe import PipeChannel
 
@@ -123,6 +124,7 @@ def test_a_receiver_killed_in_the_middle_settles_its_ref_and_nobody_elses(start,
 
 def test_a_process_that_says_nothing_is_a_deadline_error(start):
     channel, told = start(peers.say_nothing)
-    with pytest.raises(DeadlineError, match="peer did not answer"):
-        fetch(Receiver(channel, "peer"), bytes(16), HOW._replace(request_timeout=0.2))
+    how = HOW._replace(request_timeout=0.2, probe_after=0.05)
+    with pytest.raises(DeadlineError, match=r"peer did not send an answer to Open within 0\.2 s"):
+        fetch(Receiver(channel, "peer"), bytes(16), how)
     told.send("enough")

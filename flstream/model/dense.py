@@ -1,0 +1,133 @@
+"""What can travel: dense tensors and arrays in memory; and a refusal for everything else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from flstream.errors import LayoutError
+from flstream.model.dtypes import BY_CODE, code_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Dense(NamedTuple):
+    """A tensor or an array, seen as an array over the same memory.
+
+    Attributes:
+        code: the element type, as a header names it.
+        array: the elements; integers of the same size where NumPy lacks the type.
+    """
+
+    code: str
+    array: np.ndarray[Any, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The dimensions."""
+        return tuple(self.array.shape)
+
+
+def dense(name: str, value: object, *, writable: bool = False) -> Dense:
+    """See a value as an array over its own memory.
+
+    A lazily conjugated or negated tensor is the exception: it shows other bits than it stores, and
+    is copied.
+
+    Args:
+        name: of the tensor, for messages.
+        value: a torch tensor or a NumPy array or scalar.
+        writable: the array is to be written to.
+
+    Raises:
+        LayoutError: the value cannot be streamed; the message names it and says what to do.
+    """
+    if isinstance(value, np.ndarray):
+        found = _of_array(name, value)
+    elif isinstance(value, np.generic) and not writable:
+        # NumPy turns a result without dimensions into a scalar; what was meant is an array.
+        found = _of_array(name, np.asarray(value))
+    else:
+        found = _of_tensor(name, value)
+    if writable:
+        if not found.array.flags.writeable:
+            raise LayoutError(
+                f"array {name!r} is read-only, so it cannot be received into; "
+                "copy it first: .copy()"
+            )
+        if not found.array.flags.c_contiguous:
+            raise LayoutError(
+                f"tensor {name!r} is not contiguous, so it cannot be received into; "
+                "make it so first: .contiguous()"
+            )
+    return found
+
+
+def _of_array(name: str, value: np.ndarray[Any, Any]) -> Dense:
+    if isinstance(value, np.ma.MaskedArray):
+        raise LayoutError(
+            f"array {name!r} is masked, and a mask cannot be streamed; "
+            "send the values with .filled(...)"
+        )
+    code = code_of(value, name)
+    # A subclass such as np.matrix has its own idea of what reshaping does.
+    return Dense(code, np.asarray(value))
+
+
+def _of_tensor(name: str, value: object) -> Dense:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise LayoutError(
+            f"{name!r} is a {type(value).__name__}, not a tensor or array; "
+            "send only tensors in params, and put other values in meta"
+        )
+    if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
+        value = _plain(name, value)
+    if value.layout is not torch.strided or not value.is_cpu:
+        raise LayoutError(f"tensor {name!r} is {value.layout} on {value.device}; " + _remedy(value))
+    code = code_of(value, name)
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    value = value.detach()
+    try:
+        if BY_CODE[code].numpy_name is None:
+            value = value.view(torch.int16 if BY_CODE[code].itemsize == 2 else torch.int8)
+        array = value.numpy()
+    except (RuntimeError, TypeError, ValueError) as error:
+        # Under vmap and its like, a tensor is not what it says it is.
+        raise LayoutError(
+            f"tensor {name!r} has no values in memory that can be streamed: {error}"
+        ) from error
+    if array.size and not value.untyped_storage().nbytes():
+        raise LayoutError(
+            f"the storage of tensor {name!r} was freed; gather its values before sending them"
+        )
+    return Dense(code, array)
+
+
+def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
+    """The tensor that a subclass is, if it adds nothing but methods."""
+    import torch
+
+    if torch.nn.parameter.is_lazy(value):
+        raise LayoutError(
+            f"tensor {name!r} has no shape yet; run a batch through its lazy module first"
+        )
+    kind = type(value)
+    # A subclass with a dispatch of its own, such as a DTensor, keeps its values elsewhere than in
+    # the storage that it shows.
+    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
+        raise LayoutError(
+            f"tensor {name!r} is a {kind.__name__}, whose values do not lie in one dense storage; "
+            "send a plain tensor made from it, such as .full_tensor() or .dequantize()"
+        )
+    return value.as_subclass(torch.Tensor)
+
+
+def _remedy(value: torch.Tensor) -> str:
+    if value.is_meta:
+        return "it has no values; load or initialise them first"
+    return "send it as a dense tensor on the CPU: .to_dense().cpu()"

@@ -1,0 +1,81 @@
+"""Tied weights: names that share one tensor, which is sent once and tied again on arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from flstream.errors import LayoutError
+from flstream.model.body import Scratch
+from flstream.model.dense import Dense
+from flstream.model.staging import piece_of, read_piece
+
+_STEP = 1 << 20
+
+
+def find_ties(tensors: Mapping[str, Dense]) -> dict[str, str]:
+    """The names that show exactly what another name shows: the same elements of the same memory.
+
+    Returns:
+        The name whose bytes stand for all, by each of the others: the first in alphabetical order,
+        so that it does not depend on the order of the state dict.
+    """
+    kept: dict[tuple[object, ...], str] = {}
+    ties = {}
+    for name in sorted(tensors):
+        if tensors[name].array.size:  # empty tensors have no byte to share
+            first = kept.setdefault(_place(tensors[name]), name)
+            if first != name:
+                ties[name] = first
+    return ties
+
+
+def restore_ties(tensors: Mapping[str, Dense], ties: Mapping[str, str]) -> dict[str, Dense]:
+    """The tensors without those that a model ties to others, if they still hold the same bytes.
+
+    Training often breaks a tie in its results, by cloning every value, or lists a tied parameter
+    under one of its names only, as ``Module.named_parameters`` does. Both lose nothing.
+
+    Args:
+        tensors: by name.
+        ties: of the model, as :func:`find_ties` gives them.
+
+    Raises:
+        LayoutError: two names that the model ties hold different bytes; the message has both.
+    """
+    kept = dict(tensors)
+    for alias, name in ties.items():
+        if alias not in kept:
+            continue
+        mine = kept.pop(alias)
+        if not _same_bytes(mine, kept.setdefault(name, mine)):
+            raise LayoutError(
+                f"tensor {alias!r} is tied to {name!r} in the model, but the update holds "
+                "different values; tie them again or untie them in the model"
+            )
+    return kept
+
+
+def _place(tensor: Dense) -> tuple[object, ...]:
+    """What two names have in common that show the same elements of the same memory."""
+    code, array = tensor
+    return array.__array_interface__["data"][0], array.shape, array.strides, code
+
+
+def _same_bytes(left: Dense, right: Dense) -> bool:
+    if _place(left) == _place(right):
+        return True
+    if (left.code, left.shape) != (right.code, right.shape):
+        return False
+    pieces = piece_of(left.array), piece_of(right.array)
+    scratches = Scratch(), Scratch()
+    size = len(pieces[0])
+    for start in range(0, size, _STEP):
+        one, other = (
+            np.frombuffer(read_piece(piece, start, min(start + _STEP, size), scratch), np.uint8)
+            for piece, scratch in zip(pieces, scratches, strict=True)
+        )
+        if not np.array_equal(one, other):
+            return False
+    return True

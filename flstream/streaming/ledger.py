@@ -1,0 +1,132 @@
+"""Which chunks of a body have arrived, which are under way, and which have to be fetched again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class UnderWay:
+    """A request that is being answered.
+
+    Attributes:
+        next: where the next frame of it begins.
+        stop: where it ends.
+        urgent: whether it is for chunks that were lost, which go before others.
+    """
+
+    next: int
+    stop: int
+    urgent: bool
+
+
+class Ledger:
+    """Keeps account of one download.
+
+    A sender answers urgent requests before others, and each kind in the order in which it was
+    asked, from front to back. So a frame tells that what was due before it is lost.
+
+    Args:
+        nbytes: length of the body.
+        unit: bytes of a chunk; the last one may be shorter.
+
+    Attributes:
+        under_way: requests by their numbers, oldest first.
+        lost: chunks, by index, that were asked for and will not come.
+    """
+
+    def __init__(self, nbytes: int, unit: int) -> None:
+        self._nbytes = nbytes
+        self._unit = max(unit, 1)
+        self._arrived = bytearray(-(-nbytes // self._unit))
+        self._left = len(self._arrived)
+        self._attempts: dict[int, int] = {}
+        self.under_way: dict[int, UnderWay] = {}
+        self.lost: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk has arrived."""
+        return self._left == 0
+
+    def is_due(self, number: int, start: int, stop: int) -> bool:
+        """Whether a frame of these bytes may answer a request; any may if it is not under way."""
+        request = self.under_way.get(number)
+        return request is None or (stop <= request.stop and self._is_chunk(start, stop))
+
+    def is_wanted(self, start: int, stop: int) -> bool:
+        """Whether these bytes are a chunk that has not arrived."""
+        return self._is_chunk(start, stop) and not self._arrived[start // self._unit]
+
+    def request(self, number: int, start: int, stop: int, *, urgent: bool) -> None:
+        """Note a request that is being sent."""
+        self.under_way[number] = UnderWay(start, stop, urgent)
+        self.lost.difference_update(self._indices(start, stop))
+
+    def frame(self, number: int, start: int, stop: int) -> None:
+        """Note that a frame has come, whole or not, and give up what was due before it."""
+        answered = self.under_way.get(number)
+        if answered is None:
+            return
+        for older, request in list(self.under_way.items()):
+            if older == number:
+                break
+            if request.urgent == answered.urgent:
+                self.give_up(older)
+        self._lose(answered.next, min(start, answered.stop))
+        answered.next = max(answered.next, stop)
+        if answered.next >= answered.stop:
+            del self.under_way[number]
+
+    def arrive(self, start: int) -> None:
+        """Note that a chunk is here and sound."""
+        index = start // self._unit
+        self._arrived[index] = 1
+        self._left -= 1
+        self.lost.discard(index)
+
+    def damage(self, start: int) -> None:
+        """Note that a chunk came damaged."""
+        self.lost.add(start // self._unit)
+
+    def give_up(self, number: int) -> None:
+        """Note that nothing more will come of a request."""
+        request = self.under_way.pop(number)
+        self._lose(request.next, request.stop)
+
+    def repairs(self, most_bytes: int, most_ranges: int) -> list[tuple[int, int, int]]:
+        """What to fetch again, in order.
+
+        Returns:
+            At most ``most_ranges`` ranges as (start, stop, attempt), where attempt counts from 1
+            for their first repair. A range is of at most ``most_bytes``, or of one chunk, and of
+            chunks that failed equally often.
+        """
+        ranges: list[tuple[int, int, int]] = []
+        for index in sorted(self.lost):
+            attempt = self._attempts.get(index, 0) + 1
+            start = index * self._unit
+            stop = min(start + self._unit, self._nbytes)
+            if ranges:
+                first, last, attempts = ranges[-1]
+                if last == start and attempts == attempt and stop - first <= most_bytes:
+                    ranges[-1] = (first, stop, attempt)
+                    self._attempts[index] = attempt
+                    continue
+            if len(ranges) >= most_ranges:
+                break
+            ranges.append((start, stop, attempt))
+            self._attempts[index] = attempt
+        return ranges
+
+    def _is_chunk(self, start: int, stop: int) -> bool:
+        index, rest = divmod(start, self._unit)
+        if rest or not 0 <= index < len(self._arrived):
+            return False
+        return stop == min(start + self._unit, self._nbytes)
+
+    def _lose(self, start: int, stop: int) -> None:
+        self.lost.update(index for index in self._indices(start, stop) if not self._arrived[index])
+
+    def _indices(self, start: int, stop: int) -> range:
+        return range(start // self._unit, -(-min(stop, self._nbytes) // self._unit))

@@ -1,0 +1,143 @@
+"""The low-level API: offers and downloads of tensors, arrays and files."""
+
+import numpy as np
+import pytest
+import torch
+from halls import open_hall
+from safetensors.torch import load_file
+from torch import nn
+
+from flstream.errors import LayoutError
+from flstream.streaming.api import (
+    add_arrays,
+    add_file,
+    add_tensors,
+    download_arrays,
+    download_file,
+    download_tensors,
+)
+from flstream.streaming.faults import FaultyChannel
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.transport.channel import Signal
+
+SMALL = StreamSettings(chunk_size=1024, request_size=4096, request_timeout=5, probe_after=0.05)
+TENSORS = {
+    "matrix": torch.arange(3000, dtype=torch.float32).reshape(50, 60),
+    "half": torch.linspace(-1, 1, 777).half(),
+    "empty": torch.empty(0, 3),
+    "scalar": torch.tensor(7),
+}
+
+
+@pytest.fixture
+def hall():
+    with open_hall() as hall:
+        yield hall
+
+
+def same(given, due):
+    return set(given) == set(due) and all(torch.equal(given[name], due[name]) for name in due)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 1024, 2 << 20])
+def test_tensors_arrive_and_both_sides_know_it(hall, chunk_size):
+    ref = add_tensors(hall.service, TENSORS, ["site-1"])
+    settings = SMALL._replace(chunk_size=chunk_size)
+    status, state_dict = download_tensors(hall.receiver(), ref.token, settings)
+    assert status.ok
+    assert status.cost.bytes == sum(tensor.nbytes for tensor in TENSORS.values())
+    assert same(state_dict, TENSORS)
+    assert ref.wait(10).ok
+
+
+def test_progress_only_goes_up_and_tensors_are_told_of_once_when_whole(hall):
+    ref = add_tensors(hall.service, TENSORS, ["site-1"])
+    progress, told = [], {}
+
+    def on_tensors(tensors):
+        assert not told.keys() & tensors.keys()
+        assert all(torch.equal(tensors[name], TENSORS[name]) for name in tensors)
+        told.update(tensors)
+
+    status, _ = download_tensors(
+        hall.receiver(), ref.token, SMALL, None, lambda *n: progress.append(n), on_tensors
+    )
+    assert status.ok
+    assert told.keys() == TENSORS.keys()
+    done = [first for first, _ in progress]
+    assert done == sorted(set(done))
+    assert progress[-1] == (status.cost.bytes, status.cost.bytes)
+
+
+def test_arrays_take_the_same_road(hall):
+    arrays = {"a": np.arange(500, dtype=np.int16), "b": np.float64(2.5)}
+    ref = add_arrays(hall.service, arrays, ["site-1"])
+    status, received = download_arrays(hall.receiver(), ref.token, SMALL)
+    assert status.ok
+    assert all(type(value) is np.ndarray for value in received.values())
+    assert np.array_equal(received["a"], arrays["a"])
+    assert received["b"] == 2.5
+
+
+def test_a_file_goes_from_disk_to_disk(hall, tmp_path):
+    ref = add_tensors(hall.service, TENSORS, ["site-1"])
+    first = tmp_path / "first.safetensors"
+    status, path = download_file(hall.receiver(), ref.token, first, SMALL)
+    assert status.ok
+    assert path == first
+    again = add_file(hall.service, first, ["site-2"])
+    second = tmp_path / "second.safetensors"
+    assert download_file(hall.receiver("site-2"), again.token, second, SMALL)[0].ok
+    assert same(load_file(second), TENSORS)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [first.name, second.name]
+
+
+def test_a_module_receives_into_its_own_parameters(hall):
+    sent, net = nn.Linear(30, 20), nn.Linear(30, 20)
+    pointer = net.weight.data_ptr()
+    ref = add_tensors(hall.service, sent.state_dict(), ["site-1"])
+    status, _ = download_tensors(hall.receiver(), ref.token, SMALL, net)
+    assert status.ok
+    assert net.weight.data_ptr() == pointer
+    assert torch.equal(net.weight, sent.weight)
+
+
+def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(hall):
+    ref = add_tensors(hall.service, TENSORS, ["site-1"])
+    with pytest.raises(LayoutError, match="does not fit"):
+        download_tensors(hall.receiver(), ref.token, SMALL, nn.Linear(3, 2))
+    assert "does not fit" in ref.wait(10).reason
+
+
+def test_every_bad_end_has_its_status_and_leaves_nothing(hall, tmp_path):
+    refused, nothing = download_tensors(hall.receiver(), bytes(16), SMALL)
+    assert (refused.code, nothing) == ("refused", {})
+    assert "not on offer" in refused.reason
+
+    ref = add_tensors(hall.service, TENSORS, ["a", "b", "c"])
+    for name, fault, code in (("a", "stall", "timed out"), ("b", "death", "sender gone")):
+        broken = FaultyChannel(hall.channel(name), fault, seed=1, death_within=2000)
+        path = tmp_path / f"{name}.safetensors"
+        hasty = SMALL._replace(request_timeout=0.2)
+        status, none = download_file(Receiver(broken, "server"), ref.token, path, hasty)
+        assert (status.code, none) == (code, None)
+    abort = Signal()
+    abort.set()
+    stalled = FaultyChannel(hall.channel("c"), "stall", seed=1, death_within=2000)
+    aborted, _ = download_tensors(Receiver(stalled, "server", abort), ref.token, SMALL)
+    assert aborted.code == "aborted"
+    abort.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_callback_that_raises_harms_nobody(hall, capfd):
+    def fail(ref):
+        raise RuntimeError("in the callback")
+
+    ref = add_tensors(hall.service, TENSORS, ["site-1"], on_settled=fail)
+    receiver = hall.receiver()
+    assert download_tensors(receiver, ref.token, SMALL)[0].ok
+    assert ref.wait(10).ok
+    following = add_tensors(hall.service, TENSORS, ["site-1"])
+    assert download_tensors(receiver, following.token, SMALL)[0].ok
+    assert "in the callback" in capfd.readouterr().err

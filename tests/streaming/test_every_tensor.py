@@ -1,0 +1,210 @@
+"""Every tensor there is goes through a pipe and comes out with the same bits."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from halls import QUICK, fetch, open_hall
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import as_bytes, assert_same_tensors, body_of, every_kind, tensor
+
+from flstream.errors import FlstreamError
+from flstream.model.body import Scratch
+from flstream.model.checkpoint import FileSource
+from flstream.model.dtypes import BY_CODE, torch_dtype
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
+from flstream.streaming.download import download
+
+
+def sent(hall, tensors, settings=QUICK, framework="pytorch"):
+    """The tensors as they arrive."""
+    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    sink, _ = download(
+        hall.receiver(), ref.token, settings, lambda layout: MemoryBody.allocate(layout, framework)
+    )
+    return sink.tensors
+
+
+MODES = pytest.mark.parametrize("chunk_size", [16, 4096, 0], ids=["tiny", "chunks", "whole"])
+
+
+def odd_tensors():
+    """Every dtype, seen in every way that is not contiguous."""
+    tensors = {}
+    for code in BY_CODE:
+        value = tensor(code, (12, 20), len(code))
+        tensors |= {
+            f"{code}.transposed": value.t(),
+            f"{code}.every other": value[::2, 1::3],
+            f"{code}.expanded": value[:1].expand(9, 20),
+            f"{code}.permuted": value.reshape(3, 4, 4, 5).permute(3, 1, 0, 2),
+            f"{code}.scalar": value[3, 4],
+            f"{code}.no rows": value[:0],
+            f"{code}.no columns": value[:, :0].t(),
+        }
+    tensors["channels last"] = tensor("F32", (2, 3, 9, 8)).to(memory_format=torch.channels_last)
+    return tensors
+
+
+@MODES
+def test_every_dtype_shape_and_stride_arrives_bit_for_bit(hall, chunk_size):
+    tensors = {**every_kind(), **odd_tensors()}
+    arrived = sent(hall, tensors, QUICK._replace(chunk_size=chunk_size))
+    assert_same_tensors(arrived, tensors)
+    assert all(value.is_contiguous() for value in arrived.values())
+
+
+@given(st.data())
+@settings(max_examples=20)
+def test_any_strides_and_chunk_size_arrive_bit_for_bit(data):
+    tensors = {}
+    for number in range(data.draw(st.integers(1, 5))):
+        shape = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+        value = tensor(data.draw(st.sampled_from(list(BY_CODE))), tuple(shape), number)
+        value = value.permute(data.draw(st.permutations(range(value.ndim))))
+        steps = [data.draw(st.integers(1, 3)) for _ in shape]
+        tensors[f"t{number}"] = value[tuple(slice(None, None, step) for step in steps)]
+    size = 16 * data.draw(st.integers(0, 40))
+    with open_hall() as hall:
+        assert_same_tensors(sent(hall, tensors, QUICK._replace(chunk_size=size)), tensors)
+
+
+@MODES
+def test_arrays_of_every_dtype_and_stride_arrive_bit_for_bit(hall, chunk_size):
+    arrays = {}
+    for code, dtype in BY_CODE.items():
+        if dtype.numpy_name:
+            value = tensor(code, (12, 20)).numpy()
+            arrays |= {
+                f"{code}.plain": value,
+                f"{code}.transposed": value.T,
+                f"{code}.backward": value[::-1, ::-2],
+                f"{code}.expanded": np.broadcast_to(value[0], (4, 20)),
+                f"{code}.scalar": np.array(value[1, 2]),
+                f"{code}.empty": value[:, :0],
+            }
+    settings = QUICK._replace(chunk_size=chunk_size)
+    arrived = sent(hall, arrays, settings, framework="numpy")
+    assert {n: (v.dtype, v.shape, v.tobytes()) for n, v in arrived.items()} == {
+        n: (v.dtype, v.shape, v.tobytes()) for n, v in arrays.items()
+    }
+
+
+PATTERNS = {
+    "F64": [0x7FF0000000000001, 0xFFF8DEADBEEF0001, 0x8000000000000000, 0x7FF0000000000000, 1],
+    "F32": [0x7F800001, 0xFFC0BEEF, 0x80000000, 0xFF800000, 1],
+    "F16": [0x7C01, 0xFE12, 0x8000, 0xFC00, 1],
+    "BF16": [0x7F81, 0xFFC3, 0x8000, 0xFF80, 1],
+    "F8_E4M3": [0x7F, 0xFF, 0x80, 0x7E, 1],
+    "F8_E5M2": [0x7D, 0xFE, 0x80, 0xFC, 1],
+}
+
+
+def test_signalling_nans_their_payloads_infinities_and_the_sign_of_zero_are_kept(hall):
+    tensors = {}
+    for code, patterns in PATTERNS.items():
+        raw = np.array(patterns * 3, f"<u{BY_CODE[code].itemsize}").reshape(3, 5)
+        value = torch.from_numpy(raw.view(np.uint8)).view(torch_dtype(code))
+        tensors |= {code: value, f"{code}.turned": value.t()}
+        assert as_bytes(value) == raw.tobytes()
+    arrived = sent(hall, tensors)
+    assert_same_tensors(arrived, tensors)
+    assert arrived["F32"].view(torch.int32)[0, 0] == 0x7F800001
+    assert arrived["F32.turned"].view(torch.int32)[0, 0] == 0x7F800001
+
+
+def test_names_of_any_text_arrive(hall):
+    names = [
+        "",
+        " ",
+        "two\nlines",
+        "\"'\\",
+        "\0",
+        "משקל",
+        "\u202eturned",
+        "🧠🏽",
+        "e\u0301",
+        "é",
+        "{}",
+    ]
+    tensors = {name: torch.full((2,), float(i)) for i, name in enumerate(names)}
+    assert_same_tensors(sent(hall, tensors), tensors)
+
+
+def test_ten_thousand_tiny_tensors_arrive(hall):
+    tensors = {f"layer.{i}.scale": torch.full((), i) for i in range(10_000)}
+    assert_same_tensors(sent(hall, tensors, QUICK._replace(chunk_size=2 << 20)), tensors)
+
+
+@MODES
+def test_tied_weights_are_sent_once_and_arrive_tied(hall, chunk_size):
+    weight = torch.randn(300, 40)
+    tensors = {"wte": weight, "lm_head": weight, "turned": weight.t(), "half": weight[:150]}
+    body = MemoryBody.of(tensors)
+    assert body.layout.nbytes == 4 * 300 * 40 * 2 + 4 * 150 * 40
+    ref = hall.service.offer(body, ["site-1"])
+    arrived = fetch(hall.receiver(), ref.token, QUICK._replace(chunk_size=chunk_size))
+    assert arrived.layout == body.layout
+    assert arrived.tensors["wte"] is arrived.tensors["lm_head"]
+    assert_same_tensors(arrived.tensors, tensors)
+
+
+def test_an_offer_is_refused_before_the_first_byte_if_a_tensor_cannot_travel(hall):
+    for value in (torch.zeros(2).to_sparse(), np.array([None]), torch.zeros(1, device="meta")):
+        with pytest.raises(FlstreamError, match="'bad'"):
+            hall.service.offer(MemoryBody.of({"good": torch.ones(3), "bad": value}), ["site-1"])
+
+
+def test_a_layout_that_lies_about_its_size_does_not_bring_the_receiver_down(hall):
+    class Liar:
+        layout = Layout.of([("huge", "F64", (2**30, 2**25)), ("small", "U8", (3,))])
+
+        def views(self, start, stop, scratch):
+            raise AssertionError("nothing was to be asked for")
+
+    liar = hall.service.offer(Liar(), ["site-1"])
+    honest = hall.service.offer(MemoryBody.of({"w": torch.ones(5)}), ["site-1"])
+    receiver = hall.receiver()
+    with pytest.raises(FlstreamError, match=r"256.0 PiB does not fit .* 'huge'"):
+        fetch(receiver, liar.token)
+    assert body_of(fetch(receiver, honest.token)) == as_bytes(torch.ones(5))
+
+
+class Discard:
+    """A sink that keeps only the last bytes of every range."""
+
+    def __init__(self, layout):
+        self.layout = layout
+        self.scratch = Scratch()
+        self.written = {}
+
+    def views(self, start, stop):
+        self.view = self.scratch.take(stop - start)
+        return [self.view]
+
+    def commit(self, start, stop):
+        if any(self.view[-64:]):
+            self.written[stop] = bytes(self.view[-64:])
+
+
+@pytest.mark.skipif("FLSTREAM_LARGE" not in os.environ, reason="takes seconds: set FLSTREAM_LARGE")
+def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(hall, tmp_path):
+    size = (4 << 30) + (33 << 20) + 48
+    fields = {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    text = json.dumps(fields).encode()
+    with (tmp_path / "sparse").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        body = file.tell()
+        file.truncate(body + size)
+        for place in (4 << 30, size):
+            file.seek(body + place - 64)
+            file.write(bytes(range(1, 65)))
+    ref = hall.service.offer(FileSource(tmp_path / "sparse"), ["site-1"])
+    settings = QUICK._replace(chunk_size=2 << 20, request_size=64 << 20)
+    sink, cost = download(hall.receiver(), ref.token, settings, Discard)
+    assert cost.bytes == size
+    assert sink.written == {4 << 30: bytes(range(1, 65)), size: bytes(range(1, 65))}
