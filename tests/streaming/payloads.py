@@ -1,0 +1,94 @@
+"""Types that payloads may hold, and how a value arrives."""
+
+import dataclasses
+import struct
+from dataclasses import dataclass, field
+from enum import Enum
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from support import as_bytes
+
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.streaming.decomposers import Registry
+from flstream.streaming.payload import pack, pack_native, unpack, unpack_native
+
+REGISTRY = Registry()
+
+
+@REGISTRY.register_enum
+class Colour(Enum):
+    RED = 1
+    BLUE = "b"
+
+
+@REGISTRY.register_dataclass
+@dataclass(frozen=True)
+class Point:
+    x: Any
+    y: Any = 0
+    norm: float = field(init=False, default=0.0)
+
+    def __post_init__(self):
+        object.__setattr__(self, "norm", 5.0)
+
+
+class FractionDecomposer:
+    name = "fraction"
+    supported_type = Fraction
+
+    def decompose(self, value: Fraction) -> object:
+        return value.numerator, value.denominator
+
+    def recompose(self, payload: Any) -> Fraction:
+        return Fraction(*payload)
+
+
+REGISTRY.register(FractionDecomposer())
+REGISTRY.register_enum(ParamsType)
+REGISTRY.register_dataclass(FLModel)
+
+
+def delivered(tensors: Params, framework: Framework = "pytorch") -> Params:
+    """What a receiver has once the bytes of the tensors are copied."""
+    source = MemoryBody.of(tensors)
+    sink = MemoryBody.allocate(source.layout, framework)
+    data = memoryview(b"".join(source.views(0, source.layout.nbytes)))
+    for view in sink.views(0, len(data)):
+        view[:], data = data[: len(view)], data[len(view) :]
+    return sink.tensors
+
+
+def through(value: object) -> Any:
+    """A value as it arrives over the byte range, which is as it arrives in one piece."""
+    packed = pack(value, registry=REGISTRY)
+    arrived = unpack(packed.message, delivered(packed.tensors), registry=REGISTRY)
+    assert_same(unpack_native(pack_native(value, registry=REGISTRY), registry=REGISTRY), arrived)
+    return arrived
+
+
+def assert_same(given: Any, due: Any) -> None:
+    """The same types, structure and bits."""
+    assert type(given) is type(due)
+    if isinstance(due, torch.Tensor):
+        assert (given.dtype, given.shape) == (due.dtype, due.shape)
+        assert as_bytes(given) == as_bytes(due)
+    elif isinstance(due, np.ndarray | np.generic):
+        assert (given.dtype, given.shape) == (due.dtype, due.shape)
+        assert given.tobytes() == due.tobytes()
+    elif isinstance(due, list | tuple):
+        assert len(given) == len(due)
+        for left, right in zip(given, due, strict=True):
+            assert_same(left, right)
+    elif isinstance(due, dict):
+        assert_same(list(given), list(due))  # in their order
+        assert_same(list(given.values()), list(due.values()))
+    elif dataclasses.is_dataclass(due):
+        assert_same(vars(given), vars(due))
+    elif isinstance(due, float):
+        assert struct.pack("<d", given) == struct.pack("<d", due)
+    else:
+        assert given == due

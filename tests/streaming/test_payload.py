@@ -1,0 +1,142 @@
+"""Payloads: any structure comes back as it was, its types, order and bits."""
+
+import math
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from payloads import REGISTRY, Colour, Point, assert_same, delivered, through
+from support import every_kind, tensor
+
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.model.dtypes import BY_CODE, numpy_dtype
+from flstream.streaming.payload import pack, pack_native, unpack, unpack_native
+
+CODES = tuple(BY_CODE)
+NUMPY_CODES = tuple(code for code, dtype in BY_CODE.items() if dtype.numpy_name)
+
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+tensors = st.builds(tensor, st.sampled_from(CODES), shapes, st.integers(0, 99))
+arrays = st.builds(
+    lambda code, shape, seed: np.asarray(tensor(code, shape, seed).numpy()),
+    st.sampled_from(NUMPY_CODES),
+    shapes,
+    st.integers(0, 99),
+)
+scalars = st.builds(
+    lambda code, data: np.frombuffer(data[: BY_CODE[code].itemsize], numpy_dtype(code, "s"))[0],
+    st.sampled_from([code for code in NUMPY_CODES if code != "BOOL"]),
+    st.binary(min_size=8, max_size=8),
+)
+text = st.text(st.characters(codec="utf-8"), max_size=8)
+int64s = st.integers(-(2**63), 2**64 - 1)
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(2**200), 2**200),
+    st.floats(),
+    text,
+    st.binary(max_size=8),
+    tensors,
+    arrays,
+    scalars,
+    st.sampled_from([np.True_, np.False_, *Colour]),
+    st.fractions(),
+)
+payloads = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(text | int64s, inner, max_size=4),
+        st.dictionaries(text, inner, max_size=3).map(OrderedDict),
+        st.builds(Point, inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+@given(payloads)
+def test_any_structure_comes_back_with_its_types_order_and_bits(value):
+    assert_same(through(value), value)
+
+
+@given(st.dictionaries(text | int64s, tensors, max_size=6), st.lists(tensors, max_size=3))
+def test_whatever_the_keys_are_no_two_tensors_get_one_name(params, more):
+    copies = {key: value.clone() for key, value in params.items()}
+    packed = pack([params, {"a": copies}, more])
+    assert len(packed.tensors) == 2 * len(params) + len(more)
+
+
+def test_a_tensor_is_named_by_the_path_to_it():
+    one, two, three = (torch.zeros(1) for _ in range(3))
+    value = {"a": {"b": one}, 'a"]["b': [two], 3: Point(three)}
+    names = ['payload["a"]["b"]', 'payload["a\\"][\\"b"][0]', "payload[3].x"]
+    assert list(pack(value, registry=REGISTRY).tensors) == names
+    assert list(pack(one).tensors) == ["payload"]
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "numpy"])
+def test_tensors_and_arrays_are_what_they_were_whatever_the_transport_delivers(framework):
+    due = {
+        code: (value := tensor(code, (2, 3)), value.numpy(), value[0, 0], value[:0].numpy())
+        for code in NUMPY_CODES
+    }
+    packed = pack(due)
+    assert_same(unpack(packed.message, delivered(packed.tensors, framework)), due)
+
+
+def test_memory_that_cannot_be_written_to_becomes_a_tensor_that_can():
+    packed = pack(torch.zeros(2))
+    frozen = np.frombuffer(bytes(8), np.float32)
+    unpack(packed.message, {"payload": frozen}).add_(1)
+    assert not frozen.any()
+
+
+def test_the_same_tensor_met_twice_travels_once_and_is_one_again():
+    tied, array, empty = torch.arange(6.0).reshape(2, 3), np.arange(3), torch.zeros(0)
+    value = [tied, tied.detach(), array, array[:], empty, empty, tied.t(), tied[0], tied.to(int)]
+    packed = pack(value)
+    assert list(packed.tensors) == [f"payload[{index}]" for index in (0, 2, 4, 6, 7, 8)]
+    for arrived in (
+        unpack(packed.message, delivered(packed.tensors)),
+        unpack_native(pack_native(value)),
+    ):
+        assert_same(arrived, value)
+        assert arrived[0] is arrived[1]
+        assert arrived[2] is arrived[3]
+        assert arrived[4] is arrived[5]
+
+
+def test_tensors_that_share_memory_and_show_something_else_are_not_one():
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    real, conjugate = through([value, value.conj()])
+    assert_same(real, value)
+    assert_same(conjugate, value.conj().resolve_conj())
+
+
+def test_a_module_travels_by_its_state_dict_or_its_parameters():
+    module = torch.nn.Linear(3, 2)
+    assert_same(through(module.state_dict()), OrderedDict(module.state_dict()))
+    arrived = through(dict(module.named_parameters()))
+    assert_same(arrived, {name: value.detach() for name, value in module.named_parameters()})
+    assert pack(module.state_dict()).tensors['payload["weight"]'].data_ptr() == (
+        module.weight.data_ptr()
+    )
+
+
+def test_an_fl_model_comes_back_once_it_is_registered():
+    model = FLModel(
+        params=every_kind(),
+        params_type=ParamsType.DIFF,
+        metrics={"accuracy": 0.97, "loss": math.nan},
+        current_round=3,
+        meta={"num_examples": 2**70, 7: (np.float16(0.5), [None])},
+    )
+    arrived = through(model)
+    assert_same(arrived, model)
+    assert 'payload.params["F32.matrix"]' in pack(model, registry=REGISTRY).tensors
