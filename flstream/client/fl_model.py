@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from flstream.streaming.decomposers import default_registry
+
 if TYPE_CHECKING:
     from flstream.model.memory import Params
 
 
+@default_registry.register_enum
 class ParamsType(StrEnum):
     """What the tensors of an :class:`FLModel` are."""
 
@@ -19,6 +22,7 @@ class ParamsType(StrEnum):
     """The new weights minus those received."""
 
 
+@default_registry.register_dataclass
 @dataclass
 class FLModel:
     """A model on its way to or from a site.

@@ -42,9 +42,10 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Received(msgspec.Struct, tag=True, frozen=True):
-    """Site: the model has arrived."""
+    """Site: the model has arrived, after so many repairs."""
 
     round: int
+    retries: int = 0
 
 
 class Trained(msgspec.Struct, tag=True, frozen=True):

@@ -117,9 +117,9 @@ class Session:
                 f"the model of round {task.round} was received before; answer it with send() first"
             )
         seed_everything(task.seed)
-        body, _ = download(self._down, task.ref, self.info.streaming, self._sink_for(into))
+        body, cost = download(self._down, task.ref, self.info.streaming, self._sink_for(into))
         self._tied = body.layout.aliases
-        self._control.send(Received(task.round))
+        self._control.send(Received(task.round, cost.retries))
         self._model = FLModel(
             params=body.tensors,
             current_round=task.round - 1,

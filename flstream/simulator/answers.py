@@ -125,7 +125,7 @@ class Answers:
         round_number: int,
         kind: TaskKind,
         report: Callable[[], None],
-    ) -> tuple[dict[str, AnswerT], float]:
+    ) -> tuple[dict[str, AnswerT], float, int]:
         """Wait until every site of a cohort has answered its task.
 
         Args:
@@ -136,22 +136,22 @@ class Answers:
             report: called now and then while waiting.
 
         Returns:
-            The answers in the order of the cohort, and the ``time.monotonic()`` at which the last
-            site had received the model.
+            The answers in the order of the cohort, the ``time.monotonic()`` at which the last site
+            had received the model, and the repairs that took.
 
         Raises:
             SimulationError: a site failed, died, or did not answer in time; it is named.
             AbortedError: the run is being stopped.
         """
         answers: dict[str, AnswerT] = {}
-        received_at = time.monotonic()
+        received_at, retries = time.monotonic(), 0
         deadline = received_at + self._round_timeout
         while len(answers) < len(cohort):
             speaking = self._speaking(REPORT_SECONDS)
             for site in speaking:
                 message = self._listen(site, round_number)
                 if isinstance(message, Received):
-                    received_at = time.monotonic()
+                    received_at, retries = time.monotonic(), retries + message.retries
                     self._emit(SiteState(round=round_number, site=site.name, state=_AT_WORK[kind]))
                 elif isinstance(message, answer_type):
                     if site.name not in cohort or message.round != round_number:
@@ -165,7 +165,7 @@ class Answers:
                 silent = [name for name in cohort if name not in answers]
                 self._check_time(deadline, silent, f"answer round {round_number}'s {kind} task")
             report()
-        return {name: answers[name] for name in cohort}, received_at
+        return {name: answers[name] for name in cohort}, received_at, retries
 
     def say_goodbye(self, seconds: float) -> None:
         """Tell every site that the run is over, and wait until their scripts have ended.

@@ -193,13 +193,14 @@ class LocalFederation:
             self._emit(Progress(down=down, up={}, size=source.layout.nbytes))
 
         try:
-            answers, received_at = self._answers.gather(
+            answers, received_at, retries = self._answers.gather(
                 answer_type, cohort, round_number, kind, report
             )
         finally:
             ref.abort(f"the {kind} task of round {round_number} is over")
         report()
-        return answers, _cost(ref, received_at - began), time.monotonic() - received_at
+        down = _cost(ref, retries, received_at - began)
+        return answers, down, time.monotonic() - received_at
 
     def _open_updates(
         self, trained: Mapping[str, Trained]
@@ -266,11 +267,12 @@ def weighted_metrics(answers: Sequence[Trained | Evaluation]) -> dict[str, float
     return means
 
 
-def _cost(ref: Ref, seconds: float) -> Transfer:
+def _cost(ref: Ref, retries: int, seconds: float) -> Transfer:
     deliveries = ref.deliveries.values()
     return Transfer(
         bytes=sum(delivery.bytes for delivery in deliveries),
         requests=sum(delivery.requests for delivery in deliveries),
         chunks=sum(delivery.chunks for delivery in deliveries),
+        retries=retries,
         seconds=seconds,
     )

@@ -33,7 +33,7 @@ class Transfer(msgspec.Struct, frozen=True):
         bytes: bytes of body.
         requests: fetch requests made.
         chunks: frames that carried them.
-        retries: requests made again; 0 as long as a broken transfer ends the run.
+        retries: requests among them for what had been asked for before and did not arrive sound.
         seconds: from the first request to the last byte.
     """
 

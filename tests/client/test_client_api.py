@@ -1,10 +1,12 @@
 """The functions a training script calls, where they cannot work; the rest is in whole jobs."""
 
+import numpy as np
 import pytest
 
 import flstream.client as flare
 from flstream.client.session import _weight_of
 from flstream.errors import ClientError
+from flstream.streaming.payload import pack, unpack
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,12 @@ def test_the_weight_is_the_number_of_examples_under_either_name():
 def test_a_weight_that_cannot_be_a_share_of_a_mean_is_refused(weight):
     with pytest.raises(ClientError, match="num_examples"):
         _weight_of(flare.FLModel(meta={"num_examples": weight}))
+
+
+def test_a_model_travels_as_a_payload_without_more_ado():
+    model = flare.FLModel({"w": np.ones(3)}, "DIFF", {"loss": 0.5}, 1, 2, {"tags": ("a", None)})
+    packed = pack(model)
+    received = unpack(packed.message, packed.tensors)
+    assert received.params_type is flare.ParamsType.DIFF
+    assert received.params["w"].tolist() == [1, 1, 1]
+    assert (received.metrics, received.meta) == ({"loss": 0.5}, {"tags": ("a", None)})
