@@ -91,13 +91,23 @@ class FileSink:
         path: where the finished file will be.
         layout: the tensors to be written.
         metadata: strings for the header's ``__metadata__``.
+        resume: go on with the temporary file of an earlier attempt, if there is one of the same
+            header, and keep it if this attempt is not finished either.
+
+    Attributes:
+        resumed: whether there was one. What it holds is to be verified: see :meth:`written`.
 
     Raises:
         CheckpointError: the file cannot be made, for want of space or permission.
     """
 
     def __init__(
-        self, path: Path, layout: Layout, metadata: Mapping[str, str] | None = None
+        self,
+        path: Path,
+        layout: Layout,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        resume: bool = False,
     ) -> None:
         self.path = path
         self.layout = layout
@@ -106,13 +116,18 @@ class FileSink:
         self._view = memoryview(b"")
         header = layout.header(metadata)
         self._body = len(header)
+        self._keep = resume
+        self.resumed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._fd = os.open(self._temporary, flags, 0o644)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
         try:
+            self.resumed = resume and os.pread(self._fd, len(header), 0) == header
+            if not self.resumed:
+                os.ftruncate(self._fd, 0)
             # Claiming the space now finds a full disk before the work is done, not after.
             os.posix_fallocate(self._fd, 0, self._body + layout.nbytes)
             _write_all(self._fd, memoryview(header), 0)
@@ -140,6 +155,19 @@ class FileSink:
                 f"{self.path}: bytes {start} to {stop} cannot be written: {error.strerror}"
             ) from error
 
+    def written(self, start: int, stop: int) -> list[memoryview]:
+        """What the file holds at ``[start, stop)``: zeros where nothing was written.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
+        view = self._scratch.take(stop - start)
+        try:
+            count = os.preadv(self._fd, [view], self._body + start)
+        except OSError as error:
+            raise CheckpointError(f"{self._temporary} cannot be read: {error.strerror}") from error
+        return [view[:count]]
+
     def finish(self) -> None:
         """Make the file durable and give it its name.
 
@@ -156,11 +184,12 @@ class FileSink:
         self._fd = -1
 
     def close(self) -> None:
-        """Drop the temporary file, unless the sink was finished."""
+        """Drop the temporary file, unless the sink was finished or is to be resumed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            self._temporary.unlink(missing_ok=True)
+            if not self._keep:
+                self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

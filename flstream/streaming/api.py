@@ -173,8 +173,20 @@ def download_file(
     path: Path,
     settings: StreamSettings | None = None,
     on_progress: OnProgress | None = None,
+    *,
+    resume: bool = False,
 ) -> tuple[Status, Path | None]:
     """Download into a ``.safetensors`` file, with memory for a chunk alone.
+
+    Args:
+        receiver: where to fetch.
+        token: of the ref.
+        path: of the file.
+        settings: sizes, window and per-request timeout; None for the defaults.
+        on_progress: told how far it is.
+        resume: keep what has arrived if the download fails, in ``<path>.tmp``, and go on with it
+            the next time. What is there is compared by digest with what is offered, chunk by
+            chunk, never trusted; only what is missing or differs is fetched.
 
     Returns:
         How it ended, and the file: whole, or None.
@@ -185,7 +197,7 @@ def download_file(
     with ExitStack() as stack:
 
         def sink_for(layout: Layout) -> FileSink:
-            return stack.enter_context(FileSink(path, layout))
+            return stack.enter_context(FileSink(path, layout, resume=resume))
 
         status, sink = _fetch(receiver, token, settings, sink_for, on_progress)
         if sink is not None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from flstream.errors import FlstreamError, LayoutError, StreamingError
 from flstream.model.body import Sink
+from flstream.model.checkpoint import FileSink
 from flstream.model.layout import Layout
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
@@ -59,6 +60,8 @@ def download(
                 sink.commit(start, stop)
                 heard(start, stop)
 
+            if isinstance(sink, FileSink) and sink.resumed:
+                remote.verify(sink.written, heard)
             remote.receive_all(sink.views, commit)
     except FlstreamError as error:
         # The first error is the one to report, whether or not the sender can still hear of it.

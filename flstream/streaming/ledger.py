@@ -58,6 +58,21 @@ class Ledger:
         """Whether these bytes are a chunk that has not arrived."""
         return self._is_chunk(start, stop) and not self._arrived[start // self._unit]
 
+    def missing_from(self, start: int, most_bytes: int) -> tuple[int, int] | None:
+        """The next run of chunks at or after ``start`` that have not arrived, or None.
+
+        Args:
+            start: the beginning of a chunk, or the end of the body.
+            most_bytes: length of the run at most.
+        """
+        first = self._arrived.find(0, -(-start // self._unit))
+        if first < 0:
+            return None
+        most = first + max(most_bytes // self._unit, 1)
+        found = self._arrived.find(1, first, most)
+        last = found if found >= 0 else most
+        return first * self._unit, min(last * self._unit, self._nbytes)
+
     def request(self, number: int, start: int, stop: int, *, urgent: bool) -> None:
         """Note a request that is being sent."""
         self.under_way[number] = UnderWay(start, stop, urgent)

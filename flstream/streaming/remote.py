@@ -20,9 +20,13 @@ from flstream.streaming.packets import Wait
 from flstream.streaming.receiver import Patience, Receiver, StreamSettings
 from flstream.streaming.wire import (
     HEADER_BYTES,
+    MAX_DIGEST_BYTES,
+    MAX_DIGESTS,
     MESSAGE,
     Close,
     Closed,
+    Digest,
+    Digested,
     Fetch,
     Header,
     Open,
@@ -53,7 +57,7 @@ _MOST_REPAIRS_UNDER_WAY = 64
 # How long a receiver that has everything waits for the sender to say that it heard so.
 _CLOSE_SECONDS = 5.0
 
-ReplyT = TypeVar("ReplyT", Opened, Closed)
+ReplyT = TypeVar("ReplyT", Opened, Digested, Closed)
 
 Place = Callable[[int, int], Sequence[memoryview]]
 """Where the bytes of a range are to be put."""
@@ -141,6 +145,29 @@ class RemoteSource:
         view = scratch.take(stop - start)
         self.receive(start, stop, [view])
         return [view]
+
+    def verify(self, local: Place, on_chunk: Callable[[int, int], None]) -> None:
+        """Find out which chunks are here already, so that only the others are fetched.
+
+        Args:
+            local: gives what is here for a range, which may be anything.
+            on_chunk: called with the range of each chunk that is sound.
+
+        Raises:
+            StreamingError: the sender refused, fell silent, or is gone.
+        """
+        unit = self._settings.frame_size
+        step = max(min(MAX_DIGEST_BYTES // unit, MAX_DIGESTS), 1) * unit
+        for start, stop in self.layout.ranges(step):
+            asked = Digest(self._token, self._receiver.next_number(), start, stop, unit)
+            digests = self._ask(asked, Digested, self._patience).digests
+            self._patience.renew()
+            for index, first in enumerate(range(start, stop, unit)):
+                last = min(first + unit, stop)
+                digest = int.from_bytes(digests[8 * index : 8 * index + 8], "little")
+                if digest_of(local(first, last)) == digest:
+                    self._ledger.arrive(first)
+                    on_chunk(first, last)
 
     def receive_all(self, place: Place, on_chunk: Callable[[int, int], None]) -> None:
         """Receive the whole body, each chunk where it belongs as soon as it comes.
@@ -289,13 +316,12 @@ class RemoteSource:
             size = self.layout.nbytes
         else:
             size = self._settings.bytes_a_request
-        while (
-            len(self._ledger.under_way) < self._settings.window
-            and self._requested < self.layout.nbytes
-        ):
-            stop = min(self._requested + size, self.layout.nbytes)
-            self._fetch(self._requested, stop, urgent=False)
-            self._requested = stop
+        while len(self._ledger.under_way) < self._settings.window:
+            missing = self._ledger.missing_from(self._requested, size)
+            if missing is None:
+                return
+            self._fetch(*missing, urgent=False)
+            self._requested = missing[1]
 
     @property
     def _can_repair(self) -> int:

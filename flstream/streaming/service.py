@@ -24,10 +24,14 @@ from flstream.streaming.wire import (
     HEADER_BYTES,
     MAGIC,
     MAX_CHUNK_BYTES,
+    MAX_DIGEST_BYTES,
+    MAX_DIGESTS,
     MAX_REQUEST_BYTES,
     MESSAGE,
     Close,
     Closed,
+    Digest,
+    Digested,
     Fetch,
     Header,
     Open,
@@ -279,6 +283,13 @@ class _Connection:
             case Probe():
                 waiting = [each.request for each in self._waiting() if each.token == ref.token]
                 self._send(Waiting(request.request, waiting), ref.token)
+            case Digest():
+                flaw = _flaw(request, source.layout.nbytes)
+                if flaw:
+                    self._refuse(request, flaw)
+                    return
+                digests = self._digests(request, source)
+                self._send(Digested(request.request, digests), ref.token)
             case Fetch():
                 flaw = _flaw(request, source.layout.nbytes)
                 if flaw or len(self._fetches) + len(self._urgent) >= _MAX_WAITING:
@@ -286,6 +297,13 @@ class _Connection:
                     return
                 ref.deliveries[self.receiver].requests += 1
                 (self._urgent if request.urgent else self._fetches).append(request)
+
+    def _digests(self, request: Digest, source: Source) -> bytes:
+        scratch, digests = Scratch(), []
+        for start in range(request.start, request.stop, request.chunk_size):
+            stop = min(start + request.chunk_size, request.stop)
+            digests.append(digest_of(source.views(start, stop, scratch)))
+        return b"".join(digest.to_bytes(8, "little") for digest in digests)
 
     def _close(self, request: Close) -> None:
         # What it asked for and no longer wants need not be sent.
@@ -381,14 +399,19 @@ class _Connection:
         return [memoryview(header), *views]
 
 
-def _flaw(fetch: Fetch, nbytes: int) -> str:
+def _flaw(request: Fetch | Digest, nbytes: int) -> str:
     """What is wrong with a request for a body of ``nbytes``, or an empty string."""
-    if not 0 <= fetch.start < fetch.stop <= nbytes:
-        return f"bytes {fetch.start} to {fetch.stop} are not a range of a body of {nbytes}"
-    if fetch.chunk_size > MAX_CHUNK_BYTES:
+    if not 0 <= request.start < request.stop <= nbytes:
+        return f"bytes {request.start} to {request.stop} are not a range of a body of {nbytes}"
+    if request.chunk_size > MAX_CHUNK_BYTES:
         return f"chunks of more than {MAX_CHUNK_BYTES} bytes are not sent"
-    if fetch.chunk_size < 0 or fetch.chunk_size % ALIGNMENT or fetch.start % ALIGNMENT:
+    if request.chunk_size < 0 or request.chunk_size % ALIGNMENT or request.start % ALIGNMENT:
         return f"chunk size and start must be multiples of {ALIGNMENT}"
-    if fetch.chunk_size == 0 and (fetch.start, fetch.stop) != (0, nbytes):
+    if isinstance(request, Digest):
+        length = request.stop - request.start
+        if length > MAX_DIGEST_BYTES or length > MAX_DIGESTS * request.chunk_size:
+            return f"the digests of {length} bytes are too many for one answer"
+        return ""
+    if request.chunk_size == 0 and (request.start, request.stop) != (0, nbytes):
         return "a model serialised into one message can only be had whole"
     return ""

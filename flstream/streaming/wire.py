@@ -25,6 +25,12 @@ MAX_REQUEST_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 1 << 30
 """The longest frame a receiver may ask for, apart from a model serialised into one."""
 
+MAX_DIGEST_BYTES = 16 << 20
+"""The longest range of which the digests may be asked for at once: the sender reads all of it."""
+
+MAX_DIGESTS = 1 << 16
+"""The most digests that may be asked for at once."""
+
 MAGIC = b"FLST"
 _VERSION = 1
 # magic, version, kind, request, token, start, length, digest; then the digest of all that. Padded,
@@ -97,6 +103,19 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
     urgent: bool = False
 
 
+class Digest(msgspec.Struct, tag=True, frozen=True):
+    """Receiver: what are the digests of the chunks of ``[start, stop)``?
+
+    So a receiver that has part of the body finds out which chunks of it are sound.
+    """
+
+    token: bytes
+    request: Number
+    start: int
+    stop: int
+    chunk_size: int
+
+
 class Probe(msgspec.Struct, tag=True, frozen=True):
     """Receiver: nothing arrives; which of my requests are still to be answered?"""
 
@@ -127,6 +146,13 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
+class Digested(msgspec.Struct, tag=True, frozen=True):
+    """Sender: the xxh3-64 of each chunk, eight bytes each, little-endian."""
+
+    request: Number
+    digests: bytes
+
+
 class Waiting(msgspec.Struct, tag=True, frozen=True):
     """Sender: the requests of this ref that are still to be answered, in whole or in part."""
 
@@ -140,8 +166,8 @@ class Closed(msgspec.Struct, tag=True, frozen=True):
     request: Number
 
 
-Request = Open | Fetch | Probe | Close
-Reply = Opened | Refused | Waiting | Closed
+Request = Open | Fetch | Digest | Probe | Close
+Reply = Opened | Refused | Digested | Waiting | Closed
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -1,5 +1,6 @@
 """A service with receivers at pipes: all in one process, but for the tests that need a death."""
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
@@ -17,7 +18,7 @@ from flstream.streaming.wire import (
     decode_request,
 )
 from flstream.transport.channel import AbortSignal, Channel, Deadline
-from flstream.transport.pipe import pipe
+from flstream.transport.pipe import PipeChannel, pipe
 
 QUICK = StreamSettings(
     chunk_size=4096, request_size=16384, window=2, request_timeout=30, probe_after=0.05
@@ -69,7 +70,7 @@ class WatchedChannel:
         return self._inner.fileno()
 
     def send_some(self, views: Sequence[memoryview]) -> int:
-        raise NotImplementedError("a receiver sends its requests whole")
+        raise AssertionError("a receiver sends its requests whole")
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
         while not self._arrived:
@@ -100,7 +101,7 @@ class WatchedChannel:
     def receive(
         self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
     ) -> None:
-        raise NotImplementedError("a receiver takes what is there, and waits for more")
+        raise AssertionError("a receiver takes what is there, and waits for more")
 
     def close(self) -> None:
         self._inner.close()
@@ -135,6 +136,13 @@ class Hall:
         ours, theirs = pipe("server", name)
         self._stack.enter_context(closing(theirs))
         self.service.attach(ours, name)
+        return theirs
+
+    def pipe_to(self, name: str) -> socket.socket:
+        """The end of such a pipe that another process is to hold."""
+        ours, theirs = socket.socketpair()
+        self._stack.enter_context(closing(theirs))
+        self.service.attach(PipeChannel(ours, name), name)
         return theirs
 
     def receiver(self, name: str = "site-1", abort: AbortSignal | None = None) -> Receiver:

@@ -1,5 +1,10 @@
 """The low-level API: offers and downloads of tensors, arrays and files."""
 
+import multiprocessing
+import os
+import signal
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +24,7 @@ from flstream.streaming.api import (
 from flstream.streaming.faults import FaultyChannel
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.transport.channel import Signal
+from flstream.transport.pipe import PipeChannel
 
 SMALL = StreamSettings(chunk_size=1024, request_size=4096, request_timeout=5, probe_after=0.05)
 TENSORS = {
@@ -141,3 +147,88 @@ def test_a_callback_that_raises_harms_nobody(hall, capfd):
     following = add_tensors(hall.service, TENSORS, ["site-1"])
     assert download_tensors(receiver, following.token, SMALL)[0].ok
     assert "in the callback" in capfd.readouterr().err
+
+
+class TestResume:
+    """A download into a file that was broken off goes on where it was."""
+
+    MODEL: ClassVar = {"w": np.random.default_rng(3).random(100_000, dtype=np.float32)}
+    NBYTES = 400_000
+
+    def broken_off(self, hall, path, within=300_000):
+        ref = add_arrays(hall.service, self.MODEL, ["first"])
+        channel = FaultyChannel(hall.channel("first"), "death", seed=2, death_within=within)
+        status, _ = download_file(Receiver(channel, "server"), ref.token, path, SMALL, resume=True)
+        assert status.code == "sender gone"
+
+    def resumed(self, hall, path, model=None):
+        ref = add_arrays(hall.service, model or self.MODEL, ["second"])
+        progress = []
+        status, _ = download_file(
+            hall.receiver("second"),
+            ref.token,
+            path,
+            SMALL,
+            lambda done, _: progress.append(done),
+            resume=True,
+        )
+        assert status.ok
+        assert progress == sorted(set(progress))
+        assert progress[-1] == self.NBYTES
+        assert torch.equal(load_file(path)["w"], torch.from_numpy((model or self.MODEL)["w"]))
+        assert not list(path.parent.glob("*.tmp"))
+        return status.cost.bytes
+
+    def test_only_what_is_missing_is_fetched(self, hall, tmp_path):
+        path = tmp_path / "model.safetensors"
+        self.broken_off(hall, path)
+        assert not path.exists()
+        here = path.with_name(path.name + ".tmp").read_bytes()[-self.NBYTES :]
+        chunks = range(0, self.NBYTES, SMALL.chunk_size)
+        due = self.MODEL["w"].tobytes()
+        missing = [at for at in chunks if here[at : at + 1024] != due[at : at + 1024]]
+        assert 0 < len(missing) < len(chunks)
+        fetched = self.resumed(hall, path)
+        assert fetched == sum(min(1024, self.NBYTES - at) for at in missing)
+
+    def test_what_changed_meanwhile_is_not_trusted(self, hall, tmp_path):
+        path = tmp_path / "model.safetensors"
+        self.broken_off(hall, path)
+        partial = path.with_name(path.name + ".tmp")
+        data = bytearray(partial.read_bytes())
+        data[-self.NBYTES + 5] ^= 1
+        partial.write_bytes(data)
+        self.resumed(hall, path)
+
+    def test_another_snapshot_of_the_same_layout_is_told_apart(self, hall, tmp_path):
+        path = tmp_path / "model.safetensors"
+        self.broken_off(hall, path)
+        assert self.resumed(hall, path, {"w": self.MODEL["w"] + 1}) == self.NBYTES
+
+    def test_a_partial_file_of_another_layout_is_begun_again(self, hall, tmp_path):
+        path = tmp_path / "model.safetensors"
+        path.with_name(path.name + ".tmp").write_bytes(b"something else altogether" * 999)
+        assert self.resumed(hall, path) == self.NBYTES
+
+    def test_a_receiver_killed_by_the_system_goes_on_in_another_process(self, hall, tmp_path):
+        path = tmp_path / "model.safetensors"
+        ref = add_arrays(hall.service, self.MODEL, ["first"])
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(
+            target=download_and_die, args=(hall.pipe_to("first"), ref.token, path)
+        )
+        process.start()
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+        assert 0 < self.resumed(hall, path) < self.NBYTES
+
+
+def download_and_die(end, token, path):
+    """In a process of its own: is killed when half of the file is there."""
+
+    def die(done, size):
+        if done > size // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    receiver = Receiver(PipeChannel(end, "server"), "server")
+    download_file(receiver, token, path, SMALL, die, resume=True)

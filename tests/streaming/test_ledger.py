@@ -240,3 +240,16 @@ def test_attempts_are_counted_chunk_by_chunk(times):
     ledger.damage(0)
     ledger.damage(16)
     assert ledger.repairs(64, 9) == [(0, 16, 1), (16, 32, times + 1)]
+
+
+def test_what_is_missing_is_found_in_runs_from_any_chunk_to_the_end():
+    ledger = Ledger(nbytes=90, unit=16)
+    assert ledger.missing_from(0, 64) == (0, 64)
+    assert ledger.missing_from(64, 64) == (64, 90)
+    assert ledger.missing_from(90, 64) is None
+    ledger.arrive(16)
+    ledger.arrive(80)
+    assert ledger.missing_from(0, 64) == (0, 16)
+    assert ledger.missing_from(16, 64) == (32, 80)
+    assert ledger.missing_from(80, 64) is None
+    assert ledger.missing_from(32, 8) == (32, 48)
