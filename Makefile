@@ -35,9 +35,9 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Measure start-up, one transfer against the bare pipe, and the modes side by side
+bench: $(STAMP) ## Measure start-up, streaming against the bare pipe, and the modes side by side
 	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/transfer.py 1GiB
+	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/flstream bench --model-size 256MiB --clients 2
 
 clean: ## Remove the virtual environment and caches (runs/ is left alone)

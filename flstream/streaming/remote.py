@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 from flstream.errors import (
     IntegrityError,
@@ -14,12 +13,11 @@ from flstream.errors import (
     RefusedError,
 )
 from flstream.model.body import Scratch
-from flstream.model.layout import MAX_HEADER_BYTES, Layout, parse_header
+from flstream.model.layout import Layout, parse_header
+from flstream.streaming.conversation import Conversation
 from flstream.streaming.ledger import Ledger
-from flstream.streaming.packets import Wait
 from flstream.streaming.receiver import Patience, Receiver, StreamSettings
 from flstream.streaming.wire import (
-    HEADER_BYTES,
     MAX_DIGEST_BYTES,
     MAX_DIGESTS,
     MESSAGE,
@@ -34,9 +32,7 @@ from flstream.streaming.wire import (
     Probe,
     Refused,
     Reply,
-    Request,
     Waiting,
-    decode_reply,
     digest_of,
 )
 from flstream.telemetry.events import Transfer
@@ -50,14 +46,10 @@ _BACKOFF_SECONDS = 0.05
 # A reader from front to back keeps chunks that overtake a lost one, up to this many bytes: as much
 # as a pipe holds when the repair is asked for.
 _MOST_EARLY_BYTES = 8 << 20
-# A sender that repeats itself without end is given up after this many bytes beyond the body.
-_MOST_REPEATED = 256 << 20
 # Scattered losses are repaired by so many requests at a time; a sender refuses hundreds of them.
 _MOST_REPAIRS_UNDER_WAY = 64
 # How long a receiver that has everything waits for the sender to say that it heard so.
 _CLOSE_SECONDS = 5.0
-
-ReplyT = TypeVar("ReplyT", Opened, Digested, Closed)
 
 Place = Callable[[int, int], Sequence[memoryview]]
 """Where the bytes of a range are to be put."""
@@ -85,21 +77,21 @@ class RemoteSource:
 
     def __init__(self, receiver: Receiver, token: bytes, settings: StreamSettings) -> None:
         self._receiver = receiver
+        self._talk = Conversation(receiver, token, settings)
         self._token = token
         self._settings = settings
         self._patience = Patience(receiver, settings.request_timeout)
         self._began = time.monotonic()
         self._ended: float | None = None
-        self._bytes = self._requests = self._chunks = self._retries = self._repeated = 0
+        self._bytes = self._requests = self._chunks = self._retries = 0
         self._requested = 0
         self._cursor = 0
         self._early: dict[int, memoryview] = {}
         self._not_before = 0.0
         self._failure = "nothing came"
-        self._most_repeated = _MOST_REPEATED
         self._opening = receiver.next_number()
         self.layout = self._open()
-        self._most_repeated += self.layout.nbytes
+        self._talk.allow(self.layout.nbytes)
         self._head = 0 if settings.chunk_size else len(self.layout.plain_header)
         self._unit = settings.frame_size or self.layout.nbytes
 
@@ -160,7 +152,7 @@ class RemoteSource:
         step = max(min(MAX_DIGEST_BYTES // unit, MAX_DIGESTS), 1) * unit
         for start, stop in self.layout.ranges(step):
             asked = Digest(self._token, self._receiver.next_number(), start, stop, unit)
-            digests = self._ask(asked, Digested, self._patience).digests
+            digests = self._talk.ask(asked, Digested, self._patience).digests
             self._patience.renew()
             for index, first in enumerate(range(start, stop, unit)):
                 last = min(first + unit, stop)
@@ -201,36 +193,16 @@ class RemoteSource:
         self._ended = time.monotonic()
         number = self._receiver.next_number()
         patience = Patience(self._receiver, min(_CLOSE_SECONDS, self._settings.request_timeout))
-        self._ask(Close(self._token, number, not failure, failure), Closed, patience)
+        self._talk.ask(Close(self._token, number, not failure, failure), Closed, patience)
 
     def _open(self) -> Layout:
-        opened = self._ask(Open(self._token, self._opening), Opened, self._patience)
+        opened = self._talk.ask(Open(self._token, self._opening), Opened, self._patience)
         self._patience.renew()
         try:
             layout, _ = parse_header(opened.layout, self.peer)
         except LayoutError as error:
             raise ProtocolError(str(error)) from error
         return layout
-
-    def _ask(self, request: Request, answer: type[ReplyT], patience: Patience) -> ReplyT:
-        """Send a request, again as long as nothing is heard, and wait for its one answer."""
-
-        def wait() -> bool:
-            heard = patience.wait(
-                self._settings.probe_after, lambda: f"an answer to {type(request).__name__}"
-            )
-            if not heard:
-                self._send(request)
-            return heard
-
-        self._send(request)
-        while True:
-            header = self._receiver.packets.header(wait)
-            reply = self._message(header, wait)
-            if isinstance(reply, Refused) and reply.request == request.request:
-                raise RefusedError(f"{self.peer} refused: {reply.reason}")
-            if isinstance(reply, answer) and reply.request == request.request:
-                return reply
 
     def _receive_next(self, target: Sequence[memoryview]) -> None:
         """Get the chunk at the cursor, keeping for later what overtakes it."""
@@ -261,7 +233,7 @@ class RemoteSource:
             header = self._receiver.packets.header(self._wait)
             start, stop = header.start, header.start + header.length - self._head
             if header.kind == MESSAGE:
-                self._heed(self._message(header, self._wait))
+                self._heed(self._talk.message(header, self._wait))
                 continue
             if header.token == self._token:
                 if not self._ledger.is_due(header.request, start, stop):
@@ -299,14 +271,8 @@ class RemoteSource:
 
     def _repeat(self, length: int) -> None:
         """Pass over a frame that is of no use: one of an earlier download, or here already."""
-        self._count_useless(length)
+        self._talk.count_useless(length)
         self._receiver.packets.skip(length, self._wait)
-
-    def _count_useless(self, length: int) -> None:
-        """Count a packet that brings no chunk; of one that sends them without end, no more."""
-        self._repeated += HEADER_BYTES + length
-        if self._repeated > self._most_repeated:
-            raise ProtocolError(f"{self.peer} repeats itself: {self._repeated} bytes to no use")
 
     def _request_ahead(self) -> None:
         """Fetch again what was lost, and fetch what is next."""
@@ -351,7 +317,7 @@ class RemoteSource:
         self._ledger.request(number, start, stop, urgent=urgent)
         self._requests += 1
         frame = self._settings.frame_size
-        self._send(Fetch(self._token, number, start, stop, frame, urgent))
+        self._talk.send(Fetch(self._token, number, start, stop, frame, urgent))
 
     def _wait(self) -> bool:
         """Wait for bytes; when they fail to come, find out why, and fetch again what was lost."""
@@ -364,7 +330,7 @@ class RemoteSource:
             if time.monotonic() >= self._not_before:
                 self._repair()
         else:
-            self._send(Probe(self._token, self._receiver.next_number()))
+            self._talk.send(Probe(self._token, self._receiver.next_number()))
         return False
 
     def _due(self) -> str:
@@ -385,19 +351,3 @@ class RemoteSource:
                 for older in [each for each in self._ledger.under_way if each < number]:
                     if older not in waiting:
                         self._ledger.give_up(older)
-
-    def _message(self, header: Header, wait: Wait) -> Reply | None:
-        """The message behind a header; None if it is damaged, not one, or of another download."""
-        self._count_useless(header.length)
-        if header.kind != MESSAGE or header.length > MAX_HEADER_BYTES:
-            self._receiver.packets.skip(header.length, wait)
-            return None
-        payload = memoryview(bytearray(header.length))
-        if not self._receiver.packets.payload([payload], wait):
-            return None
-        if header.token != self._token or digest_of([payload]) != header.digest:
-            return None
-        return decode_reply(bytes(payload), self.peer)
-
-    def _send(self, request: Request) -> None:
-        self._receiver.send(request, self._settings.request_timeout)

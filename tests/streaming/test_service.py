@@ -23,8 +23,8 @@ from flstream.errors import (
     RefusedError,
 )
 from flstream.model.memory import MemoryBody
+from flstream.streaming import conversation
 from flstream.streaming import packets as packets_module
-from flstream.streaming import remote as remote_module
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Outcome, Ref
@@ -788,7 +788,7 @@ ENDLESS = {
 @pytest.mark.parametrize("again", ENDLESS.values(), ids=ENDLESS)
 @pytest.mark.parametrize("first", [b"", opened(TOKEN, LAYOUT) + frame()], ids=["closed", "open"])
 def test_a_sender_that_goes_on_without_end_is_given_up(first, again, monkeypatch):
-    monkeypatch.setattr(remote_module, "_MOST_REPEATED", 1 << 20)
+    monkeypatch.setattr(conversation, "_MOST_REPEATED", 1 << 20)
     monkeypatch.setattr(packets_module, "_MOST_JUNK", 1 << 20)
     if not first and again is ENDLESS["what it opened"]:
         first = again
