@@ -7,6 +7,7 @@ resolved job file cannot disagree.
 
 import math
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -30,20 +31,20 @@ def refuse(*problems: Problem) -> PydanticCustomError:
     return PydanticCustomError("refused", "refused", {"problems": problems})
 
 
-class Rule:
+class Rule(ABC):
     """What one key accepts. A rule sets `allowed` and `parse`, and `render` if it must."""
 
     @property
+    @abstractmethod
     def allowed(self) -> str:
         """What is allowed, to be read after "must be"."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parse(self, value: Any, folder: Path) -> Any:
         """Return the typed value, or raise what `refuse` or `self.refused` gives.
 
         `folder` is the job file's: relative paths start there.
         """
-        raise NotImplementedError
 
     def render(self, value: Any) -> str:
         """Return HOCON text that parses to this value."""
