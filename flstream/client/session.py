@@ -208,8 +208,7 @@ class Session:
     ) -> Callable[[Layout], MemoryBody]:
         if into is None:
             return lambda layout: MemoryBody.allocate(layout, self.info.exchange_format)
-        tensors = into if isinstance(into, Mapping) else into.state_dict()
-        body = MemoryBody.of(tensors, writable=True)
+        body = MemoryBody.over(into)
 
         def existing(layout: Layout) -> MemoryBody:
             difference = layout.difference(body.layout)

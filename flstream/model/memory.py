@@ -73,6 +73,15 @@ class MemoryBody:
         return cls(layout, tensors, pieces)
 
     @classmethod
+    def over(cls, into: torch.nn.Module | Params) -> MemoryBody:
+        """The body of a module's own parameters and buffers, or of given tensors, to be written to.
+
+        Raises:
+            LayoutError: one of them cannot be written to; the message names it.
+        """
+        return cls.of(into if isinstance(into, Mapping) else into.state_dict(), writable=True)
+
+    @classmethod
     def allocate(cls, layout: Layout, framework: Framework = "pytorch") -> MemoryBody:
         """New, uninitialised memory for a layout, which keeps the order of its tensors.
 

@@ -209,15 +209,12 @@ def _download_params(
     receiver: Receiver,
     token: bytes,
     settings: StreamSettings | None,
-    into: Any,
+    into: torch.nn.Module | Params | None,
     framework: Framework,
     on_progress: OnProgress | None,
     on_tensors: OnTensors | None,
 ) -> tuple[Status, Params]:
-    existing = None
-    if into is not None:
-        tensors = into if isinstance(into, Mapping) else into.state_dict()
-        existing = MemoryBody.of(tensors, writable=True)
+    existing = None if into is None else MemoryBody.over(into)
 
     def sink_for(layout: Layout) -> MemoryBody:
         return existing or MemoryBody.allocate(layout, framework)

@@ -146,7 +146,11 @@ class Connection:
                 if flaw:
                     self._refuse(request, flaw)
                     return
-                digests = self._digests(request, source)
+                try:
+                    digests = self._digests(request, source)
+                except FlstreamError as error:  # such as a file that became shorter
+                    self._refuse(request, str(error))
+                    return
                 self._send(Digested(request.request, digests), ref.token)
             case Fetch():
                 flaw = _flaw(request, source.layout.nbytes)

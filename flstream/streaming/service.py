@@ -139,11 +139,8 @@ class DownloadService:
                 connection.read()
             if events & selectors.EVENT_WRITE or connection.has_output:
                 connection.write()
-        except ChannelClosedError as error:
-            self._drop(connection, str(error))
-            return
-        except ProtocolError as error:
-            # Its stream can no longer be cut into packets, so there is no one to answer.
+        except (ChannelClosedError, ProtocolError) as error:
+            # Nobody is there any more, or somebody who does not speak the protocol.
             self._drop(connection, str(error))
             return
         wanted = (connection.takes_input and selectors.EVENT_READ) | (

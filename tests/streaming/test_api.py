@@ -210,6 +210,19 @@ class TestResume:
         path.with_name(path.name + ".tmp").write_bytes(b"something else altogether" * 999)
         assert self.resumed(hall, path) == self.NBYTES
 
+    def test_a_file_that_became_shorter_is_refused_and_the_service_goes_on(self, hall, tmp_path):
+        offered, path = tmp_path / "offered.safetensors", tmp_path / "model.safetensors"
+        whole = add_arrays(hall.service, self.MODEL, ["site-1"])
+        receiver = hall.receiver()
+        assert download_file(receiver, whole.token, offered, SMALL)[0].ok
+        self.broken_off(hall, path)
+        ref = add_file(hall.service, offered, ["site-1"])
+        os.truncate(offered, 1000)
+        status, none = download_file(receiver, ref.token, path, SMALL, resume=True)
+        assert (status.code, none) == ("refused", None)
+        assert "offered.safetensors" in status.reason
+        assert self.resumed(hall, path) < self.NBYTES
+
     def test_a_receiver_killed_by_the_system_goes_on_in_another_process(self, hall, tmp_path):
         path = tmp_path / "model.safetensors"
         ref = add_arrays(hall.service, self.MODEL, ["first"])
