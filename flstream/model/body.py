@@ -16,18 +16,22 @@ _KEPT_BYTES = 32 << 20
 
 
 class Scratch:
-    """A buffer that a reader keeps from range to range, since fresh pages cost more than bytes."""
+    """A buffer that a reader keeps from range to range, since fresh pages cost more than bytes.
+
+    Attributes:
+        buffer: what is kept.
+    """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self.buffer = bytearray()
 
     def take(self, size: int) -> memoryview:
         """A view of ``size`` bytes of any content, which holds until the next call."""
         if size > _KEPT_BYTES:
             return memoryview(bytearray(size))
-        if len(self._buffer) < size:
-            self._buffer = bytearray(size)
-        return memoryview(self._buffer)[:size]
+        if len(self.buffer) < size:
+            self.buffer = bytearray(size)
+        return memoryview(self.buffer)[:size]
 
 
 class Source(Protocol):

@@ -29,7 +29,7 @@ def read_layout(path: Path) -> tuple[Layout, dict[str, str], int]:
             length = header_length(prefix, size - len(prefix), str(path))
             layout, metadata = parse_header(file.read(length), str(path))
     except LayoutError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(f"{error}; fetch the file again or save it anew") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     body = size - 8 - length
@@ -46,13 +46,19 @@ class FileSource:
 
     Mapping the file would avoid one copy but charge every page touched to this process's RSS.
 
+    Attributes:
+        path: of the file.
+        layout: what the bytes mean.
+        metadata: the header's strings.
+        header_bytes: where the tensors begin in the file.
+
     Raises:
         CheckpointError: the file cannot be read or is not a sound safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.layout, self.metadata, self._body = read_layout(path)
+        self.layout, self.metadata, self.header_bytes = read_layout(path)
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         # A service's thread may still be reading when a round lets go of the source. So the
         # descriptor is closed with the last reference, never under a reader.
@@ -65,18 +71,41 @@ class FileSource:
             CheckpointError: the file cannot be read there, or became shorter since it was opened.
         """
         view = scratch.take(stop - start)
-        done = 0
-        while done < len(view):
-            try:
-                count = os.preadv(self._fd, [view[done:]], self._body + start + done)
-            except OSError as error:
-                raise CheckpointError(
-                    f"{self.path}: byte {start + done} cannot be read: {error.strerror}"
-                ) from error
-            if count == 0:
-                raise CheckpointError(f"{self.path} ends at byte {start + done} of its tensors")
-            done += count
+        try:
+            count = read_at(self._fd, view, self.header_bytes + start)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path}: bytes {start} to {stop} of its tensors cannot be read: "
+                f"{error.strerror}"
+            ) from error
+        if count < len(view):
+            raise CheckpointError(
+                f"{self.path} ends at byte {start + count} of its tensors; it was cut short "
+                "after it was opened"
+            )
         return [view]
+
+    def extent(self, start: int) -> tuple[int, int]:
+        """Where the body's bytes from ``start`` on lie: the file's descriptor, and the offset.
+
+        The descriptor lives as long as this source.
+        """
+        return self._fd, self.header_bytes + start
+
+
+def read_at(fd: int, view: memoryview, offset: int) -> int:
+    """Fill a view from a file's bytes at ``offset``; return how many there were of them.
+
+    Raises:
+        OSError: the system could not read there.
+    """
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
 
 
 class FileSink:

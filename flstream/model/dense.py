@@ -50,7 +50,7 @@ def dense(name: str, value: object, *, writable: bool = False) -> Dense:
         # NumPy turns a result without dimensions into a scalar; what was meant is an array.
         found = _of_array(name, np.asarray(value))
     else:
-        found = _of_tensor(name, value)
+        found = _of_tensor(name, value, writable=writable)
     if writable:
         if not found.array.flags.writeable:
             raise LayoutError(
@@ -76,7 +76,7 @@ def _of_array(name: str, value: np.ndarray[Any, Any]) -> Dense:
     return Dense(code, np.asarray(value))
 
 
-def _of_tensor(name: str, value: object) -> Dense:
+def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -90,6 +90,11 @@ def _of_tensor(name: str, value: object) -> Dense:
         raise LayoutError(f"tensor {name!r} is {value.layout} on {value.device}; " + _remedy(value))
     code = code_of(value, name)
     if value.is_conj() or value.is_neg():
+        if writable:
+            raise LayoutError(
+                f"tensor {name!r} is lazily conjugated or negated, so it cannot be received into; "
+                "make it plain first: .resolve_conj().resolve_neg()"
+            )
         value = value.resolve_conj().resolve_neg()
     value = value.detach()
     try:

@@ -132,8 +132,8 @@ def header_length(prefix: bytes, available: int, origin: str) -> int:
 def decode_header(text: bytes, origin: str) -> Decoded:
     """Read the JSON of a header, without its 8-byte length: see ``layout.parse_header``."""
     try:
-        fields = json.loads(text.decode(), object_pairs_hook=_refuse_duplicates)
-    except (ValueError, RecursionError) as error:
+        fields = decode_json(text)
+    except ValueError as error:
         raise LayoutError(f"{origin} has a header that cannot be read: {error}") from error
     if not isinstance(fields, dict):
         raise LayoutError(f"{origin} has a header that is not a JSON object")
@@ -156,8 +156,8 @@ def decode_header(text: bytes, origin: str) -> Decoded:
 
 def _parse_ties(text: str, names: Container[str], origin: str) -> dict[str, str]:
     try:
-        ties = json.loads(text, object_pairs_hook=_refuse_duplicates)
-    except (ValueError, RecursionError) as error:
+        ties = decode_json(text)
+    except ValueError as error:
         raise LayoutError(f"{origin} has ties that cannot be read: {error}") from error
     if not isinstance(ties, dict):
         raise LayoutError(f"{origin} has ties that are not a table of names")
@@ -171,12 +171,36 @@ def _parse_ties(text: str, names: Container[str], origin: str) -> dict[str, str]
     return ties
 
 
+def decode_json(text: bytes | str) -> object:
+    """Read JSON in which no table has a name twice.
+
+    Raises:
+        ValueError: it is not such; the text says what is wrong, without naming the file.
+    """
+    try:
+        return json.loads(
+            text.decode() if isinstance(text, bytes) else text,
+            object_pairs_hook=_refuse_duplicates,
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except json.JSONDecodeError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from error
+    except ValueError as error:
+        # Python advises to raise its limit for the digits of a number, which nobody should.
+        raise ValueError(str(error).partition(";")[0]) from error
+
+
 def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice!r} stands there twice")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the name {name!r} stands there twice")
+            seen.add(name)
     return fields
 
 

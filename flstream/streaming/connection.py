@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from itertools import chain
-
-import msgspec
+from collections.abc import Mapping
 
 from flstream.errors import FlstreamError, ProtocolError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
+from flstream.streaming.frames import Demand
+from flstream.streaming.outbox import Outbox
+from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import (
-    FRAME,
     HEADER_BYTES,
     MAGIC,
     MAX_CHUNK_BYTES,
@@ -21,8 +19,10 @@ from flstream.streaming.wire import (
     MAX_DIGESTS,
     MAX_REQUEST_BYTES,
     MESSAGE,
+    PUSHED,
     Close,
     Closed,
+    Credit,
     Digest,
     Digested,
     Fetch,
@@ -39,62 +39,50 @@ from flstream.streaming.wire import (
     pack_message,
 )
 from flstream.transport.channel import Channel
-from flstream.transport.views import advance
 
 # Requests one receiver may have waiting. A window is smaller by far; this bounds a hostile one.
 _MAX_WAITING = 256
 # Bytes without a request among them after which a receiver is taken to have none.
 _MAX_JUNK = 16 << 20
-# A chunk made of more tensors than this is gathered into one buffer first: beyond it, handing
-# views to the kernel costs more than copying the bytes.
-_MAX_GATHER = 128
-# What a frame of a ref that has settled is filled up with.
-_ZEROS = memoryview(bytes(64 << 10))
 
 
 class Connection:
-    """One receiver's channel: the requests that wait, and the packet that is on its way.
+    """One receiver's channel: what it asks for, and the outbox with what it gets.
 
     Args:
         channel: what carries the packets.
         receiver: who is at its other end.
         refs: every ref on offer, by token.
-        spare: buffers that no connection is using.
+        scratch: a buffer that all channels of a service share.
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        receiver: str,
-        refs: dict[bytes, Ref],
-        spare: list[Scratch],
+        self, channel: Channel, receiver: str, refs: Mapping[bytes, Ref], scratch: Scratch
     ) -> None:
         self.channel = channel
         self.receiver = receiver
+        self.outbox = Outbox(channel, receiver, refs, scratch)
         self._refs = refs
+        self._scratch = scratch
         self._input = bytearray(HEADER_BYTES + MAX_REQUEST_BYTES)
         self._filled = 0
-        self._messages: deque[bytes] = deque()
-        self._urgent: deque[Fetch] = deque()
-        self._fetches: deque[Fetch] = deque()
         self._junk = 0
-        self._packet: list[memoryview] = []
-        self._packet_of: bytes | None = None
-        self._begun = False
-        # What the packet lies in, if its source had to read it. Most packets go in one go, so a
-        # few buffers, handed on when a packet is sent, serve any number of channels.
-        self._scratch: Scratch | None = None
-        self._spare = spare
-
-    @property
-    def has_output(self) -> bool:
-        """Whether there is anything to send."""
-        return bool(self._packet or self._messages or self._urgent or self._fetches)
 
     @property
     def takes_input(self) -> bool:
         """Whether requests are read: not from one who asks without reading the answers."""
-        return len(self._messages) < _MAX_WAITING
+        return self.outbox.messages < _MAX_WAITING
+
+    def push(self, ref: Ref, settings: StreamSettings) -> None:
+        """Send a ref that the receiver has not asked for."""
+        source = ref.source
+        if source is None or self.receiver not in ref.deliveries:
+            return
+        nbytes, chunk_size = source.layout.nbytes, settings.frame_size
+        limit = min(settings.window * settings.bytes_a_request, nbytes)
+        opened = Opened(PUSHED, source.layout.plain_header[8:], chunk_size, limit)
+        self._send(opened, ref.token)
+        self.outbox.add(Demand(ref.token, PUSHED, 0, nbytes, limit, chunk_size))
 
     def read(self) -> None:
         """Take in what has arrived, and answer every whole message in it."""
@@ -139,126 +127,61 @@ class Connection:
             case Open():
                 self._send(Opened(request.request, source.layout.plain_header[8:]), ref.token)
             case Probe():
-                waiting = [each.request for each in self._waiting() if each.token == ref.token]
+                waiting = [each.request for each in self.outbox.of(ref.token)]
                 self._send(Waiting(request.request, waiting), ref.token)
             case Digest():
-                flaw = _flaw(request, source.layout.nbytes)
-                if flaw:
-                    self._refuse(request, flaw)
-                    return
-                try:
-                    digests = self._digests(request, source)
-                except FlstreamError as error:  # such as a file that became shorter
-                    self._refuse(request, str(error))
-                    return
-                self._send(Digested(request.request, digests), ref.token)
+                self._digest(request, source)
+            case Credit():
+                self._grant(request, ref)
             case Fetch():
                 flaw = _flaw(request, source.layout.nbytes)
-                if flaw or len(self._fetches) + len(self._urgent) >= _MAX_WAITING:
+                if flaw or self.outbox.demands >= _MAX_WAITING:
                     self._refuse(request, flaw or f"more than {_MAX_WAITING} requests are waiting")
                     return
                 ref.deliveries[self.receiver].requests += 1
-                (self._urgent if request.urgent else self._fetches).append(request)
+                number, start, stop = request.request, request.start, request.stop
+                demand = Demand(ref.token, number, start, stop, stop, request.chunk_size)
+                self.outbox.add(demand, urgent=request.urgent)
 
-    def _digests(self, request: Digest, source: Source) -> bytes:
-        scratch, digests = Scratch(), []
-        for start in range(request.start, request.stop, request.chunk_size):
-            stop = min(start + request.chunk_size, request.stop)
-            digests.append(digest_of(source.views(start, stop, scratch)))
-        return b"".join(digest.to_bytes(8, "little") for digest in digests)
+    def _digest(self, request: Digest, source: Source) -> None:
+        flaw = _flaw(request, source.layout.nbytes)
+        if flaw:
+            self._refuse(request, flaw)
+            return
+        digests = []
+        try:
+            for start in range(request.start, request.stop, request.chunk_size):
+                stop = min(start + request.chunk_size, request.stop)
+                digests.append(digest_of(source.views(start, stop, self._scratch)))
+        except FlstreamError as error:  # such as a file that became shorter
+            self._refuse(request, str(error))
+            return
+        packed = b"".join(digest.to_bytes(8, "little") for digest in digests)
+        self._send(Digested(request.request, packed), request.token)
+
+    def _grant(self, credit: Credit, ref: Ref) -> None:
+        for demand in self.outbox.of(ref.token):
+            if demand.request == PUSHED and credit.limit:
+                demand.limit = min(max(demand.limit, credit.limit), demand.stop)
+                ref.deliveries[self.receiver].requests += 1
+            elif demand.request == PUSHED:
+                self.outbox.drop(demand)
 
     def _close(self, request: Close) -> None:
         # What it asked for and no longer wants need not be sent.
-        for queue in (self._urgent, self._fetches):
-            wanted = [each for each in queue if each.token != request.token]
-            queue.clear()
-            queue.extend(wanted)
+        for demand in self.outbox.of(request.token):
+            self.outbox.drop(demand)
         ref = self._refs.get(request.token)
         if ref is not None and self.receiver in ref.deliveries:
             ref.receiver_done(self.receiver, None if request.ok else request.reason)
         # Also for a ref that is gone: this may be said again because the answer was lost.
         self._send(Closed(request.request), request.token)
 
-    def _waiting(self) -> Iterable[Fetch]:
-        return chain(self._urgent, self._fetches)
-
     def _refuse(self, request: Request, reason: str) -> None:
         self._send(Refused(request.request, reason), request.token)
 
     def _send(self, reply: Reply, token: bytes) -> None:
-        self._messages.append(pack_message(reply, token))
-
-    def write(self) -> None:
-        """Send at most one chunk, so that the other channels get their turn."""
-        if not self._packet:
-            self._packet = self._next_packet()
-            self._begun = False
-        count = self.channel.send_some(self._packet)
-        self._begun = self._begun or count > 0
-        self._packet = advance(self._packet, count)
-        # The kernel takes a chunk in pieces. Going on while it takes them saves a trip through
-        # the selector for each.
-        while self._packet and count:
-            count = self.channel.send_some(self._packet)
-            self._packet = advance(self._packet, count)
-        if not self._packet and self._scratch is not None:
-            self._spare.append(self._scratch)
-            self._scratch = None
-
-    def let_go(self) -> None:
-        """Keep nothing of a ref that has settled, however slowly its frame is taken."""
-        if not self._packet or self._packet_of is None or self._packet_of in self._refs:
-            return
-        # The receiver finds the frame damaged, asks for it again, and is refused.
-        left = sum(map(len, self._packet)) if self._begun else 0
-        whole, rest = divmod(left, len(_ZEROS))
-        self._packet = [*[_ZEROS] * whole, *([_ZEROS[:rest]] if rest else [])]
-        self._packet_of = None
-
-    def _next_packet(self) -> list[memoryview]:
-        self._packet_of = None
-        while not self._messages and (queue := self._urgent or self._fetches):
-            fetch = queue[0]
-            ref = self._refs.get(fetch.token)
-            source = ref.source if ref else None
-            if ref is None or source is None:
-                queue.popleft()
-                self._refuse(fetch, "the ref settled before this was sent")
-                continue
-            try:
-                return self._next_frame(queue, ref, source)
-            except FlstreamError as error:
-                queue.popleft()
-                self._refuse(fetch, str(error))
-        return [memoryview(self._messages.popleft())] if self._messages else []
-
-    def _next_frame(self, queue: deque[Fetch], ref: Ref, source: Source) -> list[memoryview]:
-        fetch = queue[0]
-        if self._scratch is None:
-            self._scratch = self._spare.pop() if self._spare else Scratch()
-        views: list[memoryview]
-        if fetch.chunk_size == 0:
-            stop = fetch.stop
-            body = source.views(fetch.start, stop, self._scratch)
-            views = [memoryview(b"".join([source.layout.plain_header, *body]))]
-        else:
-            stop = min(fetch.start + fetch.chunk_size, fetch.stop)
-            views = list(source.views(fetch.start, stop, self._scratch))
-            if len(views) > _MAX_GATHER:
-                views = [memoryview(b"".join(views))]
-        length = sum(map(len, views))
-        header = Header(
-            FRAME, fetch.request, fetch.token, fetch.start, length, digest_of(views)
-        ).pack()
-        delivery = ref.deliveries[self.receiver]
-        delivery.chunks += 1
-        delivery.bytes += stop - fetch.start
-        if stop == fetch.stop:
-            queue.popleft()
-        else:
-            queue[0] = msgspec.structs.replace(fetch, start=stop)
-        self._packet_of = fetch.token
-        return [memoryview(header), *views]
+        self.outbox.post(pack_message(reply, token))
 
 
 def _flaw(request: Fetch | Digest, nbytes: int) -> str:

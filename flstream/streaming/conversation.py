@@ -11,6 +11,7 @@ from flstream.streaming.receiver import Patience, Receiver, StreamSettings
 from flstream.streaming.wire import (
     HEADER_BYTES,
     MESSAGE,
+    PUSHED,
     Closed,
     Digested,
     Header,
@@ -19,7 +20,6 @@ from flstream.streaming.wire import (
     Reply,
     Request,
     decode_reply,
-    digest_of,
 )
 
 # A sender that repeats itself without end is given up after this many bytes beyond the body.
@@ -48,8 +48,22 @@ class Conversation:
         """Let the sender repeat so many bytes more: a body of that length is under way."""
         self._most_repeated += nbytes
 
-    def ask(self, request: Request, answer: type[ReplyT], patience: Patience) -> ReplyT:
+    def ask(
+        self,
+        request: Request,
+        answer: type[ReplyT],
+        patience: Patience,
+        *,
+        unasked: bool = False,
+    ) -> ReplyT:
         """Send a request, again as long as nothing is heard, and wait for its one answer.
+
+        Args:
+            request: what to send.
+            answer: what answers it.
+            patience: how long to wait.
+            unasked: the answer is expected to come by itself; the request is sent only if nothing
+                is heard.
 
         Raises:
             RefusedError: the sender says no.
@@ -65,13 +79,19 @@ class Conversation:
                 self.send(request)
             return heard
 
-        self.send(request)
+        numbers = {request.request}
+        if unasked:
+            numbers.add(PUSHED)
+        else:
+            self.send(request)
         while True:
             header = self._receiver.packets.header(wait)
             reply = self.message(header, wait)
-            if isinstance(reply, Refused) and reply.request == request.request:
+            if reply is None or reply.request not in numbers:
+                continue
+            if isinstance(reply, Refused):
                 raise RefusedError(f"{self._receiver.peer} refused: {reply.reason}")
-            if isinstance(reply, answer) and reply.request == request.request:
+            if isinstance(reply, answer):
                 return reply
 
     def count_useless(self, length: int) -> None:
@@ -89,9 +109,8 @@ class Conversation:
             self._receiver.packets.skip(header.length, wait)
             return None
         payload = memoryview(bytearray(header.length))
-        if not self._receiver.packets.payload([payload], wait):
-            return None
-        if header.token != self._token or digest_of([payload]) != header.digest:
+        digest = self._receiver.packets.payload([payload], wait)
+        if header.token != self._token or digest != header.digest:
             return None
         return decode_reply(bytes(payload), self._receiver.peer)
 

@@ -71,6 +71,14 @@ class FaultyChannel:
         """Send what fits, unharmed."""
         return self._channel.send_some(views)
 
+    def lend_some(self, views: Sequence[memoryview]) -> int:
+        """Send what fits, unharmed."""
+        return self._channel.lend_some(views)
+
+    def send_file_some(self, fd: int, offset: int, count: int) -> int:
+        """Send what fits of a file, unharmed."""
+        return self._channel.send_file_some(fd, offset, count)
+
     def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
         """Send a packet, or do not."""
         packet = bytearray().join(views)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import xxhash
+
 from flstream.errors import ProtocolError
 from flstream.streaming.wire import HEADER_BYTES, MAGIC, Header
 from flstream.transport.channel import Channel
-from flstream.transport.views import advance
+from flstream.transport.views import split
 
 # A stream that was cut somewhere is searched in pieces of this size.
 _SEARCH_BYTES = 64 << 10
@@ -56,13 +58,18 @@ class PacketReader:
             self._search()
         raise ProtocolError(f"{self._peer} sent {self.junk - before} bytes that are no packets")
 
-    def payload(self, views: Sequence[memoryview], wait: Wait) -> bool:
-        """Fill the views with what follows; False if the packet ends before they are full."""
+    def payload(self, views: Sequence[memoryview], wait: Wait) -> int | None:
+        """Fill the views with what follows.
+
+        Returns:
+            The xxh3-64 of what came, or None if the packet ends before the views are full.
+        """
         left = [view for view in views if len(view)]
+        digest = xxhash.xxh3_64()
         heard = True
         while left:
             if not heard and self._is_cut_short():
-                return False
+                return None
             if self._ahead:
                 count = min(len(left[0]), len(self._ahead))
                 left[0][:count] = self._ahead[:count]
@@ -70,17 +77,22 @@ class PacketReader:
             else:
                 count = self._channel.receive_some(left) if heard else 0
             if count:
-                left, heard = advance(left, count), True
+                # At once, piece by piece: the bytes are still in the processor's cache, and the
+                # sender fills the channel meanwhile.
+                come, left = split(left, count)
+                for view in come:
+                    digest.update(view)
+                heard = True
             else:
                 heard = wait() and heard
-        return True
+        return digest.intdigest()
 
     def skip(self, length: int, wait: Wait) -> None:
         """Pass over what follows."""
         scratch = memoryview(bytearray(min(length, 1 << 20)))
         while length:
             count = min(length, len(scratch))
-            if not self.payload([scratch[:count]], wait):
+            if self.payload([scratch[:count]], wait) is None:
                 return
             length -= count
 

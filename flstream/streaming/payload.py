@@ -3,26 +3,35 @@
 The tensors leave the structure and travel as every tensor does; the rest is one message of
 :mod:`flstream.streaming.nodes`. Nothing in it is ever unpickled, or imported by its name.
 
-After NVFlare's FOBS and its ``TensorDecomposer``; but here no tensor is serialised unless
-streaming is off (:func:`pack_native`).
+There are two ways to send one, and the value that arrives is the same bit by bit:
+
+- **Streamed**, as :func:`pack` parts it. ``add_payload`` and ``download_payload`` of
+  :mod:`flstream.streaming.api` need one ref for it: the message is one more tensor of the body. The
+  bytes come from the tensors' own storage, and go to where the receiver wants them.
+- **In one piece**, as :func:`pack_native` makes it, for when streaming is off (chunk size 0). Each
+  tensor is serialised by the safetensors library, at the price of two more models in memory on
+  either side. ``add_payload`` with ``native=True`` offers such a piece, which ``download_payload``
+  tells from the other; whoever has no ref sends it as he sends any bytes.
+
+What a receiver's own chunk size of 0 means is another thing: that the body, whichever it is, comes
+in one frame.
+
+After NVFlare's FOBS and its ``TensorDecomposer``, with its ``native_decompose`` for the piece.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
-from flstream.errors import LayoutError, PayloadError
-from flstream.model.dense import dense
-from flstream.model.dtypes import BY_CODE, numpy_dtype
-from flstream.model.memory import Framework
+from flstream.errors import PayloadError
 from flstream.streaming import nodes
 from flstream.streaming.decomposers import Registry, default_registry
 from flstream.streaming.packer import Packer
+from flstream.streaming.unpacker import Unpacker, to_torch
 from flstream.transport.messages import UNREADABLE
 
 if TYPE_CHECKING:
@@ -94,7 +103,7 @@ def unpack(
         raise PayloadError(
             f"a payload's message takes {len(message)} bytes; {nodes.MAX_MESSAGE_BYTES} is most"
         )
-    unpacker = _Unpacker(_decoded(_message_decoder, message).nodes, tensors, registry)
+    unpacker = Unpacker(_decoded(_message_decoder, message).nodes, tensors, registry)
     value = unpacker.take()
     unpacker.expect_end()
     return value
@@ -132,9 +141,21 @@ def unpack_native(
     Raises:
         PayloadError: as :func:`unpack`; or a tensor is not one of the safetensors library.
     """
+    packed = load_native(data)
+    return unpack(packed.message, packed.tensors, registry=registry)
+
+
+def load_native(data: bytes | bytearray | memoryview) -> Packed:
+    """The message and the tensors that a piece holds, each in memory of its own.
+
+    Raises:
+        PayloadError: the piece cannot be read, or a tensor is not one of the safetensors library.
+    """
     native = _decoded(_native_decoder, data)
-    tensors = {name: _loaded(name, saved) for name, saved in native.tensors.items()}
-    return unpack(native.message, tensors, registry=registry)
+    loaded: dict[str, Tensor] = {
+        name: _loaded(name, saved) for name, saved in native.tensors.items()
+    }
+    return Packed(native.message, loaded)
 
 
 def _decoded(
@@ -148,15 +169,8 @@ def _decoded(
 
 def _contiguous(tensor: Tensor) -> torch.Tensor:
     if isinstance(tensor, np.ndarray):
-        return _to_torch(tensor)
+        return to_torch(tensor)
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
-
-
-def _to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    import torch
-
-    # Torch has neither negative strides nor memory that cannot be written to.
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _loaded(name: str, saved: bytes) -> torch.Tensor:
@@ -169,114 +183,3 @@ def _loaded(name: str, saved: bytes) -> torch.Tensor:
     if list(tensors) != ["t"]:
         raise PayloadError(f"tensor {name!r} of a payload is not one tensor named 't'")
     return tensors["t"]
-
-
-def _restored(name: str, value: Tensor, framework: Framework) -> Tensor:
-    """The tensor as the framework's own, over the same memory if that can be written to."""
-    code, array = dense(name, value)
-    if framework == "numpy":
-        numpy_dtype(code, name)  # refuses what NumPy does not have
-        return array
-    return _to_torch(value) if isinstance(value, np.ndarray) else value
-
-
-class _Unpacker:
-    """Walks the nodes of a message as they were written, and builds what they describe."""
-
-    def __init__(
-        self, message: list[nodes.Node], tensors: Mapping[str, Tensor], registry: Registry
-    ) -> None:
-        self._nodes = message
-        self._at = 0
-        self._tensors = tensors
-        self._restored: dict[tuple[str, Framework], Tensor] = {}
-        self._registry = registry
-        self._int_keys = 0
-
-    def take(self, depth: int = 0) -> Any:
-        """Build the next value, which has ``depth`` others around it."""
-        node = self._next()
-        match node:
-            case nodes.Container() | nodes.Decomposed() if depth == nodes.MAX_DEPTH:
-                self._refuse(f"is nested more than {nodes.MAX_DEPTH} deep")
-            case nodes.Container(kind="list", size=size):
-                return [self.take(depth + 1) for _ in range(size)]
-            case nodes.Container(kind="tuple", size=size):
-                return tuple([self.take(depth + 1) for _ in range(size)])
-            case nodes.Container(kind=kind, size=size):
-                return self._dict(OrderedDict() if kind == "odict" else {}, size, depth)
-            case nodes.Decomposed(name=name):
-                return self._recomposed(name, depth)
-            case nodes.TensorRef(name=name, framework=framework):
-                return self._tensor(name, framework)
-            case nodes.Scalar(dtype=code, data=data):
-                return self._scalar(code, data)
-            case nodes.BigInt(digits=digits):
-                return int.from_bytes(digits, "little", signed=True)
-            case nodes.Blob(data=data):
-                return data
-        return node
-
-    def expect_end(self) -> None:
-        """Refuse what was sent and has no place in the value."""
-        if self._at < len(self._nodes):
-            self._refuse("is the end of the value, yet others follow")
-        over = self._tensors.keys() - {name for name, _ in self._restored}
-        if over:
-            raise PayloadError(
-                f"{len(over)} tensors came that the payload's message does not mention, "
-                f"such as {min(over)!r}; send the message together with its own tensors"
-            )
-
-    def _next(self) -> nodes.Node:
-        if self._at == len(self._nodes):
-            self._refuse("is the last, but the value goes on")
-        self._at += 1
-        return self._nodes[self._at - 1]
-
-    def _dict(self, built: dict[str | int, Any], size: int, depth: int) -> dict[str | int, Any]:
-        for _ in range(size):
-            key = self._next()
-            if not isinstance(key, str | int) or isinstance(key, bool):
-                self._refuse("is no key; one is a str or an int of 64 bits")
-            if key in built:
-                self._refuse("is a key that its dict has already")
-            self._int_keys += isinstance(key, int)
-            if self._int_keys > nodes.MAX_INT_KEYS:
-                self._refuse(f"is an int key too many; {nodes.MAX_INT_KEYS} is most")
-            built[key] = self.take(depth + 1)
-        return built
-
-    def _recomposed(self, name: str, depth: int) -> object:
-        decomposer = self._registry.named(name)
-        if decomposer is None:
-            self._refuse(f"has the type {name!r}, which is not registered here; register it")
-        plain = self.take(depth + 1)
-        try:
-            return decomposer.recompose(plain)
-        except Exception as error:  # a decomposer is anybody's code, and its input a stranger's
-            raise PayloadError(f"a {name} of a payload cannot be made: {error}") from error
-
-    def _tensor(self, name: str, framework: Framework) -> Tensor:
-        value = self._restored.get((name, framework))
-        if value is None:
-            if name not in self._tensors:
-                self._refuse(f"is the tensor {name!r}, which did not arrive")
-            try:
-                value = _restored(name, self._tensors[name], framework)
-            except LayoutError as error:
-                raise PayloadError(
-                    f"a tensor of a payload is not what was sent: {error}"
-                ) from error
-            self._restored[name, framework] = value
-        return value
-
-    def _scalar(self, code: str, data: bytes) -> np.generic[Any]:
-        dtype = BY_CODE.get(code)
-        if dtype is None or dtype.numpy_name is None or len(data) != dtype.itemsize:
-            self._refuse(f"is no NumPy scalar: {len(data)} bytes of dtype {code!r}")
-        scalar: np.generic[Any] = np.frombuffer(data, dtype.numpy_name)[0]
-        return scalar
-
-    def _refuse(self, flaw: str) -> NoReturn:
-        raise PayloadError(f"a payload's message is malformed: value {self._at} {flaw}")

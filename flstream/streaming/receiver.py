@@ -24,6 +24,8 @@ class StreamSettings(NamedTuple):
         request_timeout: seconds of waiting for the sender that one request may cost.
         probe_after: seconds of silence after which the sender is asked what became of a request.
             What was lost on the way is then fetched again, long before the request times out.
+        push: whether the sender is to send before it is asked. If it does not, it is asked after
+            ``probe_after``.
     """
 
     chunk_size: int = 2 << 20
@@ -31,6 +33,7 @@ class StreamSettings(NamedTuple):
     window: int = 2
     request_timeout: float = 600.0
     probe_after: float = 1.0
+    push: bool = False
 
     @property
     def frame_size(self) -> int:

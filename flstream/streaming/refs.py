@@ -40,7 +40,7 @@ class Outcome:
     """How a ref ended.
 
     Attributes:
-        status: ``finished`` when every declared receiver has the snapshot.
+        status: ``finished`` when every declared receiver has the snapshot, or a quorum of them.
         reason: a sentence, empty when finished.
     """
 
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether every declared receiver has the snapshot."""
+        """Whether every declared receiver has the snapshot, or a quorum of them."""
         return self.status == "finished"
 
 
@@ -60,13 +60,19 @@ class Ref:
     It settles exactly once. On settling it lets go of its source, and whoever waits is woken.
     Threads may share it.
 
+    Without a quorum it stays on offer until the last receiver is done, even if one has failed: the
+    others may still have it. With one it settles as soon as it is known how it ends.
+
     Attributes:
         token: unguessable name, to be sent to the receivers.
-        deliveries: what each declared receiver has had.
+        deliveries: what each declared receiver has had; a receiver that was not done when the ref
+            settled has no ``closed_at``.
+        quorum: how many receivers have to have the snapshot; None for all of them.
     """
 
     token: bytes
     deliveries: dict[str, Delivery]
+    quorum: int | None
     _source: Source | None
     _on_settled: Callable[[Ref], None]
     _outcome: Outcome | None = None
@@ -74,11 +80,24 @@ class Ref:
 
     @classmethod
     def issue(
-        cls, source: Source, receivers: Iterable[str], on_settled: Callable[[Ref], None]
+        cls,
+        source: Source,
+        receivers: Iterable[str],
+        on_settled: Callable[[Ref], None],
+        quorum: int | None = None,
     ) -> Ref:
-        """A new ref with a token of its own."""
-        token = secrets.token_bytes(TOKEN_BYTES)
-        return cls(token, {name: Delivery() for name in receivers}, source, on_settled)
+        """A new ref with a token of its own.
+
+        Raises:
+            ValueError: the quorum is no number from 1 to that of the receivers.
+        """
+        deliveries = {name: Delivery() for name in receivers}
+        if quorum is not None and (type(quorum) is not int or not 1 <= quorum <= len(deliveries)):
+            raise ValueError(
+                f"a quorum of {quorum!r} cannot be had of {len(deliveries)} receivers; it must be "
+                "a whole number from 1 to theirs, or None for all of them"
+            )
+        return cls(secrets.token_bytes(TOKEN_BYTES), deliveries, quorum, source, on_settled)
 
     @property
     def source(self) -> Source | None:
@@ -98,7 +117,10 @@ class Ref:
         """
         with self._settled:
             self._settled.wait_for(lambda: self._outcome is not None, timeout)
-        self.settle(Outcome("timed out", f"not every receiver was done within {timeout} s"))
+        late = "not every receiver was"
+        if self.quorum is not None:
+            late = f"fewer than {self.quorum} of {len(self.deliveries)} receivers were"
+        self.settle(Outcome("timed out", f"{late} done within {timeout} s"))
         assert self._outcome is not None
         return self._outcome
 
@@ -123,14 +145,33 @@ class Ref:
 
     def receiver_done(self, receiver: str, failure: str | None) -> None:
         """Note that a receiver has the snapshot, or why it does not; the first word counts."""
-        delivery = self.deliveries[receiver]
-        if delivery.closed_at is None:
-            delivery.closed_at = time.monotonic()
-            delivery.failure = failure
-        if all(each.closed_at is not None for each in self.deliveries.values()):
-            failures = [
-                f"{name}: {each.failure}" for name, each in self.deliveries.items() if each.failure
-            ]
-            self.settle(
-                Outcome("aborted", "; ".join(failures)) if failures else Outcome("finished")
-            )
+        with self._settled:  # several threads may lose, or hear of, the last receivers at once
+            delivery = self.deliveries[receiver]
+            if self._outcome is None and delivery.closed_at is None:
+                delivery.failure = failure
+                delivery.closed_at = time.monotonic()
+            outcome = self._decided()
+        if outcome is not None:
+            self.settle(outcome)
+
+    def _decided(self) -> Outcome | None:
+        """How the ref ends by what its receivers have said so far, or None if that is open."""
+        waiting = sum(each.closed_at is None for each in self.deliveries.values())
+        failures = [
+            f"{name}: {each.failure or 'it gave no reason'}"
+            for name, each in self.deliveries.items()
+            if each.failure is not None
+        ]
+        if self.quorum is None:
+            if waiting:
+                return None
+            return Outcome("aborted", "; ".join(failures)) if failures else Outcome("finished")
+        if len(self.deliveries) - waiting - len(failures) >= self.quorum:
+            return Outcome("finished")
+        if len(self.deliveries) - len(failures) >= self.quorum:
+            return None
+        return Outcome(
+            "aborted",
+            f"{self.quorum} of {len(self.deliveries)} receivers were to have it, and "
+            f"{len(failures)} failed: {'; '.join(failures)}",
+        )

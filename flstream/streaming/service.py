@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Self
 
-from flstream.errors import ChannelClosedError, ProtocolError
+from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
 from flstream.model.body import Scratch, Source
+from flstream.model.layout import MAX_HEADER_BYTES
 from flstream.streaming.connection import Connection
+from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.transport.channel import Channel, Signal
 
@@ -34,7 +36,10 @@ class DownloadService:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._attaching: deque[Connection] = deque()
-        self._spare: list[Scratch] = []
+        # Refs that are sent unasked, once the thread has taken them in.
+        self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
+        self._pushed: list[tuple[Ref, StreamSettings]] = []
+        self._scratch = Scratch()
         self._lost: dict[str, str] = {}
         self._closing = False
         self._waking = threading.Lock()
@@ -46,6 +51,8 @@ class DownloadService:
         source: Source,
         receivers: Iterable[str],
         on_settled: Callable[[Ref], None] | None = None,
+        push: StreamSettings | None = None,
+        quorum: int | None = None,
     ) -> Ref:
         """Offer a snapshot to receivers, who need the returned ref's token to fetch it.
 
@@ -56,7 +63,20 @@ class DownloadService:
             source: the snapshot.
             receivers: names under which their channels were attached.
             on_settled: called once, when the ref has settled, on whatever thread settled it.
+            push: send it to the receivers before they ask, in frames of this size, and at first as
+                much as this window covers. None leaves it to them to pull it.
+            quorum: settle as soon as so many of them have it; by default all of them have to.
+
+        Raises:
+            LayoutError: there are more tensors, or longer names, than a layout has room for.
+            ValueError: there is no such quorum of these receivers.
         """
+        count, header = len(source.layout.tensors), len(source.layout.plain_header)
+        if header > MAX_HEADER_BYTES:
+            raise LayoutError(
+                f"the names and shapes of {count} tensors take {header} bytes, and a layout may "
+                f"have {MAX_HEADER_BYTES}; offer them in several parts"
+            )
 
         def forget(ref: Ref) -> None:
             self._refs.pop(ref.token, None)
@@ -64,7 +84,7 @@ class DownloadService:
             if on_settled is not None:
                 on_settled(ref)
 
-        ref = Ref.issue(source, receivers, forget)
+        ref = Ref.issue(source, receivers, forget, quorum)
         self._refs[ref.token] = ref
         # A receiver whose channel is gone already will never say that it is done. Its loss is noted
         # before the open refs are told of it, so that a ref made meanwhile hears of it here.
@@ -73,12 +93,15 @@ class DownloadService:
                 ref.receiver_done(name, self._lost[name])
         if self._closing:
             ref.abort("the service was closed")
+        if push is not None and push.frame_size:
+            self._pushing.append((ref, push))
+            self._rouse()
         return ref
 
     def attach(self, channel: Channel, receiver: str) -> None:
         """Serve a channel. Whoever holds its other end is taken to be ``receiver``."""
         self._lost.pop(receiver, None)
-        self._attaching.append(Connection(channel, receiver, self._refs, self._spare))
+        self._attaching.append(Connection(channel, receiver, self._refs, self._scratch))
         self._wake.set()
 
     def close(self) -> None:
@@ -126,25 +149,37 @@ class DownloadService:
 
     def _take_in(self) -> None:
         self._wake.clear()
+        connections = [key.data for key in self._selector.get_map().values() if key.data]
+        for connection in connections:
+            connection.outbox.let_go()
+        self._pushed = [(ref, push) for ref, push in self._pushed if ref.source is not None]
+        while self._pushing:
+            ref, push = self._pushing.popleft()
+            self._pushed.append((ref, push))
+            for connection in connections:
+                connection.push(ref, push)
         while self._attaching:
             connection = self._attaching.popleft()
             self._selector.register(connection.channel, selectors.EVENT_READ, connection)
-        for key in self._selector.get_map().values():
-            if key.data is not None:
-                key.data.let_go()
+            connections.append(connection)
+            for ref, push in self._pushed:
+                connection.push(ref, push)
+        for connection in connections:
+            if connection.outbox.has_output:
+                self._advance(connection, selectors.EVENT_WRITE)
 
     def _advance(self, connection: Connection, events: int) -> None:
         try:
             if events & selectors.EVENT_READ:
                 connection.read()
-            if events & selectors.EVENT_WRITE or connection.has_output:
-                connection.write()
+            if events & selectors.EVENT_WRITE or connection.outbox.has_output:
+                connection.outbox.write()
         except (ChannelClosedError, ProtocolError) as error:
             # Nobody is there any more, or somebody who does not speak the protocol.
             self._drop(connection, str(error))
             return
         wanted = (connection.takes_input and selectors.EVENT_READ) | (
-            connection.has_output and selectors.EVENT_WRITE
+            connection.outbox.has_output and selectors.EVENT_WRITE
         )
         if self._selector.get_key(connection.channel).events != wanted:
             self._selector.modify(connection.channel, wanted, connection)

@@ -31,6 +31,9 @@ MAX_DIGEST_BYTES = 16 << 20
 MAX_DIGESTS = 1 << 16
 """The most digests that may be asked for at once."""
 
+PUSHED = 0
+"""The number of the request that nobody made: what is pushed answers it."""
+
 MAGIC = b"FLST"
 _VERSION = 1
 # magic, version, kind, request, token, start, length, digest; then the digest of all that. Padded,
@@ -103,6 +106,14 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
     urgent: bool = False
 
 
+class Credit(msgspec.Struct, tag=True, frozen=True):
+    """Receiver: of what you push, you may send the bytes up to ``limit``; 0 ends the pushing."""
+
+    token: bytes
+    request: Number
+    limit: int
+
+
 class Digest(msgspec.Struct, tag=True, frozen=True):
     """Receiver: what are the digests of the chunks of ``[start, stop)``?
 
@@ -133,10 +144,16 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
-    """Sender: the layout, as the JSON of a safetensors header."""
+    """Sender: the layout, as the JSON of a safetensors header.
+
+    Where the model is pushed, this comes unasked, and says in frames of which ``chunk_size`` and up
+    to which ``limit`` it will be sent before the receiver has to grant more.
+    """
 
     request: Number
     layout: bytes
+    chunk_size: int = 0
+    limit: int = 0
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -166,7 +183,7 @@ class Closed(msgspec.Struct, tag=True, frozen=True):
     request: Number
 
 
-Request = Open | Fetch | Digest | Probe | Close
+Request = Open | Fetch | Credit | Digest | Probe | Close
 Reply = Opened | Refused | Digested | Waiting | Closed
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

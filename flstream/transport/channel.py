@@ -93,6 +93,17 @@ class Channel(Protocol):
         """Send what fits without waiting, and return how many bytes that was (maybe 0)."""
         ...
 
+    def lend_some(self, views: Sequence[memoryview]) -> int:
+        """Like :meth:`send_some`, for memory that stays as it is until the peer has received it.
+
+        So it need not be copied. What is there when it does not stay is what arrives.
+        """
+        ...
+
+    def send_file_some(self, fd: int, offset: int, count: int) -> int:
+        """Like :meth:`send_some`, for ``count`` bytes of a file at ``offset``."""
+        ...
+
     def receive_some(self, views: Sequence[memoryview]) -> int:
         """Receive what is there without waiting, and return how many bytes (0: nothing yet)."""
         ...

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 from collections.abc import Sequence
 
 from flstream.errors import AbortedError, ChannelClosedError, DeadlineError
 from flstream.transport.channel import AbortSignal, Deadline
+from flstream.transport.splice import splice_some
 from flstream.transport.views import advance
 
 # The kernel takes at most this many buffers in one call (IOV_MAX on Linux).
@@ -15,6 +18,11 @@ _MAX_VIEWS = 1024
 # Measured between two processes: below 1 MiB the sender is woken too often, above it nothing is
 # gained. The bytes are the kernel's, not part of either process's RSS.
 _SOCKET_BUFFER = 1 << 20
+# Where pages cannot be handed over, a file is read in pieces of this size.
+_PIECE_BYTES = 256 << 10
+_ZEROS = memoryview(bytes(64 << 10))
+# What the kernel says where it does not know how to hand over pages, or does not allow it.
+_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 
 
 class PipeChannel:
@@ -27,6 +35,7 @@ class PipeChannel:
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
         self._socket = sock
+        self._splices = True
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self._readable = select.poll()
@@ -46,6 +55,38 @@ class PipeChannel:
             return 0
         except OSError as error:
             raise self._gone() from error
+
+    def lend_some(self, views: Sequence[memoryview]) -> int:
+        """Send what fits without waiting, by its pages, where the system can do that."""
+        if self._splices:
+            try:
+                return splice_some(self.fileno(), views)
+            except OSError as error:
+                if error.errno not in _CANNOT:
+                    raise self._gone() from error
+                self._splices = False
+        return self.send_some(views)
+
+    def send_file_some(self, fd: int, offset: int, count: int) -> int:
+        """Send what fits of a file without waiting, by its pages where the system can do that."""
+        if self._splices:
+            try:
+                sent = os.sendfile(self.fileno(), fd, offset, count)
+            except BlockingIOError:
+                return 0
+            except ConnectionError as error:
+                raise self._gone() from error
+            except OSError as error:
+                sent = 0
+                self._splices = error.errno not in _CANNOT
+            if sent:
+                return sent
+        try:
+            piece = os.pread(fd, min(count, _PIECE_BYTES), offset)
+        except OSError:
+            piece = b""
+        # A file that has become shorter, or cannot be read, goes on as zeros: its digest tells.
+        return self.send_some([memoryview(piece) if piece else _ZEROS[:count]])
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
         """Receive what is there without waiting."""

@@ -76,6 +76,13 @@ def test_lazily_conjugated_and_negated_tensors_are_sent_as_they_show():
     assert body_of(MemoryBody.of({"a": imaginary})) == as_bytes(imaginary.resolve_neg().clone())
 
 
+def test_a_lazily_conjugated_tensor_is_not_received_into_a_copy_of_it():
+    value = torch.zeros(4, dtype=torch.complex64)
+    for lazy in (value.conj(), value.conj().imag):
+        with pytest.raises(LayoutError, match=r"'a' is lazily conjugated .*resolve_conj"):
+            MemoryBody.over({"a": lazy})
+
+
 def test_a_numpy_scalar_is_sent_as_the_array_without_dimensions_that_it_was():
     body = MemoryBody.of({"w": np.zeros(3, np.float32).sum() + np.float32(1.5)})
     assert body.layout.by_name["w"].shape == ()

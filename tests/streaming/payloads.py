@@ -1,7 +1,8 @@
-"""Types that payloads may hold, and how a value arrives."""
+"""Types that payloads may hold, payloads of every kind, and how a value arrives."""
 
 import dataclasses
 import struct
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from support import as_bytes
+from hypothesis import strategies as st
+from support import as_bytes, tensor
 
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.model.dtypes import BY_CODE, numpy_dtype
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming.decomposers import Registry
 from flstream.streaming.payload import pack, pack_native, unpack, unpack_native
@@ -92,3 +95,48 @@ def assert_same(given: Any, due: Any) -> None:
         assert struct.pack("<d", given) == struct.pack("<d", due)
     else:
         assert given == due
+
+
+CODES = tuple(BY_CODE)
+NUMPY_CODES = tuple(code for code, dtype in BY_CODE.items() if dtype.numpy_name)
+
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+tensors = st.builds(tensor, st.sampled_from(CODES), shapes, st.integers(0, 99))
+arrays = st.builds(
+    lambda code, shape, seed: np.asarray(tensor(code, shape, seed).numpy()),
+    st.sampled_from(NUMPY_CODES),
+    shapes,
+    st.integers(0, 99),
+)
+scalars = st.builds(
+    lambda code, data: np.frombuffer(data[: BY_CODE[code].itemsize], numpy_dtype(code, "s"))[0],
+    st.sampled_from([code for code in NUMPY_CODES if code != "BOOL"]),
+    st.binary(min_size=8, max_size=8),
+)
+text = st.text(st.characters(codec="utf-8"), max_size=8)
+int64s = st.integers(-(2**63), 2**64 - 1)
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(2**200), 2**200),
+    st.floats(),
+    text,
+    st.binary(max_size=8),
+    tensors,
+    arrays,
+    scalars,
+    st.sampled_from([np.True_, np.False_, *Colour]),
+    st.fractions(),
+)
+payloads = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(text | int64s, inner, max_size=4),
+        st.dictionaries(text, inner, max_size=3).map(OrderedDict),
+        st.builds(Point, inner, inner),
+    ),
+    max_leaves=12,
+)

@@ -33,9 +33,11 @@ RARE = {"dropped reply", "damaged request", "dropped request"}
 
 
 def settings(fault, seed):
+    """Of every six: two pushed, two pulled, two native."""
     chunk_size = (2048, 4096, 0)[seed % 3]
     timeout = 0.2 if fault == "stall" else 20.0
-    return StreamSettings(chunk_size, 32768, 2, request_timeout=timeout, probe_after=0.02)
+    push = seed % 6 in (0, 1)
+    return StreamSettings(chunk_size, 32768, 2, timeout, probe_after=0.02, push=push)
 
 
 def fetch(receiver, token, fault, seed, folder):
@@ -65,7 +67,8 @@ def run(fault, seed, folder):
     ours, theirs = pipe("server", "site-1")
     with DownloadService() as service, closing(theirs):
         service.attach(ours, "site-1")
-        ref = service.offer(MODEL, ["site-1"])
+        how = settings(fault, seed)
+        ref = service.offer(MODEL, ["site-1"], push=how if how.push else None)
         rate = 0.3 if fault in RARE else 0.1
         channel = FaultyChannel(theirs, fault, seed, rate=rate, death_within=len(BITS))
         try:

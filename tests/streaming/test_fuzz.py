@@ -14,8 +14,10 @@ from flstream.streaming.remote import RemoteSource
 from flstream.streaming.wire import (
     FRAME,
     MESSAGE,
+    PUSHED,
     Close,
     Closed,
+    Credit,
     Fetch,
     Header,
     Open,
@@ -41,9 +43,11 @@ def number(rng):
 def request(rng, token):
     """A request that is sound as a message and wrong as a request, most of the time."""
     signed = rng.choice((-1, 1, 1, 1))
-    match rng.randrange(4):
+    match rng.randrange(5):
         case 0:
             return Open(token, rng.randrange(2**32))
+        case 3:
+            return Credit(token, rng.randrange(2**32), signed * number(rng) % 2**63)
         case 1:
             numbers = [signed * number(rng) % 2**63 for _ in range(3)]
             return Fetch(token, rng.randrange(2**32), *numbers, rng.random() < 0.5)
@@ -56,7 +60,8 @@ def request(rng, token):
 def reply(rng, layout):
     match rng.randrange(4):
         case 0:
-            return Opened(rng.randrange(9), rng.choice((layout, layout[:-9], rng.randbytes(60))))
+            told = rng.choice((layout, layout[:-9], rng.randbytes(60)))
+            return Opened(rng.randrange(9), told, number(rng) % 2**63, number(rng) % 2**63)
         case 1:
             return Refused(rng.randrange(2**32), "x" * rng.randrange(99))
         case 2:
@@ -108,7 +113,7 @@ def test_a_service_goes_on_after_a_hundred_thousand_malformed_requests():
     rng = random.Random("service")
     with open_hall() as hall:
         fetch(hall.receiver("victim"), hall.service.offer(MODEL, ["victim"]).token)
-        ref = hall.service.offer(MODEL, ["site-1", "hostile"])
+        ref = hall.service.offer(MODEL, ["site-1", "hostile"], push=StreamSettings(4096, 16384))
         before = psutil.Process().memory_info().rss
         sent = 0
         while sent < PACKETS:
@@ -166,14 +171,15 @@ class Script:
 def test_a_receiver_meets_a_hundred_thousand_malformed_packets_with_typed_errors():
     rng = random.Random("receiver")
     layout = MODEL.layout.plain_header[8:]
-    settings = StreamSettings(chunk_size=4096)
     before = psutil.Process().memory_info().rss
     ends = set()
     batch = 5  # few, since a peer that is surely broken is given up at once
     for _ in range(PACKETS // batch):
         token = rng.randbytes(16)
-        opening = pack_message(Opened(1, layout), token) if rng.random() < 0.8 else b""
+        opened = rng.choice((Opened(1, layout), Opened(PUSHED, layout, 4096, 32768)))
+        opening = pack_message(opened, token) if rng.random() < 0.8 else b""
         packets = [malformed(rng, token, reply(rng, layout)) for _ in range(batch)]
+        settings = StreamSettings(chunk_size=4096, push=rng.random() < 0.5)
         receiver = Receiver(Script(opening + b"".join(packets)), "hostile")
         try:
             RemoteSource(receiver, token, settings).receive_whole()

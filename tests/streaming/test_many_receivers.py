@@ -56,7 +56,7 @@ def test_a_receiver_that_never_reads_holds_up_nobody():
         ref = add_arrays(hall.service, MODEL, ["silent", "lively"])
         how = StreamSettings(chunk_size=65536, request_timeout=30)
         remote = RemoteSource(silent, ref.token, how)
-        remote._request_ahead()  # asks for everything, and does not read on
+        remote._requests.go_on()  # asks for everything, and does not read on
         status, _ = download_arrays(hall.receiver("lively"), ref.token, how)
         assert status.ok
         assert ref.outcome is None

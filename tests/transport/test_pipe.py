@@ -1,5 +1,6 @@
 """Pipes: whole messages or a typed error, and every wait ends."""
 
+import errno
 import os
 import select
 import socket
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, FlstreamError
+from flstream.transport import pipe as pipe_module
 from flstream.transport.channel import Deadline, Signal
 from flstream.transport.pipe import PipeChannel, pipe
+from flstream.transport.views import advance
 
 
 @pytest.fixture
@@ -187,3 +190,76 @@ def test_sending_and_receiving_some_never_wait(ends):
     assert total > 1 << 16
     buffer = bytearray(1 << 16)
     assert 0 < site.receive_some([memoryview(buffer)]) <= len(buffer)
+
+
+@pytest.fixture(params=["pages", "copies"])
+def sending(request, monkeypatch, ends):
+    """A pair of ends, on a system that hands over pages and on one that does not."""
+    if request.param == "copies":
+
+        def refuse(*_args):
+            raise OSError(errno.ENOSYS, "not here")
+
+        monkeypatch.setattr(pipe_module, "splice_some", refuse)
+        monkeypatch.setattr(os, "sendfile", refuse)
+    return ends
+
+
+def taken(channel, count):
+    into = bytearray(count)
+    channel.receive([memoryview(into)], Deadline(5))
+    return bytes(into)
+
+
+def test_lent_memory_and_files_arrive_as_they_are(sending, tmp_path):
+    server, site = sending
+    data = os.urandom(5 << 20)
+    (tmp_path / "file").write_bytes(data)
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    views = [memoryview(data)[at : at + 70_001] for at in range(0, len(data), 70_001)]
+    sent = 0
+    with open(fd, "rb"):
+        while sent < len(data):
+            count = server.lend_some(advance(views, sent))
+            assert taken(site, count) == data[sent : sent + count]
+            sent += count
+        sent = 0
+        while sent < len(data):
+            count = server.send_file_some(fd, sent, len(data) - sent)
+            assert taken(site, count) == data[sent : sent + count]
+            sent += count
+
+
+def test_a_full_pipe_takes_no_page_and_loses_none(sending, tmp_path):
+    server, site = sending
+    data = os.urandom(8 << 20)
+    (tmp_path / "file").write_bytes(data)
+    with (tmp_path / "file").open("rb") as file:
+        sent = 0
+        while count := server.lend_some([memoryview(data)[sent:]]):
+            sent += count
+        assert 0 < sent < len(data)
+        assert server.send_file_some(file.fileno(), sent, 1 << 20) == 0
+        assert taken(site, sent) == data[:sent]
+        assert server.send_file_some(file.fileno(), sent, 16) == 16
+        assert taken(site, 16) == data[sent : sent + 16]
+
+
+def test_a_file_that_became_shorter_goes_on_as_zeros(sending, tmp_path):
+    server, site = sending
+    (tmp_path / "file").write_bytes(b"only this")
+    with (tmp_path / "file").open("rb") as file:
+        assert server.send_file_some(file.fileno(), 5, 100) == 4
+        assert server.send_file_some(file.fileno(), 9, 96) == 96
+    assert taken(site, 100) == b"this" + bytes(96)
+
+
+def test_pages_for_a_peer_that_is_gone_are_an_error(sending, tmp_path):
+    server, site = sending
+    (tmp_path / "file").write_bytes(bytes(100))
+    site.close()
+    with (tmp_path / "file").open("rb") as file:
+        with pytest.raises(ChannelClosedError, match="site-1"):
+            server.lend_some([memoryview(bytes(100))])
+        with pytest.raises(ChannelClosedError, match="site-1"):
+            server.send_file_some(file.fileno(), 0, 100)

@@ -1,0 +1,83 @@
+"""What the other process does with payloads in a test."""
+
+import os
+import signal
+import socket
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.streaming.api import add_payload, download_payload
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.service import DownloadService
+from flstream.transport.pipe import PipeChannel
+
+
+def arrays() -> dict[str, Any]:
+    """A payload for which nobody needs torch."""
+    random = np.random.default_rng(11)
+    return {
+        "model": FLModel(
+            {"w": random.random((300, 500), np.float32), "b": random.integers(0, 9, 700)},
+            ParamsType.DIFF,
+            metrics={"loss": 0.25},
+            meta={"num_examples": 17, "site": ("site-1", None, b"\x00")},
+        ),
+        "scalar": np.float16(1.5),
+    }
+
+
+def offer_arrays(end: socket.socket, told: Connection, quorum: int | None) -> None:
+    """Offer :func:`arrays` to one that comes and one that does not; tell how the ref ended."""
+    with DownloadService() as service:
+        ref = add_payload(service, arrays(), ["receiver", "nobody"], quorum=quorum)
+        service.attach(PipeChannel(end, "receiver"), "receiver")
+        told.send(ref.token)
+        outcome = ref.wait(30)
+    told.send((outcome.status, outcome.reason))
+
+
+def fetch_and_say(
+    end: socket.socket, told: Connection, token: bytes, settings: StreamSettings
+) -> None:
+    """Download a payload; tell its status, what it says of itself, and whether torch was needed."""
+    status, value = download_payload(
+        Receiver(PipeChannel(end, "sender"), "sender"), token, settings, framework="numpy"
+    )
+    told.send((status.code, status.reason))
+    if status.ok:
+        same = all(
+            np.array_equal(value["model"].params[name], due)
+            for name, due in arrays()["model"].params.items()
+        )
+        meta = value["model"].meta
+        told.send((same, meta, type(value["scalar"]).__name__, "torch" in sys.modules))
+
+
+def die_on_the_way(
+    end: socket.socket, told: Connection, token: bytes, settings: StreamSettings
+) -> None:
+    """Be killed by the system when half of a payload is there."""
+
+    def die(done: int, size: int) -> None:
+        if done > size // 2:
+            told.send("dying")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    receiver = Receiver(PipeChannel(end, "sender"), "sender")
+    download_payload(receiver, token, settings, None, die, framework="numpy")
+
+
+def send_back(end: socket.socket, told: Connection, other: socket.socket, token: bytes) -> None:
+    """Download a payload, double its tensors in place, and offer it at another pipe."""
+    _, value = download_payload(Receiver(PipeChannel(end, "sender"), "sender"), token)
+    for tensor in value["model"].params.values():
+        tensor.mul_(2)
+    with DownloadService() as service:
+        service.attach(PipeChannel(other, "sender"), "sender")
+        ref = add_payload(service, value, ["sender"])
+        told.send(ref.token)
+        told.send(ref.wait(30).status)

@@ -1,0 +1,243 @@
+"""Senders that fall silent, send nonsense or go on without end give typed errors only."""
+
+import threading
+from contextlib import closing
+
+import pytest
+from asking import MODEL, NBYTES, offer
+from halls import IMPATIENT, QUICK, WatchedChannel, fetch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flstream.errors import AbortedError, DeadlineError, FlstreamError, ProtocolError, RefusedError
+from flstream.model.memory import MemoryBody
+from flstream.streaming import conversation
+from flstream.streaming import packets as packets_module
+from flstream.streaming.download import download
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.remote import RemoteSource
+from flstream.streaming.wire import (
+    FRAME,
+    MESSAGE,
+    Closed,
+    Fetch,
+    Header,
+    Open,
+    Opened,
+    Refused,
+    Waiting,
+    digest_of,
+    pack_message,
+)
+from flstream.transport.channel import Deadline, Signal
+from flstream.transport.pipe import pipe
+
+
+@pytest.mark.parametrize("chunk_size", [0, 4096])
+def test_a_silent_peer_is_asked_again_and_then_a_deadline_error(chunk_size):
+    ours, theirs = pipe("server", "site-1")
+    channel = WatchedChannel(theirs)
+    how = IMPATIENT._replace(chunk_size=chunk_size)
+    with (
+        closing(ours),
+        closing(theirs),
+        pytest.raises(DeadlineError, match=r"server did not send an answer to Open within 0\.2 s"),
+    ):
+        fetch(Receiver(channel, "server"), bytes(16), how)
+    # The same request, so that an answer to any of them will do.
+    assert len(channel.requests) >= 2
+    assert set(channel.requests) == {Open(bytes(16), 1)}
+
+
+def test_a_peer_that_falls_silent_in_the_middle_is_a_deadline_error(hall):
+    ref = offer(hall)
+    receiver = hall.receiver()
+    remote = RemoteSource(receiver, ref.token, IMPATIENT._replace(window=1))
+    # The first request's frames come; then nobody reads requests any more.
+    into = memoryview(bytearray(NBYTES))
+    remote.receive(0, 16384, [into[:16384]])
+    receiver._channel.send = lambda views, deadline: None
+    with pytest.raises(DeadlineError, match=r"server did not send the bytes from 16384 on .*'w'"):
+        remote.receive(16384, NBYTES, [into[16384:]])
+
+
+def test_an_abort_wakes_a_receiver_that_waits():
+    ours, theirs = pipe("server", "site-1")
+    abort = Signal()
+    raised: list[FlstreamError] = []
+
+    def wait() -> None:
+        try:
+            fetch(Receiver(theirs, "server", abort), bytes(16), QUICK)
+        except FlstreamError as error:
+            raised.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    abort.set()
+    waiter.join(20)
+    assert not waiter.is_alive()
+    assert isinstance(raised[0], AbortedError)
+    for end in (ours, theirs, abort):
+        end.close()
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=60)
+def test_a_sender_of_junk_gives_only_typed_errors(junk):
+    ours, theirs = pipe("server", "site-1")
+    with closing(ours), closing(theirs):
+        ours.send([memoryview(junk)], Deadline(10))
+        with pytest.raises(FlstreamError, match="server"):
+            fetch(Receiver(theirs, "server"), bytes(16), QUICK._replace(request_timeout=0.01))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("frame"),
+                st.integers(0, 4),
+                st.sampled_from([0, 16, 4096, 8192, 118_784, 2**63]),
+                st.sampled_from([0, 16, 4096, 8192]),
+                st.sampled_from([b"\0", b"\1"]),
+                st.booleans(),
+            ),
+            st.tuples(st.just("message"), st.integers(0, 4), st.lists(st.integers(0, 9))),
+            st.tuples(st.just("junk"), st.binary(max_size=100)),
+        ),
+        max_size=6,
+    )
+)
+@settings(max_examples=60)
+def test_whatever_a_sender_sends_is_a_typed_error_and_no_wrong_byte_is_taken(sent):
+    stream = opened(TOKEN, LAYOUT)
+    for kind, *rest in sent:
+        if kind == "frame":
+            number, start, length, byte, sound = rest
+            data = byte * length
+            packet = bytearray(frame(number, start, data))
+            if not sound and data:
+                packet[-1] ^= 1
+            stream += packet
+        elif kind == "message":
+            stream += pack_message(Waiting(*rest), TOKEN)
+        else:
+            stream += rest[0]
+    taken = []
+
+    class Taken(MemoryBody):
+        def commit(self, start, stop):
+            taken.append(b"".join(self.views(start, stop)))
+
+    ours, theirs = pipe("server", "site-1")
+    how = QUICK._replace(request_timeout=0.02, probe_after=0.01)
+    with closing(ours), closing(theirs):
+        ours.send([memoryview(stream)], Deadline(10))
+        with pytest.raises(FlstreamError, match="server"):
+            download(Receiver(theirs, "server"), TOKEN, how, Taken.allocate)
+    # Every chunk was once sent so, with a digest that says so.
+    assert all(set(chunk) in ({0}, {1}) and len(chunk) == 4096 for chunk in taken)
+
+
+def opened(token: bytes, layout: bytes) -> bytes:
+    return pack_message(Opened(1, layout), token)
+
+
+LAYOUT = MemoryBody.of(MODEL).layout.plain_header[8:]
+TOKEN = bytes(range(16))
+DATA = bytes(4096)
+OPENED = [opened(TOKEN, LAYOUT)]
+
+
+def frame(request: int = 2, start: int = 0, data: bytes = DATA, token: bytes = TOKEN) -> bytes:
+    return Header(FRAME, request, token, start, len(data), digest_of([data])).pack() + data
+
+
+@pytest.mark.parametrize(
+    ("packets", "error", "sentence"),
+    [
+        ([opened(TOKEN, b"{")], ProtocolError, "header that cannot be read"),
+        ([pack_message(Open(TOKEN, 1), TOKEN)], ProtocolError, "cannot be read"),
+        ([pack_message(Refused(1, "no"), TOKEN)], RefusedError, "server refused: no"),
+        # Stale answers, and what is no answer, are passed over.
+        ([opened(bytes(16), LAYOUT)], DeadlineError, "an answer to Open"),
+        ([frame(request=1)], DeadlineError, "an answer to Open"),
+        ([pack_message(Opened(7, LAYOUT), TOKEN)], DeadlineError, "an answer to Open"),
+        ([pack_message(Closed(1), TOKEN)], DeadlineError, "an answer to Open"),
+        ([Header(MESSAGE, 1, TOKEN, 0, 2**40, 0).pack()], ProtocolError, "repeats itself"),
+        ([Header(FRAME, 1, TOKEN, 0, 2**63, 0).pack()], ProtocolError, "repeats itself"),
+        # The layout is there: two requests, 2 and 3, are under way.
+        (OPENED, DeadlineError, r"the bytes from 0 on \(tensor 'w'\)"),
+        ([*OPENED, frame(start=16)], ProtocolError, "sent bytes 16 to 4112, which are no chunk"),
+        ([*OPENED, frame(data=bytes(16))], ProtocolError, "sent bytes 0 to 16, which are no chunk"),
+        ([*OPENED, frame(data=bytes(8192))], ProtocolError, "0 to 8192, which are no chunk"),
+        ([*OPENED, frame(data=b"")], ProtocolError, "0 to 0, which are no chunk"),
+        ([*OPENED, frame(start=2**63)], ProtocolError, "which are no chunk"),
+        ([*OPENED, frame(start=16384)], ProtocolError, "16384 to 20480, which are no chunk"),
+        ([*OPENED, frame(request=9)], DeadlineError, "the bytes from 0 on"),
+        ([*OPENED, frame(token=bytes(16))], DeadlineError, "the bytes from 0 on"),
+        ([*OPENED, frame(), frame()], DeadlineError, "the bytes from 4096 on"),
+        ([*OPENED, pack_message(Refused(3, "no"), TOKEN)], RefusedError, "server refused: no"),
+        ([*OPENED, pack_message(Refused(1, "no"), TOKEN)], DeadlineError, "from 0 on"),
+        ([*OPENED, pack_message(Refused(2, "no"), bytes(16))], DeadlineError, "from 0 on"),
+        ([*OPENED, pack_message(Fetch(TOKEN, 2, 0, 0, 0), TOKEN)], ProtocolError, "cannot be read"),
+    ],
+)
+def test_a_sender_that_breaks_the_protocol_is_found_out(packets, error, sentence):
+    ours, theirs = pipe("server", "site-1")
+    with closing(ours), closing(theirs):
+        ours.send([memoryview(b"".join(packets))], Deadline(10))
+        with pytest.raises(error, match=sentence):
+            fetch(Receiver(theirs, "server"), TOKEN, IMPATIENT._replace(request_timeout=0.1))
+
+
+class Endless:
+    """A channel on which one thing comes over and over, after what comes first."""
+
+    def __init__(self, first: bytes, again: bytes) -> None:
+        self._data = first
+        self._again = again * (1 + (64 << 10) // len(again))
+
+    def receive_some(self, views):
+        count = 0
+        for view in views:
+            while len(self._data) < len(view):
+                self._data += self._again
+            view[:] = self._data[: len(view)]
+            self._data = self._data[len(view) :]
+            count += len(view)
+        return count
+
+    def send(self, views, deadline):
+        pass
+
+    def wait(self, seconds, abort=None):
+        return True
+
+
+ENDLESS = {
+    "a frame that is here": frame(),
+    "a frame of a number not asked for": frame(request=99, start=4096),
+    "a frame of another token": frame(token=bytes(16)),
+    "an empty frame of another token": frame(token=bytes(16), data=b""),
+    "what it opened": opened(TOKEN, LAYOUT),
+    "a refusal of something else": pack_message(Refused(0, "no"), TOKEN),
+    "what waits": pack_message(Waiting(9, [2, 3]), TOKEN),
+    "a damaged message": pack_message(Closed(2), TOKEN)[:-1] + b"\0",
+    "a message of another token": pack_message(Closed(2), bytes(16)),
+    "junk": bytes(1000),
+    "what begins as packets do": b"FLST",
+}
+
+
+@pytest.mark.parametrize("again", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("first", [b"", opened(TOKEN, LAYOUT) + frame()], ids=["closed", "open"])
+def test_a_sender_that_goes_on_without_end_is_given_up(first, again, monkeypatch):
+    monkeypatch.setattr(conversation, "_MOST_REPEATED", 1 << 20)
+    monkeypatch.setattr(packets_module, "_MOST_JUNK", 1 << 20)
+    if not first and again is ENDLESS["what it opened"]:
+        first = again
+    receiver = Receiver(Endless(first, again), "server")
+    with pytest.raises(ProtocolError, match=r"server (repeats itself|sent \d+ bytes that are no)"):
+        fetch(receiver, TOKEN)

@@ -1,0 +1,264 @@
+"""Payloads under one ref: any structure arrives as it was, and what is no payload is refused."""
+
+import math
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from halls import IMPATIENT, QUICK, fetch, flip, open_hall
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from payloads import NUMPY_CODES, REGISTRY, Colour, Point, assert_same, payloads
+from support import every_kind, tensor
+
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.errors import LayoutError, PayloadError
+from flstream.streaming import nodes, payload_body
+from flstream.streaming.api import add_payload, download_file, download_payload
+from flstream.streaming.faults import FaultyChannel
+from flstream.streaming.payload import pack
+from flstream.streaming.receiver import Receiver
+
+WAYS = pytest.mark.parametrize("native", [False, True], ids=["streamed", "piece"])
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return tensor("F32", shape, seed)
+
+
+def model() -> FLModel:
+    return FLModel(
+        params={"w": numbers(90, 70), "half": tensor("F16", (777,)), "none": torch.zeros(0, 3)},
+        params_type=ParamsType.DIFF,
+        metrics={"loss": math.inf},
+        meta={"num_examples": 2**70, "arrays": (np.arange(5000), np.float16(0.5)), "e": "é"},
+    )
+
+
+def sent(hall, value, how=QUICK, **kwargs):
+    """The value as it arrives, with both sides content."""
+    ref = add_payload(hall.service, value, ["site-1"], registry=REGISTRY, **kwargs)
+    status, arrived = download_payload(hall.receiver(), ref.token, how, registry=REGISTRY)
+    assert status.ok, status.reason
+    assert ref.wait(30).ok
+    return arrived
+
+
+def given_to(told):
+    """A callback that notes each tensor, which may be told of once."""
+
+    def on_tensors(tensors):
+        assert not told.keys() & tensors.keys()
+        told.update(tensors)
+
+    return on_tensors
+
+
+@given(payloads, st.booleans(), st.sampled_from([0, 16, 4096]))
+@settings(max_examples=60)
+def test_any_structure_arrives_with_its_types_order_and_bits(value, native, chunk_size):
+    with open_hall() as hall:
+        how = QUICK._replace(chunk_size=chunk_size)
+        assert_same(sent(hall, value, how, native=native), value)
+
+
+@WAYS
+def test_every_type_of_either_framework_arrives(hall, native):
+    frameworks = [
+        (code, (value := tensor(code, (2, 3))), value.numpy(), np.asarray(value.numpy()[0, 0]))
+        for code in NUMPY_CODES
+    ]
+    value = [
+        every_kind(),
+        frameworks,
+        numbers(6, 4).t(),
+        torch.tensor([1 + 2j, 3 - 4j]).conj(),
+        np.arange(12)[::-3],
+        torch.nn.Linear(3, 2).state_dict(),
+        [np.float32(1.5), np.bool_(True), Colour.RED, Point(numbers(2)), OrderedDict(a=b"bytes")],
+    ]
+    due = [*value]
+    due[3] = value[3].resolve_conj()
+    arrived = sent(hall, value, native=native)
+    assert_same(arrived, due)
+    parameter = torch.nn.Parameter(numbers(3))
+    assert_same(sent(hall, {"p": parameter}, native=native), {"p": parameter.detach()})
+
+
+@WAYS
+@pytest.mark.parametrize("value", [None, 0, "", [], {}, ["text", {3: (1.5,)}, b"x" * 10_000]])
+def test_a_payload_without_tensors_arrives(hall, value, native):
+    assert_same(sent(hall, value, native=native), value)
+
+
+@WAYS
+def test_tensors_that_were_one_are_one_and_views_of_one_memory_too(hall, native):
+    weight = numbers(5, 5)
+    arrived = sent(hall, [weight, {"tied": weight}, weight.numpy()], native=native)
+    assert arrived[0] is arrived[1]["tied"]
+    assert_same(arrived[2], weight.numpy())
+    if not native:  # an array over a tensor's memory travels once, and is that again
+        arrived[0][0, 0] = 999
+        assert arrived[2][0, 0] == 999
+
+
+def test_the_tensors_are_read_where_they_lie_when_they_are_asked_for(hall):
+    value = {"w": numbers(100)}
+    ref = add_payload(hall.service, value, ["site-1"])
+    value["w"].fill_(7)
+    assert download_payload(hall.receiver(), ref.token, QUICK)[1]["w"].eq(7).all()
+    ref = add_payload(hall.service, value, ["site-1"], native=True)
+    value["w"].fill_(8)
+    assert download_payload(hall.receiver(), ref.token, QUICK)[1]["w"].eq(7).all()
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "numpy"])
+def test_whatever_allocates_tensors_and_arrays_are_what_they_were(hall, framework):
+    value = {code: (tensor(code, (3,)), tensor(code, (4,)).numpy()) for code in NUMPY_CODES}
+    ref = add_payload(hall.service, value, ["site-1"])
+    told = {}
+    arrived = download_payload(
+        hall.receiver(), ref.token, QUICK, None, None, given_to(told), framework=framework
+    )[1]
+    assert_same(arrived, value)
+    kind = torch.Tensor if framework == "pytorch" else np.ndarray
+    assert {type(each) for each in told.values()} == {kind}
+    told['payload["F32"][0]'][0] = told['payload["F32"][1]'][0] = 55  # over the same memory
+    assert arrived["F32"][0][0] == arrived["F32"][1][0] == 55
+
+
+def test_arrays_alone_cannot_hold_what_numpy_lacks(hall):
+    ref = add_payload(hall.service, {"b": tensor("BF16", (3,))}, ["site-1"])
+    with pytest.raises(LayoutError, match=r"""'payload\["b"\]' .*NumPy does not have"""):
+        download_payload(hall.receiver(), ref.token, QUICK, framework="numpy")
+    assert "NumPy does not have" in ref.wait(30).reason
+
+
+@WAYS
+@pytest.mark.parametrize("chunk_size", [0, 4096])
+def test_progress_goes_up_to_the_end_and_each_tensor_is_told_of_once(hall, native, chunk_size):
+    value = model()
+    ref = add_payload(hall.service, value, ["site-1"], native=native)
+    progress, told = [], {}
+    status, arrived = download_payload(
+        hall.receiver(),
+        ref.token,
+        QUICK._replace(chunk_size=chunk_size),
+        None,
+        lambda *count: progress.append(count),
+        given_to(told),
+    )
+    assert_same(arrived, value)
+    done = [first for first, _ in progress]
+    assert done == sorted(set(done))
+    assert progress[-1] == (status.cost.bytes, status.cost.bytes)
+    assert told.keys() == pack(value).tensors.keys()
+    assert all(told[f'payload.params["{name}"]'] is arrived.params[name] for name in value.params)
+
+
+@WAYS
+@pytest.mark.parametrize("chunk_size", [0, 4096])
+def test_a_module_receives_into_its_own_parameters_and_the_rest_gets_new_memory(
+    hall, native, chunk_size
+):
+    theirs, ours = torch.nn.Linear(70, 30), torch.nn.Linear(70, 30)
+    array = np.zeros(5, np.int64)
+    pointer = ours.weight.data_ptr()
+    value = {"net": theirs.state_dict(), "more": [np.arange(5), numbers(9)], "round": 3}
+    ref = add_payload(hall.service, value, ["site-1"], native=native)
+    into = {"net": ours.state_dict(), "more": (array,)}
+    how = QUICK._replace(chunk_size=chunk_size)
+    status, arrived = download_payload(hall.receiver(), ref.token, how, into)
+    assert status.ok
+    assert_same(arrived, value)
+    assert torch.equal(ours.weight, theirs.weight)
+    assert torch.equal(ours.bias, theirs.bias)
+    assert arrived["net"]["weight"].data_ptr() == ours.weight.data_ptr() == pointer
+    assert arrived["more"][0] is array
+
+
+def read_only() -> np.ndarray:
+    array = np.zeros(4, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+same = np.zeros(4, np.float32)
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("into", "sentence"),
+    [
+        ({"a": torch.zeros(5)}, r"""'payload\["a"\]' has shape \[5\] instead of \[4\]"""),
+        ({"a": torch.zeros(4).int()}, r"""'payload\["a"\]' has dtype I32 instead of F32"""),
+        ({"c": torch.zeros(4)}, r"""'payload\["c"\]' is not part of the model"""),
+        ({"a": torch.zeros(8)[::2]}, r"""'payload\["a"\]' is not contiguous"""),
+        ({"a": read_only()}, r"""'payload\["a"\]' is read-only"""),
+        # Two tensors cannot be received into one memory.
+        ({"a": same, "b": torch.from_numpy(same)}, r"""'payload\["b"\]'"""),
+        ({"message": torch.zeros(4)}, r"""'payload\["message"\]' is not part of the model"""),
+    ],
+)
+def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(hall, into, sentence, native):
+    value = {"a": numbers(4), "b": numbers(4, seed=1)}
+    ref = add_payload(hall.service, value, ["site-1"], native=native)
+    with pytest.raises(LayoutError, match=sentence):
+        download_payload(hall.receiver(), ref.token, QUICK, into)
+    assert ref.wait(30).status == "aborted"
+
+
+@WAYS
+def test_what_is_too_large_or_cannot_be_sent_is_refused_by_its_path(hall, native, monkeypatch):
+    def offer(value):
+        add_payload(hall.service, value, ["site-1"], native=native)
+
+    with pytest.raises(PayloadError, match=r'payload\["log"\] makes the message longer than'):
+        offer({"log": "x" * (nodes.MAX_MESSAGE_BYTES + 1)})
+    with pytest.raises(PayloadError, match=r'payload\["f"\] is a object, which cannot be sent'):
+        offer({"f": object()})
+    with pytest.raises(PayloadError, match=r"payload is a Point, .* register its class"):
+        offer(Point(1))
+    if not native:
+        monkeypatch.setattr(payload_body, "MAX_HEADER_BYTES", 1000)
+        many = {"w": 1, "a" * 300: [torch.zeros(1) for _ in range(9)]}
+        with pytest.raises(PayloadError, match=r'shapes of 9 tensors .* payload\["a{191}: shorten'):
+            offer(many)
+
+
+@WAYS
+def test_every_bad_end_has_its_status_and_no_value(hall, native):
+    status, nothing = download_payload(hall.receiver(), bytes(16), QUICK)
+    assert (status.code, nothing) == ("refused", None)
+    ref = add_payload(hall.service, model(), ["a", "b"], native=native)
+    for name, fault, code in (("a", "stall", "timed out"), ("b", "death", "sender gone")):
+        broken = FaultyChannel(hall.channel(name), fault, seed=1, death_within=9000)
+        status, nothing = download_payload(Receiver(broken, "server"), ref.token, IMPATIENT)
+        assert (status.code, nothing) == (code, None)
+
+
+@WAYS
+@pytest.mark.parametrize("chunk_size", [0, 4096])
+def test_what_breaks_on_the_way_is_repaired(hall, native, chunk_size):
+    seen = set()
+
+    def once(header, packet):
+        if header.start not in seen and header.start % 8192 == 0:
+            seen.add(header.start)
+            flip(packet, -1)
+
+    receiver, _ = hall.watched(once)
+    ref = add_payload(hall.service, model(), ["site-1"], native=native)
+    how = QUICK._replace(chunk_size=chunk_size)
+    status, arrived = download_payload(receiver, ref.token, how)
+    assert_same(arrived, model())
+    assert status.cost.retries > 0
+
+
+def test_a_payload_can_be_kept_as_a_file_and_its_tensors_had_as_such(hall, tmp_path):
+    ref = add_payload(hall.service, model(), ["a", "b"])
+    path = tmp_path / "payload.safetensors"
+    assert download_file(hall.receiver("a"), ref.token, path, QUICK)[0].ok
+    tensors = fetch(hall.receiver("b"), ref.token).tensors
+    assert torch.equal(tensors['payload.params["w"]'], model().params["w"])

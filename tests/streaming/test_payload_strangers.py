@@ -1,0 +1,188 @@
+"""Payloads of a peer that means harm: typed errors alone, of which the sender hears."""
+
+import random
+from collections import Counter
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from halls import QUICK, open_hall
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from payloads import REGISTRY, Colour, Point, assert_same
+from support import entries, tensor
+
+from flstream.client.fl_model import FLModel
+from flstream.errors import FlstreamError, LayoutError, PayloadError
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
+from flstream.streaming import nodes
+from flstream.streaming.api import add_payload, download_payload
+from flstream.streaming.decomposers import Registry
+from flstream.streaming.payload import pack, pack_native
+
+
+def as_bytes(data):
+    return np.frombuffer(data, np.uint8)
+
+
+def message(*content):
+    return as_bytes(msgspec.msgpack.encode([nodes.VERSION, content]))
+
+
+def piece(text, **tensors):
+    return as_bytes(msgspec.msgpack.encode(nodes.Native(text.tobytes(), tensors)))
+
+
+W = torch.zeros(2)
+TENSOR = nodes.TensorRef("w", "pytorch")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({}, "what server offers is no payload: it lacks the bytes of a message"),
+        ({"w": W}, "lacks the bytes of a message"),
+        ({"message": torch.zeros(9)}, "lacks the bytes of a message"),
+        ({"message": message(None).reshape(1, -1)}, "lacks the bytes of a message"),
+        ({"message": as_bytes(b"")}, "lacks the bytes of a message"),
+        ({"piece": as_bytes(b"")}, "lacks the bytes of a message"),
+        ({"message": np.zeros(nodes.MAX_MESSAGE_BYTES + 1, np.uint8)}, "offers takes 8388609 byte"),
+        ({"piece": piece(message(None)), "w": W}, "there are tensors beside its piece"),
+        ({"message": as_bytes(b"\x00")}, "cannot be read"),
+        ({"message": as_bytes(b"\x91" * 100_000)}, "cannot be read"),
+        ({"message": message(None), "w": W}, "1 tensors came that the payload's message does not"),
+        ({"message": message(TENSOR)}, "is the tensor 'w', which did not arrive"),
+        ({"message": message(nodes.TensorRef("message", "numpy"))}, "which did not arrive"),
+        ({"message": message(nodes.Decomposed("os.system"), "true")}, "is not registered here"),
+        ({"message": message(nodes.Decomposed("Colour"), "GREEN")}, "a Colour .* cannot be made"),
+        ({"piece": as_bytes(b"\x00")}, "cannot be read"),
+        ({"piece": piece(as_bytes(b"\x00"))}, "cannot be read"),
+        ({"piece": piece(message(TENSOR))}, "is the tensor 'w', which did not arrive"),
+        ({"piece": piece(message(TENSOR), w=b"junk")}, "tensor 'w' of a payload cannot be loaded"),
+    ],
+)
+@pytest.mark.parametrize("chunk_size", [0, 4096])
+def test_what_is_no_payload_is_a_typed_error_and_the_sender_hears_of_it(
+    hall, tensors, sentence, chunk_size
+):
+    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    how = QUICK._replace(chunk_size=chunk_size)
+    receiver = hall.receiver()
+    with pytest.raises(PayloadError, match=sentence):
+        download_payload(receiver, ref.token, how, registry=REGISTRY)
+    assert ref.wait(30).status == "aborted"
+    # The channel serves on.
+    ref = add_payload(hall.service, [1, W], ["site-1"])
+    assert_same(download_payload(receiver, ref.token, how)[1], [1, W])
+
+
+def test_an_array_of_a_type_that_numpy_lacks_is_a_typed_error(hall):
+    body = {"message": message(nodes.TensorRef("w", "numpy")), "w": tensor("BF16", (2,))}
+    ref = hall.service.offer(MemoryBody.of(body), ["site-1"])
+    with pytest.raises(PayloadError, match="bfloat16, which NumPy does not have"):
+        download_payload(hall.receiver(), ref.token, QUICK)
+
+
+def test_a_tied_name_that_the_message_does_not_mention_is_left_over(hall):
+    body = {"message": message(TENSOR), "w": W, "x": W}
+    ref = hall.service.offer(MemoryBody.of(body), ["site-1"])
+    with pytest.raises(PayloadError, match="such as 'x'"):
+        download_payload(hall.receiver(), ref.token, QUICK)
+
+
+def test_a_payload_that_claims_more_memory_than_there_is_is_refused_before_a_byte(hall):
+    body = MemoryBody.of({"message": message(TENSOR), "w": W})
+    specs = list(body.layout.tensors)
+    w = specs[0]._replace(shape=(2**50,), stop=2**52)
+    rest = specs[1]._replace(start=2**52, stop=2**52 + specs[1].nbytes)
+    layout = Layout([w, rest])
+    pieces = dict.fromkeys(("w", "message"), memoryview(b""))
+    ref = hall.service.offer(MemoryBody(layout, {}, pieces), ["site-1"])
+    with pytest.raises(LayoutError, match="does not fit into the machine's"):
+        download_payload(hall.receiver(), ref.token, QUICK)
+    assert ref.deliveries["site-1"].requests == 0
+
+
+class Sum:
+    """Needs the bytes of its tensor to be put together, and refuses some."""
+
+    name = "sum"
+    supported_type = complex
+
+    def decompose(self, value):
+        return torch.full((5000,), value.real)
+
+    def recompose(self, payload):
+        total = float(payload.sum())
+        if total < 0:
+            raise RuntimeError("no debts")
+        return complex(total)
+
+
+def test_a_decomposer_is_given_tensors_whose_bytes_are_there_and_may_refuse_them(hall):
+    registry = Registry()
+    registry.register(Sum())
+    for native in (False, True):
+        ref = add_payload(hall.service, 2 + 0j, ["site-1"], native=native, registry=registry)
+        receiver = hall.receiver()
+        assert download_payload(receiver, ref.token, QUICK, registry=registry)[1] == 10_000
+        ref = add_payload(hall.service, -2 + 0j, ["site-1"], native=native, registry=registry)
+        with pytest.raises(PayloadError, match="a sum of a payload cannot be made: no debts"):
+            download_payload(receiver, ref.token, QUICK, registry=registry)
+        assert "no debts" in ref.wait(30).reason
+
+
+def example():
+    return {
+        "model": FLModel({"w": torch.arange(4.0), "v": np.arange(3)}, metrics={"loss": 0.5}),
+        "list": [1, None, "text", b"bytes", 2**80, Colour.RED, Point(np.float32(1))],
+    }
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["streamed", "piece"])
+def test_damaged_messages_end_in_payload_errors_only(native):
+    packed = pack(example(), registry=REGISTRY)
+    whole = pack_native(example(), registry=REGISTRY) if native else packed.message
+    content = msgspec.msgpack.decode(packed.message)[1]
+    rng = random.Random(5)
+    tally = Counter()
+    with open_hall() as hall:
+        receiver = hall.receiver()
+        for _ in range(300):
+            damaged = bytearray(whole)
+            for _ in range(rng.randrange(1, 4)):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            if not native and rng.randrange(2):  # proper nodes in a wrong order
+                shuffled = rng.sample(content, len(content))
+                damaged = bytearray(msgspec.msgpack.encode([nodes.VERSION, shuffled]))
+            body = {"piece": as_bytes(damaged)}
+            if not native:
+                body = {**packed.tensors, "message": as_bytes(damaged)}
+            ref = hall.service.offer(MemoryBody.of(body), ["site-1"])
+            try:
+                download_payload(receiver, ref.token, QUICK, registry=REGISTRY)
+            except PayloadError:
+                tally["refused"] += 1
+                assert ref.wait(30).status == "aborted"
+            else:
+                tally["read"] += 1
+                assert ref.wait(30).ok
+    assert tally["refused"] > 50
+
+
+@given(entries(), st.sampled_from(["message", "piece", "w"]), st.binary(max_size=40))
+@settings(max_examples=60)
+def test_whatever_is_offered_the_error_is_a_typed_one(given_entries, name, data):
+    tensors = {entry: tensor(code, shape) for entry, code, shape in given_entries}
+    tensors[name] = as_bytes(data)
+    with open_hall() as hall:
+        ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+        try:
+            status, _ = download_payload(hall.receiver(), ref.token, QUICK)
+        except FlstreamError:
+            assert not ref.wait(30).ok
+        else:
+            assert status.ok
+            assert ref.wait(30).ok

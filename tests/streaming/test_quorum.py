@@ -1,0 +1,224 @@
+"""A quorum: a ref is finished once enough receivers have it, and aborted once they cannot."""
+
+import re
+import threading
+
+import numpy as np
+import pytest
+from asking import MODEL, NBYTES
+from halls import QUICK, fetch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import assert_same_tensors
+
+from flstream.errors import RefusedError
+from flstream.model.checkpoint import write_checkpoint
+from flstream.model.memory import MemoryBody
+from flstream.streaming.api import (
+    add_arrays,
+    add_file,
+    add_payload,
+    add_tensors,
+    download_payload,
+    download_tensors,
+)
+from flstream.streaming.refs import Outcome, Ref
+from flstream.streaming.remote import RemoteSource
+
+NAMES = ["site-1", "site-2", "site-3"]
+
+
+@st.composite
+def closings(draw):
+    """A quorum, and what each receiver says: why it failed, or None; in the order they say it."""
+    words = draw(st.lists(st.sampled_from([None, "no room", ""]), min_size=1, max_size=7))
+    receivers = draw(st.permutations([f"site-{number}" for number in range(len(words))]))
+    quorum = draw(st.none() | st.integers(1, len(words)))
+    return quorum, list(zip(receivers, words, strict=True))
+
+
+@given(closings())
+def test_a_ref_settles_with_the_first_word_that_decides_it(drawn):
+    quorum, said = drawn
+    settled = []
+    ref = Ref.issue(MemoryBody.of(MODEL), [name for name, _ in said], settled.append, quorum)
+    have, failed = 0, []
+    for number, (name, failure) in enumerate(said, 1):
+        ref.receiver_done(name, failure)
+        ref.receiver_done(name, None if failure else "changed its mind")  # the first word counts
+        if settled and ref.deliveries[name].closed_at is None:
+            continue  # it was late
+        have += failure is None
+        failed += [name] if failure is not None else []
+        if quorum is None:
+            status = None if number < len(said) else "aborted" if failed else "finished"
+        elif have >= quorum:
+            status = "finished"
+        else:
+            status = "aborted" if len(said) - len(failed) < quorum else None
+        assert (ref.outcome and ref.outcome.status) == status
+    assert settled == [ref]
+    assert ref.source is None
+    if ref.outcome.ok:
+        assert ref.outcome == Outcome("finished")
+    else:
+        assert all(
+            re.search(rf"{name}: (no room|it gave no reason)", ref.outcome.reason)
+            for name in failed
+        )
+
+
+@pytest.mark.parametrize("quorum", [2, None])
+def test_many_threads_at_once_settle_a_ref_once_whatever_its_callback_raises(quorum, capfd):
+    enders = [[], [lambda ref: ref.wait(0)], [lambda ref: ref.abort("enough")]]
+    for attempt in range(42):
+        settled = []
+        hows = enders[attempt % 3]
+
+        def raise_it(ref, settled=settled):
+            settled.append(ref)
+            raise RuntimeError("in the callback")
+
+        ref = Ref.issue(MemoryBody.of(MODEL), NAMES, raise_it, quorum)
+        barrier = threading.Barrier(2 * len(NAMES) + len(hows))
+
+        def close(name, failure, ref=ref, barrier=barrier):
+            barrier.wait()
+            ref.receiver_done(name, failure)
+
+        def end(how, ref=ref, barrier=barrier):
+            barrier.wait()
+            how(ref)
+
+        threads = [
+            threading.Thread(target=close, args=(name, failure))
+            for name in NAMES
+            for failure in (None, "no room" if attempt % 2 else None)
+        ]
+        threads += [threading.Thread(target=end, args=(how,)) for how in hows]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        first = ref.outcome
+        assert settled == [ref]
+        ref.receiver_done("site-1", "again")
+        ref.abort("again")
+        assert ref.wait() is first
+        assert settled == [ref]
+    assert capfd.readouterr().err.count("in the callback") >= 42
+
+
+@pytest.mark.parametrize("quorum", [0, -1, 4, True, 1.0, "2"])
+def test_a_quorum_that_cannot_be_had_is_refused(hall, quorum):
+    with pytest.raises(ValueError, match=rf"a quorum of {quorum!r} cannot be had of 3 receivers"):
+        hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=quorum)
+    with pytest.raises(ValueError, match="cannot be had of 1 receivers"):
+        hall.service.offer(MemoryBody.of(MODEL), ["site-1", "site-1"], quorum=2)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "file", "payload", "piece"])
+def test_whatever_is_offered_a_quorum_of_its_receivers_settles_it(hall, tmp_path, kind):
+    settled = []
+    rest = (NAMES, settled.append, 2)
+    if kind == "tensors":
+        ref = add_tensors(hall.service, MODEL, *rest)
+    elif kind == "arrays":
+        ref = add_arrays(hall.service, {"w": np.ones(9)}, *rest)
+    elif kind == "file":
+        write_checkpoint(tmp_path / "model", MemoryBody.of(MODEL))
+        ref = add_file(hall.service, tmp_path / "model", *rest)
+    else:
+        ref = add_payload(hall.service, MODEL, *rest, native=kind == "piece")
+    down = download_payload if kind in ("payload", "piece") else download_tensors
+    assert down(hall.receiver("site-3"), ref.token, QUICK)[0].ok
+    assert ref.outcome is None
+    assert down(hall.receiver("site-1"), ref.token, QUICK)[0].ok
+    assert ref.wait(30) == Outcome("finished")
+    status, _ = down(hall.receiver("site-2"), ref.token, QUICK)
+    assert (status.code, "settled" in status.reason) == ("refused", True)
+    assert settled == [ref]
+    assert ref.deliveries["site-2"].closed_at is None
+
+
+def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(hall):
+    ref = hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
+    late = RemoteSource(hall.receiver("site-2"), ref.token, QUICK._replace(window=1))
+    part = memoryview(bytearray(NBYTES))
+    late.receive(0, 16384, [part[:16384]])
+    for name in ("site-1", "site-3"):
+        assert_same_tensors(fetch(hall.receiver(name), ref.token).tensors, MODEL)
+    assert ref.wait(30).ok
+    with pytest.raises(RefusedError, match="settled"):
+        late.receive(16384, NBYTES, [part[16384:]])
+    # Its channel is none the worse for it.
+    again = hall.service.offer(MemoryBody.of(MODEL), ["site-2"])
+    assert_same_tensors(fetch(late._receiver, again.token).tensors, MODEL)
+
+
+def test_receivers_that_fail_do_not_abort_a_ref_whose_quorum_can_still_be_had(hall):
+    ref = hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=1)
+    gone, bad = hall.receiver("site-1"), hall.receiver("site-2")
+    gone._channel.close()
+    RemoteSource(bad, ref.token, QUICK).close(failure="no room")
+    assert ref.outcome is None
+    assert_same_tensors(fetch(hall.receiver("site-3"), ref.token).tensors, MODEL)
+    assert ref.wait(30) == Outcome("finished")
+    assert ref.deliveries["site-2"].failure == "no room"
+
+
+def test_a_ref_whose_quorum_can_no_longer_be_had_names_each_that_failed_and_why(hall):
+    ref = hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
+    late = hall.receiver("site-3")
+    RemoteSource(hall.receiver("site-2"), ref.token, QUICK).close(failure="no room")
+    assert ref.outcome is None
+    hall.channel("site-1").close()
+    outcome = ref.wait(30)
+    assert outcome.status == "aborted"
+    assert outcome.reason.startswith("2 of 3 receivers were to have it, and 2 failed: site-1: ")
+    assert "site-2: no room" in outcome.reason
+    with pytest.raises(RefusedError, match="settled"):
+        fetch(late, ref.token)
+
+
+def test_what_is_offered_to_receivers_that_hung_up_settles_if_the_quorum_is_lost_with_them(hall):
+    first = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    hall.channel("site-1").close()
+    first.wait(30)
+    assert hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2).outcome is None
+    outcome = hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=3).outcome
+    assert outcome.status == "aborted"
+    assert "3 of 3 receivers were to have it, and 1 failed: site-1: " in outcome.reason
+
+
+def test_a_quorum_that_takes_too_long_times_out():
+    ref = Ref.issue(MemoryBody.of(MODEL), NAMES, lambda ref: None, 2)
+    ref.receiver_done("site-1", None)
+    assert ref.wait(0.01) == Outcome(
+        "timed out", "fewer than 2 of 3 receivers were done within 0.01 s"
+    )
+
+
+def test_without_a_quorum_those_who_can_have_it_do_after_one_has_failed(hall):
+    ref = hall.service.offer(MemoryBody.of(MODEL), NAMES)
+    RemoteSource(hall.receiver("site-1"), ref.token, QUICK).close(failure="no room")
+    for name in ("site-2", "site-3"):
+        assert_same_tensors(fetch(hall.receiver(name), ref.token).tensors, MODEL)
+    assert ref.wait(30) == Outcome("aborted", "site-1: no room")
+
+
+def test_a_ref_has_settled_even_if_its_callback_interrupts_who_settled_it():
+    settled = []
+
+    def interrupt(ref):
+        settled.append(ref.outcome.status)
+        raise KeyboardInterrupt
+
+    ref = Ref.issue(MemoryBody.of(MODEL), NAMES, interrupt, 1)
+    with pytest.raises(KeyboardInterrupt):
+        ref.receiver_done("site-1", None)
+    ref.receiver_done("site-2", "too late")
+    ref.abort("too late")
+    assert ref.wait(0) == Outcome("finished")
+    assert settled == ["finished"]
+    assert ref.deliveries["site-2"].failure is None

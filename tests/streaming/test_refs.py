@@ -1,0 +1,114 @@
+"""A ref settles once, lets go of its tensors, and tells whoever waits how it ended."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from asking import MODEL, offer, refusal, waits_for
+from halls import fetch
+
+from flstream.model.memory import MemoryBody
+from flstream.streaming.refs import Outcome, Ref
+from flstream.streaming.wire import MESSAGE, Fetch, Open
+
+
+def test_a_ref_settles_once_and_keeps_its_first_outcome():
+    settled: list[Ref] = []
+    ref = Ref.issue(MemoryBody.of(MODEL), ["site-1"], settled.append)
+    barrier = threading.Barrier(8)
+
+    def settle(number: int) -> None:
+        barrier.wait()
+        ref.abort(f"reason {number}")
+
+    threads = [threading.Thread(target=settle, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first = ref.outcome
+    ref.receiver_done("site-1", None)
+    ref.abort("too late")
+    assert settled == [ref]
+    assert ref.outcome is first
+    assert ref.wait(0) is first
+    assert not first.ok
+
+
+def test_a_ref_that_nobody_fetches_times_out():
+    ref = Ref.issue(MemoryBody.of(MODEL), ["site-1"], lambda ref: None)
+    assert ref.wait(0.01) == Outcome("timed out", "not every receiver was done within 0.01 s")
+    assert ref.source is None
+
+
+def test_the_first_word_of_a_receiver_counts_and_each_failure_is_told():
+    ref = Ref.issue(MemoryBody.of(MODEL), ["site-1", "site-2", "site-3"], lambda ref: None)
+    ref.receiver_done("site-1", "no room")
+    ref.receiver_done("site-1", None)
+    ref.receiver_done("site-2", None)
+    assert ref.outcome is None
+    ref.receiver_done("site-3", "no time")
+    assert ref.outcome == Outcome("aborted", "site-1: no room; site-3: no time")
+
+
+def test_whoever_waits_for_a_ref_is_woken_when_it_settles(hall):
+    ref = offer(hall)
+    outcomes: list[Outcome] = []
+    waiters = [threading.Thread(target=lambda: outcomes.append(ref.wait())) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    fetch(hall.receiver(), ref.token)
+    for waiter in waiters:
+        waiter.join(30)
+    assert outcomes == [Outcome("finished")] * 3
+
+
+@pytest.mark.parametrize("ending", ["finished", "aborted", "timed out"])
+def test_a_settled_ref_lets_go_of_its_tensors(hall, ending):
+    weight = torch.zeros(5000)
+    storage = weakref.ref(weight.untyped_storage())
+    source = MemoryBody.of({"w": weight})
+    watched = weakref.ref(source)
+    ref = hall.service.offer(source, ["site-1"])
+    del source, weight
+    receiver = hall.receiver()
+    assert watched() is not None
+    if ending == "finished":
+        fetch(receiver, ref.token)
+        ref.wait(30)
+    elif ending == "aborted":
+        ref.abort("enough")
+    else:
+        ref.wait(0.01)
+    assert ref.outcome.status == ending
+    # An answer to this says that the service's thread is through with all that came before.
+    assert "not on offer" in refusal(receiver, Open(ref.token, receiver.next_number()))
+    gc.collect()
+    assert watched() is None
+    assert storage() is None
+
+
+@pytest.mark.parametrize("takes", [0, 100, 3 << 20])
+def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way(hall, takes):
+    weight = torch.zeros(4 << 20)
+    storage = weakref.ref(weight.untyped_storage())
+    ref = hall.service.offer(MemoryBody.of({"w": weight}), ["site-1"])
+    del weight
+    receiver, other = hall.receiver(), hall.receiver()
+    # The frame is longer than what the kernel takes, and nobody, or hardly anybody, reads it.
+    receiver.send(Fetch(ref.token, receiver.next_number(), 0, 16 << 20, 16 << 20), 10)
+    receiver.send(Fetch(ref.token, receiver.next_number(), 0, 16 << 20, 16 << 20), 10)
+    receiver.packets.header(waits_for(receiver))
+    receiver.packets.skip(takes, waits_for(receiver))
+    ref.abort("enough")
+    for _ in range(2):
+        assert "not on offer" in refusal(other, Open(ref.token, other.next_number()))
+    gc.collect()
+    kept = storage() is not None  # not in the assertion, which would print every byte of it
+    assert not kept
+    # The frame ends where it should, so that what comes after it is found at once.
+    receiver.packets.skip((16 << 20) - takes, waits_for(receiver))
+    assert receiver.packets.header(waits_for(receiver)).kind == MESSAGE
+    assert receiver.packets.junk == 0
