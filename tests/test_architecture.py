@@ -13,6 +13,7 @@ ROOT = Path(flstream.__file__).parent
 ROOMS = (
     "cli",
     "report",
+    "inspection",
     "bench",
     "simulator",
     "workflows",

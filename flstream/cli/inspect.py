@@ -2,62 +2,107 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from flstream.errors import UsageError
+from flstream.units import parse_bytes
+
+# Names in a file may have megabytes, and a message that has to name one need not.
+_LONGEST_MESSAGE = 1200
 
 
 def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="PATH", help="A .safetensors file, or a run directory: its latest model."
+            metavar="PATH",
+            help="A .safetensors, .pt, .pth, .bin or .npz file, the .index.json of shards, or a "
+            "run directory.",
         ),
     ],
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="GLOB",
+            help="Only tensors whose whole name matches, such as '*.weight'. May be repeated.",
+        ),
+    ] = None,
+    sort: Annotated[
+        Literal["file", "size", "name"], typer.Option(help="Order of the tensors.")
+    ] = "file",
+    tree: Annotated[bool, typer.Option("--tree", help="List by module, with totals.")] = False,
+    stats: Annotated[
+        bool,
+        typer.Option("--stats", help="Least, greatest, mean, deviation, zeros, non-finite."),
+    ] = False,
+    diff: Annotated[
+        Path | None,
+        typer.Option(metavar="OTHER", help="What is different in OTHER, of any format."),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Read and check everything; in a run, the digest too."),
+    ] = False,
+    chunk_size: Annotated[
+        str, typer.Option(help="Longest frame, a multiple of 16 bytes.", metavar="SIZE")
+    ] = "2MiB",
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON document, with every name and byte in full."),
     ] = False,
 ) -> None:
-    """List the tensors of a checkpoint without loading it.
+    """Explain a checkpoint without loading it.
 
-    Only the header of the file is read, whatever the size of the model. On a terminal long names
-    are shortened in the middle; through a pipe they are whole.
+    Lists its tensors and what streaming them takes, from its header alone. With --stats, --diff
+    and --verify its tensors are read too, range by range: the memory that takes does not grow with
+    the model. On a terminal long names are shortened in the middle; through a pipe they are whole.
     """
-    from flstream.errors import CheckpointError, UsageError
-    from flstream.report.checkpoint import inspect_checkpoint, print_inspection
+    from flstream.errors import CheckpointError, LayoutError
+    from flstream.inspection.examine import Request, examine
+    from flstream.report.checkpoint import print_findings, print_json
     from flstream.report.console import make_console
 
+    request = Request(
+        path=path,
+        filters=tuple(filters or ()),
+        order=sort,
+        chunk_size=_chunk_bytes(chunk_size),
+        tree=tree,
+        stats=stats,
+        diff=diff,
+        verify=verify,
+    )
     try:
-        inspection = inspect_checkpoint(_checkpoint_at(path))
-    except CheckpointError as error:
+        findings = examine(request)
+    except (CheckpointError, LayoutError) as error:
         # The file is what was asked about, so its flaws are a matter of what was asked for.
-        raise UsageError(str(error)) from error
+        raise UsageError(_one_line(str(error))) from error
     console = make_console()
     if as_json:
-        console.out(json.dumps(inspection.document(), indent=2), highlight=False)
+        print_json(console, findings.document())
     else:
-        print_inspection(console, inspection)
+        print_findings(console, findings)
 
 
-def _checkpoint_at(path: Path) -> Path:
-    """The file that is meant: the path itself, or the latest model of a run directory."""
-    from flstream.errors import UsageError
-    from flstream.simulator.run_directory import RunDirectory
+def _chunk_bytes(text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--chunk-size {text}: {error}") from error
+    if size % 16 or not 16 <= size <= 1 << 30:
+        raise UsageError(f"--chunk-size {text}: a multiple of 16 bytes, at most 1 GiB")
+    return size
 
-    if not path.exists():
-        raise UsageError(f"there is no {path}; check the path")
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        # Opening a pipe or a device would wait for somebody to write to it.
-        raise UsageError(f"{path} is neither a file nor a run directory")
-    run = RunDirectory(path)
-    if run.final_model.is_file():
-        return run.final_model
-    rounds = sorted(run.checkpoints.glob("round-*.safetensors"))
-    if not rounds:
-        raise UsageError(f"{path} is a folder without a model in it; name a .safetensors file")
-    return rounds[-1]
+
+def _one_line(message: str) -> str:
+    """A message in one line of bearable length, whatever names a file makes it repeat."""
+    from flstream.report.text import printable
+
+    if len(message) > _LONGEST_MESSAGE:
+        half = _LONGEST_MESSAGE // 2
+        message = f"{message[:half]}...{message[-half:]}"
+    return printable(message)

@@ -36,7 +36,7 @@ def read_layout(path: Path) -> tuple[Layout, dict[str, str], int]:
     if body != layout.nbytes:
         raise CheckpointError(
             f"{path} has {body} bytes of tensors where its header promises {layout.nbytes}; "
-            "it is truncated or damaged"
+            "it is truncated or damaged, so fetch it again or save it anew"
         )
     return layout, metadata, 8 + length
 

@@ -131,6 +131,8 @@ def header_length(prefix: bytes, available: int, origin: str) -> int:
 
 def decode_header(text: bytes, origin: str) -> Decoded:
     """Read the JSON of a header, without its 8-byte length: see ``layout.parse_header``."""
+    if not text.strip():
+        raise LayoutError(f"{origin} has a header with nothing in it")
     try:
         fields = decode_json(text)
     except ValueError as error:

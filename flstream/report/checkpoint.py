@@ -1,144 +1,147 @@
-"""What is in a checkpoint: its tensors and its totals, from the header alone."""
+"""What is said about a checkpoint: its tensors, its totals, and what else was asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+import json
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 
-from flstream.model.checkpoint import read_layout
-from flstream.model.header import TensorSpec
-from flstream.model.layout import Layout
-from flstream.report.text import counted, elide, pad, printable
+from flstream.inspection.examine import Findings
+from flstream.inspection.overview import Count, Inspection, Streaming
+from flstream.inspection.overview import inspect_checkpoint as inspect_checkpoint
+from flstream.inspection.tree import Module
+from flstream.model.formats.file import CheckpointFile
+from flstream.report.checkpoint_findings import (
+    difference_lines,
+    run_lines,
+    statistics_lines,
+    verification_lines,
+)
+from flstream.report.columns import GAP, column_lines, section
+from flstream.report.text import counted, printable
 from flstream.units import format_bytes
 
-_GAP = "  "
 # Columns that a shape may take on a terminal before its middle is left out.
 _SHAPE_WIDTH = 26
+# Pieces of JSON, a few characters each, or lines that are printed at a time.
+_BATCH = 4096
 
 
-class Count(NamedTuple):
-    """How much there is of something."""
-
-    tensors: int
-    parameters: int
-    bytes: int
-
-    @classmethod
-    def of(cls, specs: Iterable[TensorSpec]) -> Count:
-        """Count some tensors."""
-        specs = list(specs)
-        parameters = sum(spec.elements for spec in specs)
-        return cls(len(specs), parameters, sum(spec.nbytes for spec in specs))
-
-
-class Inspection(NamedTuple):
-    """What the header of a checkpoint says.
-
-    Attributes:
-        header_bytes: where the tensors begin in the file: its 8 bytes of length and its JSON.
-        dtypes: what there is of each type, the largest share first.
-    """
-
-    path: Path
-    layout: Layout
-    metadata: Mapping[str, str]
-    header_bytes: int
-    total: Count
-    dtypes: Mapping[str, Count]
-
-    def document(self) -> dict[str, Any]:
-        """The same for JSON; ``start`` and ``stop`` count from the end of the header."""
-        return {
-            "path": str(self.path),
-            "format": "safetensors",
-            "tensors": [
-                {
-                    "name": spec.name,
-                    "dtype": spec.dtype,
-                    "shape": list(spec.shape),
-                    "bytes": spec.nbytes,
-                    "start": spec.start,
-                    "stop": spec.stop,
-                }
-                for spec in self.layout.tensors
-            ],
-            "total": self.total._asdict(),
-            "dtypes": {code: count._asdict() for code, count in self.dtypes.items()},
-            "tied": dict(self.layout.aliases),
-            "header_bytes": self.header_bytes,
-            "metadata": dict(self.metadata),
-        }
-
-
-def inspect_checkpoint(path: Path) -> Inspection:
-    """Read what a checkpoint's header says.
-
-    Raises:
-        CheckpointError: the file cannot be read or is not a sound safetensors file.
-    """
-    layout, metadata, header_bytes = read_layout(path)
-    by_dtype: dict[str, list[TensorSpec]] = {}
-    for spec in layout.tensors:
-        by_dtype.setdefault(spec.dtype, []).append(spec)
-    counts = {code: Count.of(specs) for code, specs in by_dtype.items()}
-    dtypes = dict(sorted(counts.items(), key=lambda item: -item[1].bytes))
-    return Inspection(path, layout, metadata, header_bytes, Count.of(layout.tensors), dtypes)
-
-
-def print_inspection(console: Console, inspection: Inspection) -> None:
-    """Print the tensors, the totals, the ties and the metadata.
+def print_findings(console: Console, findings: Findings) -> None:
+    """Print all that was found.
 
     On a terminal names and shapes are cut in the middle to fit its width. Elsewhere they are
     whole: a program that searches them must find them.
     """
     width = console.width if console.is_terminal else None
-    lines = _tensor_lines(inspection.layout.tensors, width)
-    header = f"header of {format_bytes(inspection.header_bytes)}"
-    lines += ["", f"{_counted(inspection.total)}, {header}"]
-    if len(inspection.dtypes) > 1:
-        lines += [f"  {code}: {_counted(count)}" for code, count in inspection.dtypes.items()]
-    ties = inspection.layout.aliases.items()
-    lines += _section(
-        "tied", [f"{printable(alias)} = {printable(name)}" for alias, name in ties], width
-    )
-    pairs = inspection.metadata.items()
-    lines += _section(
-        "metadata", [f"{printable(key)}: {printable(value)}" for key, value in pairs], width
-    )
-    console.out("\n".join(lines), highlight=False)
+    inspection = findings.inspection
+    lines = run_lines(findings.run, width)
+    if findings.tree is not None:
+        lines += _tree_lines(findings.tree, width)
+    else:
+        lines += _tensor_lines(inspection, width)
+    if findings.statistics is not None:
+        lines += ["", *statistics_lines(inspection.tensors, findings.statistics, width)]
+    lines += _total_lines(inspection, width)
+    if findings.difference is not None:
+        lines += difference_lines(findings.difference, str(inspection.file.path), width)
+    if findings.verified is not None:
+        lines += verification_lines(findings.verified, width)
+    while lines and not lines[0]:
+        del lines[0]
+    for start in range(0, len(lines), _BATCH):
+        console.out("\n".join(lines[start : start + _BATCH]), highlight=False)
 
 
-def _tensor_lines(tensors: Sequence[TensorSpec], width: int | None) -> list[str]:
-    """A line a tensor, under the heads of the columns.
+def print_json(console: Console, document: Mapping[str, Any]) -> None:
+    """Print a document piece by piece: of a hundred thousand tensors the whole text is long."""
+    encoder = json.JSONEncoder(indent=2, allow_nan=False)
+    pieces = encoder.iterencode(document)
+    while batch := "".join(islice(pieces, _BATCH)):
+        console.out(batch, highlight=False, end="")
+    console.out("", highlight=False)
 
-    The columns are set here and not by a rich table, which measures every cell several times
-    over: a checkpoint may have a hundred thousand tensors.
-    """
+
+def print_inspection(console: Console, inspection: Inspection) -> None:
+    """Print the tensors, the totals, the ties and the metadata."""
+    print_findings(console, Findings(inspection))
+
+
+def _tensor_lines(inspection: Inspection, width: int | None) -> list[str]:
     rows = [
         (printable(spec.name), spec.dtype, str(list(spec.shape)), format_bytes(spec.nbytes))
-        for spec in tensors
+        for spec in inspection.tensors
     ]
-    table = [("name", "dtype", "shape", "bytes"), *rows]
-    name, dtype, shape, size = (max(map(cell_len, column)) for column in zip(*table, strict=True))
-    if width is not None:
-        shape = min(shape, _SHAPE_WIDTH)
-        name = min(name, max(width - dtype - shape - size - 3 * len(_GAP), len("name")))
-    return [
-        _GAP.join((pad(row[0], name), pad(row[1], dtype), pad(row[2], shape), row[3].rjust(size)))
-        for row in table
-    ]
+    head = ("name", "dtype", "shape", "bytes")
+    return column_lines(head, rows, width, left=3, limits={2: _SHAPE_WIDTH})
 
 
-def _section(head: str, entries: Sequence[str], width: int | None) -> list[str]:
-    """Lines under a head, or none if there is nothing to say."""
-    lines = [_GAP + entry for entry in entries]
-    if width is not None:
-        lines = [elide(line, width) for line in lines]
-    return ["", head, *lines] if lines else []
+def _tree_lines(root: Module, width: int | None) -> list[str]:
+    """A line a module and a line a tensor, each indented below the module that it is in."""
+    rows: list[tuple[str, ...]] = []
+
+    def add(module: Module, depth: int) -> None:
+        for label, spec in module.tensors:
+            what = f"{spec.dtype} {list(spec.shape)}"
+            rows.append(_row(label, depth, what, Count.of([spec])))
+
+    add(root, 0)
+    for depth, module in root.walk():
+        what = counted(module.total.tensors, "tensor")
+        rows.append(_row(f"{module.label}.", depth, what, module.total))
+        add(module, depth + 1)
+    head = ("module", "holds", "parameters", "bytes")
+    return column_lines(head, rows, width, left=2, limits={1: _SHAPE_WIDTH})
+
+
+def _row(label: str, depth: int, what: str, count: Count) -> tuple[str, ...]:
+    # Beyond a dozen levels a terminal has no room for more.
+    name = GAP * min(depth, 12) + printable(label)
+    return name, what, f"{count.parameters:,}", format_bytes(count.bytes)
+
+
+def _total_lines(inspection: Inspection, width: int | None) -> list[str]:
+    file = inspection.file
+    lines = [""]
+    if inspection.shown != inspection.total:
+        lines.append(f"shown: {_counted(inspection.shown)}; the whole model has:")
+    lines.append(f"{_counted(inspection.total)}, header of {format_bytes(file.header_bytes)}")
+    if len(inspection.dtypes) > 1:
+        lines += [f"  {code}: {_counted(count)}" for code, count in inspection.dtypes.items()]
+    lines.append(
+        f"{file.format}, {counted(len(file.files), 'file')}, {format_bytes(file.file_bytes)}"
+    )
+    lines += section("streaming", _streaming_lines(inspection.streaming, file), width)
+    ties = inspection.ties.items()
+    lines += section(
+        "tied", [f"{printable(alias)} = {printable(name)}" for alias, name in ties], width
+    )
+    pairs = file.metadata.items()
+    return lines + section(
+        "metadata", [f"{printable(key)}: {printable(value)}" for key, value in pairs], width
+    )
+
+
+def _streaming_lines(streaming: Streaming, file: CheckpointFile) -> list[str]:
+    layout = "streams as it lies"
+    if file.format != "safetensors":
+        layout = "a run can start from it once it is saved as one .safetensors file"
+    elif not streaming.as_it_lies:
+        layout = "laid out anew when a run starts from it"
+    chunk, request = format_bytes(streaming.chunk_size), format_bytes(streaming.request_size)
+    calls = counted(streaming.per_tensor_calls, "call")
+    rows = {
+        f"chunks of {chunk}": f"{streaming.chunks:,}; the largest tensor has bytes in "
+        f"{streaming.largest_tensor_chunks:,}",
+        f"requests of {request}": f"{streaming.requests:,}; tensor by tensor it would be {calls}",
+        "layout": layout,
+    }
+    first = max(map(cell_len, rows))
+    return [f"{name.ljust(first)}{GAP}{value}" for name, value in rows.items()]
 
 
 def _counted(count: Count) -> str:

@@ -2,14 +2,18 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from cli_support import Flstream
+from cli_support import Flstream, environment
 from safetensors.torch import save_file
 
 from flstream.model.checkpoint import write_checkpoint
+from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
 
@@ -133,3 +137,121 @@ def test_what_is_no_file_is_refused_without_being_opened(
         done = flstream("inspect", name)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
+
+
+EVERYTHING = ("--stats", "--verify", "--tree", "--diff")
+
+
+def test_the_document_holds_whatever_was_asked(flstream: Flstream, checkpoint: Path) -> None:
+    plain = json.loads(flstream("inspect", checkpoint, "--json").stdout)
+    done = flstream("inspect", checkpoint, "--json", *EVERYTHING, checkpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    for tensor in document["tensors"]:
+        assert set(tensor.pop("stats")) == {
+            *("finite", "non_finite", "zeros", "min", "max", "mean", "std")
+        }
+    assert document["diff"].items() >= {"equal_share": 1.0, "changed": [], "added": []}.items()
+    assert [module["name"] for module in document["modules"]] == ["layer"]
+    assert document["verified"][0]["round"] is None
+    for key in ("diff", "modules", "verified"):
+        del document[key]
+    assert document == plain
+    assert document["streaming"]["chunks"] == 1
+    assert document["file_bytes"] == checkpoint.stat().st_size
+
+
+def test_the_text_says_what_was_asked_in_plain_lines(
+    flstream: Flstream, checkpoint: Path, tmp_path: Path
+) -> None:
+    torch.save({"steps": torch.tensor(5), "new": torch.ones(3)}, tmp_path / "other.pt")
+    done = flstream("inspect", checkpoint, "--stats", "--verify", "--diff", "other.pt")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert any(line.split() == ["steps", "3", "3", "3", "0", "0"] for line in lines)
+    assert any(line.split() == ["steps", "2", "2", "87.5%"] for line in lines)
+    assert "1 added, 4 removed, 0 reshaped, 1 changed" in lines
+    assert f"verified {checkpoint}" in lines
+    assert "  requests of 64 MiB  1; tensor by tensor it would be 5 calls" in lines
+    assert "\x1b" not in done.stdout
+
+
+def test_names_are_filtered_and_sorted(flstream: Flstream, checkpoint: Path) -> None:
+    words = ("--filter", "layer.*", "--filter", "steps", "--sort", "size", "--json")
+    document = json.loads(flstream("inspect", checkpoint, *words).stdout)
+    assert [each["name"] for each in document["tensors"]] == ["layer.weight", "layer.bias", "steps"]
+    assert (document["shown"]["tensors"], document["total"]["tensors"]) == (3, 5)
+
+
+def test_a_tree_has_totals_and_tensors_below_their_modules(
+    flstream: Flstream, checkpoint: Path
+) -> None:
+    lines = flstream("inspect", checkpoint, "--tree").stdout.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("layer."))
+    assert lines[at].split() == ["layer.", "2", "tensors", "620", "2.4", "KiB"]
+    assert {line.split()[0] for line in lines[at + 1 : at + 3]} == {"weight", "bias"}
+    assert all(line.startswith("  ") for line in lines[at + 1 : at + 3])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--chunk-size", "100"), "--chunk-size 100: a multiple of 16"),
+        (("--chunk-size", "much"), "--chunk-size much: must be a size"),
+        (("--chunk-size", "0"), "--chunk-size 0: a multiple of 16"),
+        (("--filter", "nothing*"), "--filter 'nothing*'"),
+        (("--diff", "missing.npz"), "there is no missing.npz"),
+        (("--sort", "colour"), "colour"),
+    ],
+)
+def test_a_wrong_option_exits_2_and_is_named(
+    flstream: Flstream, checkpoint: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = flstream("inspect", checkpoint, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+SPARSE = 128 << 20
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--stats",), ("--verify",), ("--diff", "other.safetensors")]
+)
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, words: tuple[str, ...]) -> None:
+    for name, elements in (("tiny", 4), ("large", SPARSE // 4), ("other", SPARSE // 4)):
+        with (tmp_path / f"{name}.safetensors").open("wb") as file:
+            file.write(Layout.of([("a", "F32", (elements,))]).header())
+            file.truncate(file.tell() + 4 * elements)
+    with (tmp_path / "other.safetensors").open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"tail")
+    same = ("--diff", "tiny.safetensors") if "--diff" in words else words
+    idle, peak = (peak_rss(tmp_path, *each) for each in (("tiny", *same), ("large", *words)))
+    assert peak - idle < 16 << 20
+
+
+def peak_rss(folder: Path, name: str, *words: str) -> int:
+    """The most memory that a process which inspects a file has."""
+    command = [sys.executable, "-m", "flstream", "inspect", f"{name}.safetensors", *words]
+    process = subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_maxrss * 1024
+
+
+def test_torch_is_not_imported_for_a_file_that_does_without(
+    flstream: Flstream, checkpoint: Path, tmp_path: Path
+) -> None:
+    np.savez_compressed(tmp_path / "other.npz", steps=np.array(3))
+    program = (
+        "import sys; from flstream.inspection.examine import Request, examine; "
+        "from pathlib import Path; import flstream.report.checkpoint; "
+        f"examine(Request(Path({str(checkpoint)!r}), stats=True, verify=True, tree=True, "
+        f"diff=Path({str(tmp_path / 'other.npz')!r}))); "
+        "print({'torch', 'pydantic', 'pyhocon'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")

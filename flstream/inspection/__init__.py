@@ -1,0 +1,1 @@
+"""What a checkpoint holds, range by range: statistics, differences and soundness of any size."""

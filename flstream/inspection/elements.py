@@ -1,0 +1,70 @@
+"""A tensor's elements, block by block, as arrays that NumPy can reckon with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from flstream.model.body import Scratch, Source
+from flstream.model.dtypes import BY_CODE
+from flstream.model.layout import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+READ_BYTES = 1 << 19
+"""Bytes of a tensor that are read at a time."""
+
+BLOCK = 32_768
+"""Elements reckoned with at a time: their float64 copy (256 KiB) stays in the L2 cache. Of 16 Ki,
+32 Ki and 128 Ki, measured on 256 MiB of float32, this was the fastest."""
+
+
+def read_blocks(source: Source, spec: TensorSpec, scratch: Scratch) -> Iterator[memoryview]:
+    """A tensor's bytes in order, in blocks of whole elements; each holds until the next one."""
+    size = BLOCK * BY_CODE[spec.dtype].itemsize
+    for start in range(spec.start, spec.stop, READ_BYTES):
+        views = source.views(start, min(start + READ_BYTES, spec.stop), scratch)
+        # A range of one tensor is one view of every source that reads a file.
+        whole = views[0] if len(views) == 1 else memoryview(b"".join(views))
+        for first in range(0, len(whole), size):
+            yield whole[first : first + size]
+
+
+def as_array(code: str, data: memoryview) -> Array:
+    """The elements of a block; bfloat16 and the 8-bit floats become float32, which is exact.
+
+    This module does without torch, whose import takes longer than looking at most files.
+    """
+    name = BY_CODE[code].numpy_name
+    if code == "BOOL":
+        # A file may hold any byte, and what is not 0 is true.
+        truth: Array = np.frombuffer(data, np.uint8) != 0
+        return truth
+    if name is not None:
+        return np.frombuffer(data, name)
+    if code == "BF16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    table: Array = _EIGHT_BITS[code]
+    return table[np.frombuffer(data, np.uint8)]
+
+
+def _e4m3() -> Array:
+    """The 256 values of ``float8_e4m3fn`` (Micikevicius et al. 2022, arXiv:2209.05433)."""
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    normal = np.ldexp(1 + fraction / 8, exponent - 7)
+    values = np.where(exponent == 0, np.ldexp(fraction / 8, -6), normal)
+    values[bits & 127 == 127] = np.nan  # there is no infinity
+    signed: Array = np.where(bits & 128, -values, values).astype(np.float32)
+    return signed
+
+
+def _e5m2() -> Array:
+    """The 256 values of ``float8_e5m2``: the upper halves of float16."""
+    bits = (np.arange(256) << 8).astype(np.uint16)
+    return bits.view(np.float16).astype(np.float32)
+
+
+_EIGHT_BITS = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}

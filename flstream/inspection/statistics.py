@@ -1,0 +1,147 @@
+"""Statistics of tensors, streamed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flstream.inspection.elements import BLOCK, Array, as_array, read_blocks
+from flstream.inspection.moments import Moments
+from flstream.model.body import Scratch, Source
+from flstream.model.layout import TensorSpec
+
+_BELOW_64_BITS = (1 << 64) - 1
+
+
+class Statistics(NamedTuple):
+    """What the elements of a tensor are like.
+
+    The least, the greatest, the mean and the deviation are those of the finite elements, and None
+    where there is none. Of complex elements the least and the greatest are of absolute values.
+
+    Attributes:
+        finite: elements that are neither NaN nor infinite.
+        non_finite: those that are.
+        zeros: those that equal 0.
+        min: the least.
+        max: the greatest.
+        mean: the mean; a complex number for complex elements.
+        std: the standard deviation of the population (divided by the count).
+    """
+
+    finite: int
+    non_finite: int
+    zeros: int
+    min: float | int | None
+    max: float | int | None
+    mean: float | complex | None
+    std: float | None
+
+    def document(self) -> dict[str, object]:
+        """The same for JSON, where a complex mean is a list of two numbers."""
+        fields = self._asdict()
+        if isinstance(self.mean, complex):
+            fields["mean"] = [self.mean.real, self.mean.imag]
+        return fields
+
+
+def tensor_statistics(source: Source, spec: TensorSpec, scratch: Scratch) -> Statistics:
+    """The statistics of one tensor, read in ranges, in memory for a few blocks of them.
+
+    Raises:
+        CheckpointError: the tensor cannot be read.
+    """
+    tally = _Tally(spec.elements)
+    with np.errstate(all="ignore"):  # a NaN is what is looked for
+        for block in read_blocks(source, spec, scratch):
+            tally.add(as_array(spec.dtype, block))
+    return tally.close(is_complex=spec.dtype == "C64")
+
+
+class _Tally:
+    """Statistics so far."""
+
+    def __init__(self, elements: int) -> None:
+        self._count = 0
+        self._finite = 0
+        self._zeros = 0
+        self._min: float | int | None = None
+        self._max: float | int | None = None
+        self._moments = Moments()
+        self._imaginary = Moments()
+        # Kept, since fresh pages cost more than what is done with them.
+        self._buffer = np.empty(min(BLOCK, elements))
+        self._flags = np.empty(min(BLOCK, elements), np.bool_)
+
+    def add(self, values: Array) -> None:
+        """Take a block: bools, integers, floats or complex numbers."""
+        self._count += len(values)
+        if values.dtype.kind == "c":
+            self._add_complex(values)
+        elif values.dtype.kind == "f":
+            self._add_floats(values)
+        else:
+            self._add_integers(values.view(np.uint8) if values.dtype.kind == "b" else values)
+
+    def _add_floats(self, values: Array) -> None:
+        low, high = float(values.min()), float(values.max())  # either is NaN if an element is
+        if not (np.isfinite(low) and np.isfinite(high)):
+            values = values[np.isfinite(values)]
+            if not len(values):
+                return
+            low, high = float(values.min()), float(values.max())
+        self._note(values, low, high)
+        self._moments.add(self._widened(values), low, high)
+
+    def _add_integers(self, values: Array) -> None:
+        low, high = int(values.min()), int(values.max())
+        self._note(values, low, high)
+        if values.dtype.itemsize < 8:
+            self._moments.add(self._widened(values), low, high)
+        else:
+            # float64 has not every integer of 64 bits, but the distance from the least of a block
+            # is exact up to 2^53.
+            above = values.view(np.uint64) - np.uint64(low & _BELOW_64_BITS)
+            self._moments.add(self._widened(above), 0.0, float(high - low), shift=low)
+
+    def _add_complex(self, values: Array) -> None:
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return
+        sizes = np.hypot(values.real.astype(np.float64), values.imag.astype(np.float64))
+        self._note(values, float(sizes.min()), float(sizes.max()))
+        for moments, part in ((self._moments, values.real), (self._imaginary, values.imag)):
+            moments.add(self._widened(part), float(part.min()), float(part.max()))
+
+    def _note(self, values: Array, low: float | int, high: float | int) -> None:
+        self._finite += len(values)
+        zero = np.equal(values, 0, out=self._flags[: len(values)])
+        self._zeros += int(np.count_nonzero(zero))
+        self._min = low if self._min is None else min(self._min, low)
+        self._max = high if self._max is None else max(self._max, high)
+
+    def _widened(self, values: Array) -> Array:
+        block = self._buffer[: len(values)]
+        np.copyto(block, values)
+        return block
+
+    def close(self, *, is_complex: bool) -> Statistics:
+        """The statistics of all blocks."""
+        mean: float | complex | None = None
+        deviation: float | None = None
+        if self._finite:
+            mean = float(self._moments.mean)
+            deviation = float(self._moments.deviation)
+            if is_complex:
+                mean = complex(mean, float(self._imaginary.mean))
+                deviation = float(np.hypot(self._moments.deviation, self._imaginary.deviation))
+        return Statistics(
+            finite=self._finite,
+            non_finite=self._count - self._finite,
+            zeros=self._zeros,
+            min=self._min,
+            max=self._max,
+            mean=mean,
+            std=deviation,
+        )

@@ -1,0 +1,216 @@
+"""Zip archives, as ``.npz`` and ``.pt`` files are. Nothing in one is taken on trust."""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+import zipfile
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from flstream.errors import CheckpointError
+from flstream.model.checkpoint import read_at
+from flstream.model.formats.file import MOST_EXPANSION
+
+AGAIN = "fetch the file again or save it anew"
+# A hundred thousand tensors take less. Python's record of a member is several times its entry.
+_MOST_DIRECTORY_BYTES = 16 << 20
+_LOCAL_HEADER = struct.Struct("<4s2xHH16xHH")
+_END = struct.Struct("<4s8xIIH")
+_END_64_LOCATOR = struct.Struct("<4s4xQ4x")
+_END_64 = struct.Struct("<4s36xQ8x")
+_STEP = 1 << 20
+_ENCRYPTED = 1
+
+
+class Member(NamedTuple):
+    """One file of an archive.
+
+    Attributes:
+        name: in the archive.
+        start: offset in the archive of its first byte, as stored.
+        stored: bytes it takes there.
+        size: bytes it has.
+        compressed: whether those are not the same.
+    """
+
+    name: str
+    start: int
+    stored: int
+    size: int
+    compressed: bool
+
+
+class Archive:
+    """A zip archive whose members lie apart, within the file, and can have the size they claim.
+
+    Attributes:
+        path: of the file.
+        members: by name, in the order of their bytes.
+        file_bytes: length of the file.
+
+    Raises:
+        CheckpointError: it is none; the message names the member and says what is wrong.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            file = path.open("rb")
+            # Closed with the archive: whoever holds it may go on reading.
+            weakref.finalize(self, file.close)
+            self.fd = file.fileno()
+            self.file_bytes = os.fstat(self.fd).st_size
+            _check_directory(self.fd, self.file_bytes, path)
+            self._zip = zipfile.ZipFile(file)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+            raise CheckpointError(f"{path} is no sound zip archive: {error}; {AGAIN}") from error
+        self.members: dict[str, Member] = {}
+        self._infos: dict[str, zipfile.ZipInfo] = {}
+        self._check_members()
+
+    def _check_members(self) -> None:
+        infos = sorted(self._zip.infolist(), key=lambda info: info.header_offset)
+        for info in infos:
+            if info.orig_filename in self.members:
+                raise CheckpointError(f"{self.path} has two members {info.filename!r}; {AGAIN}")
+            self.members[info.orig_filename] = self._member(info)
+            self._infos[info.orig_filename] = info
+        for left, right in pairwise(infos):
+            before = self.members[left.orig_filename]
+            if right.header_offset < before.start + before.stored:
+                raise CheckpointError(
+                    f"{self.path}: the members {left.filename!r} and {right.filename!r} overlap; "
+                    + AGAIN
+                )
+
+    def _member(self, info: zipfile.ZipInfo) -> Member:
+        where = f"{self.path}: the member {info.orig_filename!r}"
+        if info.flag_bits & _ENCRYPTED:
+            raise CheckpointError(f"{where} is encrypted; save the file without a password")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise CheckpointError(
+                f"{where} is compressed by method {info.compress_type}; save it stored or deflated"
+            )
+        if not 0 <= info.header_offset < self.file_bytes:
+            raise CheckpointError(f"{where} begins outside of the file; {AGAIN}")
+        header = memoryview(bytearray(_LOCAL_HEADER.size))
+        fill(self.path, self.fd, header, info.header_offset)
+        magic, flags, method, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        start = info.header_offset + len(header) + name_bytes + extra_bytes
+        if magic != b"PK\3\4" or method != info.compress_type or flags & _ENCRYPTED:
+            raise CheckpointError(f"{where} is not where the archive's directory says; {AGAIN}")
+        if start + info.compress_size > self.file_bytes:
+            raise CheckpointError(f"{where} goes beyond the end of the file; {AGAIN}")
+        compressed = info.compress_type == zipfile.ZIP_DEFLATED
+        most = info.compress_size * MOST_EXPANSION + 64 if compressed else info.compress_size
+        if info.file_size > most or (not compressed and info.file_size != most):
+            raise CheckpointError(
+                f"{where} claims {info.file_size} bytes, which its {info.compress_size} stored "
+                f"bytes cannot hold; {AGAIN}"
+            )
+        return Member(info.orig_filename, start, info.compress_size, info.file_size, compressed)
+
+    def open(self, member: Member) -> IO[bytes]:
+        """A stream of a member's bytes, from its first one."""
+        try:
+            return self._zip.open(self._infos[member.name])
+        except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+            raise CheckpointError(
+                f"{self.path}: the member {member.name!r} cannot be read: {error}; {AGAIN}"
+            ) from error
+
+    def read_into(self, stream: IO[bytes], member: Member, view: memoryview) -> None:
+        """Fill a view with the next bytes of a member's stream.
+
+        Raises:
+            CheckpointError: the stream ends before or is damaged.
+        """
+        flaw = "it ends too early"
+        try:
+            while len(view):
+                data = stream.read(min(len(view), _STEP))
+                if not data:
+                    break
+                view[: len(data)] = data
+                view = view[len(data) :]
+        except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            flaw = str(error) or flaw
+            view = memoryview(b"?")
+        if len(view):
+            raise CheckpointError(
+                f"{self.path}: the member {member.name!r} is damaged: {flaw}; {AGAIN}"
+            )
+
+    def read_stored(self, member: Member, view: memoryview, offset: int) -> None:
+        """Fill a view with the bytes of a member that is not compressed, from ``offset`` on."""
+        fill(self.path, self.fd, view, member.start + offset)
+
+    def head(self, member: Member, size: int) -> bytes:
+        """The first bytes of a member, at most ``size``."""
+        data = bytearray(min(size, member.size))
+        with self.open(member) as stream:
+            self.read_into(stream, member, memoryview(data))
+        return bytes(data)
+
+    def check(self) -> str:
+        """Read every member to its end, which compares its CRC-32, and say so."""
+        buffer = memoryview(bytearray(_STEP))
+        for member in self.members.values():
+            with self.open(member) as stream:
+                left = member.size
+                while left:
+                    self.read_into(stream, member, buffer[: min(left, _STEP)])
+                    left -= min(left, _STEP)
+        return (
+            f"the {len(self.members)} members of the archive lie apart and within the file, and "
+            "match their CRC-32"
+        )
+
+
+def fill(path: Path, fd: int, view: memoryview, offset: int) -> None:
+    """Fill a view from a file.
+
+    Raises:
+        CheckpointError: the file cannot be read there, or is shorter.
+    """
+    try:
+        count = read_at(fd, view, offset)
+    except OSError as error:
+        raise CheckpointError(f"{path}: byte {offset} cannot be read: {error.strerror}") from error
+    if count < len(view):
+        raise CheckpointError(f"{path} ends at byte {offset + count}; {AGAIN}")
+
+
+def _check_directory(fd: int, size: int, path: Path) -> None:
+    """Refuse a directory that would take much memory, as the library reads it whole."""
+    tail = os.pread(fd, _END.size + (1 << 16), max(0, size - _END.size - (1 << 16)))
+    # The library looks at the very end first, and only then for the last end record.
+    at = len(tail) - _END.size
+    if tail[at : at + 4] != b"PK\5\6" or tail[-2:] != b"\0\0":
+        at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < _END.size:
+        raise CheckpointError(
+            f"{path} is no zip archive, or was cut short: there is no directory at the end of its "
+            f"{size} bytes; {AGAIN}"
+        )
+    directory = _END.unpack_from(tail, at)[1]
+    if at >= _END_64_LOCATOR.size:
+        locator = at - _END_64_LOCATOR.size
+        magic, where = _END_64_LOCATOR.unpack_from(tail, locator)
+        if magic == b"PK\6\7":
+            # The record of a large archive lies before its locator, or where that says. Which of
+            # them is read depends on the library's version.
+            before = max(0, size - len(tail) + locator - _END_64.size)
+            records = [os.pread(fd, _END_64.size, offset) for offset in (before, min(where, size))]
+            sizes = [_END_64.unpack(each)[1] for each in records if each[:4] == b"PK\6\6"]
+            directory = max(sizes, default=directory)
+    if directory > _MOST_DIRECTORY_BYTES:
+        raise CheckpointError(
+            f"{path} has a directory of {directory} bytes, more than any model's; {AGAIN}"
+        )

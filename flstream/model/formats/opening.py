@@ -1,0 +1,80 @@
+"""Open a checkpoint of any format, by its name. Nothing but a regular file is ever opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from flstream.errors import CheckpointError
+from flstream.model.formats.file import CheckpointFile
+
+_TORCH = (".pt", ".pth", ".bin")
+_KINDS = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISFIFO, "pipe"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
+
+
+def open_checkpoint(path: Path) -> CheckpointFile:
+    """Open a checkpoint: ``.safetensors``, ``.pt``, ``.pth``, ``.bin``, ``.npz``, or an index.
+
+    An index is a ``.json`` file that names shards, as ``model.safetensors.index.json`` does. A
+    file of any other name is taken for safetensors, as a ``.tmp`` of one is.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is not sound; the message names it.
+    """
+    name = path.name.lower()
+    if name.endswith(".json"):
+        check_file(path)
+        from flstream.model.formats.shards import ShardedFile
+
+        return ShardedFile(path, open_tensors)
+    return open_tensors(path)
+
+
+def open_tensors(path: Path) -> CheckpointFile:
+    """Open one file of tensors: see :func:`open_checkpoint`."""
+    check_file(path)
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        from flstream.model.formats.npz import NpzFile
+
+        return NpzFile(path)
+    if suffix in _TORCH:
+        from flstream.model.formats.torch_file import TorchFile
+
+        return TorchFile(path)
+    from flstream.model.formats.safetensors_file import SafetensorsFile
+
+    return SafetensorsFile(path)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no regular file with something in it.
+
+    Opening a pipe or a device would wait for somebody to write to it.
+
+    Raises:
+        CheckpointError: it is none; the message says what it is.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), None)
+        if kind is None:
+            with path.open("rb") as file:
+                empty = not file.read(1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"there is no {path}; check the path") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror}; check the path and its permissions"
+        ) from error
+    if kind is not None:
+        raise CheckpointError(f"{path} is a {kind}; name a regular file")
+    if empty:
+        raise CheckpointError(f"{path} is empty; fetch the file again or save it anew")

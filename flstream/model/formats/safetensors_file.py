@@ -1,0 +1,43 @@
+"""A ``.safetensors`` file, as it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from flstream.model.body import Scratch
+from flstream.model.checkpoint import FileSource
+from flstream.model.formats.file import Format
+from flstream.model.layout import Layout
+
+
+class SafetensorsFile:
+    """A safetensors file of any origin.
+
+    Raises:
+        CheckpointError: it cannot be read or is not sound.
+    """
+
+    format: Format = "safetensors"
+
+    def __init__(self, path: Path) -> None:
+        self._source = FileSource(path)
+        self.path = path
+        self.layout: Layout = self._source.layout
+        self.metadata: Mapping[str, str] = self._source.metadata
+        self.header_bytes: int = self._source.header_bytes
+        self.file_bytes = self.header_bytes + self.layout.nbytes
+        self.files = (path,)
+
+    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
+        """The bytes ``[start, stop)``, read into ``scratch``."""
+        return self._source.views(start, stop, scratch)
+
+    def check(self) -> list[str]:
+        """Say what opening the file has checked: it would have been refused otherwise."""
+        return [
+            f"the header of {self.header_bytes} bytes lies within the file and is well-formed",
+            "every tensor has the bytes that its dtype and shape take",
+            f"the tensors cover the {self.layout.nbytes} bytes behind the header, with no overlap "
+            "and no hole",
+        ]

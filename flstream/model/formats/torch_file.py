@@ -1,0 +1,207 @@
+"""What ``torch.save`` writes, mapped and loaded as weights only: nothing of it is run."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from bisect import bisect_right
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from flstream.errors import CheckpointError, LayoutError
+from flstream.model.body import Scratch
+from flstream.model.formats.archive import AGAIN, Archive, fill
+from flstream.model.formats.file import Format, check_expansion, read_parts
+from flstream.model.formats.fortran import FortranArray
+from flstream.model.formats.mapping import Mapped, drop_pages, mapped_parts
+from flstream.model.formats.nested import flatten
+from flstream.model.layout import TensorSpec
+from flstream.model.memory import MemoryBody
+
+if TYPE_CHECKING:
+    import torch
+
+# The pickle says where tensors are; a hundred thousand of them take less. Objects made from it are
+# many times its size.
+_MOST_PICKLE_BYTES = 16 << 20
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies in the file that is mapped.
+
+    Attributes:
+        offset: of its first element in the file.
+        order: of its elements there: that of the body (``C``), Fortran's, or neither.
+        part: the mapping.
+        address: of its storage in memory.
+        length: of its storage.
+    """
+
+    offset: int
+    order: Literal["C", "F", "other"]
+    part: Mapped
+    address: int
+    length: int
+
+
+class TorchFile:
+    """The tensors of a ``.pt``, ``.pth`` or ``.bin`` file, by their path in what was saved.
+
+    Keys of nested tables are joined by dots. Of what is not a tensor, numbers and texts become
+    metadata, and the rest is passed over.
+
+    Raises:
+        CheckpointError: the file is not sound, is in torch's old format, or loading it would take
+            running code.
+        LayoutError: a tensor is sparse, quantised or of a type that a body cannot hold.
+    """
+
+    format: Format = "torch"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._archive = _archive(path)
+        self._tensors, self.metadata = flatten(_load(path), str(path))
+        try:
+            self._body = MemoryBody.of(self._tensors)
+        except LayoutError as error:
+            raise LayoutError(f"{path}: {error}") from error
+        self.layout = self._body.layout
+        self.files = (path,)
+        self.file_bytes = self._archive.file_bytes
+        data = [member for name, member in self._archive.members.items() if _holds_data(name)]
+        self.header_bytes = self.file_bytes - sum(member.stored for member in data)
+        check_expansion(path, self.layout, self.file_bytes)
+        self._places = self._locate()
+        self._turned: tuple[str, FortranArray] | None = None
+
+    def _locate(self) -> dict[str, _Place]:
+        """Where tensors lie in the file, for those that are mapped from it.
+
+        Raises:
+            CheckpointError: a tensor goes beyond the part of the archive that it begins in.
+        """
+        mapped = mapped_parts(self._archive.fd)
+        members = sorted(self._archive.members.values(), key=lambda member: member.start)
+        starts = [member.start for member in members]
+        places = {}
+        for spec in self.layout.tensors:
+            value = self._tensors[spec.name]
+            # A lazily conjugated or negated tensor shows other bits than it stores.
+            if not spec.nbytes or value.is_conj() or value.is_neg():
+                continue
+            storage = value.untyped_storage()
+            address, length = storage.data_ptr(), storage.nbytes()
+            part = next((each for each in mapped if each.start <= address < each.stop), None)
+            if part is None:
+                continue
+            begin = address - part.start + part.offset
+            member = members[max(bisect_right(starts, begin) - 1, 0)]
+            if not member.start <= begin <= member.start + member.stored - length:
+                raise CheckpointError(
+                    f"{self.path}: tensor {spec.name!r} goes beyond what was stored for it; {AGAIN}"
+                )
+            offset = begin + value.data_ptr() - address
+            places[spec.name] = _Place(offset, _order(value), part, address, length)
+        return places
+
+    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
+        """The bytes ``[start, stop)``, read into ``scratch``."""
+        return read_parts(self.layout, start, stop, scratch, self._read)
+
+    def _read(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
+        # What is read through a mapping counts as this process's memory, so that comes last.
+        place = self._places.get(spec.name)
+        if place is not None and place.order == "C":
+            fill(self.path, self._archive.fd, view, place.offset + offset)
+            return
+        if place is not None and place.order == "F":
+            if self._turned is None or self._turned[0] != spec.name:
+                where = f"{self.path}: tensor {spec.name!r}"
+                turned = FortranArray(spec, where, self._archive.fd, place.offset)
+                self._turned = spec.name, turned
+            self._turned[1].read_into(view, offset)
+            return
+        start = spec.start + offset
+        for part in self._body.views(start, start + len(view)):
+            view[: len(part)] = part
+            view = view[len(part) :]
+        if place is not None:
+            drop_pages(place.part, place.address, place.length)
+
+    def check(self) -> list[str]:
+        """Check the archive, and say what opening it has checked."""
+        return [
+            self._archive.check(),
+            "its pickle names nothing but tensors and plain values, and no code was run",
+            "every tensor lies within what was stored for it",
+        ]
+
+
+def _holds_data(name: str) -> bool:
+    return re.fullmatch(r"[^/]+/data/[^/]+", name) is not None
+
+
+def _archive(path: Path) -> Archive:
+    """The file as an archive in which torch can do no harm."""
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"PK\3\4":
+        old = magic[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+        what = "a pickle, as torch wrote before 1.6" if old else "no file of torch.save"
+        raise CheckpointError(
+            f"{path} is {what}; save it again with torch.save of a current version"
+        )
+    archive = Archive(path)
+    pickles = [member for name, member in archive.members.items() if name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise CheckpointError(
+            f"{path} is an archive without one data.pkl, so torch.save did not write it; "
+            "name the archive by what it is, such as .npz"
+        )
+    if pickles[0].size > _MOST_PICKLE_BYTES:
+        raise CheckpointError(
+            f"{path} has {pickles[0].size} bytes of pickle, more than tensors take; save only the "
+            "state dict"
+        )
+    for name, member in archive.members.items():
+        if member.compressed:
+            raise CheckpointError(
+                f"{path}: the member {name!r} is compressed, so it cannot be mapped; "
+                "save it again with torch.save"
+            )
+        if name.endswith("/byteorder") and archive.head(member, 16) != b"little":
+            raise CheckpointError(
+                f"{path} has the bytes of its numbers in another order than this machine; "
+                "save it on one that is little-endian"
+            )
+    return archive
+
+
+def _load(path: Path) -> Any:
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    # A pickle can make torch's own code fail in any way.
+    except Exception as error:
+        text = str(error)
+        named = re.search(r"GLOBAL ([\w.]+)", text)
+        if named is not None:
+            raise CheckpointError(
+                f"{path} holds {named[1]}, and loading that would run code, which is never done; "
+                "save only the state dict"
+            ) from error
+        # torch writes the reason after its advice, which is to trust the file.
+        reason = text.rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0][:200]
+        raise CheckpointError(
+            f"{path} cannot be loaded by torch: {reason or type(error).__name__}; {AGAIN}"
+        ) from error
+
+
+def _order(value: torch.Tensor) -> Literal["C", "F", "other"]:
+    if value.is_contiguous():
+        return "C"
+    return "F" if value.permute(*reversed(range(value.dim()))).is_contiguous() else "other"

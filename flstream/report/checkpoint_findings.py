@@ -1,0 +1,144 @@
+"""What is said about a checkpoint beyond its header: values, differences, soundness, its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flstream.inspection.difference import Difference
+from flstream.inspection.examine import Run, RunCheckpoint
+from flstream.inspection.statistics import Statistics
+from flstream.inspection.verification import Verification
+from flstream.model.layout import TensorSpec
+from flstream.report.columns import GAP, column_lines, section, wrapped
+from flstream.report.text import counted, elide, format_metrics, printable
+from flstream.units import format_bytes
+
+_SHAPE_WIDTH = 26
+# Integers of more digits are rounded, as floats are.
+_MOST_DIGITS = 9
+# Of a longer run, the first and the last checkpoints are shown.
+_MOST_CHECKPOINTS, _FIRST, _LAST = 20, 5, 12
+_DIGEST_WIDTH = 12
+
+
+def statistics_lines(
+    tensors: Sequence[TensorSpec], statistics: Mapping[str, Statistics], width: int | None
+) -> list[str]:
+    """A line a tensor, and what the figures mean."""
+    any_non_finite = any(each.non_finite for each in statistics.values())
+    head = ["name", "min", "max", "mean", "std", "zeros", *["non-finite"] * any_non_finite]
+    rows = []
+    for spec in tensors:
+        each = statistics[spec.name]
+        numbers = [_number(value) for value in (each.min, each.max, each.mean, each.std)]
+        row = [printable(spec.name), *numbers, _share(each.zeros, spec.elements)]
+        rows.append([*row, *[f"{each.non_finite:,}"] * any_non_finite])
+    said = (
+        "Of finite elements; std is that of the population; min and max of complex elements are "
+        "of absolute values."
+    )
+    if not any_non_finite:
+        said += " Every element is finite."
+    return [*column_lines(head, rows, width, left=1), *(w.strip() for w in wrapped([said], width))]
+
+
+def difference_lines(difference: Difference, path: str, width: int | None) -> list[str]:
+    """What is only in one, what has another type or shape, what changed; then the totals."""
+    room = None if width is None else width - len(GAP)
+    lines = ["", f"from {printable(path)}", f"to   {printable(difference.other)}"]
+    if width is not None:
+        lines = [elide(line, width) for line in lines]
+    lines += section("added", _listed(difference.added, room), width)
+    lines += section("removed", _listed(difference.removed, room), width)
+    reshaped = [
+        (printable(e.name), f"{e.dtype} {list(e.shape)}", f"{e.other_dtype} {list(e.other_shape)}")
+        for e in difference.reshaped
+    ]
+    limits = {1: _SHAPE_WIDTH, 2: _SHAPE_WIDTH}
+    table = column_lines(("name", "was", "is"), reshaped, room, left=3, limits=limits)
+    lines += section("reshaped", table, width)
+    lines += section("changed", _changed_lines(difference, room), width)
+    kinds = ("added", "removed", "reshaped", "changed")
+    counts = ", ".join(f"{len(getattr(difference, kind)):,} {kind}" for kind in kinds)
+    if not difference.compared_bytes:
+        return [*lines, "", counts, "no tensor of both has a byte to compare"]
+    compared = (
+        f"{counted(difference.compared, 'tensor')}, {format_bytes(difference.compared_bytes)}"
+    )
+    equal = _share(difference.equal_bytes, difference.compared_bytes)
+    found = f"compared {compared}: {equal} of the bytes are equal, L2 {difference.l2:.4g}"
+    return [*lines, "", counts, found]
+
+
+def _changed_lines(difference: Difference, width: int | None) -> list[str]:
+    any_non_finite = any(each.non_finite for each in difference.changed)
+    head = ["name", "L2", "max", "equal bytes", *["non-finite"] * any_non_finite]
+    rows = []
+    for each in difference.changed:
+        row = [printable(each.name), _number(each.l2), _number(each.max_difference)]
+        row.append(_share(each.equal_bytes, each.bytes))
+        rows.append([*row, *[f"{each.non_finite:,}"] * any_non_finite])
+    return column_lines(head, rows, width, left=1)
+
+
+def _listed(tensors: Sequence[TensorSpec], width: int | None) -> list[str]:
+    rows = [
+        (printable(spec.name), spec.dtype, str(list(spec.shape)), format_bytes(spec.nbytes))
+        for spec in tensors
+    ]
+    head = ("name", "dtype", "shape", "bytes")
+    return column_lines(head, rows, width, left=3, limits={2: _SHAPE_WIDTH})
+
+
+def verification_lines(verified: Sequence[Verification], width: int | None) -> list[str]:
+    """What was checked of each file."""
+    lines = []
+    for each in verified:
+        checks = wrapped([printable(check) for check in each.checks], width)
+        lines += section(f"verified {printable(str(each.path))}", checks, width)
+    return lines
+
+
+def run_lines(run: Run | None, width: int | None) -> list[str]:
+    """How the run ended, and its checkpoints; then what the tensors below are of."""
+    if run is None:
+        return []
+    planned = f" of {run.rounds_planned}" if run.rounds_planned else ""
+    name = printable(run.job) or "a run without a journal"
+    rounds = "round" if run.rounds_completed == 1 and not planned else "rounds"
+    status = f" {run.status} after" if run.status else ""
+    lines = [f"{name}:{status} {run.rounds_completed}{planned} {rounds}"]
+    rows: list[RunCheckpoint | None] = list(run.checkpoints)
+    if len(rows) > _MOST_CHECKPOINTS:
+        rows[_FIRST:-_LAST] = [None]
+    cells = [_checkpoint_cells(row, width) for row in rows]
+    lines += ["", *column_lines(("round", "bytes", "digest", "metrics"), cells, width, left=4)]
+    final = "the final model" if run.final_model else "the latest checkpoint"
+    return [*lines, "", f"{final}:", ""]
+
+
+def _checkpoint_cells(row: RunCheckpoint | None, width: int | None) -> tuple[str, str, str, str]:
+    if row is None:
+        return "...", "", "", ""
+    # What the columns before may take, and the gaps between them.
+    room = None if width is None else max(width - 5 - 10 - _DIGEST_WIDTH - 3 * len(GAP), 10)
+    digest = row.digest if width is None else row.digest[:_DIGEST_WIDTH]
+    return str(row.round), format_bytes(row.bytes), digest, format_metrics(row.metrics, room)
+
+
+def _number(value: complex | None) -> str:
+    """A number in three digits; ``-`` where there is none; integers of a few digits are whole."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) and len(str(value)) <= _MOST_DIGITS:
+        return str(value)
+    return f"{value:.3g}" if isinstance(value, complex) else f"{float(value):.3g}"
+
+
+def _share(part: int, whole: int) -> str:
+    """A part as a percentage, which is 0 or 100 only if that is exact; ``-`` of nothing."""
+    if not whole:
+        return "-"
+    if part in (0, whole):
+        return "100%" if part else "0"
+    return f"{min(max(part / whole, 0.001), 0.999):.1%}"

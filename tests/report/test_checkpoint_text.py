@@ -1,0 +1,71 @@
+"""Whatever is said about a checkpoint stays within a terminal's width, and names stay harmless."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.cells import cell_len
+
+from flstream.inspection.examine import Request, examine
+from flstream.model.checkpoint import write_checkpoint
+from flstream.model.memory import MemoryBody
+from flstream.report.checkpoint import print_findings
+from flstream.report.console import make_console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return a run directory of many rounds, whose model has awkward names."""
+    names = ["a." * 60 + "weight", "wide." + "\u8a08" * 90, "[red]\x1b[31m.\nline", "plain.bias"]
+    state = {name: torch.full((2, 3), float("nan") if "red" in name else 1e-9) for name in names}
+    state["counts"] = torch.tensor([-(2**63), 2**63 - 1])
+    state["phase"] = torch.tensor([1 + 2j])
+    lines = []
+    for number in range(30):
+        path = tmp_path / "checkpoints" / f"round-{number:04d}.safetensors"
+        state["plain.bias"] = torch.full((2, 3), float(number))
+        digest = write_checkpoint(path, MemoryBody.of(state))
+        lines.append(
+            f'{{"kind": "round_finished", "round": {number}, "digest": "{digest}", '
+            '"metrics": {"accuracy": 0.5, "a metric of a long name": 1.0, "another one": 2.0}}\n'
+        )
+    (tmp_path / "events.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("tree", [False, True])
+def test_every_line_fits_the_terminal(
+    run: Path, width: int, tree: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.chdir(run)
+    other = Path("checkpoints") / "round-0000.safetensors"
+    request = Request(Path(), tree=tree, stats=True, verify=True, diff=other)
+    file = Terminal()
+    print_findings(make_console(file=file, width=width), examine(request))
+    text = file.getvalue()
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert "\x1b" not in text
+    assert "unfinished after 29 rounds" in text
+    assert sum(line.startswith("...") for line in text.splitlines()) == 1
+    assert "the latest checkpoint:" in text
+    assert "1 changed" in text
+    assert text.count("verified ") == 30
+
+
+def test_through_a_pipe_everything_is_whole(run: Path) -> None:
+    file = io.StringIO()
+    findings = examine(Request(run, stats=True, verify=True))
+    print_findings(make_console(file=file), findings)
+    text = file.getvalue()
+    assert text.count("a." * 60 + "weight") == 2
+    digest = findings.run.checkpoints[29].digest if findings.run else ""
+    assert len(digest) == 32
+    assert text.count(digest) == 2
