@@ -57,5 +57,30 @@ class ClientError(FlstreamError):
     """A training script used the client API in a way it does not allow."""
 
 
+class AggregationError(FlstreamError):
+    """Updates of which no next model can be made; the message names the tensor."""
+
+
+class UpdateRefusedError(FlstreamError):
+    """One site's update must not be part of the next model; without it, the others may make one.
+
+    Attributes:
+        site: whose update it is.
+        reason: what is wrong with it, to be read after "the update of <site>".
+    """
+
+    def __init__(self, site: str, reason: str) -> None:
+        super().__init__(site, reason)
+        self.site = site
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the update of {self.site} {self.reason}"
+
+
+class WorkerLostError(FlstreamError):
+    """A worker process that is of no use any more; the message says what became of it."""
+
+
 class SimulationError(FlstreamError):
     """A job that cannot go on; the message names each site and its reason."""

@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from flstream.model.layout import Run
+from flstream.aggregation.elements import Array
+from flstream.aggregation.parts import Part
+from flstream.aggregation.zones import Zone
 
 
 class Fold(Protocol):
     """A way to make the next model out of updates, one range at a time."""
 
-    def begin(self, runs: Sequence[Run]) -> None:
-        """A new range begins, with pieces of these element types."""
+    def begin(self, zones: Sequence[Zone]) -> None:
+        """A new range begins, which consists of these zones."""
         ...
 
-    def add(self, data: memoryview, weight: float) -> None:
-        """Take the range of the next update. ``data`` may be changed once this returns."""
+    def add(self, index: int, part: Part, weight: float) -> None:
+        """Take what the next update has for the zone at ``index``. The bytes are gone afterwards.
+
+        Updates come in the cohort's order, and all that a zone's ``carriers`` name do come.
+        """
         ...
 
-    def add_difference(self, data: memoryview, base: memoryview, weight: float) -> None:
-        """Take the range of an update that says how it differs from ``base``."""
-        ...
+    def result(self, index: int, part: slice) -> Array:
+        """The new values of a block of a zone, asked for once.
 
-    def finish(self, out: memoryview) -> None:
-        """Write the range of the next model."""
+        Returns:
+            Float64, which may be changed; or integers of the zone's own type, for a zone of those.
+        """
         ...

@@ -19,8 +19,8 @@ from flstream.simulator.launcher import simulate
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.summary import RoundSummary, Summary
 
-Mode = Literal["pull", "native"]
-MODES: tuple[Mode, ...] = ("pull", "native")
+Mode = Literal["pull", "push", "native"]
+MODES: tuple[Mode, ...] = ("pull", "push", "native")
 
 _JOB = Path(__file__).parent / "exchange" / "job.conf"
 

@@ -21,7 +21,7 @@ def bench(
         str, typer.Option(help="Size of the model, such as 256MiB or 5GB.", metavar="SIZE")
     ],
     clients: Annotated[int, typer.Option(help="Number of clients.", min=1, max=64)] = 2,
-    modes: Annotated[str, typer.Option(help="Modes to compare, with commas.")] = "pull,native",
+    modes: Annotated[str, typer.Option(help="Modes to compare, with commas.")] = "pull,push,native",
     chunk_size: Annotated[
         str, typer.Option(help="Longest frame, a multiple of 16 bytes.", metavar="SIZE")
     ] = "2MiB",

@@ -26,10 +26,18 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for what the run leaves behind: new, or empty.",
+            help="Folder for what the run leaves behind: new, or empty; with --resume, the run.",
             show_default="runs/<job>-<time>",
         ),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with a run after its last completed round: the one in --run-dir, or the "
+            "newest runs/<job>-<time>. A run that was not begun is started.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the summary as one JSON document, and nothing else."),
@@ -40,24 +48,39 @@ def simulate(
 
     While it runs you see each site, its transfers and its memory; at the end, what every round
     brought and what it cost. The run directory keeps the models, the events and summary.json.
+
+    A run that was stopped, killed or failed goes on with --resume, and a finished one too if
+    the job has more rounds now. The job must be the same in all else.
     """
     from flstream.job import load_job
     from flstream.report.console import make_console, report_error
     from flstream.report.result import print_result
     from flstream.report.view import watching
     from flstream.simulator.launcher import simulate as run_job
+    from flstream.simulator.resume import final_summary, plan_resume
     from flstream.simulator.run_directory import RunDirectory
 
     loaded = load_job(job / "job.conf" if job.is_dir() else job, overrides or ())
-    run = RunDirectory.create(loaded.name, run_dir)
+    run = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, run_dir)
     console = make_console()
-    if as_json or quiet:
-        summary = run_job(loaded, run)
-    else:
-        with watching(console) as listener:
-            summary = run_job(loaded, run, listener)
-        print_result(console, summary, run)
+    console.quiet = as_json or quiet
+    with run.in_use():
+        point = plan_resume(loaded, run) if resume else None
+        if point is not None and point.is_finished:
+            console.out(f"nothing is left to do: the run in {run.path} is finished")
+            summary = final_summary(loaded, run, point)
+        else:
+            if point is not None:
+                after = f"after round {point.round}" if point.round else "from its beginning"
+                console.out(f"the run in {run.path} goes on {after}")
+            if console.quiet:
+                summary = run_job(loaded, run, resume=point)
+            else:
+                with watching(console) as listener:
+                    summary = run_job(loaded, run, listener, resume=point)
+    print_result(console, summary, run)
     if as_json:
+        console.quiet = False
         console.out(summary.to_json(), highlight=False)
     if summary.status == "failed":
         report_error(f"{summary.error}\n  in the run directory {run.path}")

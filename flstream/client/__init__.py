@@ -11,16 +11,22 @@ its import::
         params, metrics = train(model.params)
         flare.send(flare.FLModel(params=params, metrics=metrics))
 
-They work inside ``flstream simulate`` only, where each site runs the script in a process of its
-own.
+They work inside ``flstream simulate`` only. If there are as many processes as sites, the script is
+run once in each, and does task after task. Otherwise it is run anew for each site and task, and the
+loop ends after that task. A class like :class:`Learner` (``train.learner``) does without the loop,
+and is the quicker way where sites are many and small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.learner import Learner
+from flstream.client.proximal import proximal_term
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
@@ -30,13 +36,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FLModel",
+    "Learner",
     "ParamsType",
+    "SiteContext",
     "get_site_name",
+    "get_state_dir",
     "init",
     "is_evaluate",
     "is_running",
     "is_train",
     "log",
+    "proximal_term",
     "receive",
     "send",
     "system_info",
@@ -78,7 +88,7 @@ def receive(
     timeout: float | None = None,
     into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
 ) -> FLModel | None:
-    """Fetch the global model.
+    """Fetch the global model, and seed Python's, NumPy's and torch's generators for this task.
 
     Args:
         timeout: seconds to wait for a task; None waits for ever.
@@ -99,6 +109,7 @@ def receive(
 def send(model: FLModel, clear_cache: bool = True) -> None:
     """Answer the current task and wait until the server has what it needs.
 
+    If sites share a process and the model is small, a copy is kept instead, and sent with others.
     A training task is answered with ``params``, dense tensors on the CPU or NumPy arrays of the
     received names, dtypes and shapes. They stay where they are while the server fetches them
     range by range. An evaluation is answered with ``metrics`` alone.
@@ -126,25 +137,31 @@ def is_evaluate() -> bool:
 
 def get_site_name() -> str:
     """The name of this site: ``site-1`` and up."""
-    return _current().info.name
+    return _current().site
 
 
-def system_info() -> dict[str, Any]:
+def get_state_dir() -> Path:
+    """A folder for files of the site's own that are kept from one round to the next.
+
+    It has what the site left there in the last round in which it trained. What it holds when the
+    task is answered is kept, whole, even if the run is killed and resumed. What an evaluation
+    leaves there is not. Copying it takes its time, so it is copied when it is asked for.
+
+    Raises:
+        ClientError: there is no task.
+    """
+    return _current().context.state_dir
+
+
+def system_info() -> Mapping[str, Any]:
     """What this site knows of the run.
 
     Returns:
         ``site_name``, ``job_name``, ``clients`` (number of sites), ``total_rounds``, ``seed`` and
-        ``site_dir`` (a folder of the site's own in the run directory).
+        ``site_dir`` (a folder of the site's own in the run directory). During a task also
+        ``task_seed`` (of this site in this round) and ``state_dir`` (see :func:`get_state_dir`).
     """
-    info = _current().info
-    return {
-        "site_name": info.name,
-        "job_name": info.job,
-        "clients": info.clients,
-        "total_rounds": info.rounds,
-        "seed": info.seed,
-        "site_dir": info.folder,
-    }
+    return _current().system_info()
 
 
 def log(key: str, value: float, data_type: Any = None, **_: Any) -> None:

@@ -34,7 +34,8 @@ class FLModel:
         current_round: number of the round, from 0, as in NVFlare.
         total_rounds: rounds in the job.
         meta: anything else. An update's weight in the mean is ``meta["num_examples"]`` (or, as in
-            NVFlare, ``meta["NUM_STEPS_CURRENT_ROUND"]``); 1 where neither is given.
+            NVFlare, ``meta["NUM_STEPS_CURRENT_ROUND"]``); 1 where neither is given. An update with
+            ``meta["partial"]`` true may lack tensors, which then keep their values.
     """
 
     params: Params | None = None

@@ -56,16 +56,18 @@ class Script(File):
 
 @dataclass(frozen=True)
 class Factory(Rule):
-    """A callable in a module beside the job file, in a file, or in an installed module.
+    """Something callable in a module beside the job file, in a file, or in an installed module.
 
     Code beside the job file or in a file resolves to `/abs/path/model.py:build`, which can be
     found from anywhere; an installed module keeps its name.
     """
 
+    what: str = "callable"
+
     @property
     def allowed(self) -> str:
         """What is allowed, in words."""
-        return "module:callable or path/to/file.py:callable"
+        return f"module:{self.what} or path/to/file.py:{self.what}"
 
     def parse(self, value: Any, folder: Path) -> str:
         """Return the factory in its absolute form."""
@@ -81,7 +83,7 @@ class Factory(Rule):
                 Problem(
                     "",
                     given(value),
-                    f"the name of a callable at the top level of {path}",
+                    f"the name of a {self.what} at the top level of {path}",
                     did_you_mean(name, names),
                 )
             )

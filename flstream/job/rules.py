@@ -7,6 +7,7 @@ resolved job file cannot disagree.
 
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,17 +74,22 @@ class Whole(Rule):
 
     least: int
     most: int | None = None
+    word: str = ""
+    """What may stand in the number's place, such as `all`."""
 
     @property
     def allowed(self) -> str:
         """What is allowed, in words."""
-        if self.most is None:
-            return f"a whole number of at least {self.least}"
-        return f"a whole number from {self.least} to {self.most}"
+        number = f"a whole number of at least {self.least}"
+        if self.most is not None:
+            number = f"a whole number from {self.least} to {self.most}"
+        return f"{number}, or {self.word}" if self.word else number
 
-    def parse(self, value: Any, folder: Path) -> int:
-        """Return the number."""
-        number = _number(value)
+    def parse(self, value: Any, folder: Path) -> int | str:
+        """Return the number, or the word."""
+        if self.word and value == self.word:
+            return self.word
+        number = read_number(value)
         if not isinstance(number, int) or number < self.least:
             raise self.refused(value)
         if self.most is not None and number > self.most:
@@ -102,7 +108,7 @@ class CountOrFraction(Rule):
 
     def parse(self, value: Any, folder: Path) -> int | float:
         """Return an int for a number of things, a float for a fraction."""
-        number = _number(value)
+        number = read_number(value)
         most = 1.0 if isinstance(number, float) else math.inf
         if number is None or not 0 < number <= most:
             raise self.refused(value)
@@ -211,6 +217,57 @@ class Text(Rule):
 
 
 @dataclass(frozen=True)
+class Real(Rule):
+    """A finite number of at least `least` (or above it) and below `below`."""
+
+    least: float
+    below: float = math.inf
+    above_least: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words."""
+        lower = f"{'above' if self.above_least else 'of at least'} {self.least:g}"
+        return f"a number {lower}{'' if self.below == math.inf else f' and below {self.below:g}'}"
+
+    def parse(self, value: Any, folder: Path) -> float:
+        """Return the number as a float."""
+        number = read_number(value)
+        # A whole number may have more digits than a float.
+        if number is None or not self.least <= number < min(self.below, sys.float_info.max):
+            raise self.refused(value)
+        if self.above_least and number == self.least:
+            raise self.refused(value)
+        return float(number)
+
+
+@dataclass(frozen=True)
+class Patterns(Rule):
+    """A list of regular expressions."""
+
+    least: int = 0
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words."""
+        what = "a list of regular expressions"
+        return f"{what}, at least {self.least}" if self.least else what
+
+    def parse(self, value: Any, folder: Path) -> list[str]:
+        """Return the expressions, each of which compiles."""
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.refused(value, 'write ["first", "second"]')
+        if len(value) < self.least:
+            raise self.refused(value)
+        for each in value:
+            try:
+                re.compile(each)
+            except re.error as error:
+                raise self.refused(each, f"it does not parse: {error}") from None
+        return value
+
+
+@dataclass(frozen=True)
 class FreeArgs(Rule):
     """Arguments for somebody else's code: plain values under keys of any name.
 
@@ -255,7 +312,7 @@ _NUMBER = re.compile(
 )
 
 
-def _number(value: Any) -> int | float | None:
+def read_number(value: Any) -> int | float | None:
     """Return the number that HOCON or a text of digits gives, None for anything else."""
     if isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip())):
         whole = not (match["fraction"] or match["point"] or match["exponent"])

@@ -5,11 +5,13 @@ stands beside the key wherever a job is written out. In `Annotated[type, rule]` 
 what the file may give.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 
+from flstream.job.conditions import StopCondition
 from flstream.job.files import Factory, File, Script
 from flstream.job.problems import MISSING, Problem, given
 from flstream.job.rules import (
@@ -17,6 +19,8 @@ from flstream.job.rules import (
     Choice,
     CountOrFraction,
     FreeArgs,
+    Patterns,
+    Real,
     Seconds,
     Text,
     Whole,
@@ -24,6 +28,9 @@ from flstream.job.rules import (
 )
 
 MIB, GIB = 1024**2, 1024**3
+
+# Beyond so many clients, a process each would take more memory than it saves time.
+_MOST_PROCESSES = 16
 
 _CHUNK_SIZE = Bytes(least=16, most=GIB, multiple_of=16, zero="streaming off")
 
@@ -37,9 +44,14 @@ class Section(BaseModel):
 class Clients(Section):
     """Who takes part."""
 
-    # Every client is a process of its own, hence the bound.
-    count: Annotated[int, Whole(1, 64)]
+    count: Annotated[int, Whole(1, 1_000_000)]
     """How many clients (sites) the job has."""
+
+    parallel: Annotated[int | None, Whole(1, 256)] = None
+    """How many worker processes run them; null is one each up to 16, then one a core.
+
+    With fewer workers than clients a worker runs several, one after another.
+    """
 
     per_round: Annotated[int | float | None, CountOrFraction()] = None
     """How many clients a round samples: a number, or a fraction of them; null is all.
@@ -53,11 +65,20 @@ class Clients(Section):
     The number can change the last bits of what training gives, so it does not follow the machine.
     """
 
-    round_timeout: Annotated[float, Seconds()] = 3600.0
-    """How long a round waits for its clients (duration), after which the job fails.
+    min_updates: Annotated[int | None, Whole(1)] = None
+    """How many clients of a round have to send a sound update; null is all of them.
 
-    The failure names the clients that had not answered.
+    A round goes on without those that fail as long as so many are left.
     """
+
+    round_timeout: Annotated[float, Seconds()] = 3600.0
+    """How long a client may take for its task (duration), after which it has failed."""
+
+    wait_after_min: Annotated[float | None, Seconds()] = None
+    """How long the rest is waited for once min_updates have come (duration); null is to the end."""
+
+    bench_after: Annotated[int, Whole(0)] = 2
+    """After how many failures in a row a client is asked no more; 0 is never."""
 
     @field_validator("per_round")
     @classmethod
@@ -69,6 +90,31 @@ class Clients(Section):
             raise refuse(Problem("", given(value), f"at most clients.count, which is {count}"))
         return value
 
+    @field_validator("min_updates")
+    @classmethod
+    def _no_more_than_are_sampled(cls, value: int | None, info: ValidationInfo) -> int | None:
+        count, per_round = info.data.get("count"), info.data.get("per_round")
+        if value is not None and count is not None:
+            sampled = _cohort_size(count, per_round)
+            if value > sampled:
+                allowed = f"at most the clients of a round, which are {sampled}"
+                raise refuse(Problem("", given(value), allowed))
+        return value
+
+    @property
+    def workers(self) -> int:
+        """How many worker processes there are; as many as clients if each has its own."""
+        if self.parallel is not None:
+            return min(self.parallel, self.count)
+        return self.count if self.count <= _MOST_PROCESSES else os.cpu_count() or 1
+
+    @property
+    def worker_names(self) -> list[str]:
+        """The workers' names: those of the sites, if each has its own."""
+        if self.workers == self.count:
+            return self.names
+        return [f"worker-{number}" for number in range(1, self.workers + 1)]
+
     @property
     def names(self) -> list[str]:
         """The sites' names, in their fixed order: `site-1` and up."""
@@ -77,11 +123,13 @@ class Clients(Section):
     @property
     def cohort_size(self) -> int:
         """How many clients a round samples, as a number from 1 to `count`."""
-        if self.per_round is None:
-            return self.count
-        if isinstance(self.per_round, int):
-            return self.per_round
-        return max(1, round(self.per_round * self.count))
+        return _cohort_size(self.count, self.per_round)
+
+
+def _cohort_size(count: int, per_round: int | float | None) -> int:
+    if per_round is None:
+        return count
+    return per_round if isinstance(per_round, int) else max(1, round(per_round * count))
 
 
 class Model(Section):
@@ -112,13 +160,23 @@ class Model(Section):
 
 
 class Train(Section):
-    """What each client runs."""
+    """What each client runs: a script or a learner."""
 
-    script: Annotated[Path, Script()]
-    """The training script that each client runs."""
+    script: Annotated[Path | None, Script()] = None
+    """The training script that each client runs.
+
+    It asks for tasks in a loop. Where clients share processes, it is run anew for each task.
+    """
+
+    learner: Annotated[str | None, Factory("Class")] = Field(default=None, validate_default=True)
+    """The class with methods train and evaluate: `module:Class` or `path/to/file.py:Class`.
+
+    There is one object of it a process, which may work for many clients. The module is a .py file
+    beside the job file, or an installed one.
+    """
 
     args: Annotated[dict[str, Any], FreeArgs()] = Field(default_factory=dict)
-    """Arguments of the script, passed to it as `--key value`."""
+    """Arguments of the script, as `--key value`, or keyword arguments of the learner."""
 
     exchange_format: Annotated[Literal["pytorch", "numpy"], Choice(("pytorch", "numpy"))] = (
         "pytorch"
@@ -127,6 +185,27 @@ class Train(Section):
 
     It decides which of the two chunk sizes applies on the way to the client.
     """
+
+    @field_validator("learner")
+    @classmethod
+    def _one_of_the_two(cls, value: str | None, info: ValidationInfo) -> str | None:
+        # A script that was refused is not in info.data: that mistake is reported already.
+        script = info.data.get("script", "refused")
+        if value is None and script is None:
+            allowed = f"{Script().allowed}, unless train.learner is given"
+            raise refuse(Problem("train.script", MISSING, allowed))
+        if value is not None and script is not None:
+            hint = "take the learner with train.script = null"
+            raise refuse(Problem("", "given beside train.script", "the only one of the two", hint))
+        return value
+
+    @property
+    def source(self) -> Path | None:
+        """The file with the script or the learner; None for an installed module's learner."""
+        if self.learner is None:
+            return self.script
+        where = self.learner.rpartition(":")[0]
+        return Path(where) if where.endswith(".py") else None
 
 
 class FedAvgArgs(Section):
@@ -155,18 +234,73 @@ class Workflow(Section):
 class Aggregation(Section):
     """How updates become the next model."""
 
-    method: Annotated[Literal["mean"], Choice(("mean",))] = "mean"
-    """How updates are folded: mean is their average, weighted by number of examples."""
+    method: Annotated[
+        Literal["mean", "median", "trimmed_mean"], Choice(("mean", "median", "trimmed_mean"))
+    ] = "mean"
+    """How updates are folded: mean (weighted by number of examples), median or trimmed_mean.
+
+    The last two rank the values of each coordinate, and count every update alike.
+    """
+
+    trim: Annotated[float, Real(0, below=0.5)] = 0.1
+    """The fraction of values that trimmed_mean leaves out at either end, rounded down."""
+
+    clip_norm: Annotated[float | None, Real(0, above_least=True)] = None
+    """The most an update may differ from the global model (L2 norm); null is any distance.
+
+    A larger difference is scaled down to it. The norm is over all aggregated floats of the update.
+    """
+
+    include: Annotated[list[str], Patterns(1)] = Field(default_factory=lambda: [".*"])
+    """Regular expressions: a tensor is aggregated only if one is found in its name.
+
+    Others keep their old value. A whole name is matched by `^name$`.
+    """
+
+    exclude: Annotated[list[str], Patterns()] = Field(default_factory=list)
+    """Regular expressions: a tensor in whose name one is found keeps its old value."""
+
+    on_nonfinite: Annotated[Literal["reject", "allow"], Choice(("reject", "allow"))] = "reject"
+    """What becomes of an update with an infinity or a NaN: reject leaves its site out."""
 
     memory_budget: Annotated[int, Bytes(least=MIB)] = 48 * MIB
     """The most memory the server's fold buffers may take (bytes)."""
 
 
+class ServerOptimizer(Section):
+    """What the server makes of the aggregate's difference from the global model."""
+
+    type: Annotated[
+        Literal["none", "fedavgm", "fedadagrad", "fedadam", "fedyogi"],
+        Choice(("none", "fedavgm", "fedadagrad", "fedadam", "fedyogi")),
+    ] = "none"
+    """The optimiser: none takes the aggregate as it is, or fedavgm, fedadagrad, fedadam, fedyogi.
+
+    Integers and bools always take the aggregate.
+    """
+
+    learning_rate: Annotated[float | None, Real(0, above_least=True)] = None
+    """The server's learning rate; null is 1.0 for fedavgm and 0.1 for the others."""
+
+    beta_1: Annotated[float | None, Real(0, below=1)] = None
+    """How much of the momentum a round keeps; null is 0.9, and 0 for fedadagrad."""
+
+    beta_2: Annotated[float, Real(0, below=1)] = 0.99
+    """How much of the second moment a round of fedadam or fedyogi keeps."""
+
+    tau: Annotated[float, Real(0, above_least=True)] = 0.001
+    """How adaptive the adaptive optimisers are: the smaller, the more."""
+
+
 class Streaming(Section):
     """How models move between the server and its clients."""
 
-    mode: Annotated[Literal["pull", "native"], Choice(("pull", "native"))] = "pull"
-    """How a model moves: pull streams it in chunks, native sends it as one message."""
+    mode: Annotated[Literal["pull", "push", "native"], Choice(("pull", "push", "native"))] = "pull"
+    """How a model moves: in chunks its receiver asks for (pull) or not (push), or whole (native).
+
+    The model that results is the same, bit for bit. In push mode the sender streams at once, and
+    the receiver grants how far; in native mode the model is serialised into one message.
+    """
 
     tensor_download_chunk_size: Annotated[int, _CHUNK_SIZE] = 2 * MIB
     """The most a frame carries of a model exchanged as tensors (bytes); 0 turns streaming off."""
@@ -182,6 +316,16 @@ class Streaming(Section):
 
     window: Annotated[int, Whole(1, 64)] = 2
     """How many requests may be in flight at once."""
+
+
+class Checkpoints(Section):
+    """Which models of its rounds a run keeps."""
+
+    keep: Annotated[int | Literal["all"], Whole(1, word="all")] = "all"
+    """How many rounds' checkpoints stay on disk: the last ones, and the best one besides; or all.
+
+    The initial model goes like any other: the job and its seed give it again.
+    """
 
 
 class Job(Section):
@@ -202,14 +346,37 @@ class Job(Section):
     rounds: Annotated[int, Whole(1)]
     """How many rounds the job runs."""
 
+    stop_when: Annotated[str | None, StopCondition()] = None
+    """The job ends early once an evaluation's metric is there (`accuracy >= 0.97`); null is never.
+
+    The operators are >= <= > <. A metric that is NaN, infinite or missing does not end it.
+    """
+
+    patience: Annotated[int | None, Whole(1)] = None
+    """The job ends early after so many evaluations without a new best key metric; null is never.
+
+    One in which the metric is NaN, infinite or missing does not count.
+    """
+
     clients: Clients
     model: Model
     train: Train
     workflow: Workflow = Workflow()
     aggregation: Aggregation = Aggregation()
+    server_optimizer: ServerOptimizer = ServerOptimizer()
     streaming: Streaming = Streaming()
+    checkpoints: Checkpoints = Checkpoints()
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
+
+    @field_validator("workflow")
+    @classmethod
+    def _something_to_stop_by(cls, value: Workflow, info: ValidationInfo) -> Workflow:
+        early = [key for key in ("stop_when", "patience") if info.data.get(key) is not None]
+        if early and value.args.evaluate_every == 0:
+            allowed = "null where workflow.args.evaluate_every is 0, as no round is evaluated"
+            raise refuse(*(Problem(key, given(info.data[key]), allowed) for key in early))
+        return value
 
     def model_post_init(self, context: Any) -> None:
         """Keep the folder that relative paths started from."""

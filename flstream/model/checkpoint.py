@@ -196,16 +196,22 @@ class FileSink:
             raise CheckpointError(f"{self._temporary} cannot be read: {error.strerror}") from error
         return [view[:count]]
 
-    def finish(self) -> None:
+    def finish(self, *, durable: bool = True) -> None:
         """Make the file durable and give it its name.
+
+        Args:
+            durable: wait until the disk has it. Without, it survives the end of this process, but
+                not a power cut; that is for what can be made again.
 
         Raises:
             CheckpointError: the disk refused it.
         """
         try:
-            os.fsync(self._fd)
+            if durable:
+                os.fsync(self._fd)
             self._temporary.replace(self.path)
-            sync_directory(self.path.parent)
+            if durable:
+                sync_directory(self.path.parent)
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be written: {error.strerror}") from error
         os.close(self._fd)

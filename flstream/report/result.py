@@ -117,6 +117,14 @@ def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, T
     ended = Text(summary.status, style=style)
     ended.append(f" after {rounds}, {format_seconds(summary.wall_seconds)}", style="none")
     facts.append(("status", ended))
+    if summary.ended_early is not None:
+        facts.append(("ended early", Text(printable(summary.ended_early))))
+    if summary.failures:
+        last = summary.failures[-1]
+        said = f"{counted(len(summary.failures), 'time')}, last {last.site} in round {last.round}"
+        facts.append(("sites failed", Text(printable(f"{said}; see summary.json"))))
+    if summary.benched:
+        facts.append(("asked no more", Text(printable(", ".join(summary.benched)))))
     model = _model(summary, run)
     if model is not None:
         facts.append(("model", Text(printable(_shown(model)))))

@@ -4,46 +4,56 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 
 import msgspec
 
-from flstream.aggregation.fold import Fold
-from flstream.aggregation.walk import Update, fold_updates, plan_steps
-from flstream.client.messages import Evaluation, Task, TaskKind, Trained
-from flstream.errors import AbortedError, ChannelClosedError, SimulationError, StreamingError
+from flstream.aggregation.optimizers import Optimization, optimizer_for
+from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import rule_for
+from flstream.aggregation.steps import plan_steps
+from flstream.client.messages import ScoredSite, TaskKind, TrainedSite
+from flstream.client.state import discard_after
+from flstream.errors import ChannelClosedError, SimulationError
 from flstream.job import Job
-from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.memory import BufferSource, Framework
-from flstream.simulator.answers import REPORT_SECONDS, Answers, AnswerT
+from flstream.model.layout import Layout
+from flstream.simulator.crew import Crew, Heard, Lost
+from flstream.simulator.disk import DiskPlan, check_round, check_run
+from flstream.simulator.evaluation import Evaluation
+from flstream.simulator.failures import FailureRecord
+from flstream.simulator.gathering import Gathering
 from flstream.simulator.initial_model import BuildReport, NotBuilt
+from flstream.simulator.plan import RoundPlan, plan_round
+from flstream.simulator.reporting import report_heard
+from flstream.simulator.resume import ResumePoint
+from flstream.simulator.retention import Retention, stored_rounds
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.settings import stream_settings
-from flstream.simulator.site import Site
-from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.refs import Ref
-from flstream.streaming.remote import RemoteSource
+from flstream.simulator.spool import Spool
+from flstream.simulator.tasks import Assignment
+from flstream.simulator.training import Training
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (
     AnyEvent,
+    EndedEarly,
     Evaluated,
+    Metrics,
     ModelReady,
-    Progress,
     RoundFinished,
     RoundStarted,
-    SiteState,
-    Transfer,
+    SiteBenched,
+    SiteFailed,
     Warned,
 )
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
-from flstream.workflows.federation import GlobalModel, Training
-from flstream.workflows.sampling import site_seed
+from flstream.workflows.federation import GlobalModel
+from flstream.workflows.stopping import BestRound
 
 _TRAINS_TO_EVALUATE = (
-    "the script answers evaluation tasks with a model too, so it may train where it need not; "
+    "the code answers evaluation tasks with a model too, so it may train where it need not; "
     "branch on is_evaluate(), or set workflow.args.evaluate_every = 0"
 )
 
@@ -56,207 +66,285 @@ class LocalFederation:
     Args:
         job: the job.
         run: its run directory.
-        sites: the sites, by name, in their fixed order.
+        crew: the workers.
         service: offers models to them.
-        builder: where the builder process says that the initial model is there.
+        builder: where the builder process says that the initial model is there; None if the run
+            goes on from a later one.
         emit: takes every event.
         abort: raised to stop the run.
+        resume: where an earlier server left off; None at the beginning.
     """
 
     def __init__(
         self,
         job: Job,
         run: RunDirectory,
-        sites: Mapping[str, Site],
+        crew: Crew,
         service: DownloadService,
-        builder: MessageChannel[BuildReport],
+        builder: MessageChannel[BuildReport] | None,
         emit: Emit,
         abort: AbortSignal,
+        resume: ResumePoint | None,
     ) -> None:
         self._job = job
         self._run = run
-        self._sites = sites
+        self._crew = crew
         self._service = service
         self._builder = builder
         self._emit = emit
         self._abort = abort
+        self._resume = resume
         self._warned = False
-        self._answers = Answers(sites, emit, abort, job.clients.round_timeout)
+        self._best = BestRound(job.workflow.args.key_metric, job.workflow.args.key_metric_mode)
+        for scores in self.evaluations:
+            self._best.compare(*scores)
+        self._rule = rule_for(job.aggregation)
+        self._optimizer = optimizer_for(job.server_optimizer)
+        self._retention = Retention(run, job.checkpoints.keep, [run.optimizer_state])
+        events = resume.events if resume is not None else ()
+        self._failures = FailureRecord(job.clients.bench_after, events)
 
     @property
     def sites(self) -> Sequence[str]:
-        """The names of all sites."""
-        return list(self._sites)
+        """The names of all sites that are asked, in their fixed order."""
+        benched = set(self._failures.benched)
+        return [name for name in self._job.clients.names if name not in benched]
 
-    def initial_model(self) -> GlobalModel:
-        """Wait until the builder process has written round 0's checkpoint.
+    @property
+    def evaluations(self) -> Sequence[tuple[int, Metrics]]:
+        """What was found of the models of earlier rounds, if the run goes on."""
+        return self._resume.evaluations if self._resume is not None else ()
+
+    def model(self) -> GlobalModel:
+        """The model to begin with, or to go on from. Workers get ready meanwhile.
 
         Raises:
-            SimulationError: it could not.
+            SimulationError: there is none, or too few workers are of any use.
         """
+        names = self._crew.names
+        gathering: Gathering[None] = Gathering("begin", names, self._least(len(names)))
+        for said in self._crew.prepare(names):
+            match said:
+                case Heard():
+                    report_heard(said, self._emit)
+                case Lost(name, reason):
+                    self._tell(SiteFailed(round=0, site=name, reason=reason))
+                    gathering.fail(name, reason)
+        model = self._initial() if self._builder is not None else self._resumed()
+        layout = FileSource(model.path).layout
+        warning = check_run(
+            self._disk_plan(layout, self._job.clients.cohort_size),
+            self._run.path,
+            done=model.round,
+            stored=len(stored_rounds(self._run)),
+        )
+        if warning is not None:
+            self._emit(Warned(message=warning))
+        return model
+
+    def train(self, model: GlobalModel, cohort: Sequence[str]) -> Training:
+        """Have the cohort train the model."""
+        number = model.round + 1
+        base = FileSource(model.path)
+        plan = self._plan(base.layout, len(cohort))
+        check_round(self._disk_plan(base.layout, len(cohort)), self._run.path, number)
+        self._emit(RoundStarted(round=number, sites=list(cohort)))
+        waits = not (plan.own or plan.in_memory)
+        is_resumed = self._resume is not None and number == (self._resume.round or 0) + 1
+        spool = Spool(self._run.updates(number), model.digest) if waits else None
+        sums = None
+        if plan.group and spool is not None:
+            path, label = spool.folder / "sum.safetensors", f"round {number} from {model.digest}"
+            sums = PartialSum(path, base, self._rule, label)
+        training = Training(
+            self._job,
+            self._assignment("train", number, base, cohort),
+            cohort,
+            plan,
+            base,
+            self._rule,
+            spool,
+            sums,
+            self._service,
+            self._tell,
+            self._abort,
+            self._run.site,
+        )
+        taken_up = training.take_up() if is_resumed else set()
+        if is_resumed:
+            self._forget_states(model.round, taken_up)
+        training.run(self._crew)
+        return training
+
+    def aggregate(self, model: GlobalModel, training: Training) -> GlobalModel:
+        """Walk over the updates, into the next checkpoint."""
+        began = time.monotonic()
+        check_weights(training.told)
+        base, number = FileSource(model.path), model.round + 1
+        path = self._run.checkpoint(number)
+        metadata = {"format": "pt", "flstream.round": str(number)}
+        with ExitStack() as stack:
+            sink = stack.enter_context(FileSink(path, base.layout, metadata))
+            optimization = self._optimization(stack, number, base.layout)
+            digest = training.finish(lambda fold, left: fold.finish(left, sink, optimization))
+            folded = time.monotonic()
+            # The state first: where a model is, what its round has to remember is, too.
+            for output in (optimization.state_out if optimization else None, sink):
+                if isinstance(output, FileSink):
+                    output.finish()
+        ended = time.monotonic()
+        download, train, fetch = training.seconds
+        fold = folded - began
+        self._tell(
+            RoundFinished(
+                round=number,
+                digest=digest,
+                download=download,
+                train=train,
+                upload_and_fold=fetch + fold,
+                checkpoint=ended - folded,
+                weights={site: told.weight for site, told in training.told.items()},
+                metrics=weighted_metrics(list(training.told.values())),
+                down=msgspec.structs.replace(training.down, seconds=download),
+                up=msgspec.structs.replace(training.up, seconds=fetch + fold),
+            )
+        )
+        # Only what is durable is settled: until now the sites still had all it takes to fold again.
+        training.release()
+        self._retire(number)
+        self._bench(number)
+        return GlobalModel(number, path, digest)
+
+    def evaluate(self, model: GlobalModel, cohort: Sequence[str]) -> Mapping[str, float]:
+        """Have the cohort score the model."""
+        began = time.monotonic()
+        base = FileSource(model.path)
+        plan = self._plan(base.layout, len(cohort))
+        evaluation = Evaluation(self._job, self._service, self._tell, cohort, plan)
+        assignment = self._assignment("evaluate", model.round, base, cohort)
+        scored, down = evaluation.run(self._crew, assignment)
+        metrics = weighted_metrics(scored)
+        if not self._warned and any(each.has_params for each in scored):
+            self._warned = True
+            self._emit(Warned(message=_TRAINS_TO_EVALUATE))
+        seconds = time.monotonic() - began
+        self._tell(Evaluated(round=model.round, metrics=metrics, seconds=seconds, down=down))
+        self._best.compare(model.round, metrics)
+        return metrics
+
+    def end_early(self, model: GlobalModel, reason: str) -> None:
+        """Say why a model is the last, though the job has more rounds."""
+        self._tell(EndedEarly(round=model.round, reason=reason))
+
+    def warn(self, message: str) -> None:
+        """Say something that is not wrong, but most likely not meant."""
+        self._emit(Warned(message=message))
+
+    def dismiss(self, seconds: float) -> None:
+        """Tell the workers that the run is over, and give their code ``seconds`` to end."""
+        for said in self._crew.dismiss(seconds):
+            if isinstance(said, Heard):
+                report_heard(said, self._emit)
+
+    def _initial(self) -> GlobalModel:
+        assert self._builder is not None
         try:
-            report = self._answers.await_report(self._builder)
+            report = self._builder.receive(abort=self._abort)
         except ChannelClosedError as error:
             raise SimulationError(
                 "the process that builds the initial model died; see model-builder.log"
             ) from error
         if isinstance(report, NotBuilt):
             raise SimulationError(report.reason)
-        self._emit(ModelReady(bytes=report.bytes, tensors=report.tensors, digest=report.digest))
-        return GlobalModel(0, self._run.checkpoint(0))
+        self._tell(ModelReady(bytes=report.bytes, tensors=report.tensors, digest=report.digest))
+        return GlobalModel(0, self._run.checkpoint(0), report.digest)
 
-    def train(self, model: GlobalModel, cohort: Sequence[str]) -> Training:
-        """Offer the model to the cohort and wait until every site has trained it."""
-        self._answers.await_ready(cohort)
-        self._emit(RoundStarted(round=model.round + 1, sites=list(cohort)))
-        return Training(*self._ask("train", Trained, model, cohort, model.round + 1))
+    def _resumed(self) -> GlobalModel:
+        assert self._resume is not None
+        assert self._resume.round is not None
+        number = self._resume.round
+        digests = [
+            event.digest
+            for event in self._resume.events
+            if isinstance(event, ModelReady | RoundFinished)
+        ]
+        return GlobalModel(number, self._run.checkpoint(number), digests[-1])
 
-    def evaluate(self, model: GlobalModel, cohort: Sequence[str]) -> Mapping[str, float]:
-        """Offer the model to the cohort and wait until every site has scored it."""
-        self._answers.await_ready(cohort)
-        answers, down, seconds = self._ask("evaluate", Evaluation, model, cohort, model.round)
-        metrics = weighted_metrics(list(answers.values()))
-        if not self._warned and any(answer.has_params for answer in answers.values()):
-            self._warned = True
-            self._emit(Warned(message=_TRAINS_TO_EVALUATE))
-        self._emit(
-            Evaluated(round=model.round, metrics=metrics, seconds=down.seconds + seconds, down=down)
-        )
-        return metrics
+    def _forget_states(self, round_number: int, but: Collection[str]) -> None:
+        """Have sites' own states be as they were after a round, but for those that went on."""
+        for folder in self._run.sites.iterdir():
+            if folder.name not in but:
+                discard_after(folder, round_number)
 
-    def aggregate(self, model: GlobalModel, training: Training, fold: Fold) -> GlobalModel:
-        """Walk over the updates where they lie, into the next checkpoint."""
-        began = time.monotonic()
-        check_weights(training.updates)
-        base = FileSource(model.path)
-        following = GlobalModel(model.round + 1, self._run.checkpoint(model.round + 1))
-        metadata = {"format": "pt", "flstream.round": str(following.round)}
-        with FileSink(following.path, base.layout, metadata) as sink:
-            remotes, updates, step = self._open_updates(training.updates)
-            progress = self._walk_progress(training.updates, base.layout.nbytes)
-            digest = fold_updates(base, updates, fold, sink, step, progress)
-            folded = time.monotonic()
-            sink.finish()
-        ended = time.monotonic()
-        answers = training.updates
-        up = sum((remote.cost for remote in remotes), start=Transfer())
-        self._emit(
-            RoundFinished(
-                round=following.round,
-                digest=digest,
-                download=training.down.seconds,
-                train=training.seconds,
-                upload_and_fold=folded - began,
-                checkpoint=ended - folded,
-                weights={site: answer.weight for site, answer in answers.items()},
-                metrics=weighted_metrics(list(answers.values())),
-                down=training.down,
-                up=msgspec.structs.replace(up, seconds=folded - began),
-            )
-        )
-        # Only what is durable is settled: until now the sites still had all it takes to fold again.
-        # One that has died since is noticed when it is asked again; its part of the round is done.
-        for remote in remotes:
-            with suppress(StreamingError):
-                remote.close()
-        return following
+    def _assignment(
+        self, kind: TaskKind, number: int, base: FileSource, cohort: Sequence[str]
+    ) -> Assignment:
+        job = self._job
+        settings = stream_settings(job, job.train.exchange_format)
+        frame = plan_steps(
+            base.layout,
+            self._rule,
+            updates=len(cohort),
+            chunk_size=settings.frame_size,
+            memory_budget=job.aggregation.memory_budget,
+        ).frame
+        seconds = job.clients.round_timeout
+        return Assignment(kind, number, job.rounds, base, job.seed, settings, frame, seconds)
 
-    def dismiss(self, seconds: float) -> None:
-        """Tell the sites that the run is over, and give their scripts ``seconds`` to end."""
-        self._answers.say_goodbye(seconds)
+    def _plan(self, layout: Layout, cohort: int) -> RoundPlan:
+        return plan_round(self._job, layout.nbytes, cohort, is_ranked=self._rule.is_ranked)
 
-    def _ask(
-        self,
-        kind: TaskKind,
-        answer_type: type[AnswerT],
-        model: GlobalModel,
-        cohort: Sequence[str],
-        round_number: int,
-    ) -> tuple[dict[str, AnswerT], Transfer, float]:
-        """Send a task to every site of a cohort.
+    def _least(self, count: int) -> int:
+        return min(self._job.clients.min_updates or count, count)
 
-        Returns:
-            The answers in the sites' order, the cost of the model's way down, and the seconds
-            from when the last site had it until the last one had answered.
-        """
-        source = FileSource(model.path)
-        ref = self._service.offer(source, cohort)
-        began = time.monotonic()
-        for name in cohort:
-            seed = site_seed(self._job.seed, name, round_number, kind)
-            task = Task(kind, round_number, self._job.rounds, ref.token, seed)
-            self._answers.send(name, task)
-            self._emit(SiteState(round=round_number, site=name, state="downloading"))
+    def _optimization(self, stack: ExitStack, number: int, layout: Layout) -> Optimization | None:
+        if self._optimizer is None:
+            return None
+        state_layout = self._optimizer.state_layout(layout, self._rule)
+        out = FileSink(self._run.optimizer_state(number), state_layout)
+        before = FileSource(self._run.optimizer_state(number - 1)) if number > 1 else None
+        return Optimization(self._optimizer, before, stack.enter_context(out))
 
-        def report() -> None:
-            down = {name: delivery.bytes for name, delivery in ref.deliveries.items()}
-            self._emit(Progress(down=down, up={}, size=source.layout.nbytes))
+    def _disk_plan(self, layout: Layout, cohort: int) -> DiskPlan:
+        job, plan = self._job, self._plan(layout, cohort)
+        waiting = 0 if plan.own or plan.in_memory else cohort
+        sums = 0
+        if plan.group:
+            waiting = 2 * plan.group
+            sums = 8 * sum(spec.elements for spec in layout.tensors)
+        state = 0
+        if self._optimizer is not None:
+            state = self._optimizer.state_layout(layout, self._rule).nbytes
+        keep = job.checkpoints.keep
+        return DiskPlan(job.rounds, keep, layout.nbytes, waiting, sums, state)
 
-        try:
-            answers, received_at, retries = self._answers.gather(
-                answer_type, cohort, round_number, kind, report
-            )
-        finally:
-            ref.abort(f"the {kind} task of round {round_number} is over")
-        report()
-        down = _cost(ref, retries, received_at - began)
-        return answers, down, time.monotonic() - received_at
+    def _retire(self, last: int) -> None:
+        best = self._best.best.round if self._best.best is not None else None
+        for warning in self._retention.settle(last, best).warnings:
+            self._emit(Warned(message=warning))
 
-    def _open_updates(
-        self, trained: Mapping[str, Trained]
-    ) -> tuple[list[RemoteSource], list[Update], int]:
-        """Open every site's update, and choose the step of the walk over them."""
-        sizes = [self._settings(answer.framework).frame_size for answer in trained.values()]
-        smallest = min(filter(None, sizes), default=0)  # 0 is that of a site that does not stream
-        steps = plan_steps(smallest, self._job.aggregation.memory_budget)
-        remotes, updates = [], []
-        for name, answer in trained.items():
-            settings = self._settings(answer.framework)
-            if settings.chunk_size:
-                settings = settings._replace(chunk_size=steps.frame)
-            remote = RemoteSource(self._sites[name].up, answer.ref, settings)
-            source: Source = remote
-            if settings.chunk_size == 0:
-                # As the old way does: every update whole, in the server's memory, until all of
-                # them have been folded.
-                source = BufferSource(remote.layout, remote.receive_whole())
-            remotes.append(remote)
-            updates.append(Update(name, source, answer.weight, answer.params_type))
-        return remotes, updates, steps.step
+    def _bench(self, number: int) -> None:
+        for site in self._failures.due():
+            count = self._job.clients.bench_after
+            self._tell(SiteBenched(round=number, site=site, failures=count))
 
-    def _settings(self, framework: Framework) -> StreamSettings:
-        return stream_settings(self._job, framework)
-
-    def _walk_progress(self, sites: Iterable[str], size: int) -> Callable[[int], None]:
-        reported = time.monotonic()
-
-        def on_range(done: int) -> None:
-            nonlocal reported
-            if self._abort.is_set():
-                raise AbortedError("the run was stopped")
-            now = time.monotonic()
-            if now - reported >= REPORT_SECONDS or done == size:
-                reported = now
-                self._emit(Progress(down={}, up=dict.fromkeys(sites, done), size=size))
-
-        return on_range
+    def _tell(self, event: AnyEvent) -> None:
+        self._failures.note(event)
+        self._emit(event)
 
 
-def check_weights(trained: Mapping[str, Trained]) -> None:
+def check_weights(told: Mapping[str, TrainedSite]) -> None:
     """Refuse weights of which no mean can be made.
 
     Raises:
-        SimulationError: one is not above 0, or their sum is not finite; the message names a site.
+        SimulationError: their sum is not finite; the message names a site.
     """
-    for site, answer in trained.items():
-        if not (math.isfinite(answer.weight) and answer.weight > 0):
-            raise SimulationError(f"{site} sent the weight {answer.weight}; it must be above 0")
-    if not math.isfinite(sum(answer.weight for answer in trained.values())):
-        largest = max(trained, key=lambda site: trained[site].weight)
+    if not math.isfinite(sum(each.weight for each in told.values())):
+        largest = max(told, key=lambda site: told[site].weight)
         raise SimulationError(f"the weights add up to infinity; that of {largest} is the largest")
 
 
-def weighted_metrics(answers: Sequence[Trained | Evaluation]) -> dict[str, float]:
+def weighted_metrics(answers: Sequence[TrainedSite | ScoredSite]) -> dict[str, float]:
     """The mean of each metric over the answers that have it, weighted as they are."""
     names = sorted({name for answer in answers for name in answer.metrics})
     means = {}
@@ -265,14 +353,3 @@ def weighted_metrics(answers: Sequence[Trained | Evaluation]) -> dict[str, float
         total = sum(answer.weight for answer in having)
         means[name] = sum(answer.weight * answer.metrics[name] for answer in having) / total
     return means
-
-
-def _cost(ref: Ref, retries: int, seconds: float) -> Transfer:
-    deliveries = ref.deliveries.values()
-    return Transfer(
-        bytes=sum(delivery.bytes for delivery in deliveries),
-        requests=sum(delivery.requests for delivery in deliveries),
-        chunks=sum(delivery.chunks for delivery in deliveries),
-        retries=retries,
-        seconds=seconds,
-    )

@@ -5,11 +5,8 @@ Building a module needs the whole model in memory. The server must not, so it do
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +17,7 @@ import msgspec
 from flstream.client.seeding import seed_everything
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Model
+from flstream.job.code import find_named
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.simulator.child import end_with_peer, redirect_output
@@ -116,24 +114,9 @@ def _state_of(factory: str, args: Mapping[str, Any], seed: int) -> Mapping[str, 
 
 
 def _find(factory: str) -> Callable[..., Any]:
-    """The callable that ``module:callable`` or ``/path/file.py:callable`` names."""
-    where, _, name = factory.rpartition(":")
-    if where.endswith(".py"):
-        path = Path(where)
-        # What the file imports from beside itself must be found, as it is for a script.
-        sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        # What the file defines may be looked up by its module's name. A module of that name that
-        # is there already, such as Python's own ``random``, stays.
-        sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(where)
-    found = getattr(module, name, None)
+    found = find_named(factory)
     if not callable(found):
+        where, _, name = factory.rpartition(":")
         raise ModelError(f"model.factory {factory}: {where} has no callable {name!r}")
     made: Callable[..., Any] = found
     return made

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import Any
 
-from flstream.client.session import SiteInfo
+from flstream.client.code import train_code
+from flstream.client.worker_info import WorkerInfo
 from flstream.errors import AbortedError, StreamingError
 from flstream.job import Job, render_job
+from flstream.simulator.hiring import Recruiter
 from flstream.simulator.initial_model import builder_main
-from flstream.simulator.links import LinkEnd, link
+from flstream.simulator.links import LinkEnd
 from flstream.simulator.processes import ProcessHost
+from flstream.simulator.resume import ResumePoint, take_up
 from flstream.simulator.run_directory import RunDirectory, write_atomically
 from flstream.simulator.server_process import server_main
 from flstream.simulator.settings import stream_settings
-from flstream.simulator.site_process import site_main
 from flstream.simulator.summary import Status, Summary, Tally
+from flstream.simulator.worker_process import worker_main
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
@@ -45,11 +47,15 @@ _EXPLAIN_SECONDS = 0.5
 # How long a site's process may take to end after it has said goodbye.
 _EXIT_SECONDS = 5.0
 
-Pipe = TypeVar("Pipe", socket.socket, LinkEnd)
 Listener = Callable[[AnyEvent, MemorySampler], None]
 
 
-def simulate(job: Job, run: RunDirectory, listener: Listener | None = None) -> Summary:
+def simulate(
+    job: Job,
+    run: RunDirectory,
+    listener: Listener | None = None,
+    resume: ResumePoint | None = None,
+) -> Summary:
     """Run a job in processes of its own.
 
     Ctrl-C, SIGTERM or the terminal's closing stops the run: the last completed round is kept, and
@@ -57,9 +63,10 @@ def simulate(job: Job, run: RunDirectory, listener: Listener | None = None) -> S
 
     Args:
         job: the job.
-        run: a new run directory, to be filled.
+        run: a new run directory, to be filled; or that of the run that goes on.
         listener: called with every event as it happens, and with the sampler that knows the
             memory of every process.
+        resume: where the run goes on; None if it begins.
 
     Returns:
         What is in ``summary.json``.
@@ -67,18 +74,20 @@ def simulate(job: Job, run: RunDirectory, listener: Listener | None = None) -> S
     began = time.monotonic()
     write_atomically(run.job_file, render_job(job))
     _raise_file_limit()
-    tally = Tally(job)
+    tally = Tally(job) if resume is None else take_up(job, run, resume)
     host = ProcessHost(_environment(job), _preloads(job))
     # The summary is written whatever happens, and no Ctrl-C comes between.
     with _Interruption() as interruption:
         with MemorySampler(run.memory) as sampler:
             follower = _Follower(tally, sampler, listener)
             try:
-                with host:
-                    server = _start(job, run, host, sampler)
-                    if follower.follow(server, interruption, host) == "finished":
+                with host, closing(_recruiter(job, run, host, sampler)) as recruiter:
+                    server = _start(job, run, host, sampler, resume, recruiter)
+                    status = follower.follow(server, interruption, host)
+                    recruiter.close()
+                    if status == "finished":
                         host.wait(_EXIT_SECONDS)
-                    follower.explain(host, job)
+                    follower.explain(host)
             except (OSError, EOFError) as error:
                 follower.fail(f"the processes of the run could not be started: {error}")
         summary = tally.close(sampler.peaks(), sampler.peak_total_pss, time.monotonic() - began)
@@ -87,8 +96,18 @@ def simulate(job: Job, run: RunDirectory, listener: Listener | None = None) -> S
     return summary
 
 
-def _start(job: Job, run: RunDirectory, host: ProcessHost, sampler: MemorySampler) -> socket.socket:
-    """Start the builder, the server and the sites, and return this end of the server's events."""
+def _start(
+    job: Job,
+    run: RunDirectory,
+    host: ProcessHost,
+    sampler: MemorySampler,
+    resume: ResumePoint | None,
+    recruiter: Recruiter,
+) -> socket.socket:
+    """Start the builder and the server, and return this end of the server's events.
+
+    The server has the recruiter start the workers.
+    """
     sampler.watch(LAUNCHER, os.getpid())
     sampler.watch(FORK_SERVER, host.fork_server_pid() or 0)
 
@@ -98,46 +117,47 @@ def _start(job: Job, run: RunDirectory, host: ProcessHost, sampler: MemorySample
     # A pipe whose other end stays open here would never be seen to close by those who hold it. So
     # all of them are closed here in the end, however this goes, and one is kept as a duplicate.
     with ExitStack() as stack:
-
-        def until_started(pair: tuple[Pipe, Pipe]) -> tuple[Pipe, Pipe]:
-            for end in pair:
-                stack.callback(end.close)
-            return pair
-
-        events, server_events = until_started(socket.socketpair())
-        builder_end, server_builder = until_started(socket.socketpair())
-        links = {name: until_started(link()) for name in job.clients.names}
-        # The builder first: it has the most to do. The server then waits for it, and the sites'
+        pairs = socket.socketpair(), socket.socketpair()
+        for end in (*pairs[0], *pairs[1]):
+            stack.callback(end.close)
+        (events, server_events), (builder_end, server_builder) = pairs
+        # The builder first: it has the most to do. The server then waits for it, and the workers'
         # imports overlap with both.
-        start(BUILDER, builder_main, job.model, job.seed, run, builder_end)
-        ends = {name: ours for name, (ours, _) in links.items()}
-        start(SERVER, server_main, job, run, ends, server_builder, server_events)
-        script, arguments = job.train.script, command_line(job.train.args)
-        for name, (_, theirs) in links.items():
-            info = _site_info(job, run, name)
-            start(name, site_main, info, run, script, arguments, job.clients.threads, theirs)
+        builds = resume is None or resume.round is None
+        if builds:
+            start(BUILDER, builder_main, job.model, job.seed, run, builder_end)
+        sources = server_builder if builds else None
+        start(SERVER, server_main, job, run, recruiter.theirs, sources, server_events, resume)
+        recruiter.begin()
         return events.dup()
 
 
-def _site_info(job: Job, run: RunDirectory, name: str) -> SiteInfo:
-    return SiteInfo(
+def _recruiter(job: Job, run: RunDirectory, host: ProcessHost, sampler: MemorySampler) -> Recruiter:
+    """What starts workers for the server."""
+    code, threads = train_code(job.train), job.clients.threads
+
+    def start(name: str, end: LinkEnd) -> int:
+        pid = host.start(name, worker_main, _worker_info(job, run, name), run, code, threads, end)
+        sampler.watch(name, pid)
+        return pid
+
+    return Recruiter(start)
+
+
+def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
+    return WorkerInfo(
         name=name,
+        site=name if job.clients.workers == job.clients.count else None,
         job=job.name,
         clients=job.clients.count,
         rounds=job.rounds,
         seed=job.seed,
-        folder=str(run.site(name)),
+        sites_folder=str(run.sites),
         exchange_format=job.train.exchange_format,
         streaming=stream_settings(job, job.train.exchange_format),
+        include=job.aggregation.include,
+        exclude=job.aggregation.exclude,
     )
-
-
-def command_line(args: Mapping[str, Any]) -> list[str]:
-    """A script's arguments as ``--key value``; what is not a string is written as JSON."""
-    words = []
-    for key, value in args.items():
-        words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
-    return words
 
 
 def _raise_file_limit() -> None:
@@ -150,9 +170,10 @@ def _raise_file_limit() -> None:
 
 def _preloads(job: Job) -> list[str]:
     """What to import before any process is forked, beside what all of them need."""
-    # torch.optim imports it at first use: a second and 80 MiB in every site, or once in the fork
-    # server. Scripts that do not train have no use for it.
-    uses_optimizer = b"optim" in job.train.script.read_bytes()
+    # torch.optim imports it at first use: a second and 80 MiB in every worker, or once in the fork
+    # server. Code that does not train with it has no use for it.
+    source = job.train.source
+    uses_optimizer = source is not None and b"optim" in source.read_bytes()
     return ["torch._dynamo"] if uses_optimizer else []
 
 
@@ -228,20 +249,25 @@ class _Follower:
         if self._tally.summary.status == "running":
             self._take(RunFinished(status="failed", error=error))
 
-    def explain(self, host: ProcessHost, job: Job) -> None:
+    def explain(self, host: ProcessHost) -> None:
         """Add to a failure how the processes ended that did not end well."""
         summary = self._tally.summary
         if summary.status != "failed":
             return
         host.wait_for_any(_EXPLAIN_SECONDS)
-        ended = {name: host.exit_code(name) for name in (SERVER, BUILDER, *job.clients.names)}
         killed = [
             f"{name} was killed by {signal.Signals(-code).name}{_hint(name, code)}"
-            for name, code in ended.items()
-            if code is not None and code < 0
+            for name, code in host.exit_codes().items()
+            if code is not None and code < 0 and self._is_unexplained(name)
         ]
         if killed:
             summary.error = f"{summary.error} ({', '.join(killed)})"
+
+    def _is_unexplained(self, name: str) -> bool:
+        # The server itself ends workers that it can no longer use, and says why.
+        return name in (SERVER, BUILDER) or f"{name} closed the channel" in str(
+            self._tally.summary.error
+        )
 
     def _stop(self, server: socket.socket, channel: MessageChannel[AnyEvent]) -> None:
         """Ask the server to stop, and give it a moment to say how far it came."""

@@ -17,8 +17,7 @@ if os.environ.get("PYTHONSAFEPATH") == "flstream":
 
 import torch
 
-import flstream.client.session
 import flstream.simulator.server_process
-import flstream.simulator.site_process
+import flstream.simulator.worker_process
 
 __all__ = ["flstream", "torch"]

@@ -35,13 +35,19 @@ class ProcessHost:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD, *preload])
         self._processes: dict[str, ForkServerProcess] = {}
+        self._replaced: list[ForkServerProcess] = []
 
     def start(self, name: str, target: Callable[..., None], *args: Any) -> int:
-        """Start a process and return its pid. ``target`` and ``args`` must be picklable."""
+        """Start a process and return its pid; it takes the place of one of the same name.
+
+        ``target`` and ``args`` must be picklable.
+        """
         # Not a daemon: a training script may start processes of its own, such as data loaders.
         process = self._context.Process(target=target, args=args, name=name, daemon=False)
         with _without_main_module():
             process.start()
+        if name in self._processes:
+            self._replaced.append(self._processes[name])
         self._processes[name] = process
         assert process.pid is not None
         return process.pid
@@ -55,9 +61,9 @@ class ProcessHost:
         """Wait until a process has ended."""
         self._processes[name].join(seconds)
 
-    def exit_code(self, name: str) -> int | None:
-        """How a process ended, as :attr:`multiprocessing.Process.exitcode` has it."""
-        return self._processes[name].exitcode
+    def exit_codes(self) -> Mapping[str, int | None]:
+        """How processes ended, as :attr:`multiprocessing.Process.exitcode` has it."""
+        return {name: process.exitcode for name, process in self._processes.items()}
 
     def wait_for_any(self, seconds: float) -> None:
         """Wait until one more process has ended."""
@@ -67,9 +73,12 @@ class ProcessHost:
     def wait(self, seconds: float) -> bool:
         """Wait until every process has ended; False if some live on after ``seconds``."""
         ends = time.monotonic() + seconds
-        for process in self._processes.values():
+        for process in self._all():
             process.join(max(ends - time.monotonic(), 0.0))
-        return all(process.exitcode is not None for process in self._processes.values())
+        return all(process.exitcode is not None for process in self._all())
+
+    def _all(self) -> list[ForkServerProcess]:
+        return [*self._processes.values(), *self._replaced]
 
     def __enter__(self) -> Self:
         # The fork server is a `python -c`, for which the working directory comes first on the path:
@@ -80,14 +89,14 @@ class ProcessHost:
         return self
 
     def __exit__(self, *_: object) -> None:
-        living = [process for process in self._processes.values() if process.is_alive()]
+        living = [process for process in self._all() if process.is_alive()]
         for process in living:
             process.terminate()
         if not self.wait(_GRACE_SECONDS):
             for process in living:
                 process.kill()
             self.wait(_GRACE_SECONDS)
-        for process in self._processes.values():
+        for process in self._all():
             if process.exitcode is not None:
                 process.close()
         self._stop_fork_server()

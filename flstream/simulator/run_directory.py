@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from flstream.errors import UsageError
+from flstream.model.checkpoint import sync_directory
+from flstream.telemetry.locks import lock_file
+
+# What a folder may have in it when a run was cut off before it had written its job file.
+_MADE_FIRST = {"checkpoints", "sites", "events.jsonl", "memory.jsonl", "job.conf.tmp"}
+# What lies in checkpoints/, and the round that it is of: models, and what a round keeps with its
+# model; the temporary files of both.
+_OF_ROUND = re.compile(r"round-(\d{4,9})(?:\.[a-z_-]+)?\.safetensors(\.tmp)?")
 
 
 @dataclass(frozen=True)
@@ -43,13 +53,91 @@ class RunDirectory:
                     f"{named} is not empty; name a new folder with --run-dir, "
                     "since a run never deletes what it did not create"
                 )
-            run.checkpoints.mkdir()
-            run.sites.mkdir()
+            run._furnish()
         except OSError as error:
             raise UsageError(
                 f"the run directory {named} cannot be made: {error.strerror}"
             ) from error
         return run
+
+    @classmethod
+    def reopen(cls, job_name: str, path: Path | None = None) -> RunDirectory:
+        """The folder of a run that is to go on; a new one where none was begun.
+
+        Args:
+            job_name: for the default, the newest ``runs/<job>-<time>`` below the working directory.
+            path: the folder to use instead. It need not exist.
+
+        Raises:
+            UsageError: it has something else in it than a run, or cannot be used.
+        """
+        folder = _newest(job_name) if path is None else path.absolute()
+        if folder is None:
+            return cls.create(job_name)
+        run = cls(folder)
+        try:
+            if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+                return cls.create(job_name, folder)
+            if not run._was_begun():
+                raise UsageError(
+                    f"{path or folder} is not a run directory, since it lacks what a run makes "
+                    "first (job.conf, checkpoints/ and sites/); name one with --run-dir, or leave "
+                    "out --resume to start a new run"
+                )
+            run._furnish()
+        except OSError as error:
+            raise UsageError(
+                f"the run directory {path or folder} cannot be used: {error.strerror}"
+            ) from error
+        return run
+
+    def _was_begun(self) -> bool:
+        """Whether a run made this folder, and not, say, whoever wrote a job file."""
+        if not self.path.is_dir():
+            return False
+        if self.job_file.exists():
+            return self.checkpoints.is_dir() and self.sites.is_dir()
+        # Cut off before it had written its job file, it has nothing in its folders and files yet.
+        made = list(self.path.iterdir())
+        has_more = any(
+            any(each.iterdir()) if each.is_dir() else each == self.events and each.stat().st_size
+            for each in made
+        )
+        return {each.name for each in made} <= _MADE_FIRST and not has_more
+
+    def _furnish(self) -> None:
+        """Make what a run begins with, unless it is there, and make all these names durable."""
+        self.checkpoints.mkdir(exist_ok=True)
+        self.sites.mkdir(exist_ok=True)
+        # An event that is durable is of no use in a file that has no name after a power cut.
+        self.events.touch()
+        sync_directory(self.path)
+        sync_directory(self.path.parent)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other runs out of the folder for as long as the block lasts.
+
+        The lock ends with this process, however that ends. It is on the file that this process
+        writes itself, since a folder cannot be locked on every file system.
+
+        Raises:
+            UsageError: another run is in it.
+        """
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self.memory.open("ab"))
+                if not lock_file(file.fileno()):
+                    raise UsageError(
+                        f"a run in {self.path} is still going on; wait until it has ended, "
+                        "or name another folder with --run-dir"
+                    )
+            except OSError as error:
+                raise UsageError(
+                    f"the run directory {self.path} cannot be locked: {error.strerror}; "
+                    "name a folder on another disk with --run-dir"
+                ) from error
+            yield
 
     @property
     def job_file(self) -> Path:
@@ -90,6 +178,14 @@ class RunDirectory:
         """The model after a round; round 0 is the initial model."""
         return self.checkpoints / f"round-{round_number:04d}.safetensors"
 
+    def optimizer_state(self, round_number: int) -> Path:
+        """What the server's optimizer remembers after a round."""
+        return self.checkpoints / f"round-{round_number:04d}.optimizer.safetensors"
+
+    def updates(self, round_number: int) -> Path:
+        """The folder of the updates of a round that wait to be folded."""
+        return self.path / "updates" / f"round-{round_number:04d}"
+
     def site(self, name: str) -> Path:
         """The folder of a site's own outputs and state."""
         return self.sites / name
@@ -114,13 +210,54 @@ class RunDirectory:
             if log.stat().st_size == 0:
                 log.unlink()
 
+    def leftovers(self, round_number: int | None) -> list[Path]:
+        """What a run made that has to go before it goes on from the model of a round.
+
+        That is what later rounds left, whole or not, and what only a run that has ended has.
+
+        Args:
+            round_number: of that model; None if there is none.
+        """
+        kept = -1 if round_number is None else round_number
+        found = []
+        for path in sorted(self.checkpoints.iterdir()):
+            match = _OF_ROUND.fullmatch(path.name)
+            if match is not None and (int(match[1]) > kept or match[2]) and not path.is_dir():
+                found.append(path)
+        ends = [self.final_model, self.summary]
+        temporary = [_temporary(path) for path in (self.job_file, *ends)]
+        return found + [path for path in (*ends, *temporary) if path.is_file()]
+
     def publish_final_model(self, round_number: int) -> None:
-        """Give the checkpoint of the last round its second name."""
+        """Give the checkpoint of the last round its second name.
+
+        One that was published before is replaced. It is never written to: it may be another
+        checkpoint's second name.
+        """
+        temporary = _temporary(self.final_model)
+        temporary.unlink(missing_ok=True)
         try:
-            os.link(self.checkpoint(round_number), self.final_model)
+            os.link(self.checkpoint(round_number), temporary)
         except OSError:
             # Not every file system has hard links.
-            shutil.copy2(self.checkpoint(round_number), self.final_model)
+            shutil.copy2(self.checkpoint(round_number), temporary)
+            _sync_file(temporary)
+        temporary.replace(self.final_model)
+        # If both were names of one file already, the system has left both of them.
+        temporary.unlink(missing_ok=True)
+        sync_directory(self.path)
+
+
+def _newest(job_name: str) -> Path | None:
+    """The run of a job that was begun last below the working directory."""
+    runs = Path("runs").absolute()
+    name = re.compile(re.escape(job_name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
+    found = []
+    for path in runs.iterdir() if runs.is_dir() else ():
+        match = name.fullmatch(path.name)
+        if match is not None and path.is_dir():
+            found.append(((match[1], int(match[2] or 1)), path))
+    return max(found)[1] if found else None
 
 
 def _made(path: Path) -> Path:
@@ -136,9 +273,17 @@ def _made(path: Path) -> Path:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file such that it is either whole and durable or not there."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary = _temporary(path)
+    temporary.write_text(text, encoding="utf-8")
+    _sync_file(temporary)
     temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -7,26 +7,28 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from flstream.errors import AbortedError, ChannelClosedError, FlstreamError
 from flstream.job import Job
 from flstream.simulator.child import redirect_output
+from flstream.simulator.crew import Crew
 from flstream.simulator.federation import LocalFederation
+from flstream.simulator.hiring import Hiring
 from flstream.simulator.initial_model import BuildReport
-from flstream.simulator.links import LinkEnd
+from flstream.simulator.resume import ResumePoint
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.settings import stream_settings
-from flstream.simulator.site import Site
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
+    Evaluated,
     EventLog,
     ProcessEnded,
     ProcessReady,
     Progress,
+    RoundFinished,
     RunFinished,
     RunStarted,
 )
@@ -37,7 +39,7 @@ from flstream.workflows.fedavg import fedavg
 
 WORKFLOWS = {"fedavg": fedavg}
 
-# How long a training script may go on after the last round, to save or to print.
+# How long training code may go on after the last round, to save or to print.
 _GOODBYE_SECONDS = 30.0
 
 
@@ -46,16 +48,16 @@ class StopRequest:
 
     def __init__(self, launcher: socket.socket) -> None:
         self._launcher = launcher
-        self._poll = select.poll()
-        self._poll.register(launcher, select.POLLIN)
 
     def fileno(self) -> int:
         """The descriptor of the launcher's socket, which the launcher never writes to."""
         return self._launcher.fileno()
 
     def is_set(self) -> bool:
-        """Whether the launcher has closed its way."""
-        return bool(self._poll.poll(0))
+        """Whether the launcher has closed its way. Any thread may ask."""
+        poll = select.poll()
+        poll.register(self._launcher, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 class Reporter:
@@ -77,7 +79,8 @@ class Reporter:
             AbortedError: the launcher is gone, so the run is to stop.
         """
         if not isinstance(event, Progress):
-            self._log.write(event)
+            # What a run goes on from has to be there after a power cut, too.
+            self._log.write(event, durable=isinstance(event, RoundFinished | Evaluated))
         try:
             self._launcher.send(event, timeout=None)
         except ChannelClosedError as error:
@@ -87,9 +90,10 @@ class Reporter:
 def server_main(
     job: Job,
     run: RunDirectory,
-    ends: Mapping[str, LinkEnd],
-    builder: socket.socket,
+    recruiter: socket.socket,
+    builder: socket.socket | None,
     launcher: socket.socket,
+    resume: ResumePoint | None,
 ) -> None:
     """The process: run the job to its end, however it ends.
 
@@ -98,9 +102,10 @@ def server_main(
     Args:
         job: the job.
         run: its run directory.
-        ends: the server's ends of the pipes to the sites, by name.
-        builder: where the builder process reports.
+        recruiter: where workers are asked for.
+        builder: where the builder process reports; None if the run goes on from a model.
         launcher: where events go; the launcher closes its way here to stop the run.
+        resume: where the run goes on; None if it begins.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     redirect_output(run.log(SERVER))
@@ -110,7 +115,7 @@ def server_main(
     )
     with EventLog(run.events) as log:
         reporter = Reporter(log, channel)
-        outcome = _run(job, run, ends, builder, reporter, abort)
+        outcome = _run(job, run, Hiring(recruiter), builder, reporter, abort, resume)
         for event in (ProcessEnded(process=SERVER, peak_rss=own_peak_rss()), outcome):
             with suppress(AbortedError):  # it stands in the log, whether or not anyone looks on
                 reporter.emit(event)
@@ -119,22 +124,32 @@ def server_main(
 def _run(
     job: Job,
     run: RunDirectory,
-    ends: Mapping[str, LinkEnd],
-    builder: socket.socket,
+    hiring: Hiring,
+    builder: socket.socket | None,
     reporter: Reporter,
     abort: StopRequest,
+    resume: ResumePoint | None,
 ) -> RunFinished:
     try:
         reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
-        reporter.emit(_run_started(job, list(ends)))
-        with DownloadService() as service:
-            sites = {name: Site(name, end, service, abort) for name, end in ends.items()}
-            reports: MessageChannel[BuildReport] = MessageChannel(
-                PipeChannel(builder, "the builder"), "the builder", BuildReport
+        reporter.emit(_run_started(job))
+        clients = job.clients
+        with (
+            DownloadService() as service,
+            closing(
+                Crew(clients.worker_names, hiring, service, abort, clients.round_timeout)
+            ) as crew,
+        ):
+            reports: MessageChannel[BuildReport] | None = None
+            if builder is not None:
+                reports = MessageChannel(
+                    PipeChannel(builder, "the builder"), "the builder", BuildReport
+                )
+            federation = LocalFederation(
+                job, run, crew, service, reports, reporter.emit, abort, resume
             )
-            federation = LocalFederation(job, run, sites, service, reports, reporter.emit, abort)
-            WORKFLOWS[job.workflow.type](federation, job)
-            run.publish_final_model(job.rounds)
+            model = WORKFLOWS[job.workflow.type](federation, job)
+            run.publish_final_model(model.round)
             federation.dismiss(_GOODBYE_SECONDS)
     except AbortedError as error:
         return RunFinished(status="stopped", error=str(error))
@@ -148,13 +163,13 @@ def _run(
     return RunFinished(status="finished")
 
 
-def _run_started(job: Job, sites: list[str]) -> RunStarted:
+def _run_started(job: Job) -> RunStarted:
     settings = stream_settings(job, job.train.exchange_format)
     return RunStarted(
         job=job.name,
         seed=job.seed,
         rounds=job.rounds,
-        sites=sites,
+        sites=job.clients.names,
         mode="native" if settings.chunk_size == 0 else job.streaming.mode,
         chunk_size=settings.chunk_size,
     )

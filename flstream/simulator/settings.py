@@ -19,4 +19,5 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         request_size=streaming.request_size,
         window=streaming.window,
         request_timeout=streaming.streaming_per_request_timeout,
+        push=streaming.mode == "push",
     )

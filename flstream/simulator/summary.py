@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -12,11 +12,15 @@ from flstream.job import Job
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
+    EndedEarly,
     Evaluated,
     ModelReady,
     RoundFinished,
     RunFinished,
+    RunResumed,
     RunStarted,
+    SiteBenched,
+    SiteFailed,
     Transfer,
     Warned,
 )
@@ -50,6 +54,14 @@ class TransferSummary(msgspec.Struct):
     up: Transfer = msgspec.field(default_factory=Transfer)
 
 
+class Failure(msgspec.Struct):
+    """A site that had no part in a round, and why. Round 0 is before the first."""
+
+    round: int
+    site: str
+    reason: str
+
+
 class RoundSummary(msgspec.Struct):
     """Where the seconds of a round went."""
 
@@ -73,6 +85,9 @@ class Summary(msgspec.Struct):
     """The whole of it.
 
     Attributes:
+        ended_early: why there are fewer rounds than the job has; None if there are not.
+        failures: sites that had no part in a round.
+        benched: sites that failed too often in a row, and are asked no more.
         metrics: one table a round: ``round``, each metric of its model, and under ``train`` what
             the sites reported with their updates.
     """
@@ -83,10 +98,13 @@ class Summary(msgspec.Struct):
     job: str = ""
     seed: int = 0
     rounds_completed: int = 0
+    ended_early: str | None = None
     clients: int = 0
     model: ModelSummary = msgspec.field(default_factory=ModelSummary)
     metrics: list[dict[str, Any]] = msgspec.field(default_factory=list)
     best: Best | None = None
+    failures: list[Failure] = msgspec.field(default_factory=list)
+    benched: list[str] = msgspec.field(default_factory=list)
     transfer: TransferSummary = msgspec.field(default_factory=TransferSummary)
     rounds: list[RoundSummary] = msgspec.field(default_factory=list)
     memory: MemorySummary = msgspec.field(default_factory=MemorySummary)
@@ -97,26 +115,49 @@ class Summary(msgspec.Struct):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
+TALLIED = (
+    RunStarted,
+    RunResumed,
+    ModelReady,
+    RoundFinished,
+    SiteFailed,
+    SiteBenched,
+    Evaluated,
+    EndedEarly,
+    Warned,
+    RunFinished,
+)
+"""The kinds of events that a summary is made of: what :meth:`Tally.apply` does not pass over."""
+
+
 class Tally:
     """Adds a run's events up to its summary.
 
     Args:
         job: for its sites, and the metric that decides which round was best.
+        earlier: events that count of a run that was interrupted.
+        earlier_seconds: how long it had been running.
 
     Attributes:
         summary: so far.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(
+        self, job: Job, earlier: Iterable[AnyEvent] = (), earlier_seconds: float = 0.0
+    ) -> None:
         self._args = job.workflow.args
-        self._sites = job.clients.names
+        self._workers = job.clients.worker_names
+        self._earlier_seconds = earlier_seconds
         self.summary = Summary(job=job.name, seed=job.seed, clients=job.clients.count)
+        for event in earlier:
+            self.apply(event)
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event, in the order in which they happened."""
         summary = self.summary
         match event:
             case RunStarted():
+                summary.ended_early = None
                 summary.transfer.mode = event.mode
                 summary.transfer.chunk_size = event.chunk_size
             case ModelReady():
@@ -128,11 +169,25 @@ class Tally:
                 summary.transfer.down += event.down
                 summary.metrics[-1] = {**event.metrics, **summary.metrics[-1]}
                 self._compare(event)
+            case SiteFailed():
+                summary.failures.append(Failure(event.round, event.site, event.reason))
+            case SiteBenched():
+                summary.benched.append(event.site)
+            case EndedEarly():
+                summary.ended_early = event.reason
             case Warned():
-                summary.warnings.append(event.message)
+                self._warn(event.message)
+            case RunResumed():
+                for message in event.warnings:
+                    self._warn(message)
             case RunFinished():
                 summary.status = event.status
                 summary.error = event.error or None
+
+    def _warn(self, message: str) -> None:
+        # A server that goes on for another does not know what that one has said already.
+        if message not in self.summary.warnings:
+            self.summary.warnings.append(message)
 
     def _finish_round(self, event: RoundFinished) -> None:
         summary = self.summary
@@ -161,9 +216,15 @@ class Tally:
     def close(
         self, peaks: Mapping[str, ProcessMemory], peak_total_pss: int, wall_seconds: float
     ) -> Summary:
-        """Add what only the launcher knows, and return the summary."""
-        sites = {name: peaks[name] for name in self._sites if name in peaks}
+        """Add what only the launcher knows, and return the summary.
+
+        Args:
+            peaks: of each process, by name.
+            peak_total_pss: in bytes, of all of them at one time.
+            wall_seconds: since the run began or was resumed.
+        """
+        sites = {name: peaks[name] for name in self._workers if name in peaks}
         server = peaks.get(SERVER, ProcessMemory())
         self.summary.memory = MemorySummary(server, sites, peak_total_pss)
-        self.summary.wall_seconds = wall_seconds
+        self.summary.wall_seconds = self._earlier_seconds + wall_seconds
         return self.summary

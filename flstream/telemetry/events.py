@@ -5,12 +5,17 @@ The live view, the summary and whoever reads ``events.jsonl`` later see the same
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
 
 import msgspec
+
+from flstream.errors import SimulationError
+from flstream.telemetry.locks import lock_file
 
 # JSON has no NaN and no infinity: they are written, and read back, as null.
 Metrics = Mapping[str, float | None]
@@ -61,8 +66,23 @@ class RunStarted(Event, tag="run_started"):
     seed: int
     rounds: int
     sites: list[str]
-    mode: Literal["pull", "native"]
+    mode: Literal["pull", "push", "native"]
     chunk_size: int
+
+
+class RunResumed(Event, tag="run_resumed"):
+    """The run goes on after an interruption.
+
+    What was written after the last event of ``round`` is void: it is done again.
+
+    Attributes:
+        round: the completed round from whose model the run goes on; 0 is the initial model, and
+            None says that this has to be built anew.
+        warnings: what was not found as it was left.
+    """
+
+    round: int | None
+    warnings: list[str] = []
 
 
 class ProcessReady(Event, tag="process_ready"):
@@ -122,10 +142,25 @@ class SiteLog(Event, tag="site_log"):
 
 
 class SiteFailed(Event, tag="site_failed"):
-    """A site cannot take part any further."""
+    """A site has no part in a round, and why."""
 
     round: int
     site: str
+    reason: str
+
+
+class SiteBenched(Event, tag="site_benched"):
+    """A site that keeps failing is asked no more."""
+
+    round: int
+    site: str
+    failures: int
+
+
+class EndedEarly(Event, tag="ended_early"):
+    """The job has trained enough before its last round, and why."""
+
+    round: int
     reason: str
 
 
@@ -194,6 +229,7 @@ class Progress(Event, tag="progress"):
 
 AnyEvent = (
     RunStarted
+    | RunResumed
     | ProcessReady
     | ProcessEnded
     | ModelReady
@@ -202,6 +238,8 @@ AnyEvent = (
     | SiteUpdate
     | SiteLog
     | SiteFailed
+    | SiteBenched
+    | EndedEarly
     | Warned
     | Evaluated
     | RoundFinished
@@ -226,22 +264,91 @@ def decode_event(line: bytes) -> AnyEvent:
     return _decoder.decode(line)
 
 
+# How much of the file's end is read at a time, in search of the last whole line.
+_TAIL_BYTES = 1 << 16
+
+
 class EventLog:
-    """Appends events to a file, a line each, so that what has happened survives a crash."""
+    """Appends events to a file, a line each, so that what has happened survives a crash.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+    A line that an earlier process was writing when it died is cut off first, so that every line but
+    the last is always whole. The file is locked: there is one writer at a time.
 
-    def write(self, event: AnyEvent) -> None:
-        """Append one event."""
-        self._file.write(encode_event(event) + b"\n")
+    Args:
+        path: of the file; it is made if need be.
+        patience: seconds to wait for another writer to end.
+
+    Raises:
+        SimulationError: another process still writes to the file, or it cannot be written.
+    """
+
+    def __init__(self, path: Path, patience: float = 0.0) -> None:
+        self._path = path
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
+            if not lock_file(self._file.fileno(), patience):
+                raise SimulationError(
+                    f"another process still writes to {path}; wait until it has ended, or end it"
+                )
+            self._end = _end_of_last_line(self._file.fileno())
+            self._file.truncate(self._end)
+        except BaseException as error:
+            self._file.close()
+            if isinstance(error, OSError):
+                raise self._failed(error) from error
+            raise
+
+    def write(self, event: AnyEvent, *, durable: bool = False) -> None:
+        """Append one event.
+
+        Args:
+            event: what happened.
+            durable: return only when this event, and all before it, would survive a power cut.
+
+        Raises:
+            SimulationError: the disk refused it. No part of it is left in the file.
+        """
+        line = memoryview(encode_event(event) + b"\n")
+        size = len(line)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            # Half a line would spoil the next one, and with it the whole journal.
+            with suppress(OSError):
+                self._file.truncate(self._end)
+            raise self._failed(error) from error
+        self._end += size
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and let others write to it."""
         self._file.close()
+
+    def _failed(self, error: OSError) -> SimulationError:
+        return SimulationError(
+            f"{self._path} cannot be written: {error.strerror}; put that right, and go on "
+            "with --resume"
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _end_of_last_line(fd: int) -> int:
+    """How many bytes of a file are whole lines."""
+    stop = os.fstat(fd).st_size
+    while stop > 0:
+        start = max(stop - _TAIL_BYTES, 0)
+        found = os.pread(fd, stop - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        stop = start
+    return 0

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from flstream.aggregation.mean import WeightedMean
 from flstream.job import Job
-from flstream.workflows.federation import Federation
+from flstream.workflows.federation import Federation, GlobalModel, TrainingT
 from flstream.workflows.sampling import sample_sites
+from flstream.workflows.stopping import EarlyStopping
 
 
-def fedavg(federation: Federation, job: Job) -> None:
-    """Run a job's rounds.
+def fedavg(federation: Federation[TrainingT], job: Job) -> GlobalModel:
+    """Run a job's rounds, from wherever the federation's model is.
 
-    Each round samples sites, has them train the global model, and makes the mean of what they
-    send, weighted by their numbers of examples, the next global model.
+    Each round samples sites, has them train the global model, and folds what they send into the
+    next one: by default the mean, weighted by their numbers of examples.
+
+    Returns:
+        The model of the last round.
     """
-    model = federation.initial_model()
-    while model.round < job.rounds:
+    stopping = EarlyStopping(job, federation.evaluations)
+    evaluated = {round_number for round_number, _ in federation.evaluations}
+    model = federation.model()
+    while True:
+        if _evaluation_is_due(job, model.round) and model.round not in evaluated:
+            metrics = federation.evaluate(model, federation.sites)
+            for warning in stopping.evaluated(model.round, metrics).warnings:
+                federation.warn(warning)
+        if model.round >= job.rounds:
+            return model
+        if stopping.reason is not None:
+            federation.end_early(model, stopping.reason)
+            return model
         cohort = sample_sites(federation.sites, job.clients.cohort_size, job.seed, model.round + 1)
         training = federation.train(model, cohort)
-        model = federation.aggregate(model, training, WeightedMean())
-        if _evaluation_is_due(job, model.round):
-            federation.evaluate(model, federation.sites)
+        model = federation.aggregate(model, training)
 
 
 def _evaluation_is_due(job: Job, round_number: int) -> bool:
     every = job.workflow.args.evaluate_every
-    return every > 0 and (round_number % every == 0 or round_number == job.rounds)
+    is_last = round_number == job.rounds
+    return round_number > 0 and every > 0 and (round_number % every == 0 or is_last)

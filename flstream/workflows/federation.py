@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from flstream.aggregation.fold import Fold
-from flstream.client.messages import Trained
-from flstream.telemetry.events import Transfer
+from flstream.telemetry.events import Metrics
+
+TrainingT = TypeVar("TrainingT")
 
 
 class GlobalModel(NamedTuple):
@@ -17,49 +17,50 @@ class GlobalModel(NamedTuple):
     Attributes:
         round: the round it is the result of; 0 is the initial model.
         path: its checkpoint.
+        digest: of it.
     """
 
     round: int
     path: Path
+    digest: str
 
 
-class Training(NamedTuple):
-    """What came of asking sites to train.
-
-    Attributes:
-        updates: where each site offers its update, in the order in which they are to be folded.
-        down: the cost of the model's way to the sites.
-        seconds: from when the last site had the model until the last one had trained it.
-    """
-
-    updates: Mapping[str, Trained]
-    down: Transfer
-    seconds: float
-
-
-class Federation(Protocol):
+class Federation(Protocol[TrainingT]):
     """Sites that can train and evaluate a model."""
 
     @property
     def sites(self) -> Sequence[str]:
-        """The names of all sites, in their fixed order."""
+        """The names of all sites that are asked, in their fixed order."""
         ...
 
-    def initial_model(self) -> GlobalModel:
-        """The model to begin with."""
+    @property
+    def evaluations(self) -> Sequence[tuple[int, Metrics]]:
+        """Of earlier rounds, if this is a run that goes on: the round, and its metrics."""
         ...
 
-    def train(self, model: GlobalModel, cohort: Sequence[str]) -> Training:
+    def model(self) -> GlobalModel:
+        """The model to begin with, or to go on from."""
+        ...
+
+    def train(self, model: GlobalModel, cohort: Sequence[str]) -> TrainingT:
         """Begin the round after the model's: have a cohort train it.
 
-        The updates stay with the sites until they are aggregated.
+        What comes of it is for :meth:`aggregate`.
         """
         ...
 
-    def aggregate(self, model: GlobalModel, training: Training, fold: Fold) -> GlobalModel:
+    def aggregate(self, model: GlobalModel, training: TrainingT) -> GlobalModel:
         """Finish that round: fold the updates into its model, and make that durable."""
         ...
 
     def evaluate(self, model: GlobalModel, cohort: Sequence[str]) -> Mapping[str, float]:
         """Have sites score a model; the metrics are weighted by the sites' own weights."""
+        ...
+
+    def end_early(self, model: GlobalModel, reason: str) -> None:
+        """Say why a model is the last, though the job has more rounds."""
+        ...
+
+    def warn(self, message: str) -> None:
+        """Say something that is not wrong, but most likely not meant."""
         ...

@@ -10,10 +10,12 @@ def sample_sites(sites: Sequence[str], count: int, seed: int, round_number: int)
     """Draw sites without replacement, by the seed and the round alone.
 
     Returns:
-        ``count`` names in the order of ``sites``, which is the order in which updates are folded.
+        ``count`` names, or all if there are no more, in the order of ``sites``, which is the order
+        in which updates are folded.
     """
     # A string seeds through SHA-512: neighbouring rounds and seeds have nothing in common.
-    drawn = set(random.Random(f"flstream/sites/{seed}/{round_number}").sample(list(sites), count))
+    generator = random.Random(f"flstream/sites/{seed}/{round_number}")
+    drawn = set(generator.sample(list(sites), min(count, len(sites))))
     return [site for site in sites if site in drawn]
 
 

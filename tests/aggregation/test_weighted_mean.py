@@ -1,39 +1,41 @@
 """The mean: that of a plain float64 sum, the same bits however the body is cut."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from folding import Frames, MemorySink
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import FLOATS, INTEGERS, cuts, entries, tensor
 
-from flstream.aggregation.mean import WeightedMean
+from flstream.aggregation.elements import Elements
+from flstream.aggregation.rules import Rule
+from flstream.aggregation.steps import Steps
+from flstream.aggregation.updates import Update
+from flstream.aggregation.walk import fold_updates
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody
+from flstream.model.memory import BufferSource, MemoryBody
 
 WEIGHTS = (3.0, 1.0, 7.5)
 
 
 def fold(layout: Layout, updates, weights, step=1 << 20, base=None) -> bytes:
     """The mean of bodies of bytes, folded range by range."""
-    mean, out = WeightedMean(), bytearray(layout.nbytes)
-    for start, stop in layout.ranges(step):
-        mean.begin(layout.runs(start, stop))
-        for data, weight in zip(updates, weights, strict=True):
-            # A copy that is gone once it was taken, as a receiver's buffer is.
-            part = bytearray(data[start:stop])
-            if base is None:
-                mean.add(memoryview(part), weight)
-            else:
-                old = bytearray(base[start:stop])
-                mean.add_difference(memoryview(part), memoryview(old), weight)
-                old[:] = b"\xaa" * len(old)
-            part[:] = b"\x55" * len(part)
-        mean.finish(memoryview(out)[start:stop])
-    return bytes(out)
+    sink = MemorySink(layout)
+    old = BufferSource(layout, memoryview(bytearray(base or layout.nbytes)))
+    kind = "DIFF" if base else "FULL"
+    sources = [BufferSource(layout, memoryview(bytearray(data))) for data in updates]
+    sent = [
+        Update(f"site-{i}", partial(Frames, source, 16), weight, kind)
+        for i, (source, weight) in enumerate(zip(sources, weights, strict=True))
+    ]
+    rule = Rule(on_nonfinite="allow")
+    fold_updates(old, sent, rule, sink, Steps(step, 16), lambda _: None)
+    return bytes(sink.body)
 
 
 def mean_of(tensors, weights=None, base=None, step=1 << 20):
@@ -223,3 +225,47 @@ def test_the_mean_has_the_same_bits_however_the_body_is_cut(given_entries, data)
 def test_blocks_of_a_long_range_are_folded_alike(code):
     updates = [tensor(code, (40_000,), seed) for seed in range(2)]
     assert bits(mean_of(updates)) == bits(mean_of(updates, step=4096))
+
+
+@given(
+    code=st.sampled_from(["F64", "F32", "F16", "BF16"]),
+    shape=st.lists(st.integers(1, 9), max_size=3).map(tuple),
+    weights=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+    step=cuts(3000),
+)
+@settings(max_examples=60, deadline=None)
+def test_floats_are_within_an_ulp_of_the_exact_mean(code, shape, weights, seed, step):
+    generator = torch.Generator().manual_seed(seed)
+    dtype = torch_dtype(code)
+    updates = [torch.randn(shape, generator=generator).to(dtype) for _ in weights]
+    found = mean_of(updates, weights, step=step)
+    # Where values cancel, what float64 rounds off shows.
+    largest = max(float(u.abs().max()) for u in updates)
+    least = torch.finfo(dtype).smallest_normal + 2**-48 * largest
+    for place, values in enumerate(zip(*(u.flatten().tolist() for u in updates), strict=True)):
+        exact = sum(Fraction(w) * Fraction(v) for w, v in zip(weights, values, strict=True))
+        exact /= sum(map(Fraction, weights))
+        ulp = torch.finfo(dtype).eps * abs(exact)
+        assert abs(Fraction(found.flatten()[place].item()) - exact) <= max(ulp, least)
+
+
+@pytest.mark.parametrize("code", ["BF16", "F8_E4M3", "F8_E5M2"])
+def test_small_floats_are_rounded_once_to_the_nearest(code):
+    # torch goes by way of float32, where what is just beside a tie becomes one.
+    dtype = torch_dtype(code)
+    # All of a type of one byte; 256 neighbours of bfloat16, from 1 to 4.
+    bits = torch.arange(256).to(torch.uint8 if dtype.itemsize == 1 else torch.int16)
+    every = (bits if dtype.itemsize == 1 else bits + 0x3F80).view(dtype)
+    values = np.unique(every.double().numpy())
+    values = values[np.isfinite(values)]
+    middle = (values[1:] + values[:-1]) / 2
+    given = np.concatenate(
+        [values, middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)]
+    )
+    stored = bytearray(len(given) * dtype.itemsize)
+    elements = Elements(code, memoryview(stored))
+    elements.store(slice(0, len(given)), given.copy())
+    found = torch.frombuffer(stored, dtype=dtype).double().numpy()
+    nearest = np.abs(given[:, None] - values[None, :]).min(axis=1)
+    assert (np.abs(found - given) == nearest).all()

@@ -12,7 +12,7 @@ def test_both_modes_are_measured_and_nothing_is_left_behind(flstream, tmp_path):
     done = flstream("bench", "--model-size", size, "--repeat", "1", "--json", "-")
     assert done.returncode == 0, done.stderr
     results = {each["mode"]: each["median"] for each in json.loads(done.stdout)["results"]}
-    assert set(results) == {"pull", "native"}
+    assert set(results) == {"pull", "push", "native"}
     # Native holds an update of each of the two clients whole; pull holds chunks of them.
     assert results["native"]["server_peak_rss"] > 2 * size
     assert results["pull"]["server_peak_rss"] < size

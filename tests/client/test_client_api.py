@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import flstream.client as flare
-from flstream.client.session import _weight_of
+from flstream.client.updates import weight_of
 from flstream.errors import ClientError
 from flstream.streaming.payload import pack, unpack
 
@@ -19,6 +19,7 @@ from flstream.streaming.payload import pack, unpack
         flare.is_train,
         flare.is_evaluate,
         flare.get_site_name,
+        flare.get_state_dir,
         flare.system_info,
         lambda: flare.log("loss", 1.0),
     ],
@@ -35,15 +36,15 @@ def test_params_type_may_be_given_as_a_string_but_not_as_any_string():
 
 
 def test_the_weight_is_the_number_of_examples_under_either_name():
-    assert _weight_of(flare.FLModel()) == 1.0
-    assert _weight_of(flare.FLModel(meta={"num_examples": 30})) == 30.0
-    assert _weight_of(flare.FLModel(meta={"NUM_STEPS_CURRENT_ROUND": 4})) == 4.0
+    assert weight_of(flare.FLModel()) == 1.0
+    assert weight_of(flare.FLModel(meta={"num_examples": 30})) == 30.0
+    assert weight_of(flare.FLModel(meta={"NUM_STEPS_CURRENT_ROUND": 4})) == 4.0
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
 def test_a_weight_that_cannot_be_a_share_of_a_mean_is_refused(weight):
     with pytest.raises(ClientError, match="num_examples"):
-        _weight_of(flare.FLModel(meta={"num_examples": weight}))
+        weight_of(flare.FLModel(meta={"num_examples": weight}))
 
 
 def test_a_model_travels_as_a_payload_without_more_ado():

@@ -23,6 +23,9 @@ def test_a_short_job_file_is_filled_in_with_the_defaults(write: Write, folder: P
     assert job.workflow.type == "fedavg"
     assert job.workflow.args.evaluate_every == 1
     assert job.aggregation.memory_budget == 48 * MIB
+    assert (job.aggregation.method, job.aggregation.on_nonfinite) == ("mean", "reject")
+    assert (job.aggregation.include, job.aggregation.exclude) == ([".*"], [])
+    assert job.server_optimizer.type == "none"
     assert job.streaming.mode == "pull"
     assert job.streaming.tensor_download_chunk_size == 2097152
     assert job.streaming.np_download_chunk_size == 2097152

@@ -106,24 +106,44 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
         ("rounds = true", "rounds: given true; must be a whole number of at least 1"),
         ("rounds = 2.5", "rounds: given 2.5; must be a whole number of at least 1"),
         ("rounds = null", "rounds: given null; must be a whole number of at least 1"),
-        ("clients.count = 65", "clients.count: given 65; must be a whole number from 1 to 64"),
+        ("clients.count = 0", "clients.count: given 0; must be a whole number from 1 to 1000000"),
         ("clients.per_round = 9", "clients.per_round: given 9; must be at most clients.count, "
          "which is 8"),
         ("clients.per_round = 0", "clients.per_round: given 0; must be a whole number of at "
          "least 1, or a fraction above 0 and up to 1.0 (all)"),
         ("clients.per_round = 1.5", "clients.per_round: given 1.5; must be a whole number of at "
          "least 1, or a fraction above 0 and up to 1.0 (all)"),
-        ("clients = 8", "clients: given 8; must be a section { count, per_round, threads, "
-         "round_timeout }"),
+        ("clients = 8", "clients: given 8; must be a section { count, parallel, per_round, "
+         "threads, min_updates, round_timeout, wait_after_min, bench_after }"),
         ("clients.round_timeout = 0 s", 'clients.round_timeout: given "0 s"; must be a duration '
          "such as 600 s, 500 ms, 10 minutes or 600 (seconds), longer than 0"),
         ("streaming.np_download_chunk_size = 4100", "streaming.np_download_chunk_size: given "
          "4100; must be 0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB; nearest: "
          "4096 or 4112"),
-        ("streaming.mode = Pull", 'streaming.mode: given "Pull"; must be one of pull, native; '
-         "did you mean pull?"),
+        ("streaming.mode = Pull", 'streaming.mode: given "Pull"; must be one of pull, push, '
+         "native; did you mean pull?"),
         ("aggregation.memory_budget = 1 KiB", 'aggregation.memory_budget: given "1 KiB"; must be '
          "a size of at least 1 MiB"),
+        ("aggregation.method = krum", 'aggregation.method: given "krum"; must be one of mean, '
+         "median, trimmed_mean"),
+        ("aggregation.trim = 0.5", "aggregation.trim: given 0.5; must be a number of at least 0 "
+         "and below 0.5"),
+        ("aggregation.clip_norm = 0", "aggregation.clip_norm: given 0; must be a number above 0"),
+        ("aggregation.clip_norm = true", "aggregation.clip_norm: given true; must be a number "
+         "above 0"),
+        ('aggregation.exclude = ["a", "(b"]', 'aggregation.exclude: given "(b"; must be a list of '
+         "regular expressions; it does not parse: missing ), unterminated subpattern at "
+         "position 0"),
+        ("aggregation.include = []", "aggregation.include: given []; must be a list of regular "
+         "expressions, at least 1"),
+        ("aggregation.include = head", 'aggregation.include: given "head"; must be a list of '
+         'regular expressions, at least 1; write ["first", "second"]'),
+        ("server_optimizer.type = adam", 'server_optimizer.type: given "adam"; must be one of '
+         "none, fedavgm, fedadagrad, fedadam, fedyogi; did you mean fedadam?"),
+        ("server_optimizer.beta_2 = 1", "server_optimizer.beta_2: given 1; must be a number of at "
+         "least 0 and below 1"),
+        ("server_optimizer.learning_rate = 1e999", "server_optimizer.learning_rate: given "
+         "Infinity; must be a number above 0"),
         ("name = ../up", 'name: given "../up"; must be at most 100 letters, digits, . _ and -, a '
          "letter or digit first"),
         ("model.args = 3", "model.args: given 3; must be a section of keys and plain values"),

@@ -1,6 +1,11 @@
 """Events come back as they were written, a line each."""
 
 import json
+import multiprocessing
+import os
+import resource
+import signal
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -8,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flstream.errors import SimulationError
 from flstream.telemetry.events import (
     AnyEvent,
     EventLog,
@@ -26,6 +32,7 @@ VALUES = {
     int: st.integers(0, 2**62),
     float: st.floats(0, 1e12),
     list[str]: st.lists(st.text(), max_size=3),
+    int | None: st.none() | st.integers(0, 2**62),
     float | None: st.none() | st.floats(-1e9, 1e9),
     Metrics: st.dictionaries(st.text(), st.none() | st.floats(-1e9, 1e9), max_size=3),
     dict[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
@@ -82,6 +89,77 @@ def test_a_log_is_a_json_object_a_line_and_goes_on_where_it_was(tmp_path):
     lines = path.read_bytes().splitlines()
     assert [decode_event(line) for line in lines] == [first, second]
     assert [json.loads(line)["kind"] for line in lines] == ["site_log", "run_finished"]
+
+
+@given(st.binary(max_size=200_000), st.integers(0, 3))
+def test_a_torn_last_line_is_cut_off_before_anything_is_added(tmp_path, tail, count):
+    path = tmp_path / "events.jsonl"
+    event = RunFinished(status="stopped")
+    whole = (encode_event(event) + b"\n") * count
+    torn = tail.replace(b"\n", b" ")
+    path.write_bytes(whole + torn)
+    with EventLog(path) as log:
+        assert path.read_bytes() == whole
+        log.write(event)
+    assert path.read_bytes() == whole + encode_event(event) + b"\n"
+
+
+def test_a_durable_event_is_synced_and_another_is_not(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    synced: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(path.read_bytes()))
+    event = RunFinished(status="stopped")
+    line = encode_event(event) + b"\n"
+    with EventLog(path) as log:
+        log.write(event)
+        assert synced == []
+        log.write(event, durable=True)
+        assert synced == [line * 2]
+
+
+def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    event = RunFinished(status="stopped")
+    line = encode_event(event) + b"\n"
+    with EventLog(path) as log:
+        log.write(event)
+
+        def refuse(fd: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", refuse)
+            with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No space"):
+                log.write(event, durable=True)
+        assert path.read_bytes() == line
+        log.write(event)
+    assert path.read_bytes() == line * 2
+
+
+def _fill(path: Path, size: int) -> None:
+    # The kernel then writes what still fits, and refuses the rest, as it does on a full disk.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    with EventLog(path) as log:
+        try:
+            log.write(RunFinished(status="stopped", error="x" * 1000))
+        except SimulationError:
+            log.write(RunFinished(status="stopped"))
+
+
+def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(tmp_path):
+    path = tmp_path / "events.jsonl"
+    process = multiprocessing.get_context("spawn").Process(target=_fill, args=(path, 500))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    [line] = path.read_bytes().splitlines()
+    assert decode_event(line).error == ""
+
+
+def test_a_log_that_cannot_be_made_is_named(tmp_path):
+    with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No such file"):
+        EventLog(tmp_path / "nowhere" / "events.jsonl")
 
 
 def test_a_round_keeps_its_transfers():

@@ -1,0 +1,246 @@
+"""Rounds: memory that stays flat, seconds against the machine's limits, and tiny models.
+
+Every row is a run of the command line tool of its own. Limits are measured beside it: the rate of a
+bare socket pair, and the disk's writing and fsync of as many bytes.
+
+    python benchmarks/rounds.py [--quick]
+
+Takes about fifteen minutes, 20 GiB of memory and 30 GiB of disk in the current directory; with
+``--quick``, sizes of an eighth, and fewer rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from measure import Row, print_table
+
+from flstream.units import format_bytes
+
+MIB, GIB = 1 << 20, 1 << 30
+JOBS = Path(__file__).parent.parent / "jobs"
+PIECE = 2 * MIB
+
+
+class Done(NamedTuple):
+    """A run that has ended: its summary, its events, its samples of memory, and when it began."""
+
+    summary: dict[str, Any]
+    events: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    began: float
+
+
+def run(job: str, folder: Path, *settings: str) -> Done:
+    """Run a job with the command line tool, and take its run directory away again."""
+    path = folder / "run"
+    command = [sys.executable, "-m", "flstream", "simulate", str(JOBS / job), "--json"]
+    command += ["--run-dir", str(path)]
+    for setting in settings:
+        command += ["--set", setting]
+    began = time.time()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+    try:
+        return Done(
+            json.loads(done.stdout),
+            lines(path / "events.jsonl"),
+            lines(path / "memory.jsonl"),
+            began,
+        )
+    finally:
+        shutil.rmtree(path)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file with one a line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def exchange(folder: Path, size: int, clients: int, rounds: int = 2, *settings: str) -> Done:
+    """Run the exchange job, which moves models and does nothing else."""
+    sizes = f"model.args.size={size}", f"clients.count={clients}", f"rounds={rounds}"
+    return run("exchange", folder, *sizes, "checkpoints.keep=1", *settings)
+
+
+def over_idle(memory: dict[str, int]) -> int:
+    """Bytes of RSS at the peak over what the process had after its imports."""
+    return max(memory["peak_rss"] - memory["idle_rss"], 0)
+
+
+def flat_memory(folder: Path, scale: int) -> Iterator[Row]:
+    """The server's memory over the model's size, and over the number of clients."""
+    cases = [(256 * MIB, 4), (GIB, 4), (4 * GIB, 4), (64 * MIB, 4), (64 * MIB, 16), (64 * MIB, 64)]
+    for whole, clients in cases:
+        size = whole // scale
+        done = exchange(folder, size, clients, 2, f"clients.parallel={clients}")
+        memory = done.summary["memory"]
+        what = f"{format_bytes(size)} model, {clients} clients"
+        yield against(f"server over idle, {what}", over_idle(memory["server"]), 64 * MIB)
+        largest = max(over_idle(client) for client in memory["clients"].values())
+        yield against(f"largest client over idle, {what}", largest, size + 48 * MIB)
+    done = exchange(folder, 64 * MIB // scale, 64, 2, "clients.parallel=2")
+    what = f"{format_bytes(64 * MIB // scale)} model, 64 clients in 2 workers"
+    yield against(
+        f"server over idle, {what}", over_idle(done.summary["memory"]["server"]), 64 * MIB
+    )
+
+
+def against(what: str, used: int, limit: int) -> Row:
+    """A line of memory used against memory allowed."""
+    return Row(what, format_bytes(used), format_bytes(limit), used / limit, most=1.0)
+
+
+def phases(folder: Path, scale: int) -> Iterator[Row]:
+    """Seconds of a round against the bare pipe and the bare disk."""
+    for whole, clients in ((GIB, 2), (512 * MIB, 4)):
+        size = whole // scale
+        moved, kept, bare_moves, bare_writes = [], [], [], []
+        for _ in range(3):
+            bare_moves.append(2 * clients * size / bare_rate(size))
+            bare_writes.append(bare_write(folder, size))
+            steady = exchange(folder, size, clients, 3).summary["rounds"][1:]
+            moved += [each["download"] + each["upload_and_fold"] for each in steady]
+            kept += [each["checkpoint"] for each in steady]
+        what = f"{format_bytes(size)} x {clients} clients"
+        yield seconds(f"down, up and fold, {what}", moved, bare_moves, "bare pipe", 1.5)
+        yield seconds(f"checkpoint, {what}", kept, bare_writes, "bare write and fsync", 1.3)
+
+
+def seconds(what: str, ours: list[float], bare: list[float], limit: str, most: float) -> Row:
+    """A line of medians of seconds."""
+    ours_median, bare_median = statistics.median(ours), statistics.median(bare)
+    figures = f"{ours_median:.2f} s", f"{bare_median:.2f} s {limit}"
+    return Row(what, *figures, ours_median / bare_median, most=most)
+
+
+def bare_rate(size: int) -> float:
+    """Bytes a second through a socket pair between two processes, with nothing around them."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    source = np.random.default_rng(0).bytes(min(size, 512 * MIB))
+    if os.fork() == 0:
+        ours.close()
+        view = memoryview(bytearray(PIECE))
+        while theirs.recv_into(view):
+            pass
+        os._exit(0)
+    theirs.close()
+    data = memoryview(source)
+    with closing(ours):
+        began, left = time.perf_counter(), size
+        while left:
+            for start in range(0, min(left, len(data)), PIECE):
+                ours.sendall(data[start : start + min(PIECE, left)])
+                left -= min(PIECE, left, len(data) - start)
+        rate = size / (time.perf_counter() - began)
+    os.wait()
+    return rate
+
+
+def bare_write(folder: Path, size: int) -> float:
+    """Seconds that writing and fsync of as many bytes take."""
+    data, path = bytes(PIECE), folder / "bare"
+    began = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for _ in range(size // PIECE):
+            file.write(data)
+        os.fsync(file.fileno())
+    taken = time.perf_counter() - began
+    path.unlink()
+    return taken
+
+
+def virtual_clients(folder: Path, scale: int) -> Iterator[Row]:
+    """Client tasks a second with a thousand clients of 18 examples each."""
+    rounds = 100 // scale + 2
+    settings = f"rounds={rounds}", "workflow.args.evaluate_every=0", "checkpoints.keep=1"
+    done = run("virtual", folder, *settings)
+    ends = [event["time"] for event in done.events if event["kind"] == "round_finished"]
+    rate = 100 * (len(ends) - 1) / (ends[-1] - ends[0])
+    what = "1,000 clients, 100 a round, 2 workers"
+    yield Row(what, f"{rate:,.0f} tasks/s", "2,000 tasks/s", rate / 2000, least=1.0)
+
+
+def growth(folder: Path, scale: int) -> Iterator[Row]:
+    """Whether memory grows with the rounds."""
+    rounds = 200 // scale
+    done = exchange(folder, 16 * MIB, 2, rounds)
+    finished = [event["time"] for event in done.events if event["kind"] == "round_finished"]
+    for process in ("server", "site-1"):
+        # Half of the rounds: the first ones fill caches and buffers.
+        samples = [
+            (sample["time"], sample["rss"] / MIB)
+            for sample in done.samples
+            if sample["process"] == process
+            and finished[rounds // 2] < sample["time"] < finished[-1]
+        ]
+        rounds_a_second = (rounds - 1) / (finished[-1] - finished[0])
+        times, sizes = np.array(samples).T
+        slope = float(np.polyfit(times, sizes, 1)[0]) / rounds_a_second
+        what = f"{process}, growth of RSS over {rounds} rounds of 16 MiB"
+        yield Row(what, f"{slope:+.4f} MiB/round", "0.05 MiB/round", slope / 0.05, most=1.0)
+
+
+def first_step(folder: Path, scale: int) -> Iterator[Row]:
+    """From the command to the first site that trains."""
+    taken = []
+    for _ in range(3):
+        done = run("digits", folder, "clients.count=4", "rounds=1")
+        steps = [
+            event["time"]
+            for event in done.events
+            if event["kind"] == "site_state" and event["state"] == "training"
+        ]
+        taken.append(min(steps) - done.began)
+    median = statistics.median(taken)
+    yield Row(
+        "command to first training step, 4 clients",
+        f"{median:.2f} s",
+        "2.5 s",
+        median / 2.5,
+        most=1.0,
+    )
+
+
+PARTS: list[Callable[[Path, int], Iterator[Row]]] = [
+    first_step,
+    virtual_clients,
+    growth,
+    phases,
+    flat_memory,
+]
+
+
+def main(quick: bool, only: list[str]) -> None:
+    """Measure, and print the table."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="flstream-bench-", dir=".") as name:
+        for part in PARTS:
+            if not only or part.__name__ in only:
+                print(f"measuring: {part.__name__.replace('_', ' ')}", file=sys.stderr, flush=True)
+                rows += part(Path(name), 8 if quick else 1)
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measure rounds.")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer rounds")
+    parser.add_argument("only", nargs="*", help="which of: " + ", ".join(p.__name__ for p in PARTS))
+    chosen = parser.parse_args()
+    main(chosen.quick, chosen.only)

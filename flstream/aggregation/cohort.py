@@ -1,0 +1,175 @@
+"""A cohort: the updates of one walk, opened, and read side by side range by range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from flstream.aggregation.elements import FLOATS, unit
+from flstream.aggregation.parts import Part, Room
+from flstream.aggregation.rules import Rule
+from flstream.aggregation.steps import Steps
+from flstream.aggregation.updates import Reading, Update, join
+from flstream.aggregation.zones import Zone, Zones
+from flstream.errors import UpdateRefusedError
+from flstream.model.body import Scratch, Source
+from flstream.model.dtypes import BY_CODE
+from flstream.model.layout import Layout
+
+
+class Contribution(NamedTuple):
+    """What one update has for one zone of a range.
+
+    Attributes:
+        place: the update's, in the cohort.
+        zone: the zone's place in the range.
+        part: the values.
+        weight: the update's.
+    """
+
+    place: int
+    zone: int
+    part: Part
+    weight: float
+
+
+class OldValues:
+    """The model that the updates started from, each range of which is read once at most."""
+
+    def __init__(self, base: Source) -> None:
+        self._base = base
+        self._scratch, self._joined = Scratch(), Scratch()
+        self._range = (0, 0)
+        self._is_read = False
+        self._data = memoryview(b"")
+
+    def begin(self, start: int, stop: int) -> None:
+        """A new range begins."""
+        self._range = (start, stop)
+        self._is_read = False
+
+    def of(self, zone: Zone) -> memoryview:
+        """The model's bytes for a zone of the range."""
+        start, stop = self._range
+        if not self._is_read:
+            self._data = join(self._base.views(start, stop, self._scratch), self._joined)
+            self._is_read = True
+        return self._data[zone.start - start : zone.stop - start]
+
+
+class Cohort:
+    """Updates that are read together.
+
+    Args:
+        base: the model that the sites started from.
+        updates: in the order in which they are to be folded.
+        rule: which tensors count, and whether what is not finite is refused.
+        steps: of the walk.
+        scales: what each update's difference from the model is multiplied by.
+        before: for each tensor the weight summed earlier; none by default.
+        looking: look at every number that was sent. A mean need not: its result tells whether
+            there is one that is not finite, and only then are the updates read again, looking.
+
+    Attributes:
+        zones: where which of them have what.
+        old: the model, for whoever needs it.
+
+    Raises:
+        UpdateRefusedError: an update does not fit the model.
+    """
+
+    def __init__(
+        self,
+        base: Source,
+        updates: Sequence[Update],
+        rule: Rule,
+        steps: Steps,
+        *,
+        scales: Sequence[float] | None = None,
+        before: Sequence[float] | None = None,
+        looking: bool = False,
+    ) -> None:
+        layout = self._layout = base.layout
+        self._readings = [Reading(update, layout, steps.frame) for update in updates]
+        self._scales = scales or [1.0] * len(updates)
+        self._looking = looking and rule.on_nonfinite == "reject"
+        self._scratch, self._joined, self._room = Scratch(), Scratch(), Room()
+        self.old = OldValues(base)
+        self.zones = Zones(
+            layout,
+            rule.selected(layout),
+            [each.carried.by_name if each.update.partial else None for each in self._readings],
+            before or [0.0] * len(layout.tensors),
+        )
+
+    def begin(self, start: int, stop: int) -> list[Zone]:
+        """A new range begins; return its zones."""
+        self.old.begin(start, stop)
+        return self.zones.cut(start, stop)
+
+    def parts(self, start: int, stop: int, zones: Sequence[Zone]) -> Iterator[Contribution]:
+        """Read the range of every update, in order, and give what it has for each of its zones.
+
+        Raises:
+            UpdateRefusedError: while looking, something that is not finite was found.
+        """
+        for place, reading in enumerate(self._readings):
+            reading.read(start, stop, self._scratch, self._joined)
+            for index, zone in enumerate(zones):
+                if zone.carried_by(place):
+                    part = Part(
+                        zone,
+                        reading.data(zone.start, zone.stop),
+                        reading.update.params_type,
+                        self.old.of,
+                        self._scales[place],
+                        partial(self._refuse, reading.update.site) if self._looking else None,
+                        self._room,
+                    )
+                    yield Contribution(place, index, part, reading.update.weight)
+
+    def _refuse(self, site: str, zone: Zone, index: int, value: float) -> None:
+        where = element_at(self._layout, zone, index)
+        raise UpdateRefusedError(
+            site,
+            f"is not finite: {where} is {value}; lower the learning rate, or allow it with "
+            "aggregation.on_nonfinite = allow",
+        )
+
+
+def find_not_finite(
+    base: Source,
+    updates: Sequence[Update],
+    rule: Rule,
+    steps: Steps,
+    folded: int,
+    on_range: Callable[[int], None],
+) -> None:
+    """Read updates again, to the range after byte ``folded``, and look at every number.
+
+    It calls ``on_range(folded)`` after each range, as no more is folded.
+
+    Raises:
+        UpdateRefusedError: an update has an infinity or a NaN there.
+    """
+    cohort = Cohort(base, updates, rule, steps, looking=True)
+    for start, stop in base.layout.ranges(steps.step):
+        if start > folded:
+            return
+        for _, _, part, _ in cohort.parts(start, stop, cohort.begin(start, stop)):
+            if part.zone.dtype in FLOATS:
+                for _ in part.sent():
+                    pass
+        on_range(folded)
+
+
+def element_at(layout: Layout, zone: Zone, index: int) -> str:
+    """Name an element of a zone: its tensor, and its place in that."""
+    offset = zone.start + index * unit(zone.dtype)
+    spec = next(layout.overlapping(offset, offset + 1))
+    element = (offset - spec.start) // BY_CODE[spec.dtype].itemsize
+    place = [int(each) for each in np.unravel_index(element, spec.shape)]
+    return f"tensor {spec.name!r} at {place}" if place else f"tensor {spec.name!r}"

@@ -1,0 +1,146 @@
+"""Updates, and how a walk reads one that has all of the model's tensors or a part of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flstream.errors import UpdateRefusedError
+from flstream.model.body import Scratch, Source
+from flstream.model.header import TensorSpec
+from flstream.model.layout import Layout
+
+ParamsType = Literal["FULL", "DIFF"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a site sends back.
+
+    Attributes:
+        site: whose it is.
+        open: gives its bytes, to be read once from front to back. It is called once for each pass
+            over the model; a pass that is given up may leave a source half read.
+        weight: its share in the mean, before dividing by the sum of all; finite and above 0.
+        params_type: ``FULL`` for the new weights, ``DIFF`` for new minus old.
+        partial: it may lack tensors of the model. Where this is not declared, a tensor that is
+            missing is a mistake of the site's.
+    """
+
+    site: str
+    open: Callable[[], Source]
+    weight: float
+    params_type: ParamsType = "FULL"
+    partial: bool = False
+
+
+class Reading:
+    """An update that is being read, in ranges of the model's body.
+
+    Args:
+        update: whose.
+        model: layout of the model.
+        frame: what the source's reads have to end at multiples of.
+
+    Attributes:
+        update: as given.
+        carried: layout of its tensors.
+
+    Raises:
+        UpdateRefusedError: its tensors are not the model's.
+    """
+
+    def __init__(self, update: Update, model: Layout, frame: int) -> None:
+        self.update = update
+        self.carried = model
+        self._source = update.open()
+        self._start = 0
+        self._data = memoryview(b"")
+        self._window: _Window | None = None
+        if update.partial:
+            self.carried = _part_of(model, self._source.layout)
+            self._window = _Window(self._source, frame)
+            filled = [spec for spec in self.carried.tensors if spec.nbytes]
+            self._places = [model.by_name[spec.name] for spec in filled]
+            self._starts = [spec.start for spec in self._places]
+            self._own = filled
+        difference = self.carried.difference(self._source.layout)
+        if difference:
+            raise UpdateRefusedError(update.site, f"does not fit the model: {difference}")
+
+    def read(self, start: int, stop: int, scratch: Scratch, joined: Scratch) -> None:
+        """Have the bytes for ``[start, stop)`` of the model, until a scratch is used again."""
+        if self._window is None:
+            self._start = start
+            self._data = join(self._source.views(start, stop, scratch), joined)
+        else:
+            self._start = self._place(start)
+            self._data = self._window.read(self._start, self._place(stop), scratch, joined)
+
+    def data(self, start: int, stop: int) -> memoryview:
+        """The bytes for ``[start, stop)`` of the model, all of them carried, from what was read."""
+        offset = self._place(start) - self._start
+        return self._data[offset : offset + stop - start]
+
+    def _place(self, offset: int) -> int:
+        """How many bytes the update has for the model's first ``offset`` bytes."""
+        if self._window is None:
+            return offset
+        index = bisect_right(self._starts, offset) - 1
+        if index < 0:
+            return 0
+        place, own = self._places[index], self._own[index]
+        return own.start + min(offset, place.stop) - place.start
+
+
+class _Window:
+    """Reads any range after the last one from a source whose reads must end with a frame.
+
+    What was read beyond a range is kept for the next: less than a frame.
+    """
+
+    def __init__(self, source: Source, frame: int) -> None:
+        self._source = source
+        self._frame = frame
+        self._reached = 0
+        self._rest = b""
+
+    def read(self, start: int, stop: int, scratch: Scratch, joined: Scratch) -> memoryview:
+        """The bytes ``[start, stop)``, where ``start`` is the last ``stop``."""
+        reach = min(-(-stop // self._frame) * self._frame, self._source.layout.nbytes)
+        views: Sequence[memoryview] = ()
+        if reach > self._reached:
+            views = self._source.views(self._reached, reach, scratch)
+            self._reached = reach
+        data = _gather([memoryview(self._rest), *views], joined)
+        self._rest = bytes(data[stop - start :])
+        return data[: stop - start]
+
+
+def join(views: Sequence[memoryview], scratch: Scratch) -> memoryview:
+    """Views as one: tensors in memory give one each, a remote source and a file one in all."""
+    return views[0] if len(views) == 1 else _gather(views, scratch)
+
+
+def _gather(views: Sequence[memoryview], scratch: Scratch) -> memoryview:
+    joined = scratch.take(sum(map(len, views)))
+    offset = 0
+    for view in views:
+        joined[offset : offset + len(view)] = view
+        offset += len(view)
+    return joined
+
+
+def _part_of(model: Layout, theirs: Layout) -> Layout:
+    """The model's layout without the tensors that an update does not have."""
+    specs: list[TensorSpec] = []
+    for spec in model.tensors:
+        if spec.name in theirs.by_name:
+            start = specs[-1].stop if specs else 0
+            specs.append(spec._replace(start=start, stop=start + spec.nbytes))
+    # Where only the tensor's first name is sent, nothing was said against its others.
+    named = {*theirs.by_name, *theirs.aliases}
+    aliases = {a: n for a, n in model.aliases.items() if n in theirs.by_name and a in named}
+    return Layout(specs, aliases)

@@ -1,0 +1,93 @@
+"""The condition of `stop_when`: a metric that is compared with a number."""
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flstream.job.rules import Rule, read_number
+
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_OPERATORS = " ".join(_COMPARE)
+
+_PARTS = re.compile(
+    r"\s*(?P<metric>[^\s<>=]*)\s*(?P<operator>[<>=]*)\s*(?P<number>.*?)\s*", re.DOTALL
+)
+
+
+class Condition(NamedTuple):
+    """What a metric is to reach. `str()` of it reads back as the same condition."""
+
+    metric: str
+    operator: str
+    """One of `>=`, `<=`, `>`, `<`."""
+    number: float
+    """Finite."""
+
+    def holds(self, value: float) -> bool:
+        """Whether a value of the metric is enough; a NaN never is."""
+        return _COMPARE[self.operator](value, self.number)
+
+    def __str__(self) -> str:
+        """Return the condition in its one spelling: `accuracy >= 0.97`."""
+        return f"{self.metric} {self.bound}"
+
+    @property
+    def bound(self) -> str:
+        """The condition without its metric: `>= 0.97`."""
+        return f"{self.operator} {repr(self.number).removesuffix('.0')}"
+
+
+def read_condition(text: str) -> Condition:
+    """Read `<metric> <operator> <number>`; the spaces are optional.
+
+    A metric's name may hold anything but spaces and the signs `<`, `>` and `=`.
+
+    Raises:
+        ValueError: it is no condition; the text says what is wrong, and at which character.
+    """
+    parts = _PARTS.fullmatch(text)
+    if parts is None:
+        raise AssertionError("each part of the pattern may be empty, and the last takes the rest")
+    if not parts["metric"]:
+        raise _expected("the name of a metric", text, parts.start("metric"))
+    if parts["operator"] not in _COMPARE:
+        raise _expected(f"one of {_OPERATORS}", text, parts.start("operator"))
+    number = read_number(parts["number"])
+    if number is None or not math.isfinite(number):
+        raise _expected("one finite number", text, parts.start("number"))
+    return Condition(parts["metric"], parts["operator"], float(number))
+
+
+def _expected(what: str, text: str, position: int) -> ValueError:
+    rest = text[position:].rstrip()
+    there = f"not {json.dumps(rest, ensure_ascii=False)}" if rest else "but the text ends"
+    return ValueError(f"character {position + 1}: {what} must come here, {there}")
+
+
+@dataclass(frozen=True)
+class StopCondition(Rule):
+    """A condition on a metric, kept as a text in its one spelling."""
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words."""
+        return f'a metric, one of {_OPERATORS} and a number, such as "accuracy >= 0.97"'
+
+    def parse(self, value: Any, folder: Path) -> str:
+        """Return the condition as `read_condition` takes it."""
+        if not isinstance(value, str):
+            raise self.refused(value)
+        try:
+            return str(read_condition(value))
+        except ValueError as error:
+            raise self.refused(value, str(error)) from None

@@ -1,0 +1,86 @@
+"""One round's answers as they come in: who has answered, who failed, and when it is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Generic, TypeVar
+
+from flstream.errors import SimulationError
+
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass
+class Gathering(Generic[AnswerT]):
+    """The answers to one task.
+
+    Attributes:
+        task: what was asked, for messages.
+        cohort: who was asked, in the order in which updates are folded.
+        least: how many have to answer.
+        patience: seconds for the others once so many have; None waits for all.
+        answers: by site.
+        failures: by site, the reason why it has no part in the round.
+    """
+
+    task: str
+    cohort: Sequence[str]
+    least: int
+    patience: float | None = None
+    answers: dict[str, AnswerT] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    _enough_at: float | None = None
+
+    def answer(self, site: str, answer: AnswerT) -> None:
+        """A site has answered."""
+        self.answers[site] = answer
+        if self._enough_at is None and len(self.answers) >= self.least:
+            self._enough_at = monotonic()
+
+    def fail(self, site: str, reason: str) -> None:
+        """A site has no part in the round, not even a part of one.
+
+        Raises:
+            SimulationError: too few are left; the message has each site and its reason.
+        """
+        self.failures[site] = reason
+        self.answers.pop(site, None)
+        left = len(self.cohort) - len(self.failures)
+        if left < self.least:
+            raise SimulationError(
+                f"{left} of {len(self.cohort)} sites are left to {self.task}, and "
+                f"{self.least} have to (clients.min_updates): {self.told()}"
+            )
+
+    def told(self) -> str:
+        """Each site that failed, and why."""
+        return "; ".join(
+            f"{site}: {reason}; its log is sites/{site}/log.txt"
+            for site, reason in self.failures.items()
+        )
+
+    @property
+    def late(self) -> Sequence[str]:
+        """Who is no longer waited for."""
+        if self.patience is None or self._enough_at is None:
+            return ()
+        if monotonic() - self._enough_at < self.patience:
+            return ()
+        return [
+            site for site in self.cohort if site not in self.answers and site not in self.failures
+        ]
+
+    @property
+    def settled(self) -> int:
+        """For how many sites, from the first, it is known what becomes of them."""
+        for place, site in enumerate(self.cohort):
+            if site not in self.answers and site not in self.failures:
+                return place
+        return len(self.cohort)
+
+    @property
+    def in_order(self) -> Mapping[str, AnswerT]:
+        """The answers in the order of the cohort."""
+        return {site: self.answers[site] for site in self.cohort if site in self.answers}

@@ -1,0 +1,66 @@
+"""Whether a run that is to go on was made by the job that is given now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from flstream.errors import UsageError
+from flstream.job import Job, JobError, Key, job_keys
+from flstream.job.hocon import read_hocon
+from flstream.job.values import render_value
+from flstream.simulator.run_directory import RunDirectory
+
+_ABSENT = object()
+
+
+def check_same_job(job: Job, run: RunDirectory) -> None:
+    """Compare a job with that of a run, key by key; it may have more rounds, and nothing else.
+
+    Raises:
+        UsageError: it is another job; the message has every key that differs, with both values.
+        JobError: the run's own job file cannot be read.
+    """
+    hocon = read_hocon(run.job_file)
+    if hocon.problems:
+        raise JobError(run.job_file, hocon.problems)
+    differences = []
+    for key in job_keys().values():
+        there = _as_written(key, hocon.values, run)
+        here = _render(key, _value(job, key))
+        has_more_rounds = key.name == "rounds" and there.isdigit() and job.rounds > int(there)
+        if here != there and not has_more_rounds:
+            differences.append(f"{key.name} is {there} there and {here} here")
+    if differences:
+        raise UsageError(
+            f"the run in {run.path} was made by another job: {'; '.join(differences)}; give the "
+            "job it was made by (its rounds may be more), or leave out --resume to start a new run"
+        )
+
+
+def _as_written(key: Key, values: Mapping[str, Any], run: RunDirectory) -> str:
+    """A key's value in a run's job file, in the words in which a job is written out."""
+    raw: Any = values
+    for name in key.path:
+        raw = raw.get(name, _ABSENT) if isinstance(raw, Mapping) else _ABSENT
+    if raw is _ABSENT:
+        # The version that made the run did not know the key.
+        return _render(key, key.default)
+    try:
+        return _render(key, None if raw is None else key.rule.parse(raw, run.path))
+    except PydanticCustomError:
+        # What was right then need not be now: a script may have been moved.
+        return render_value(raw)
+
+
+def _value(job: Job, key: Key) -> Any:
+    value: Any = job
+    for name in key.path:
+        value = getattr(value, name)
+    return value
+
+
+def _render(key: Key, value: Any) -> str:
+    return "null" if value is None else key.rule.render(value)

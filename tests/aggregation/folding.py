@@ -1,0 +1,92 @@
+"""Folding in memory, for tests: updates as state dicts, the next model as one."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from support import tensor
+
+from flstream.aggregation.optimizers import Optimization
+from flstream.aggregation.rules import Rule
+from flstream.aggregation.steps import Steps
+from flstream.aggregation.updates import Update
+from flstream.aggregation.walk import fold_updates
+from flstream.model.body import Source
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource, MemoryBody
+
+State = Mapping[str, torch.Tensor]
+
+
+class MemorySink:
+    """A sink in memory that hands out a buffer of its own, as a file's does."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.body = bytearray(layout.nbytes)
+        self._view = bytearray()
+
+    def views(self, start: int, stop: int) -> Sequence[memoryview]:
+        self._view = bytearray(b"\xaa" * (stop - start))
+        return [memoryview(self._view)]
+
+    def commit(self, start: int, stop: int) -> None:
+        self.body[start:stop] = self._view
+
+    def source(self) -> BufferSource:
+        return BufferSource(self.layout, memoryview(self.body))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        into = MemoryBody.allocate(self.layout)
+        offset = 0
+        for view in into.views(0, self.layout.nbytes):
+            view[:] = self.body[offset : offset + len(view)]
+            offset += len(view)
+        return into.tensors
+
+
+class Frames:
+    """A source that is read once, from front to back, in whole frames: as a remote one is."""
+
+    def __init__(self, source: Source, frame: int) -> None:
+        self.layout = source.layout
+        self._source = source
+        self._frame = frame
+        self._cursor = 0
+
+    def views(self, start, stop, scratch):
+        assert start == self._cursor < stop
+        assert stop % self._frame == 0 or stop == self.layout.nbytes
+        self._cursor = stop
+        view = scratch.take(stop - start)
+        view[:] = b"".join(self._source.views(start, stop, scratch.__class__()))
+        return [view]
+
+
+def update(site: str, state: State, weight=1.0, params_type="FULL", partial=False, frame=16):
+    body = MemoryBody.of(state)
+    return Update(site, lambda: Frames(body, frame), weight, params_type, partial)
+
+
+def fold_into(
+    base: State,
+    updates: Sequence[Update],
+    rule: Rule | None = None,
+    step: int = 1 << 20,
+    optimization: Optimization | None = None,
+) -> tuple[MemorySink, str]:
+    body = MemoryBody.of(base)
+    sink = MemorySink(body.layout)
+    digest = fold_updates(
+        body, updates, rule or Rule(), sink, Steps(step, 16), lambda _: None, optimization
+    )
+    return sink, digest
+
+
+def fold(base: State, updates: Sequence[Update], rule: Rule | None = None, **kwargs):
+    """The next model, as tensors."""
+    return fold_into(base, updates, rule, **kwargs)[0].tensors()
+
+
+def shifted(state: State, seed: int) -> dict[str, torch.Tensor]:
+    """Other values for a state dict whose names begin with their dtype."""
+    return {name: tensor(name.split(".")[0], value.shape, seed) for name, value in state.items()}

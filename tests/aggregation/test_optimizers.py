@@ -1,0 +1,186 @@
+"""Server optimisers: the papers' formulas, in plain float64, over several rounds."""
+
+import pytest
+import torch
+from folding import MemorySink, fold, fold_into, update
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import as_bytes, assert_same_tensors, body_of, cuts, every_kind, tensor
+
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer, optimizer_for
+from flstream.aggregation.rules import Rule
+from flstream.errors import CheckpointError
+from flstream.job.sections import ServerOptimizer as Section
+from flstream.model.memory import MemoryBody
+
+TYPES = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+
+
+def moved(state, by):
+    """A site's training: floats move, as F64 they do so exactly."""
+    return {
+        name: value + by if value.is_floating_point() and value.element_size() > 1 else value
+        for name, value in state.items()
+    }
+
+
+def run(optimizer, base, deltas, rule=None, step=1 << 20, kind="FULL"):
+    """Some rounds, each with the state of the last."""
+    model, state, states = base, None, []
+    for delta in deltas:
+        layout = MemoryBody.of(model).layout
+        out = MemorySink(optimizer.state_layout(layout, rule or Rule()))
+        sent = [update("site-1", moved(model, delta), 1.0), update("site-2", model, 1.0)]
+        model = fold(model, sent, rule, step=step, optimization=Optimization(optimizer, state, out))
+        state = out.source()
+        states.append(bytes(out.body))
+    return model, states
+
+
+def reference(optimizer, values, deltas):
+    """Algorithm 2 of Reddi et al., and FedAvgM, with x += eta * m."""
+    x, m, v = values.double(), 0.0, optimizer.tau**2
+    eta, b1, b2 = optimizer.learning_rate, optimizer.beta_1, optimizer.beta_2
+    for delta in deltas:
+        d = delta / 2
+        if optimizer.type == "fedavgm":
+            m = b1 * m + d
+            x = x + eta * m
+            continue
+        m = b1 * m + (1 - b1) * d
+        if optimizer.type == "fedadagrad":
+            v = v + m**2
+        elif optimizer.type == "fedadam":
+            v = b2 * v + (1 - b2) * m**2
+        else:
+            v = v - (1 - b2) * m**2 * ((v > m**2) - (v < m**2))
+        x = x + eta * m / (v**0.5 + optimizer.tau)
+    return x
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@given(
+    learning_rate=st.floats(0.01, 2),
+    beta_1=st.sampled_from([0.0, 0.5, 0.9]),
+    beta_2=st.sampled_from([0.0, 0.9, 0.99]),
+    tau=st.sampled_from([1e-3, 1e-1]),
+    deltas=st.lists(st.floats(-2, 2).filter(lambda d: abs(d) > 0.01), min_size=1, max_size=4),
+)
+@settings(max_examples=15, deadline=None)
+def test_the_model_moves_as_the_paper_says(kind, learning_rate, beta_1, beta_2, tau, deltas):
+    optimizer = ServerOptimizer(kind, learning_rate, beta_1, beta_2, tau)
+    base = {"w": tensor("F64", (3, 4)), "f": tensor("F32", (9,))}
+    found, _ = run(optimizer, base, deltas)
+    due = reference(optimizer, base["w"], deltas)
+    assert torch.allclose(found["w"], due, rtol=1e-9, atol=1e-9)
+    # In float32 the model and the state are rounded each round.
+    due = reference(optimizer, base["f"], deltas)
+    assert torch.allclose(found["f"].double(), due, rtol=1e-3, atol=1e-3)
+
+
+def test_yogi_shrinks_its_second_moment_only_additively():
+    optimizer = ServerOptimizer("fedyogi", 0.1, 0.0, 0.5, 1.0)
+    base = {"w": torch.zeros(1, dtype=torch.float64)}
+    _, states = run(optimizer, base, [4.0, 0.0])
+    seconds = [torch.frombuffer(bytearray(s), dtype=torch.float64).item() for s in states]
+    # 1 - 0.5 * 4 * sign(1 - 4) = 3, then 3 - 0.5 * 0 * sign(3 - 0) = 3.
+    assert seconds == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@given(step=cuts(1400))
+@settings(max_examples=8, deadline=None)
+def test_model_and_state_have_the_same_bits_however_they_were_cut(kind, step):
+    optimizer = ServerOptimizer(kind, 0.3, 0.9, 0.99, 1e-3)
+    base = every_kind()
+    whole, states = run(optimizer, base, [1.0, -0.5])
+    found, others = run(optimizer, base, [1.0, -0.5], step=step)
+    assert_same_tensors(found, whole)
+    assert others == states
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_integers_and_bools_take_the_mean(kind):
+    optimizer = ServerOptimizer(kind, 0.3, 0.9, 0.99, 1e-3)
+    base = {"n": torch.tensor([4]), "b": torch.tensor([False]), "w": torch.zeros(1)}
+    sent = {"n": torch.tensor([8]), "b": torch.tensor([True]), "w": torch.zeros(1)}
+    out = MemorySink(optimizer.state_layout(MemoryBody.of(base).layout, Rule()))
+    found = fold(base, [update("s", sent)], optimization=Optimization(optimizer, None, out))
+    assert (found["n"].item(), found["b"].item()) == (8, True)
+
+
+def test_a_plain_server_step_of_one_is_the_mean_itself():
+    optimizer = ServerOptimizer("fedavgm", 1.0, 0.0, 0.99, 1e-3)
+    base = {"w": tensor("F32", (500,))}
+    out = MemorySink(optimizer.state_layout(MemoryBody.of(base).layout, Rule()))
+    sent = [update(f"{i}", {"w": tensor("F32", (500,), i)}) for i in range(4)]
+    found = fold(base, sent, optimization=Optimization(optimizer, None, out))
+    assert as_bytes(found["w"]) == as_bytes(fold(base, sent)["w"])
+    assert out.layout.nbytes == 0
+
+
+def test_what_nobody_sends_keeps_its_value_and_its_state():
+    optimizer = ServerOptimizer("fedadam", 0.3, 0.9, 0.99, 1e-3)
+    base = {"a": torch.ones(3), "b": torch.ones(2)}
+    layout = optimizer.state_layout(MemoryBody.of(base).layout, Rule())
+    first = MemorySink(layout)
+    whole = update("s", {"a": torch.zeros(3), "b": torch.zeros(2)})
+    model = fold(base, [whole], optimization=Optimization(optimizer, None, first))
+    second = MemorySink(layout)
+    part = update("s", {"b": torch.zeros(2)}, partial=True)
+    optimization = Optimization(optimizer, first.source(), second)
+    found = fold(model, [part], optimization=optimization)
+    assert as_bytes(found["a"]) == as_bytes(model["a"])
+    assert not torch.equal(found["b"], model["b"])
+    before, after = first.tensors(), second.tensors()
+    for moment in ("momentum", "second_moment"):
+        assert torch.equal(before[f"{moment}.a"], after[f"{moment}.a"])
+        assert not torch.equal(before[f"{moment}.b"], after[f"{moment}.b"])
+
+
+def test_only_aggregated_floats_have_a_state_and_in_float32_at_least():
+    layout = MemoryBody.of(every_kind()).layout
+    state = ServerOptimizer("fedyogi", 0.1, 0.9, 0.99, 1e-3).state_layout(
+        layout, Rule(exclude=["scalar"])
+    )
+    codes = {spec.name: spec.dtype for spec in state.tensors if spec.name.endswith(".matrix")}
+    assert codes == {
+        f"{moment}.{code}.matrix": {"F64": "F64", "C64": "C64"}.get(code, "F32")
+        for moment in ("momentum", "second_moment")
+        for code in ("F64", "C64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+    }
+    assert not any("scalar" in spec.name for spec in state.tensors)
+
+
+def test_a_state_of_another_model_or_optimiser_is_refused_by_tensor():
+    adam = ServerOptimizer("fedadam", 0.1, 0.9, 0.99, 1e-3)
+    momentum = ServerOptimizer("fedavgm", 0.1, 0.9, 0.99, 1e-3)
+    base = {"w": torch.zeros(2)}
+    layout = MemoryBody.of(base).layout
+    other = MemorySink(momentum.state_layout(layout, Rule())).source()
+    out = MemorySink(adam.state_layout(layout, Rule()))
+    with pytest.raises(CheckpointError, match=r"fedadam .*'second_moment.w' is missing"):
+        fold_into(base, [update("s", base)], optimization=Optimization(adam, other, out))
+
+
+def test_a_repeated_round_from_the_same_state_gives_the_same_bits():
+    optimizer = ServerOptimizer("fedadam", 0.1, 0.9, 0.99, 1e-3)
+    base = {"w": tensor("F32", (100,))}
+    layout = optimizer.state_layout(MemoryBody.of(base).layout, Rule())
+    sent = [update("s", {"w": tensor("F32", (100,), 3)})]
+    outs = [MemorySink(layout) for _ in range(2)]
+    models = [fold(base, sent, optimization=Optimization(optimizer, None, o)) for o in outs]
+    assert_same_tensors(models[0], models[1])
+    assert body_of(outs[0].source()) == body_of(outs[1].source())
+
+
+def test_the_job_files_defaults_are_the_papers():
+    assert optimizer_for(Section()) is None
+    assert optimizer_for(Section(type="fedavgm")) == ServerOptimizer(
+        "fedavgm", 1.0, 0.9, 0.99, 1e-3
+    )
+    assert optimizer_for(Section(type="fedadagrad")).beta_1 == 0
+    for kind in ("fedadam", "fedyogi"):
+        assert optimizer_for(Section(type=kind)) == ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
+    given = Section(type="fedadam", learning_rate=0.5, beta_1=0.0, beta_2=0.5, tau=0.1)
+    assert optimizer_for(given) == ServerOptimizer("fedadam", 0.5, 0.0, 0.5, 0.1)

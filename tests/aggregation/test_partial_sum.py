@@ -1,0 +1,177 @@
+"""A sum in a file: the bits of one walk, whatever was added when, and whole after a kill."""
+
+import os
+import signal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from folding import MemorySink, fold_into, shifted, update
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import cuts, every_kind, tensor
+
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import Rule
+from flstream.aggregation.steps import Steps
+from flstream.errors import AggregationError, CheckpointError, UpdateRefusedError
+from flstream.model.memory import MemoryBody
+
+NAMES = sorted(every_kind())
+
+
+def quiet(_):
+    pass
+
+
+def sums(folder, base, rule=None, label="round 1"):
+    return PartialSum(folder / "sum.safetensors", MemoryBody.of(base), rule or Rule(), label)
+
+
+def finished(partial_sum, base, step=1 << 20, optimization=None):
+    sink = MemorySink(MemoryBody.of(base).layout)
+    return partial_sum.finish(sink, Steps(step, 16), quiet, optimization)
+
+
+@given(
+    data=st.data(),
+    groups=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    steps=st.lists(cuts(1400), min_size=6, max_size=6),
+    clip_norm=st.sampled_from([None, 5.0]),
+    exclude=st.sampled_from([[], ["F32", "I64"]]),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, clip_norm, exclude):
+    base, rule = every_kind(), Rule(clip_norm=clip_norm, exclude=exclude)
+    updates = []
+    for place in range(sum(groups)):
+        names = data.draw(st.sampled_from([NAMES, NAMES[::2], NAMES[5:20]]))
+        state = {name: shifted(base, place)[name] for name in names}
+        kind = data.draw(st.sampled_from(["FULL", "DIFF"]))
+        weight = data.draw(st.floats(1e-3, 1e3))
+        updates.append(update(f"site-{place}", state, weight, kind, partial=True))
+    due = fold_into(base, updates, rule)[1]
+    with TemporaryDirectory() as folder:
+        left = list(updates)
+        for size, step in zip(groups, steps, strict=False):
+            now, left = left[:size], left[size:]
+            # Each in a process of its own, as it were: nothing is kept but the file.
+            sums(Path(folder), base, rule).add(now, Steps(step, 16), quiet)
+        taken_up = sums(Path(folder), base, rule)
+        assert taken_up.sites == tuple(each.site for each in updates)
+        assert finished(taken_up, base, steps[-1]) == due
+        assert os.listdir(folder) == ["sum.safetensors"]
+        taken_up.discard()
+        assert os.listdir(folder) == []
+
+
+def test_an_optimiser_takes_a_sum_as_it_takes_a_walk(tmp_path):
+    optimizer = ServerOptimizer("fedadam", 0.1, 0.9, 0.99, 1e-3)
+    base = every_kind()
+    updates = [update(f"site-{i}", shifted(base, i)) for i in range(3)]
+    layout = optimizer.state_layout(MemoryBody.of(base).layout, Rule())
+    outs = [MemorySink(layout) for _ in range(2)]
+    due = fold_into(base, updates, optimization=Optimization(optimizer, None, outs[0]))[1]
+    partial_sum = sums(tmp_path, base)
+    for each in updates:
+        partial_sum.add([each], Steps(512, 16), quiet)
+    assert finished(partial_sum, base, 48, Optimization(optimizer, None, outs[1])) == due
+    assert outs[0].body == outs[1].body
+
+
+def test_large_integers_that_all_agree_on_stay_as_they_are(tmp_path):
+    base, agreed = {"n": torch.tensor([0, 0])}, {"n": torch.tensor([2**53 + 1, -(2**63)])}
+    partial_sum = sums(tmp_path, base)
+    for place in range(3):
+        partial_sum.add([update(f"site-{place}", agreed, 0.1 + place)], Steps(16, 16), quiet)
+    sink = MemorySink(MemoryBody.of(base).layout)
+    partial_sum.finish(sink, Steps(16, 16), quiet)
+    assert torch.equal(sink.tensors()["n"], agreed["n"])
+
+
+def test_a_refused_update_leaves_the_sum_as_it_was(tmp_path):
+    base = {"w": torch.zeros(1000)}
+    good = [update(f"site-{i}", {"w": torch.full((1000,), 1.0 + i)}) for i in range(3)]
+    bad = {"w": torch.ones(1000)}
+    bad["w"][900] = float("nan")
+    partial_sum = sums(tmp_path, base)
+    partial_sum.add(good[:1], Steps(64, 16), quiet)
+    before = partial_sum.path.read_bytes()
+    with pytest.raises(UpdateRefusedError, match=r"of site-9 .*'w' at \[900\] is nan"):
+        partial_sum.add([good[1], update("site-9", bad)], Steps(64, 16), quiet)
+    assert partial_sum.path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["sum.safetensors"]
+    partial_sum.add(good[1:], Steps(64, 16), quiet)
+    assert partial_sum.sites == ("site-0", "site-1", "site-2")
+    assert finished(partial_sum, base) == fold_into(base, good)[1]
+
+
+def killed_while_adding(folder, base, updates, at):
+    """Add updates one by one in a process that is killed at a given range; return its end."""
+    child = os.fork()
+    if child == 0:
+        try:
+            left = iter(range(1, at))
+
+            def on_range(_):
+                if next(left, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            partial_sum = sums(folder, base)
+            for each in updates[len(partial_sum.sites) :]:
+                partial_sum.add([each], Steps(4096, 16), on_range)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_kill_leaves_the_sums_before_or_after_and_they_say_whose_they_are(tmp_path):
+    base = {"w": torch.zeros(4096)}
+    updates = [update(f"site-{i}", {"w": torch.full((4096,), 0.1 + i)}, 1.0 + i) for i in range(3)]
+    # An addition takes four ranges: the first process dies in the second addition, and so on.
+    for at, sites in ((6, 1), (2, 1), (8, 2), (99, 3)):
+        ended = killed_while_adding(tmp_path, base, updates, at)
+        assert ended == (-signal.SIGKILL if at < 99 else 0)
+        assert sums(tmp_path, base).sites == tuple(f"site-{i}" for i in range(sites))
+    assert [path.name for path in tmp_path.iterdir()] == ["sum.safetensors"]
+    assert finished(sums(tmp_path, base), base) == fold_into(base, updates)[1]
+
+
+def test_a_sum_of_another_round_or_rule_is_refused(tmp_path):
+    base = {"w": torch.zeros(4), "v": torch.zeros(4)}
+    sums(tmp_path, base).add([update("site-1", base)], Steps(16, 16), quiet)
+    with pytest.raises(CheckpointError, match="it is of 'round 1', not of 'round 2'"):
+        sums(tmp_path, base, label="round 2")
+    with pytest.raises(CheckpointError, match=r"'sum.v' is not part of the model"):
+        sums(tmp_path, base, Rule(exclude=["v"]))
+
+
+def test_a_site_is_added_once_and_a_sum_of_nothing_has_no_mean(tmp_path):
+    base = {"w": torch.zeros(4)}
+    partial_sum = sums(tmp_path, base)
+    with pytest.raises(AggregationError, match="no update was added"):
+        finished(partial_sum, base)
+    partial_sum.add([update("site-1", base)], Steps(16, 16), quiet)
+    with pytest.raises(ValueError, match="site-1 is in the partial sum already"):
+        partial_sum.add([update("site-1", base)], Steps(16, 16), quiet)
+    with pytest.raises(ValueError, match="median needs all updates at once"):
+        sums(tmp_path, base, Rule(method="median"))
+
+
+def test_sums_that_overflow_are_told_by_tensor(tmp_path):
+    base = {"w": torch.zeros(4, dtype=torch.float64)}
+    large = {"w": torch.full((4,), 1e308, dtype=torch.float64)}
+    partial_sum = sums(tmp_path, base)
+    partial_sum.add([update("site-1", large)], Steps(16, 16), quiet)
+    with pytest.raises(AggregationError, match=r"tensor 'w' at \[0\] has a sum that is not finite"):
+        partial_sum.add([update("site-2", large)], Steps(16, 16), quiet)
+
+
+def test_disk_and_sum_have_the_size_of_eight_bytes_a_number(tmp_path):
+    base = {"w": tensor("F32", (10_000,)), "n": tensor("I64", (10,))}
+    partial_sum = sums(tmp_path, base)
+    for place in range(4):
+        partial_sum.add([update(f"site-{place}", base)], Steps(4096, 16), quiet)
+        assert partial_sum.path.stat().st_size < 8 * 10_010 + 80 + 2048

@@ -1,0 +1,148 @@
+"""Steps: whole frames, and buffers within the budget however many updates there are."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import entries, tensor
+
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import Rule
+from flstream.aggregation.steps import plan_steps
+from flstream.aggregation.updates import Update
+from flstream.aggregation.walk import fold_updates
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
+
+MIB = 1 << 20
+RULES = [Rule(), Rule(method="median"), Rule(clip_norm=1.0)]
+
+
+@given(
+    given_entries=entries(),
+    rule=st.sampled_from(RULES),
+    chunk_size=st.one_of(st.just(0), st.integers(1, 1 << 20).map(lambda count: 16 * count)),
+    budget=st.integers(MIB, 1 << 30),
+    updates=st.integers(1, 1000),
+    share=st.floats(0, 1),
+)
+@settings(deadline=None)
+def test_a_step_is_whole_frames_no_longer_than_a_chunk(
+    given_entries, rule, chunk_size, budget, updates, share
+):
+    step, frame = plan_steps(
+        Layout.of(given_entries),
+        rule,
+        updates=updates,
+        chunk_size=chunk_size,
+        memory_budget=budget,
+        partial=int(updates * share),
+    )
+    assert step % frame == 0
+    assert frame % 16 == 0
+    assert 0 < frame <= (chunk_size or step)
+
+
+class Folder:
+    """A model in files, and walks over it with a cohort of updates of one file."""
+
+    def __init__(self, path, code, size):
+        self.path = path
+        names = {"a": tensor(code, (size // tensor(code, ()).element_size(),))}
+        write_checkpoint(path / "base", MemoryBody.of(names))
+        write_checkpoint(path / "update", MemoryBody.of(names))
+        self.base, self.source = FileSource(path / "base"), FileSource(path / "update")
+
+    def updates(self, count, params_type="FULL", partial=False):
+        return [
+            Update(f"site-{i}", lambda: self.source, 1.0, params_type, partial)
+            for i in range(count)
+        ]
+
+    def plan(self, rule, updates, budget, chunk_size=2 * MIB, summing=False):
+        return plan_steps(
+            self.base.layout,
+            rule,
+            updates=len(updates),
+            chunk_size=chunk_size,
+            memory_budget=budget,
+            partial=sum(update.partial for update in updates),
+            summing=summing,
+        )
+
+    def walk(self, rule, updates, steps, optimizer=None):
+        with FileSink(self.path / "next", self.base.layout) as sink:
+            if optimizer is None:
+                fold_updates(self.base, updates, rule, sink, steps, lambda _: None)
+                return
+            layout = optimizer.state_layout(self.base.layout, rule)
+            with FileSink(self.path / "state", layout) as state:
+                optimization = Optimization(optimizer, None, state)
+                fold_updates(self.base, updates, rule, sink, steps, lambda _: None, optimization)
+
+
+def peak_of(call, *args):
+    np.zeros(1) + 1  # whatever NumPy sets up at first use is not the walk's
+    tracemalloc.start()
+    call(*args)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("params_type", ["FULL", "DIFF"])
+@pytest.mark.parametrize("code", ["F64", "F32", "F16", "BF16", "F8_E5M2", "I64", "U64", "U8"])
+@pytest.mark.parametrize("chunk_size", [4096, 2 * MIB])
+def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type, chunk_size):
+    budget, folder = 4 * MIB, Folder(tmp_path, code, 3 * MIB)
+    updates = folder.updates(3, params_type)
+    steps = folder.plan(Rule(), updates, budget, chunk_size)
+    assert peak_of(folder.walk, Rule(), updates, steps) <= budget
+
+
+@pytest.mark.parametrize(
+    ("rule", "count", "budget"),
+    [
+        (Rule(method="median"), 4, 4 * MIB),
+        (Rule(method="median"), 64, 4 * MIB),
+        (Rule(method="trimmed_mean", clip_norm=1.0), 100, 8 * MIB),
+        (Rule(method="median"), 1000, 48 * MIB),
+        (Rule(), 300, 4 * MIB),
+        (Rule(clip_norm=1.0), 64, 4 * MIB),
+    ],
+)
+@pytest.mark.parametrize("partial", [False, True])
+def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
+    tmp_path, rule, count, budget, partial
+):
+    folder = Folder(tmp_path, "F32", max(96 << 10, 12 * MIB // count))
+    updates = folder.updates(count, "DIFF", partial)
+    steps = folder.plan(rule, updates, budget)
+    # What Python keeps of an update, its objects, is no buffer.
+    assert peak_of(folder.walk, rule, updates, steps) <= budget + 2048 * count
+
+
+@pytest.mark.parametrize("code", ["F32", "BF16"])
+@pytest.mark.parametrize("kind", ["fedavgm", "fedyogi"])
+def test_and_those_of_an_optimiser(tmp_path, code, kind):
+    budget, folder = 4 * MIB, Folder(tmp_path, code, 3 * MIB)
+    optimizer = ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
+    updates = folder.updates(3)
+    steps = folder.plan(Rule(), updates, budget)
+    assert peak_of(folder.walk, Rule(), updates, steps, optimizer) <= budget
+
+
+@pytest.mark.parametrize("code", ["F32", "BF16", "I32"])
+def test_and_those_of_a_partial_sum(tmp_path, code):
+    budget, folder = 4 * MIB, Folder(tmp_path, code, 3 * MIB)
+    updates = folder.updates(4)
+    steps = folder.plan(Rule(), updates, budget, summing=True)
+    partial_sum = PartialSum(tmp_path / "sum", folder.base, Rule(), "round 1")
+    partial_sum.add(updates[:2], steps, lambda _: None)
+    assert peak_of(partial_sum.add, updates[2:], steps, lambda _: None) <= budget
+    with FileSink(tmp_path / "next", folder.base.layout) as sink:
+        assert peak_of(partial_sum.finish, sink, steps, lambda _: None) <= budget

@@ -1,0 +1,58 @@
+"""Learners and scripts written for a test, and a worker that runs them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import Serving, worker_info, write
+
+import flstream.client
+from flstream.client.code import LearnerClass, Script
+from flstream.client.run_learner import serve_learner
+from flstream.client.run_script import serve_own_site, serve_sites
+
+Serve = Callable[..., Serving]
+
+
+@pytest.fixture(autouse=True)
+def _as_if_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What running training code changes in this process is put back."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(flstream.client, "_session", None)
+    modules = set(sys.modules)
+    yield
+    for name in set(sys.modules) - modules:
+        if name in ("client", "helper"):
+            del sys.modules[name]
+    gc.unfreeze()
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Serve:
+    """Serve with the class ``Mine`` of a text."""
+
+    def serve(text: str, selection: Any = None, args: Any = None, **info: Any) -> Serving:
+        code = LearnerClass(f"{write(tmp_path, text)}:Mine", args or {})
+        known = worker_info(tmp_path / "sites", **info)
+        return Serving(known, lambda worker: serve_learner(worker, code), selection)
+
+    return serve
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Serve:
+    """Serve with a script; with ``site``, as that site's own process."""
+
+    def serve(text: str, *args: str, selection: Any = None, **info: Any) -> Serving:
+        code = Script(write(tmp_path, text), list(args))
+        known = worker_info(tmp_path / "sites", **info)
+        run = serve_sites if known.site is None else serve_own_site
+        return Serving(known, lambda worker: run(worker, code), selection)
+
+    return serve

@@ -1,0 +1,175 @@
+"""A server that a worker can be tried against: real pipes, real downloads, no workflow."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from flstream.client.messages import (
+    Failed,
+    FromWorker,
+    Scored,
+    SiteTask,
+    Stop,
+    Task,
+    TaskKind,
+    ToWorker,
+    Trained,
+)
+from flstream.client.worker import Selection, Worker
+from flstream.client.worker_info import WorkerInfo
+from flstream.errors import ChannelClosedError
+from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.simulator.links import LinkEnd, link
+from flstream.streaming.download import download
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import SERVER
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+
+PEER = "worker"
+SETTINGS = StreamSettings(request_timeout=20.0)
+MessageT = TypeVar("MessageT")
+
+
+def write(folder: Path, text: str) -> Path:
+    """Put a script or a learner into a folder."""
+    path = folder / "client.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def worker_info(
+    sites_folder: Path,
+    site: str | None = None,
+    *,
+    exchange_format: Framework = "pytorch",
+    push: bool = False,
+    exclude: tuple[str, ...] = (),
+) -> WorkerInfo:
+    return WorkerInfo(
+        name=site or "worker-1",
+        site=site,
+        job="test",
+        clients=9,
+        rounds=5,
+        seed=3,
+        sites_folder=str(sites_folder),
+        exchange_format=exchange_format,
+        streaming=SETTINGS._replace(push=push),
+        include=[".*"],
+        exclude=list(exclude),
+    )
+
+
+class Server:
+    """The server's end of a link to one worker."""
+
+    def __init__(self, end: LinkEnd, settings: StreamSettings = SETTINGS) -> None:
+        self.settings = settings
+        self.control: MessageChannel[FromWorker] = MessageChannel(
+            PipeChannel(end.control, PEER), PEER, FromWorker
+        )
+        self.up = Receiver(PipeChannel(end.up, PEER), PEER)
+        self.service = DownloadService("fake-server")
+        self.service.attach(PipeChannel(end.down, PEER), PEER)
+        self.heard: list[FromWorker] = []
+
+    def ask(
+        self,
+        kind: TaskKind,
+        params: Params,
+        *sites: str,
+        round_number: int = 1,
+        token: bytes | None = None,
+    ) -> None:
+        """Send a task; a site's seed is its number. A token may name another model, or none."""
+        push = self.settings if self.settings.push else None
+        ref = self.service.offer(MemoryBody.of(params), [PEER], push=push)
+        named = [SiteTask(name, int(name.removeprefix("site-"))) for name in sites]
+        self.control.send(Task(kind, round_number, 5, token or ref.token, 1 << 20, named))
+
+    def hear(self, kind: type[MessageT]) -> MessageT:
+        """The next message of a kind; those before it are in ``heard``."""
+        self.heard = []
+        while not isinstance(message := self.control.receive(20.0), kind):
+            self.heard.append(message)
+        return message
+
+    def failures(self) -> list[tuple[str, int, str]]:
+        """Of the messages heard: who failed, when and why."""
+        return [(m.site, m.round, m.reason) for m in self.heard if isinstance(m, Failed)]
+
+    def fetch(self, answer: Trained) -> dict[str, Any]:
+        """Download an update, which settles its ref."""
+        body, _ = download(self.up, answer.ref, self.settings, MemoryBody.allocate)
+        return body.tensors
+
+    def train(self, params: Params, *sites: str, round_number: int = 1) -> Trained:
+        """Have sites train, and take what they send."""
+        self.ask("train", params, *sites, round_number=round_number)
+        return self.hear(Trained)
+
+    def evaluate(self, params: Params, *sites: str, round_number: int = 1) -> Scored:
+        """Have sites evaluate."""
+        self.ask("evaluate", params, *sites, round_number=round_number)
+        return self.hear(Scored)
+
+
+class Serving:
+    """A worker on a thread of its own, and the server that it works for.
+
+    Use it as a context manager; leaving it stops the worker.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        serve: Callable[[Worker], None],
+        selection: Selection | None = None,
+    ) -> None:
+        self._ours, self._theirs = link()
+        self.server = Server(self._ours, info.streaming)
+        self.turns: list[str | None] = []
+        self.error: BaseException | None = None
+        self._info, self._serve, self._selection = info, serve, selection
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with suppress(ChannelClosedError):  # it may have ended by itself
+            self.server.control.send(Stop())
+        self._ours.up.close()  # nobody fetches what is still on offer
+        self.join()
+        self.server.service.close()
+        self._ours.close()
+        if kind is None and self.error is not None:
+            raise self.error
+
+    def join(self) -> None:
+        """Wait until the worker has ended."""
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        end = self._theirs
+        control: MessageChannel[ToWorker] = MessageChannel(
+            PipeChannel(end.control, SERVER), SERVER, ToWorker
+        )
+        with DownloadService() as service:
+            service.attach(PipeChannel(end.up, SERVER), SERVER)
+            down = Receiver(PipeChannel(end.down, SERVER), SERVER)
+            worker = Worker(self._info, control, down, service, self._selection, self.turns.append)
+            try:
+                self._serve(worker)
+            except BaseException as error:
+                self.error = error
+        end.close()

@@ -1,0 +1,340 @@
+"""A learner: one object a process, which works for one site after another."""
+
+import numpy as np
+import pytest
+import torch
+
+from flstream.aggregation.rules import Rule
+from flstream.client.messages import Failed, Logged, Ready, Received, Trained
+
+ADDS = """
+import flstream.client as flare
+
+class Mine(flare.Learner):
+    def __init__(self, by=1):
+        self.by = by
+        self.set_up = []
+
+    def setup(self):
+        self.set_up.append(self.site.name)
+
+    def train(self, model):
+        for tensor in model.params.values():
+            tensor += self.by * (self.site.index + 1)
+        return flare.FLModel(model.params, metrics={"set_up": len(self.set_up)},
+                             meta={"num_examples": self.site.index + 10})
+
+    def evaluate(self, model):
+        return flare.FLModel(metrics={"sum": sum(t.sum() for t in model.params.values())})
+"""
+
+
+def model():
+    return {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
+
+
+def test_a_site_alone_sends_its_update_under_the_tensors_own_names(learner):
+    with learner(ADDS, args={"by": 2}) as serving:
+        trained = serving.server.train(model(), "site-3")
+        assert [type(m) for m in serving.server.heard] == [Ready, Received]
+        [site] = trained.sites
+        assert (site.site, site.weight, site.params_type) == ("site-3", 12.0, "FULL")
+        assert (site.framework, site.partial) == ("pytorch", False)
+        update = serving.server.fetch(trained)
+        assert torch.equal(update["w"], model()["w"] + 6)
+        assert update["n"] == 10
+
+
+@pytest.mark.parametrize("push", [False, True])
+@pytest.mark.parametrize("exchange_format", ["pytorch", "numpy"])
+def test_several_sites_each_start_from_the_same_model_which_comes_once(
+    learner, exchange_format, push
+):
+    with learner(ADDS, exchange_format=exchange_format, push=push) as serving:
+        names = [f"site-{number}" for number in (4, 1, 9)]
+        trained = serving.server.train(model(), *names)
+        assert [type(m) for m in serving.server.heard] == [Ready, Received]
+        assert [site.site for site in trained.sites] == names
+        assert {site.framework for site in trained.sites} == {exchange_format}
+        update = serving.server.fetch(trained)
+        assert set(update) == {f"{index}/{name}" for index in range(3) for name in ("n", "w")}
+        for index, number in enumerate((4, 1, 9)):
+            assert torch.equal(update[f"{index}/w"], model()["w"] + number)
+            assert update[f"{index}/n"] == 4 + number
+
+
+def test_a_batch_gives_the_bits_that_its_sites_give_alone(learner):
+    noise = """
+        import random, numpy, torch, flstream.client as flare
+
+        class Mine:
+            def setup(self):
+                self.mine = torch.randn(2, 3) + random.random()
+            def train(self, model):
+                model.params["w"] += self.mine + torch.randn(2, 3) + numpy.random.rand()
+                return flare.FLModel(model.params)
+    """
+    names = ["site-1", "site-2", "site-3"]
+    with learner(noise) as serving:
+        together = serving.server.fetch(serving.server.train(model(), *names))
+    alone = []
+    for name in names:
+        with learner(noise) as serving:
+            alone.append(serving.server.fetch(serving.server.train(model(), name)))
+    for index, update in enumerate(alone):
+        assert torch.equal(together[f"{index}/w"], update["w"])
+    assert not torch.equal(alone[0]["w"], alone[1]["w"])
+
+
+def test_setup_is_called_when_the_site_changes_and_not_otherwise(learner):
+    with learner(ADDS) as serving:
+        counts = []
+        for name in ("site-1", "site-1", "site-2", "site-1"):
+            trained = serving.server.train(model(), name)
+            counts.append(trained.sites[0].metrics["set_up"])
+            serving.server.fetch(trained)
+        assert counts == [1, 1, 2, 3]
+
+
+def test_an_update_is_sent_as_it_was_when_train_returned(learner):
+    """All sites may train in the one module that the object has."""
+    with learner("""
+        import torch, flstream.client as flare
+
+        class Mine(flare.Learner):
+            def __init__(self):
+                self.mine = {"w": torch.zeros(2, 3), "n": torch.tensor(0)}
+            def train(self, model):
+                self.mine["w"].copy_(model.params["w"]).mul_(self.site.index)
+                return flare.FLModel(self.mine)
+    """) as serving:
+        update = serving.server.fetch(serving.server.train(model(), "site-3", "site-6"))
+        assert torch.equal(update["0/w"], model()["w"] * 2)
+        assert torch.equal(update["1/w"], model()["w"] * 5)
+
+
+def test_what_a_method_raises_fails_that_site_alone(learner, tmp_path):
+    with learner("""
+        import flstream.client as flare
+
+        class Mine(flare.Learner):
+            def setup(self):
+                assert self.site.index != 1, "no data"
+            def train(self, model):
+                if self.site.index == 2:
+                    return model.params
+                model.params["w"] /= 0 if self.site.index == 3 else 1
+                if self.site.index == 4:
+                    raise SystemExit(5)
+                return flare.FLModel(model.params, metrics={"round": 1} if self.site.index == 5
+                                     else {})
+    """) as serving:
+        trained = serving.server.train(model(), *[f"site-{number}" for number in range(1, 7)])
+        assert serving.server.failures() == [
+            ("site-2", 1, "client.py, line 6 raised AssertionError: no data"),
+            (
+                "site-3",
+                1,
+                "client.py raised ClientError: Mine.train() returned a dict; "
+                "it must return an FLModel",
+            ),
+            ("site-5", 1, "client.py, line 12 raised SystemExit: 5"),
+            (
+                "site-6",
+                1,
+                "client.py raised ClientError: a metric may not be named 'round', which the "
+                "summary uses; rename it",
+            ),
+        ]
+        assert [site.site for site in trained.sites] == ["site-1", "site-4"]
+        update = serving.server.fetch(trained)
+        assert set(update) == {"0/w", "0/n", "1/w", "1/n"}
+        assert torch.isinf(update["1/w"]).any()
+
+
+@pytest.mark.parametrize("names", [["site-2"], ["site-1", "site-2", "site-3"]])
+def test_a_site_whose_folder_cannot_be_used_fails_alone(learner, tmp_path, names):
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites/site-2").write_text("not a folder")
+    with learner(ADDS) as serving:
+        trained = serving.server.train(model(), *names)
+        [(site, _, reason)] = serving.server.failures()
+        assert site == "site-2"
+        assert "site-2/state" in reason
+        assert [each.site for each in trained.sites] == [n for n in names if n != "site-2"]
+
+
+def test_a_site_whose_state_is_lost_leaves_no_trace_among_the_others(learner):
+    with learner("""
+        import shutil, flstream.client as flare
+
+        class Mine(flare.Learner):
+            def train(self, model):
+                model.params["w"] += self.site.index
+                if self.site.index == 1:
+                    shutil.rmtree(self.site.state_dir)
+                if self.site.index == 2:
+                    model.params[3] = model.params["w"]
+                return flare.FLModel(model.params)
+    """) as serving:
+        trained = serving.server.train(model(), *[f"site-{number}" for number in range(1, 6)])
+        assert [site for site, _, _ in serving.server.failures()] == ["site-2", "site-3"]
+        assert [site.site for site in trained.sites] == ["site-1", "site-4", "site-5"]
+        update = serving.server.fetch(trained)
+        assert set(update) == {f"{index}/{name}" for index in range(3) for name in ("n", "w")}
+        for index, added in enumerate((0, 3, 4)):
+            assert torch.equal(update[f"{index}/w"], model()["w"] + added)
+
+
+def test_where_every_site_fails_the_answer_says_so(learner):
+    with learner("class Mine:\n def setup(self): 1 / 0") as serving:
+        for names in (["site-1"], ["site-1", "site-2"]):
+            assert serving.server.train(model(), *names) == Trained(1, b"", [])
+            assert len(serving.server.failures()) == len(names)
+            assert serving.server.evaluate(model(), *names).sites == []
+            assert len(serving.server.failures()) == len(names)
+
+
+def test_a_model_that_does_not_arrive_is_asked_for_once_and_fails_every_site(learner):
+    with learner(ADDS) as serving:
+        serving.server.hear(Ready)
+        serving.server.ask("train", model(), "site-1", "site-2", "site-3", token=b"0" * 16)
+        assert serving.server.hear(Trained).sites == []
+        reasons = {reason for _, _, reason in serving.server.failures()}
+        assert len(serving.server.failures()) == 3
+        assert len(reasons) == 1
+        assert "the model did not arrive: server refused" in reasons.pop()
+        trained = serving.server.train(model(), "site-1")  # and it goes on
+        assert serving.server.fetch(trained)["n"] == 5
+
+
+def test_evaluations_are_answered_together_with_their_weights(learner):
+    with learner(ADDS) as serving:
+        scored = serving.server.evaluate(model(), "site-2", "site-5", round_number=3)
+        assert scored.round == 3
+        assert [(s.site, s.metrics, s.has_params) for s in scored.sites] == [
+            ("site-2", {"sum": 19.0}, False),
+            ("site-5", {"sum": 19.0}, False),
+        ]
+
+
+def test_the_learner_knows_its_site_and_may_log_for_it(learner, tmp_path):
+    with learner("""
+        import flstream.client as flare
+
+        class Mine(flare.Learner):
+            def train(self, model):
+                site = self.site
+                assert (site.name, site.index, site.round, site.seed) == ("site-7", 6, 4, 7)
+                assert (site.job, site.clients, site.total_rounds) == ("test", 9, 5)
+                assert flare.get_site_name() == "site-7"
+                assert flare.system_info()["task_seed"] == 7
+                assert model.current_round == 3 and model.meta["site_name"] == "site-7"
+                flare.log("loss", 0.5)
+                return flare.FLModel(model.params)
+    """) as serving:
+        trained = serving.server.train(model(), "site-7", round_number=4)
+        assert serving.server.failures() == []
+        assert Logged(4, "site-7", "loss", 0.5) in serving.server.heard
+        serving.server.fetch(trained)
+
+
+def test_the_logs_follow_the_turns_of_the_sites(learner):
+    with learner(ADDS) as serving:
+        serving.server.fetch(serving.server.train(model(), "site-1", "site-2"))
+        serving.server.evaluate(model(), "site-2")
+    assert serving.turns == ["site-1", "site-2", None, "site-2", None]
+
+
+@pytest.mark.parametrize("names", [["site-1"], ["site-1", "site-2"]])
+def test_tensors_that_are_not_aggregated_do_not_travel(learner, names):
+    rule = Rule(exclude=["^n$"])
+    with learner(ADDS, selection=rule.selected) as serving:
+        trained = serving.server.train(model(), *names)
+        assert all(site.partial for site in trained.sites)
+        update = serving.server.fetch(trained)
+        assert {name.rpartition("/")[2] for name in update} == {"w"}
+
+
+def test_an_update_that_lacks_what_is_aggregated_is_refused_where_it_is_made(learner):
+    lacking = """
+        import flstream.client as flare
+
+        class Mine(flare.Learner):
+            def train(self, model):
+                meta = {"partial": True} if self.site.index else {}
+                return flare.FLModel({"n": model.params["n"]}, meta=meta)
+    """
+    with learner(lacking, selection=Rule(exclude=["^b"]).selected) as serving:
+        trained = serving.server.train({**model(), "b": torch.ones(2)}, "site-1", "site-2")
+        [(site, _, reason)] = serving.server.failures()
+        assert site == "site-1"
+        assert "lacks tensor 'w'" in reason
+        assert [site.partial for site in trained.sites] == [True]
+        assert set(serving.server.fetch(trained)) == {"0/n"}
+
+
+def test_a_tensor_that_is_not_the_models_is_sent_for_the_server_to_refuse(learner):
+    stray = """
+        import flstream.client as flare
+
+        class Mine(flare.Learner):
+            def train(self, model):
+                return flare.FLModel({**model.params, "stray": model.params["w"]})
+    """
+    with learner(stray, selection=Rule(exclude=["^n$"]).selected) as serving:
+        assert set(serving.server.fetch(serving.server.train(model(), "site-1"))) == {"w", "stray"}
+
+
+def test_tied_tensors_reach_every_site_tied_and_travel_back_once(learner):
+    tied = torch.ones(3)
+    with learner("""
+        import flstream.client as flare
+
+        class Mine(flare.Learner):
+            def train(self, model):
+                assert model.params["a"] is model.params["b"]
+                model.params["b"] += self.site.index
+                return flare.FLModel({name: t.clone() for name, t in model.params.items()})
+    """) as serving:
+        update = serving.server.fetch(
+            serving.server.train({"a": tied, "b": tied}, "site-2", "site-3")
+        )
+        assert {name: tensor.tolist() for name, tensor in update.items()} == {
+            "0/a": [2, 2, 2],
+            "1/a": [3, 3, 3],
+        }
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("class Mine:\n def __init__(self): raise OSError('no data')", "client.py, line 2 raised"),
+        ("class Mine:\n def __init__(self, lr): pass", "client.py raised TypeError"),
+        ("Mine = 3", "there is no such class"),
+        ("import nowhere_to_be_found\nclass Mine: pass", "client.py, line 1 raised ModuleNotFound"),
+    ],
+)
+def test_a_class_that_cannot_be_made_ends_the_process_with_the_reason(learner, text, reason):
+    with learner(text) as serving:
+        failed = serving.server.hear(Failed)
+        assert (failed.site, failed.round) == ("", 0)
+        assert reason in failed.reason
+        assert serving.server.heard == []  # it was never ready
+
+
+def test_a_method_that_is_missing_is_named(learner):
+    with learner("import flstream.client as f\nclass Mine(f.Learner): pass") as serving:
+        serving.server.train(model(), "site-1")
+        [(_, _, reason)] = serving.server.failures()
+        assert "define train(self, model)" in reason
+        serving.server.evaluate(model(), "site-1")
+        [(_, _, reason)] = serving.server.failures()
+        assert "define evaluate(self, model)" in reason
+
+
+def test_numpy_learners_get_arrays(learner):
+    with learner(ADDS, exchange_format="numpy") as serving:
+        trained = serving.server.train({"w": np.zeros(4, np.float32)}, "site-1")
+        assert trained.sites[0].framework == "numpy"
+        assert serving.server.fetch(trained)["w"].tolist() == [1, 1, 1, 1]

@@ -1,0 +1,304 @@
+"""A script in a loop: in its site's own process, or run anew for each site and task."""
+
+import pytest
+import torch
+
+from flstream.client.messages import Failed, Logged, Ready, Received, Trained
+
+ADDS = """
+import sys
+import flstream.client as flare
+
+flare.init()
+tasks = 0
+while flare.is_running():
+    tasks += 1
+    model = flare.receive()
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"tasks": tasks}))
+        continue
+    for tensor in model.params.values():
+        tensor += int(flare.get_site_name().removeprefix("site-"))
+    flare.send(flare.FLModel(model.params, metrics={"tasks": tasks, "args": len(sys.argv)}))
+"""
+
+
+def model():
+    return {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(4)}
+
+
+def test_in_its_own_process_a_script_does_one_task_after_another(script):
+    with script(ADDS, "--lr", "1", site="site-3") as serving:
+        for round_number in (1, 2):
+            trained = serving.server.train(model(), "site-3", round_number=round_number)
+            assert Received(round_number) in serving.server.heard
+            [site] = trained.sites
+            assert (site.site, site.metrics) == (
+                "site-3",
+                {"tasks": 2 * round_number - 1, "args": 3},
+            )
+            assert torch.equal(serving.server.fetch(trained)["w"], model()["w"] + 3)
+            scored = serving.server.evaluate(model(), "site-3", round_number=round_number)
+            assert scored.sites[0].metrics == {"tasks": 2 * round_number}
+
+
+def test_in_a_shared_process_a_script_is_run_anew_for_each_site(script):
+    with script(ADDS, "--lr", "1") as serving:
+        serving.server.hear(Ready)  # before there is a task
+        trained = serving.server.train(model(), "site-2")
+        update = serving.server.fetch(trained)
+        assert torch.equal(update["w"], model()["w"] + 2)
+        trained = serving.server.train(model(), "site-3", "site-5", round_number=2)
+        assert [type(m) for m in serving.server.heard] == [Received]
+        assert [site.metrics for site in trained.sites] == [{"tasks": 1, "args": 3}] * 2
+        update = serving.server.fetch(trained)
+        assert torch.equal(update["0/w"], model()["w"] + 3)
+        assert torch.equal(update["1/w"], model()["w"] + 5)
+        scored = serving.server.evaluate(model(), "site-3", "site-1")
+        assert [site.site for site in scored.sites] == ["site-3", "site-1"]
+    assert serving.turns[:3] == ["site-2", None, "site-3"]
+
+
+def test_the_models_of_a_batch_may_be_received_into_a_module(script):
+    with script("""
+        import torch, flstream.client as flare
+
+        net = torch.nn.Linear(2, 2)
+        flare.init()
+        while flare.is_running():
+            assert flare.receive(into=net).params["weight"].data_ptr() == net.weight.data_ptr()
+            with torch.no_grad():
+                net.weight *= 2
+            flare.send(flare.FLModel(net.state_dict()))
+    """) as serving:
+        net = torch.nn.Linear(2, 2)
+        update = serving.server.fetch(serving.server.train(net.state_dict(), "site-1", "site-2"))
+        for index in (0, 1):
+            assert torch.equal(update[f"{index}/weight"], net.weight * 2)
+
+
+def test_a_script_that_raises_fails_its_site_and_the_others_go_on(script):
+    with script("""
+        import sys, flstream.client as flare
+
+        flare.init()
+        site = flare.get_site_name()
+        if site == "site-1":
+            raise ValueError("no data")
+        while flare.is_running():
+            if site == "site-2":
+                sys.exit(4)
+            if site == "site-3":
+                break
+            model = flare.receive()
+            flare.send(flare.FLModel(model.params))
+        if site == "site-5":
+            raise ValueError("after it had answered")
+    """) as serving:
+        for number in (1, 2):
+            trained = serving.server.train(
+                model(), *[f"site-{n}" for n in range(1, 6)], round_number=number
+            )
+            assert serving.server.failures() == [
+                ("site-1", number, "client.py, line 7 raised ValueError: no data"),
+                ("site-2", number, "client.py exited with status 4"),
+                (
+                    "site-3",
+                    number,
+                    "client.py ended without answering the task; send() an FLModel for each task",
+                ),
+            ]
+            assert [site.site for site in trained.sites] == ["site-4", "site-5"]
+            assert set(serving.server.fetch(trained)) == {"0/w", "0/n", "1/w", "1/n"}
+
+
+def test_a_single_site_that_fails_leaves_an_empty_answer(script):
+    with script("raise OSError('no data')") as serving:
+        assert serving.server.train(model(), "site-1") == Trained(1, b"", [])
+        assert serving.server.failures() == [
+            ("site-1", 1, "client.py, line 1 raised OSError: no data")
+        ]
+
+
+@pytest.mark.parametrize("site", [None, "site-2"])
+def test_a_site_whose_folder_cannot_be_used_fails_until_it_can(script, tmp_path, site):
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites/site-2").write_text("not a folder")
+    with script(ADDS, site=site) as serving:
+        assert serving.server.train(model(), "site-2").sites == []
+        [(_, _, reason)] = serving.server.failures()
+        assert "site-2/state" in reason
+        (tmp_path / "sites/site-2").unlink()
+        trained = serving.server.train(model(), "site-2")
+        assert serving.server.fetch(trained)["n"] == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "site", "number"),
+    [
+        ("flare.is_running(); 1 / 0", "site-1", 2),
+        ("flare.receive(); 1 / 0", "site-1", 2),
+        ("flare.is_running()", "site-1", 2),
+        ("1 / 0", "", 0),
+    ],
+)
+def test_in_its_own_process_a_failed_script_ends_it(script, text, site, number):
+    text = f"import flstream.client as flare\nflare.init()\n{text}"
+    with script(text, site="site-1") as serving:
+        if site:  # or else it may have ended before it could be asked
+            serving.server.ask("train", model(), "site-1", round_number=2)
+        failed = serving.server.hear(Failed)
+        assert (failed.site, failed.round) == (site, number)
+        assert "ZeroDivisionError" in failed.reason or "without answering" in failed.reason
+        serving.join()
+
+
+def test_what_a_script_left_in_memory_is_gone_before_the_next_model_comes(script, tmp_path):
+    """Functions and variables of a script refer to each other, which only the collector undoes."""
+    (tmp_path / "helper.py").write_text("refs = []")
+    with script("""
+        import weakref, torch, flstream.client as flare, helper
+
+        flare.init()
+        left = sum(ref() is not None for ref in helper.refs)
+        mine = torch.zeros(12345)
+        helper.refs.append(weakref.ref(mine))
+        def refer():
+            return mine
+        flare.is_running()
+        flare.send(flare.FLModel(flare.receive().params, metrics={"left": left}))
+    """) as serving:
+        left = []
+        for _ in range(3):
+            trained = serving.server.train(model(), "site-1")
+            left.append(trained.sites[0].metrics["left"])
+            serving.server.fetch(trained)
+        assert left == [0, 0, 0]
+
+
+def test_values_are_logged_for_the_site_and_the_round(script):
+    with script("""
+        import flstream.client as flare
+
+        flare.init()
+        flare.receive()
+        flare.log("loss", 0.25)
+        flare.send(flare.FLModel(metrics={}))
+    """) as serving:
+        serving.server.evaluate(model(), "site-1", "site-8", round_number=4)
+        logged = [m for m in serving.server.heard if isinstance(m, Logged)]
+        assert logged == [Logged(4, "site-1", "loss", 0.25), Logged(4, "site-8", "loss", 0.25)]
+
+
+COUNTS = """
+import json, pathlib, flstream.client as flare
+
+flare.init()
+info = flare.system_info()
+while flare.is_running():
+    flare.receive()
+    file = pathlib.Path(info["state_dir"]) / "count"
+    count = int(file.read_text()) + 1 if file.exists() else 1
+    file.write_text(str(count))
+    if count == 3:
+        raise ValueError("three")
+    assert flare.get_state_dir() == file.parent and info["task_seed"] == 2
+    assert "state_dir" in dict(info)
+    flare.send(flare.FLModel(None if flare.is_evaluate() else {}, metrics={"count": count}))
+json.dumps(dict(info))
+"""
+
+
+@pytest.mark.parametrize("site", [None, "site-2"])
+def test_a_site_finds_its_own_files_again(script, tmp_path, site):
+    with script(COUNTS, site=site) as serving:
+        counts = []
+        for number in (1, 2):
+            trained = serving.server.train({}, "site-2", round_number=number)
+            serving.server.fetch(trained)
+            counts.append(trained.sites[0].metrics["count"])
+            # An evaluation is free to change what it sees, and changes nothing.
+            if number == 1:
+                scored = serving.server.evaluate({}, "site-2", round_number=number)
+                counts.append(scored.sites[0].metrics["count"])
+        assert counts == [1, 2, 2]
+        serving.server.ask("train", {}, "site-2", round_number=3)
+        assert "three" in serving.server.hear(Failed).reason
+    versions = sorted(path.name for path in (tmp_path / "sites/site-2/state").iterdir())
+    assert versions == ["0001", "0002"]
+
+
+def test_the_state_is_kept_before_the_update_is_on_offer(script, tmp_path):
+    with script(COUNTS) as serving:
+        trained = serving.server.train({}, "site-2", round_number=1)
+        assert (tmp_path / "sites/site-2/state/0001/count").read_text() == "1"
+        serving.server.fetch(trained)
+
+
+def test_an_update_that_cannot_be_sent_keeps_no_state(script, tmp_path):
+    with script("""
+        import flstream.client as flare
+
+        flare.init()
+        flare.receive()
+        flare.get_state_dir()
+        flare.send(flare.FLModel({"w": "text"}))
+    """) as serving:
+        assert serving.server.train(model(), "site-2").sites == []
+        [(_, _, reason)] = serving.server.failures()
+        assert "'w' is a str" in reason
+        assert list((tmp_path / "sites/site-2/state").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("flare.is_running()", "call flstream.client.init()"),
+        ("flare.init(); flare.receive(); flare.receive()", "was received before"),
+        ("flare.init(); flare.receive(); flare.send(flare.FLModel())", "has no params"),
+    ],
+)
+def test_misuse_of_the_client_api_is_named(script, text, reason):
+    with script(f"import flstream.client as flare\n{text}") as serving:
+        serving.server.train(model(), "site-2")
+        [(_, _, said)] = serving.server.failures()
+        assert reason in said
+        assert "ClientError" in said
+
+
+def test_an_answer_can_be_given_only_once(script):
+    with script("""
+        import flstream.client as flare
+        from flstream.errors import ClientError
+
+        flare.init()
+        flare.receive()
+        flare.send(flare.FLModel(metrics={"a": 1}))
+        assert not flare.is_running() and flare.receive() is None
+        assert flare.get_site_name() == "site-2"
+        try:
+            flare.send(flare.FLModel(metrics={"a": 2}))
+        except ClientError:
+            flare.log("refused", 1)
+    """) as serving:
+        assert serving.server.evaluate(model(), "site-2").sites[0].metrics == {"a": 1}
+        assert serving.server.hear(Logged) == Logged(1, "site-2", "refused", 1.0)
+
+
+def test_a_partial_update_may_lack_tensors(script):
+    with script("""
+        import flstream.client as flare
+
+        flare.init()
+        model = flare.receive()
+        flare.send(flare.FLModel({"n": model.params["n"]}, "DIFF", meta={"partial": True}))
+    """) as serving:
+        trained = serving.server.train(model(), "site-2")
+        assert (trained.sites[0].partial, trained.sites[0].params_type) == (True, "DIFF")
+        assert set(serving.server.fetch(trained)) == {"n"}
+
+
+def test_a_task_of_another_site_is_refused_by_a_sites_own_process(script):
+    with script(ADDS, site="site-1") as serving:
+        serving.server.ask("train", model(), "site-2")
+        assert "ProtocolError" in serving.server.hear(Failed).reason

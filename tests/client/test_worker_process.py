@@ -1,0 +1,190 @@
+"""A worker's process: where its output goes, what memory it takes, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from serving import Server, worker_info, write
+
+from flstream.client.code import LearnerClass, Script, TrainCode
+from flstream.client.messages import Failed, Goodbye, Ready, Stop, Trained
+from flstream.simulator.links import link
+from flstream.simulator.processes import ProcessHost
+from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.worker_process import worker_main
+
+MIB = 1 << 20
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ProcessHost]:
+    with ProcessHost({"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_ARENA_MAX": "2"}) as host:
+        yield host
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create("test", tmp_path / "run")
+
+
+@pytest.fixture
+def start(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
+    """Start a worker's process; it is named after its test's run directory."""
+    ends = []
+
+    def start(code: TrainCode, site: str | None = None) -> Server:
+        ours, theirs = link()
+        info = worker_info(run.sites, site)
+        host.start(str(run.path), worker_main, info, run, code, 1, theirs)
+        theirs.close()
+        server = Server(ours)
+        ends.append((ours, server))
+        return server
+
+    yield start
+    for ours, server in ends:
+        server.service.close()
+        ours.close()
+    host.wait_for(str(run.path), 20.0)  # once the server is gone, a worker ends by itself
+    assert host.exit_codes()[str(run.path)] is not None
+
+
+def script(folder: Path, text: str) -> Script:
+    return Script(write(folder, text), [])
+
+
+def model(elements: int = 4) -> dict[str, torch.Tensor]:
+    return {"w": torch.zeros(elements)}
+
+
+def stop(server: Server) -> Goodbye:
+    server.control.send(Stop())
+    return server.hear(Goodbye)
+
+
+PRINTS = """
+import ctypes, os, sys, flstream.client as flare
+
+class Mine(flare.Learner):
+    def __init__(self):
+        print("made")
+    def train(self, model):
+        print("hello from", self.site.name)
+        ctypes.CDLL(None).printf(b"C says hello\\n")
+        os.system("echo and so does a child")
+        if self.site.index == 1:
+            raise OSError("no data")
+        return flare.FLModel(model.params)
+"""
+
+
+def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start, run, tmp_path):
+    server = start(LearnerClass(f"{write(tmp_path, PRINTS)}:Mine", {}))
+    trained = server.train(model(), "site-1", "site-2", "site-3")
+    assert [site.site for site in trained.sites] == ["site-1", "site-3"]
+    server.fetch(trained)
+    stop(server)
+    for number in (1, 2, 3):
+        log = run.site_log(f"site-{number}").read_text()
+        said = {f"hello from site-{number}", "C says hello", "and so does a child"}
+        assert said <= set(log.splitlines())
+        assert ("OSError: no data" in log) == (number == 2)
+        assert log.count("hello from") == 1
+    assert run.log("worker-1").read_text() == "made\n"
+
+
+def test_a_sites_own_process_prints_into_its_log_from_the_start(start, run, tmp_path):
+    server = start(script(tmp_path, "print('early')\n1 / 0"), "site-4")
+    assert server.hear(Failed) == Failed(
+        "", 0, "client.py, line 2 raised ZeroDivisionError: division by zero"
+    )
+    server.hear(Goodbye)
+    log = run.site_log("site-4").read_text()
+    assert log.startswith("early\n")
+    assert "Traceback" in log
+
+
+@pytest.mark.parametrize("site", [None, "site-1"])
+def test_a_worker_needs_one_model_and_a_little_more(start, tmp_path, site):
+    """With one site a task, however many tasks there are."""
+    server = start(
+        script(
+            tmp_path,
+            """
+            import flstream.client as flare
+
+            def add(params):
+                for tensor in params.values():
+                    tensor += 1
+
+            flare.init()
+            while flare.is_running():
+                model = flare.receive()
+                add(model.params)
+                flare.send(flare.FLModel(model.params))
+            """,
+        ),
+        site,
+    )
+    idle = server.hear(Ready).idle_rss
+    for number in (1, 2, 3):
+        trained = server.train(model(32 * MIB), "site-1", round_number=number)
+        assert float(server.fetch(trained)["w"][-1]) == 1
+    assert stop(server).peak_rss - idle <= (128 + 48) * MIB
+
+
+def test_a_child_that_training_code_forks_takes_no_part(start, tmp_path):
+    server = start(
+        LearnerClass(
+            str(
+                write(
+                    tmp_path,
+                    """
+                    import os, flstream.client as flare
+
+                    class Mine(flare.Learner):
+                        def train(self, model):
+                            if (child := os.fork()):
+                                os.waitpid(child, 0)
+                            return flare.FLModel(model.params)
+                    """,
+                )
+            )
+            + ":Mine",
+            {},
+        )
+    )
+    for names in (["site-1"], ["site-2", "site-3"]):
+        trained = server.train(model(), *names)
+        assert [site.site for site in trained.sites] == names
+        assert server.failures() == []
+        server.fetch(trained)
+    stop(server)
+
+
+def test_tensors_that_the_job_excludes_do_not_travel(host, run, tmp_path):
+    code = script(
+        tmp_path,
+        """
+        import flstream.client as flare
+
+        flare.init()
+        flare.send(flare.FLModel(flare.receive().params))
+        """,
+    )
+    ours, theirs = link()
+    info = worker_info(run.sites, exclude=("^frozen",))
+    host.start(str(run.path), worker_main, info, run, code, 1, theirs)
+    theirs.close()
+    server = Server(ours)
+    trained = server.train({**model(), "frozen.w": torch.ones(3)}, "site-1")
+    assert isinstance(trained, Trained)
+    assert trained.sites[0].partial
+    assert set(server.fetch(trained)) == {"w"}
+    stop(server)
+    server.service.close()
+    ours.close()

@@ -1,0 +1,94 @@
+"""Answers are gathered until enough are in, or too few are left."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.errors import SimulationError
+from flstream.simulator import gathering as module
+from flstream.simulator.gathering import Gathering
+
+COHORT = ["site-1", "site-2", "site-3", "site-4"]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+def test_answers_are_in_the_order_of_the_cohort_whatever_that_of_arrival():
+    gathering = Gathering("train round 1", COHORT, least=1)
+    for site in ("site-4", "site-1", "site-3"):
+        gathering.answer(site, site.upper())
+    assert list(gathering.in_order.items()) == [
+        ("site-1", "SITE-1"),
+        ("site-3", "SITE-3"),
+        ("site-4", "SITE-4"),
+    ]
+
+
+def test_a_site_that_fails_has_no_part_even_if_it_had_answered():
+    gathering = Gathering("train round 1", COHORT, least=3)
+    gathering.answer("site-2", 2)
+    gathering.fail("site-2", "its update is not finite")
+    assert gathering.in_order == {}
+    assert gathering.failures == {"site-2": "its update is not finite"}
+
+
+def test_too_few_left_is_an_error_that_names_each_site_and_its_reason():
+    gathering = Gathering("train round 7", COHORT, least=3)
+    gathering.fail("site-2", "it died")
+    with pytest.raises(SimulationError) as caught:
+        gathering.fail("site-4", "it lied")
+    assert str(caught.value) == (
+        "2 of 4 sites are left to train round 7, and 3 have to (clients.min_updates): "
+        "site-2: it died; its log is sites/site-2/log.txt; "
+        "site-4: it lied; its log is sites/site-4/log.txt"
+    )
+
+
+def test_nobody_is_late_until_enough_have_answered_and_patience_is_over(clock):
+    gathering = Gathering("train round 1", COHORT, least=2, patience=5.0)
+    gathering.answer("site-3", 3)
+    clock.now += 1000
+    assert gathering.late == ()
+    gathering.answer("site-1", 1)
+    clock.now += 4.9
+    assert gathering.late == ()
+    # Those that have failed are not waited for, and a further answer gives no more time.
+    gathering.fail("site-2", "it died")
+    clock.now += 0.1
+    assert gathering.late == ["site-4"]
+
+
+def test_without_patience_everyone_is_waited_for(clock):
+    gathering = Gathering("train round 1", COHORT, least=1)
+    gathering.answer("site-1", 1)
+    clock.now += 1e9
+    assert gathering.late == ()
+
+
+@given(st.permutations(COHORT), st.sets(st.sampled_from(COHORT)))
+def test_settled_is_how_many_from_the_first_have_no_gap(order, failing):
+    gathering = Gathering("train round 1", COHORT, least=0)
+    assert gathering.settled == 0
+    known = set()
+    for site in order:
+        known.add(site)
+        if site in failing:
+            gathering.fail(site, "it died")
+        else:
+            gathering.answer(site, None)
+        assert set(COHORT[: gathering.settled]) <= known
+        assert gathering.settled == 4 or COHORT[gathering.settled] not in known
+    assert gathering.settled == 4

@@ -1,0 +1,246 @@
+"""However often a run is cut off, its journal gives the tally of one that ran through."""
+
+import itertools
+import time
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journals import Script, a_job, results
+
+from flstream.errors import SimulationError
+from flstream.simulator.journal import Journal, read_journal
+from flstream.simulator.summary import TALLIED, Tally
+from flstream.telemetry.events import (
+    AnyEvent,
+    Evaluated,
+    EventLog,
+    ModelReady,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    SiteLog,
+    Warned,
+    encode_event,
+)
+
+
+def folded(events) -> Journal:
+    journal = Journal()
+    for event in events:
+        journal.apply(event)
+    return journal
+
+
+def kinds(events) -> list[str]:
+    return [event.__struct_config__.tag for event in events]
+
+
+def test_a_run_that_was_not_interrupted_counts_as_it_is():
+    events = list(Script(rounds=4, every=2).events())
+    journal = folded(events)
+    assert list(journal.events()) == [event for event in events if isinstance(event, TALLIED)]
+    assert (journal.last_round, journal.is_finished, journal.planned_rounds) == (4, True, 4)
+    assert [journal.digest(number) for number in range(5)] == [f"digest-{n}" for n in range(5)]
+
+
+def test_an_empty_journal_has_no_round_and_no_model(tmp_path):
+    for journal in (Journal(), read_journal(tmp_path / "nowhere.jsonl")):
+        assert journal.is_empty
+        assert journal.last_round is None
+        assert journal.seconds == 0
+        assert not journal.is_finished
+        assert list(journal.events_until(None)) == []
+
+
+def test_what_a_half_done_round_left_is_void_once_the_run_is_resumed():
+    script = Script(rounds=3, every=0)
+    before = [*script.started(), *script.round(1), Warned(message="half"), *script.opened(2)]
+    due = ["run_started", "model_ready", "round_finished"]
+    # Before the run is resumed, nobody has decided what becomes of it.
+    assert kinds(folded(before).events()) == [*due, "warned"]
+    assert kinds(folded(before).events_until(1)) == due
+    journal = folded([*before, RunResumed(round=1)])
+    assert journal.last_round == 1
+    assert kinds(journal.events()) == [*due, "run_resumed"]
+
+
+def test_an_evaluation_that_was_cut_off_is_void_and_the_round_counts():
+    script = Script(rounds=3, every=1)
+    *finished, _, evaluated = script.round(1)
+    journal = folded([*script.started(), *finished, Warned(message="half"), RunResumed(round=1)])
+    assert kinds(journal.events())[-2:] == ["round_finished", "run_resumed"]
+    journal.apply(evaluated)
+    journal.apply(RunResumed(round=1))
+    assert kinds(journal.events())[-3:] == ["run_resumed", "evaluated", "run_resumed"]
+
+
+def test_a_run_that_went_back_forgets_the_rounds_after_and_keeps_what_was_said():
+    script = Script(rounds=5, every=1)
+    events = [*script.started(), *script.round(1), *script.round(2), *script.round(3)]
+    journal = folded([*events, RunResumed(round=1, warnings=["back to 1"])])
+    assert journal.last_round == 1
+    for event in [*script.round(2), RunResumed(round=0, warnings=["back to 0"])]:
+        journal.apply(event)
+    assert journal.last_round == 0
+    assert Tally(a_job(), journal.events()).summary.warnings == ["back to 1", "back to 0"]
+    journal.apply(RunResumed(round=None, warnings=["anew"]))
+    assert journal.last_round is None
+    assert kinds(journal.events()) == ["run_resumed"] * 3
+    for event in [*script.started(), *script.round(1)]:
+        journal.apply(event)
+    assert journal.last_round == 1
+
+
+def test_a_finished_run_is_finished_until_it_is_resumed():
+    events = list(Script(rounds=2, every=1).events())
+    assert folded(events).is_finished
+    assert not folded([*events[:-1], RunFinished(status="failed", error="why")]).is_finished
+    more = folded([*events, RunResumed(round=2)])
+    assert not more.is_finished
+    more.apply(RunStarted(job="j", seed=0, rounds=5, sites=[], mode="pull", chunk_size=16))
+    assert more.planned_rounds == 5
+
+
+def test_seconds_are_those_of_the_sittings_and_not_of_the_night_between():
+    journal = folded(
+        [
+            ModelReady(time=100.0, bytes=1, tensors=1, digest="d"),
+            Warned(time=107.0, message="m"),
+            SiteLog(time=110.0, round=1, site="site-1", key="k", value=1.0),
+            RunResumed(time=5000.0, round=0),
+            Warned(time=5001.5, message="m"),
+        ]
+    )
+    assert journal.seconds == 11.5
+    # A clock that is set back takes nothing away.
+    journal.apply(Warned(time=4000.0, message="m"))
+    assert journal.seconds == 11.5
+    journal.apply(RunResumed(time=10.0, round=0))
+    journal.apply(Warned(time=12.0, message="m"))
+    assert journal.seconds == 13.5
+
+
+@given(
+    rounds=st.integers(1, 6),
+    every=st.integers(0, 3),
+    cuts=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 400), st.integers(0, 2)), max_size=6
+    ),
+)
+@settings(max_examples=150)
+def test_a_run_cut_off_anywhere_any_number_of_times_has_the_tally_of_one_that_was_not(
+    rounds, every, cuts, tmp_path_factory
+):
+    """Each sitting is killed after some events, in the middle of a line, and goes on.
+
+    It goes on from the last completed round, or from one before, as if later models were damaged.
+    """
+    path = tmp_path_factory.mktemp("journal") / "events.jsonl"
+    script = Script(rounds, every)
+    for count, torn, back in [*cuts, (1000, 0, 0)]:
+        journal = read_journal(path)
+        sitting: list[AnyEvent] = []
+        number, evaluated = journal.last_round, False
+        if not journal.is_empty:
+            if number is not None and back:
+                number = max(number - back, 0)
+            until = journal.events_until(number)
+            evaluated = any(isinstance(e, Evaluated) and e.round == number for e in until)
+            sitting = [RunResumed(round=number)]
+        sitting += script.events_from(number, evaluated)
+        with EventLog(path) as log:
+            for event in sitting[:count]:
+                log.write(event)
+        if count < len(sitting):
+            line = encode_event(sitting[count])
+            with path.open("ab") as file:
+                file.write(line[: min(torn, len(line))])
+    whole = Tally(a_job(), folded(script.events()).events()).summary
+    pieces = Tally(a_job(), read_journal(path).events()).summary
+    assert results(pieces) == results(whole)
+    assert whole.rounds_completed == rounds
+    assert whole.status == "finished"
+
+
+@given(st.integers(0, 3000))
+def test_a_torn_last_line_is_passed_over_wherever_it_was_torn(tmp_path, cut):
+    path = tmp_path / "events.jsonl"
+    events = list(Script(rounds=2, every=1).events())
+    data = b"".join(encode_event(event) + b"\n" for event in events)
+    path.write_bytes(data[:cut])
+    whole = events[: data[:cut].count(b"\n")]
+    assert list(read_journal(path).events()) == list(folded(whole).events())
+
+
+@pytest.mark.parametrize(
+    "junk", [b"{", b"\x00" * 40, b'{"kind":"unheard_of"}', b"\xff", b"[" * 9999]
+)
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path, junk):
+    path = tmp_path / "events.jsonl"
+    lines = [encode_event(event) for event in Script(rounds=3, every=1).events()]
+    place = next(n for n, line in enumerate(lines) if b'"round_finished"' in line) + 1
+    lines[place] = junk
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(SimulationError) as caught:
+        read_journal(path)
+    assert f"{path}, line {place + 1}, is damaged" in str(caught.value)
+    assert "cut it off before this line to go on from round 1" in str(caught.value)
+    # And that is what one can do.
+    path.write_bytes(b"\n".join(lines[:place]) + b"\n")
+    assert read_journal(path).last_round == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda s: next(e for e in s.round(3) if isinstance(e, RoundFinished)), "round 3 ended"),
+        (lambda s: s.round(3)[-1], "round 3 was evaluated after round 1"),
+        (lambda s: RunResumed(round=2), "went on from round 2 after round 1"),
+        (lambda s: RunResumed(round=-1), "went on from round -1"),
+        (lambda s: ModelReady(bytes=1, tensors=1, digest="other"), "initial model is another"),
+    ],
+)
+def test_events_that_do_not_follow_from_one_another_are_an_error(tmp_path, wrong, words):
+    path = tmp_path / "events.jsonl"
+    script = Script(rounds=3, every=1)
+    with EventLog(path) as log:
+        for event in [*script.started(), *script.round(1), wrong(script)]:
+            log.write(event)
+    with pytest.raises(SimulationError, match=words):
+        read_journal(path)
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(SimulationError, match="line 1, is damaged"):
+        read_journal(path)
+
+
+def test_a_journal_of_ten_thousand_rounds_is_read_at_once(tmp_path):
+    path = tmp_path / "events.jsonl"
+    script = Script(rounds=10_000, every=1)
+    path.write_bytes(b"".join(encode_event(event) + b"\n" for event in script.events()))
+    before = time.process_time()
+    journal = read_journal(path)
+    tally = Tally(a_job(), journal.events())
+    # Of this process's own time, so that a busy machine does not count. It takes about 0.3 s.
+    assert time.process_time() - before < 2
+    assert tally.summary.rounds_completed == 10_000
+
+
+def test_every_kind_that_a_tally_uses_is_in_the_journal():
+    """An event the tally heeds and the journal drops would be lost with the first interruption."""
+    script = Script(rounds=2, every=1)
+    extra = [Warned(message="m"), RunResumed(round=0, warnings=["w"])]
+    for event in [*extra, *script.events(), RoundStarted(round=1, sites=["site-1"])]:
+        tally = Tally(a_job(), itertools.chain(script.started(), script.round(1)))
+        before = msgspec.json.encode(tally.summary)
+        tally.apply(event)
+        if msgspec.json.encode(tally.summary) != before:
+            assert isinstance(event, TALLIED)

@@ -1,0 +1,522 @@
+"""Where a run goes on: the newest sound model, the same job, and one process at a time."""
+
+import fcntl
+import multiprocessing
+import os
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journals import Script, a_job, results
+
+from flstream.errors import SimulationError, UsageError
+from flstream.job import render_job
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource
+from flstream.simulator.journal import read_journal
+from flstream.simulator.resume import (
+    Scores,
+    body_digest,
+    final_summary,
+    plan_resume,
+    take_up,
+)
+from flstream.simulator.run_directory import RunDirectory, write_atomically
+from flstream.simulator.summary import Summary, Tally
+from flstream.telemetry.events import EventLog, RunFinished, RunResumed, encode_event
+
+LAYOUT = Layout.of([("w", "F32", (40,)), ("b", "F32", (3,))])
+
+
+def model(number: int) -> BufferSource:
+    return BufferSource(LAYOUT, memoryview(bytes([number]) * LAYOUT.nbytes))
+
+
+DIGESTS = {number: body_digest(model(number)) for number in range(9)}
+
+
+def a_run(folder: Path, rounds: int = 3, completed: int = 3, every: int = 1) -> RunDirectory:
+    """A run that was killed after its last completed round, whose evaluation it had done."""
+    run = RunDirectory.create("job", folder)
+    write_atomically(run.job_file, render_job(a_job(rounds)))
+    script = Script(rounds, every, DIGESTS)
+    with EventLog(run.events) as log:
+        for event in script.started():
+            log.write(event)
+        for number in range(1, completed + 1):
+            for event in script.round(number):
+                log.write(event)
+    for number in range(completed + 1):
+        write_checkpoint(run.checkpoint(number), model(number))
+    return run
+
+
+def finish(run: RunDirectory, rounds: int) -> None:
+    with EventLog(run.events) as log:
+        log.write(RunFinished(status="finished"))
+    run.publish_final_model(rounds)
+
+
+def flip(path: Path) -> None:
+    """Damage a file's last byte."""
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        (value,) = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([value ^ 1]))
+
+
+def test_a_run_goes_on_after_its_last_completed_round(tmp_path):
+    run = a_run(tmp_path / "run", rounds=5, completed=3)
+    for event in Script(5, 1).opened(4):
+        with EventLog(run.events) as log:
+            log.write(event)
+    point = plan_resume(a_job(5), run)
+    assert (point.round, point.checkpoint) == (3, run.checkpoint(3))
+    assert point.evaluated
+    assert not point.is_finished
+    assert point.warnings == []
+    assert point.leftovers == []
+    assert point.evaluations == [
+        Scores(1, {"accuracy": 2.0}),
+        Scores(2, {"accuracy": 1.0}),
+        Scores(3, {"accuracy": None}),
+    ]
+    assert Tally(a_job(5), point.events).summary.rounds_completed == 3
+
+
+def test_an_evaluation_that_is_not_in_the_journal_is_still_to_be_done(tmp_path):
+    run = a_run(tmp_path / "run", completed=2)
+    # The last line, which is the evaluation, is torn.
+    run.events.write_bytes(run.events.read_bytes()[:-5])
+    point = plan_resume(a_job(), run)
+    assert (point.round, point.evaluated) == (2, False)
+    assert [scores.round for scores in point.evaluations] == [1]
+    # The torn line is gone, so that what comes next is a line of its own.
+    assert run.events.read_bytes().endswith(b"}\n")
+
+
+def test_a_round_whose_event_was_torn_did_not_happen(tmp_path):
+    run = a_run(tmp_path / "run", completed=2, every=0)
+    run.events.write_bytes(run.events.read_bytes()[:-1])
+    point = plan_resume(a_job(), run)
+    assert point.round == 1
+    assert point.leftovers == [run.checkpoint(2)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (flip, "has the digest"),
+        (lambda path: os.truncate(path, path.stat().st_size - 1), "truncated or damaged"),
+        (lambda path: os.truncate(path, 5), "fetch the file again"),
+        (Path.unlink, "No such file"),
+        (lambda path: write_checkpoint(path, model(7)), DIGESTS[7]),
+    ],
+)
+def test_a_damaged_model_is_passed_over_with_a_warning(tmp_path, harm, words):
+    run = a_run(tmp_path / "run", completed=3)
+    harm(run.checkpoint(3))
+    point = plan_resume(a_job(), run)
+    assert (point.round, point.evaluated) == (2, True)
+    [warning] = point.warnings
+    assert warning.startswith("the run went on from round 2 instead of 3: ")
+    assert str(run.checkpoint(3)) in warning
+    assert words in warning
+    assert [scores.round for scores in point.evaluations] == [1, 2]
+    tally = take_up(a_job(), run, point)
+    assert tally.summary.rounds_completed == 2
+    assert tally.summary.warnings[-1] == warning
+    assert not run.checkpoint(3).exists()
+
+
+def test_of_many_damaged_models_some_are_named_and_the_rest_counted(tmp_path):
+    run = a_run(tmp_path / "run", rounds=8, completed=6)
+    for number in range(2, 7):
+        flip(run.checkpoint(number))
+    point = plan_resume(a_job(8), run)
+    assert point.round == 1
+    assert [str(run.checkpoint(n)) in point.warnings[0] for n in range(2, 7)] == [False] * 2 + [
+        True
+    ] * 3
+    assert point.warnings[0].endswith("and 2 more")
+
+
+def test_an_initial_model_that_is_damaged_is_built_anew(tmp_path):
+    run = a_run(tmp_path / "run", completed=0)
+    flip(run.checkpoint(0))
+    point = plan_resume(a_job(), run)
+    assert (point.round, point.checkpoint) == (None, None)
+    assert point.warnings[0].startswith("the initial model was built anew")
+    assert point.leftovers == [run.checkpoint(0)]
+    assert take_up(a_job(), run, point).summary.model.bytes == 0
+    assert plan_resume(a_job(), run).round is None
+
+
+def test_rounds_are_not_thrown_away_when_no_model_is_left(tmp_path):
+    run = a_run(tmp_path / "run", completed=3)
+    for path in run.checkpoints.iterdir():
+        flip(path)
+    before = run.events.read_bytes()
+    with pytest.raises(SimulationError, match="no model of the 3 completed rounds") as caught:
+        plan_resume(a_job(), run)
+    assert str(run.checkpoint(3)) in str(caught.value)
+    assert run.events.read_bytes() == before
+    assert len(list(run.checkpoints.iterdir())) == 4
+
+
+def test_models_without_their_journal_are_not_written_over(tmp_path):
+    run = a_run(tmp_path / "run")
+    run.events.unlink()
+    again = RunDirectory.reopen("job", run.path)
+    with pytest.raises(SimulationError, match="put that back from a copy"):
+        plan_resume(a_job(), again)
+
+
+def test_nothing_completed_begins_from_the_beginning(tmp_path):
+    run = RunDirectory.create("job", tmp_path / "run")
+    assert plan_resume(a_job(), run) is None
+    write_atomically(run.job_file, render_job(a_job()))
+    run.events.write_bytes(b'{"kind":"process_re')
+    assert plan_resume(a_job(), run) is None
+    assert run.events.read_bytes() == b""
+    with EventLog(run.events) as log:
+        log.write(Script(3, 1).started()[0])
+    run.checkpoint(0).with_name("round-0000.safetensors.tmp").touch()
+    point = plan_resume(a_job(), run)
+    assert point.round is None
+    assert point.warnings == []
+    assert [path.name for path in point.leftovers] == ["round-0000.safetensors.tmp"]
+
+
+def test_a_run_is_taken_up_by_its_journal_and_nothing_of_others_is_removed(tmp_path):
+    run = a_run(tmp_path / "run", rounds=5, completed=3)
+    keep = ["notes.txt", "round-0009.txt", "round-0002.optimizer.safetensors", "my.safetensors"]
+    gone = [
+        "round-0003.safetensors.tmp",
+        "round-0004.optimizer.safetensors",
+        "round-0004.safetensors",
+        "round-12345.safetensors",
+    ]
+    for name in [*keep, *gone]:
+        (run.checkpoints / name).touch()
+    (run.site("site-1")).mkdir()
+    (run.site("site-1") / "state.tmp").touch()
+    run.summary.write_text("{}")
+    run.publish_final_model(3)
+    point = plan_resume(a_job(5), run)
+    ends = [run.final_model, run.summary]
+    assert point.leftovers == [*(run.checkpoints / name for name in gone), *ends]
+    tally = take_up(a_job(5), run, point)
+    assert not any(path.exists() for path in point.leftovers)
+    assert all((run.checkpoints / name).exists() for name in keep)
+    assert (run.site("site-1") / "state.tmp").exists()
+    assert body_digest(FileSource(run.checkpoint(3))) == DIGESTS[3]
+    assert read_journal(run.events).events()[-1].round == 3
+    assert tally.summary.status == "running"
+    assert tally.summary.model.digest == DIGESTS[3]
+
+
+def test_a_finished_run_has_nothing_left_and_keeps_its_summary(tmp_path):
+    run = a_run(tmp_path / "run")
+    finish(run, 3)
+    before = run.events.read_bytes()
+    point = plan_resume(a_job(), run)
+    assert point.is_finished
+    assert (point.round, point.leftovers) == (3, ())
+    # It was killed before it had written a summary: this is made of its events.
+    made = final_summary(a_job(), run, point)
+    assert (made.status, made.rounds_completed) == ("finished", 3)
+    assert msgspec.json.decode(run.summary.read_bytes(), type=Summary) == made
+    run.summary.write_text(msgspec.structs.replace(made, wall_seconds=77.0).to_json())
+    assert final_summary(a_job(), run, point).wall_seconds == 77.0
+    run.summary.write_text("{")
+    with pytest.raises(SimulationError, match="remove it, and it is made again"):
+        final_summary(a_job(), run, point)
+    assert run.events.read_bytes() == before
+
+
+def test_a_finished_run_goes_on_if_the_job_has_more_rounds(tmp_path):
+    run = a_run(tmp_path / "run")
+    finish(run, 3)
+    point = plan_resume(a_job(5), run)
+    assert (point.round, point.is_finished) == (3, False)
+    # Killed once the job was written out anew: it is still not finished.
+    write_atomically(run.job_file, render_job(a_job(5)))
+    assert not plan_resume(a_job(5), run).is_finished
+    take_up(a_job(5), run, point)
+    assert not plan_resume(a_job(5), run).is_finished
+
+
+def test_a_run_whose_rounds_are_done_but_not_its_end_is_not_finished(tmp_path):
+    run = a_run(tmp_path / "run", rounds=3, completed=3)
+    point = plan_resume(a_job(3), run)
+    assert (point.round, point.is_finished) == (3, False)
+
+
+def test_another_job_is_refused_with_every_key_that_differs(tmp_path):
+    run = a_run(tmp_path / "run")
+    other = a_job(
+        2,
+        clients={"count": 8, "per_round": 1.0},
+        train={"script": str(Path(__file__)), "args": {"lr": "0.1"}},
+    )
+    with pytest.raises(UsageError) as caught:
+        plan_resume(other, run)
+    said = str(caught.value)
+    assert said.startswith(f"the run in {run.path} was made by another job: ")
+    for words in (
+        "rounds is 3 there and 2 here",
+        "clients.count is 2 there and 8 here",
+        "clients.per_round is null there and 1.0 here",
+        'train.args is {} there and { "lr" = "0.1" } here',
+        'test_resume_plan.py" here',
+    ):
+        assert words in said
+    assert said.count(" there and ") == 5
+    assert "leave out --resume" in said
+
+
+def test_a_job_with_everything_in_it_is_the_same_as_itself_written_out(tmp_path):
+    job = a_job(
+        seed=2**70,
+        clients={"count": 4, "per_round": 0.3, "round_timeout": "90 s"},
+        model={"factory": "json:loads", "args": {"z": [1, 2.5, None], "a": {"include": True}}},
+        train={"script": str(Path(__file__)), "args": {"text": 'q"uo\\te\n', "b": 1, "a": 1e-9}},
+        aggregation={"include": ["^a", "b$"], "clip_norm": 0.1},
+    )
+    run = RunDirectory.create("job", tmp_path / "run")
+    write_atomically(run.job_file, render_job(job))
+    assert plan_resume(job, run) is None
+    clients = job.clients.model_copy(update={"per_round": 0.4})
+    with pytest.raises(UsageError, match=r"clients.per_round is 0.3 there and 0.4 here; give"):
+        plan_resume(job.model_copy(update={"clients": clients}), run)
+
+
+def test_a_job_whose_script_was_moved_is_another_job(tmp_path):
+    script = tmp_path / "client.py"
+    script.write_text("import flstream.client\n")
+    run = RunDirectory.create("job", tmp_path / "run")
+    job = a_job(train={"script": str(script)})
+    write_atomically(run.job_file, render_job(job))
+    script.rename(tmp_path / "moved.py")
+    with pytest.raises(UsageError, match=r'train.script is ".*/client.py" there and ".*/moved.py"'):
+        plan_resume(a_job(train={"script": str(tmp_path / "moved.py")}), run)
+
+
+def test_a_job_file_that_is_damaged_is_named(tmp_path):
+    run = a_run(tmp_path / "run")
+    run.job_file.write_text("name = {")
+    with pytest.raises(UsageError, match=r"run/job.conf"):
+        plan_resume(a_job(), run)
+
+
+def test_a_key_that_the_run_did_not_know_is_compared_with_its_default(tmp_path):
+    run = a_run(tmp_path / "run")
+    lines = run.job_file.read_text().splitlines()
+    run.job_file.write_text("\n".join(line for line in lines if "window" not in line))
+    assert plan_resume(a_job(), run).round == 3
+    with pytest.raises(UsageError, match=r"streaming\.window is 2 there and 5 here"):
+        plan_resume(a_job(streaming={"window": 5}), run)
+
+
+@given(
+    kills=st.lists(
+        st.tuples(st.integers(0, 25), st.integers(0, 300), st.none() | st.integers(0, 4)),
+        max_size=4,
+    )
+)
+@settings(max_examples=25)
+def test_a_run_killed_and_damaged_again_and_again_ends_like_one_that_was_not(
+    kills, tmp_path_factory
+):
+    """Real files: sittings are cut off in the middle of a line, and models damaged in between.
+
+    Round 0's is spared, since without any model the run would be refused.
+    """
+    rounds, job = 4, a_job(4)
+    script = Script(rounds, 2, DIGESTS)
+    run = RunDirectory.create("job", tmp_path_factory.mktemp("runs") / "run")
+    for count, torn, damaged in [*kills, (1000, 0, None)]:
+        write_atomically(run.job_file, render_job(job))
+        point = plan_resume(job, RunDirectory.reopen("job", run.path))
+        if point is not None and point.is_finished:
+            break
+        tally = Tally(job) if point is None else take_up(job, run, point)
+        number = None if point is None else point.round
+        sitting = list(script.events_from(number, point is not None and point.evaluated))
+        for event in sitting[:count]:
+            finished = event.round if event.__struct_config__.tag == "round_finished" else None
+            built = 0 if event.__struct_config__.tag == "model_ready" else finished
+            if built is not None:
+                write_checkpoint(run.checkpoint(built), model(built))
+            with EventLog(run.events) as log:
+                log.write(event)
+            tally.apply(event)
+        if count < len(sitting):
+            with run.events.open("ab") as file:
+                file.write(encode_event(sitting[count])[:torn])
+        if damaged and run.checkpoint(damaged).exists():
+            flip(run.checkpoint(damaged))
+    whole = Tally(job)
+    for event in script.events():
+        whole.apply(event)
+    # The journal says the same as the process that wrote the last of it.
+    for summary in (tally.summary, Tally(job, read_journal(run.events).events()).summary):
+        warned = [each for each in summary.warnings if not each.startswith("the run went on from")]
+        assert results(msgspec.structs.replace(summary, warnings=warned)) == results(whole.summary)
+
+
+def test_seconds_of_all_sittings_add_up(tmp_path):
+    run = a_run(tmp_path / "run", completed=1)
+    point = plan_resume(a_job(), run)
+    tally = take_up(a_job(), run, point._replace(seconds=40.0))
+    assert tally.close({}, 0, 2.5).wall_seconds == 42.5
+
+
+def test_the_digest_of_a_large_model_takes_little_memory(tmp_path):
+    path = tmp_path / "large.safetensors"
+    layout = Layout.of([("w", "U8", (256 << 20,))])
+    with FileSink(path, layout) as sink:
+        sink.finish()
+    tracemalloc.start()
+    try:
+        body_digest(FileSource(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        path.unlink()
+    assert peak < 4 << 20
+
+
+def test_one_run_at_a_time_in_a_folder(tmp_path):
+    run = a_run(tmp_path / "run")
+    with run.in_use():
+        with pytest.raises(UsageError, match="still going on"), run.in_use():
+            pass
+        other = multiprocessing.get_context("spawn").Process(target=_enter, args=(run,))
+        other.start()
+        other.join()
+        assert other.exitcode == 7
+    with run.in_use():
+        pass
+
+
+def _enter(run: RunDirectory) -> None:
+    try:
+        with run.in_use():
+            os._exit(0)
+    except UsageError:
+        os._exit(7)
+
+
+def test_an_error_in_a_run_is_not_taken_for_one_of_its_lock(tmp_path):
+    run = a_run(tmp_path / "run")
+    with pytest.raises(FileNotFoundError), run.in_use():
+        raise FileNotFoundError("of the run")
+
+
+def _write_once_told(path: Path, told) -> None:
+    with EventLog(path) as log:
+        told.send("locked")
+        told.recv()
+        log.write(RunResumed(round=3), durable=True)
+
+
+def test_a_plan_waits_for_a_server_that_outlived_its_launcher(tmp_path):
+    run = a_run(tmp_path / "run")
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    server = context.Process(target=_write_once_told, args=(run.events, theirs))
+    server.start()
+    assert ours.recv() == "locked"
+    with pytest.raises(SimulationError, match="another process still writes"):
+        EventLog(run.events)
+    ours.send("go on")
+    # However long it takes, what it wrote last is in the plan.
+    assert plan_resume(a_job(), run).events[-1] == read_journal(run.events).events()[-1]
+    assert plan_resume(a_job(), run).events[-1].__struct_config__.tag == "run_resumed"
+    server.join()
+
+
+def test_patience_with_a_writer_ends_and_leaves_no_lock_behind(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path), pytest.raises(SimulationError, match="wait until it has ended"):
+        EventLog(path, patience=0.05)
+    # Whoever waited in vain has let go of it, too.
+    with path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def test_the_folder_is_the_one_named_or_the_newest_of_the_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = RunDirectory.reopen("job")
+    assert first.path.parent == tmp_path / "runs"
+    first.path.rename(tmp_path / "runs" / "job-20200101-000000")
+    for name in ("job-20210101-000000", "job-20210101-000000-2", "job-20210101-000000-10"):
+        RunDirectory.create("job", tmp_path / "runs" / name)
+    for name in ("job-b-20300101-000000", "jobs", "job-20300101-000000.bak"):
+        (tmp_path / "runs" / name).mkdir()
+    (tmp_path / "runs" / "job-20310101-000000").touch()
+    assert RunDirectory.reopen("job").path.name == "job-20210101-000000-10"
+    named = RunDirectory.reopen("job", Path("new/deep"))
+    assert named.path == tmp_path / "new" / "deep"
+    assert named.checkpoints.is_dir()
+    (tmp_path / "empty").mkdir()
+    assert RunDirectory.reopen("job", tmp_path / "empty").events.exists()
+
+
+def test_a_folder_that_was_cut_off_while_it_was_made_is_as_good_as_new(tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    run = RunDirectory.reopen("job", tmp_path / "run")
+    assert run.sites.is_dir()
+    assert plan_resume(a_job(), run) is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["job.conf", "client.py"],
+        ["job.conf", "checkpoints/pretrained.safetensors"],
+        ["checkpoints/round-0001.safetensors"],
+        ["checkpoints/mine", "sites/mine"],
+        ["notes.txt"],
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path, names):
+    for name in names:
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    before = sorted((tmp_path / "mine").rglob("*"))
+    with pytest.raises(UsageError, match="mine is not a run directory"):
+        RunDirectory.reopen("job", tmp_path / "mine")
+    assert sorted((tmp_path / "mine").rglob("*")) == before
+
+
+def test_a_file_in_the_place_of_a_run_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is not a run directory"):
+        RunDirectory.reopen("job", tmp_path / "file")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_final_model_that_is_published_again_harms_no_checkpoint(tmp_path, monkeypatch, links):
+    run = a_run(tmp_path / "run", completed=3)
+    if not links:
+        monkeypatch.setattr(os, "link", _no_links)
+    for number in (2, 3, 3):
+        run.publish_final_model(number)
+        assert body_digest(FileSource(run.final_model)) == DIGESTS[number]
+    assert [body_digest(FileSource(run.checkpoint(n))) for n in range(4)] == [
+        DIGESTS[n] for n in range(4)
+    ]
+    assert not list(run.path.glob("*.tmp"))
+
+
+def _no_links(*_: object) -> None:
+    raise OSError("no hard links here")
