@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from flstream.errors import AbortedError, ChannelClosedError
 from flstream.streaming.wire import FRAME, HEADER_BYTES, Header
 from flstream.transport.channel import AbortSignal, Channel, Deadline
+from flstream.transport.splice import Pages
 from flstream.transport.views import advance
 
 Fault = Literal[
@@ -71,9 +72,9 @@ class FaultyChannel:
         """Send what fits, unharmed."""
         return self._channel.send_some(views)
 
-    def lend_some(self, views: Sequence[memoryview]) -> int:
+    def lend_some(self, pages: Pages) -> int:
         """Send what fits, unharmed."""
-        return self._channel.lend_some(views)
+        return self._channel.lend_some(pages)
 
     def send_file_some(self, fd: int, offset: int, count: int) -> int:
         """Send what fits of a file, unharmed."""

@@ -16,6 +16,7 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.memory import MemoryBody
 from flstream.streaming.wire import FRAME, Header
 from flstream.transport.channel import Channel
+from flstream.transport.splice import Pages
 from flstream.transport.views import advance
 
 # Below this, asking the kernel for the pages costs more than copying the bytes.
@@ -86,14 +87,20 @@ class Copied:
         return count
 
 
-class Lent(Copied):
+class Lent:
     """Bytes that stay as they are until the receiver has them, which reads them itself."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self._pages = Pages(views)
+
+    @property
+    def left(self) -> int:
+        """Bytes to be sent."""
+        return self._pages.left
 
     def send_some(self, channel: Channel) -> int:
         """Send what the channel takes."""
-        count = channel.lend_some(self._views)
-        self._views = advance(self._views, count)
-        return count
+        return channel.lend_some(self._pages)
 
 
 class InFile:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from flstream.transport.splice import Pages
+
 
 class AbortSignal(Protocol):
     """What calls off whoever waits for a channel."""
@@ -93,10 +95,10 @@ class Channel(Protocol):
         """Send what fits without waiting, and return how many bytes that was (maybe 0)."""
         ...
 
-    def lend_some(self, views: Sequence[memoryview]) -> int:
+    def lend_some(self, pages: Pages) -> int:
         """Like :meth:`send_some`, for memory that stays as it is until the peer has received it.
 
-        So it need not be copied. What is there when it does not stay is what arrives.
+        So it need not be copied.
         """
         ...
 

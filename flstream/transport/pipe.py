@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from flstream.errors import AbortedError, ChannelClosedError, DeadlineError
 from flstream.transport.channel import AbortSignal, Deadline
-from flstream.transport.splice import splice_some
+from flstream.transport.splice import Pages
 from flstream.transport.views import advance
 
 # The kernel takes at most this many buffers in one call (IOV_MAX on Linux).
@@ -56,16 +56,18 @@ class PipeChannel:
         except OSError as error:
             raise self._gone() from error
 
-    def lend_some(self, views: Sequence[memoryview]) -> int:
+    def lend_some(self, pages: Pages) -> int:
         """Send what fits without waiting, by its pages, where the system can do that."""
         if self._splices:
             try:
-                return splice_some(self.fileno(), views)
+                return pages.splice_some(self.fileno())
             except OSError as error:
                 if error.errno not in _CANNOT:
                     raise self._gone() from error
                 self._splices = False
-        return self.send_some(views)
+        count = self.send_some(pages.rest())
+        pages.advance(count)
+        return count
 
     def send_file_some(self, fd: int, offset: int, count: int) -> int:
         """Send what fits of a file without waiting, by its pages where the system can do that."""

@@ -54,42 +54,88 @@ class _Pipes(threading.local):
 _pipes = _Pipes()
 
 
-def splice_some(sock: int, views: Sequence[memoryview]) -> int:
-    """Send what fits of some views, by their pages.
+class Pages:
+    """Memory that is sent by its pages, rather than as a copy.
 
     The receiver reads the memory itself, when it takes the bytes. So it must stay as it is until
     then, and what is there instead when it does not is what arrives.
 
     Args:
-        sock: descriptor of a stream socket that does not block.
         views: contiguous, not empty.
 
-    Returns:
-        The number of bytes that are on their way, 0 if the socket is full.
-
-    Raises:
-        OSError: the peer is gone.
+    Attributes:
+        left: bytes that are still to be sent.
     """
-    pipe = _pipes.pipe
-    if pipe is None:
-        pipe = _pipes.pipe = _Pipe()
-    chosen = views[:_MAX_VIEWS]
-    buffers = (_Buffer * len(chosen))(*map(_buffer_of, chosen))
-    lent = _libc.vmsplice(pipe.into, buffers, len(chosen), os.SPLICE_F_NONBLOCK)
-    if lent < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    sent = 0
-    try:
-        with suppress(BlockingIOError):
-            while sent < lent:
-                sent += os.splice(pipe.out, sock, lent - sent, flags=os.SPLICE_F_NONBLOCK)
-    finally:
-        left = lent - sent
-        while left:
-            left -= os.splice(pipe.out, pipe.null, left)
-    return sent
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self.left = sum(map(len, views))
+        self._views = views  # which keep the memory
+        # For the kernel, once and for all: it is given a part of them at a time.
+        self._buffers = (_Buffer * len(views))(*map(_buffer_of, views))
+        self._next = 0
+
+    def splice_some(self, sock: int) -> int:
+        """Send what fits.
+
+        Args:
+            sock: descriptor of a stream socket that does not block.
+
+        Returns:
+            The number of bytes that are on their way, 0 if the socket is full.
+
+        Raises:
+            OSError: the peer is gone.
+        """
+        pipe = _pipes.pipe
+        if pipe is None:
+            pipe = _pipes.pipe = _Pipe()
+        first = ctypes.byref(self._buffers, self._next * ctypes.sizeof(_Buffer))
+        lent = _libc.vmsplice(pipe.into, first, self._count(), os.SPLICE_F_NONBLOCK)
+        if lent < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        sent = 0
+        try:
+            with suppress(BlockingIOError):
+                while sent < lent:
+                    sent += os.splice(pipe.out, sock, lent - sent, flags=os.SPLICE_F_NONBLOCK)
+        finally:
+            left = lent - sent
+            while left:
+                left -= os.splice(pipe.out, pipe.null, left)
+        self.advance(sent)
+        return sent
+
+    def rest(self) -> list[memoryview]:
+        """What is still to be sent, to be copied after all."""
+        views = list(self._views[self._next :])
+        if views:
+            views[0] = views[0][len(views[0]) - self._buffers[self._next].length :]
+        return views
+
+    def advance(self, count: int) -> None:
+        """Note that so many bytes more were sent."""
+        self.left -= count
+        while count:
+            buffer = self._buffers[self._next]
+            if count < buffer.length:
+                buffer.base += count
+                buffer.length -= count
+                return
+            count -= buffer.length
+            self._next += 1
+
+    def _count(self) -> int:
+        """How many buffers, from the next, a pipe has room for."""
+        size, stop = 0, self._next
+        most = min(len(self._buffers), self._next + _MAX_VIEWS)
+        while stop < most and size < _PIPE_BYTES:
+            size += self._buffers[stop].length
+            stop += 1
+        return stop - self._next
 
 
 def _buffer_of(view: memoryview) -> _Buffer:
-    return _Buffer(np.frombuffer(view, np.uint8).__array_interface__["data"][0], len(view))
+    if view.readonly:
+        return _Buffer(np.frombuffer(view, np.uint8).__array_interface__["data"][0], len(view))
+    return _Buffer(ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view))

@@ -30,8 +30,10 @@ class Counting:
     def send_some(self, views):
         return self._take("copied", b"".join(views))
 
-    def lend_some(self, views):
-        return self._take("lent", b"".join(views))
+    def lend_some(self, pages):
+        count = self._take("lent", b"".join(pages.rest()))
+        pages.advance(count)
+        return count
 
     def send_file_some(self, fd, offset, count):
         return self._take("file", os.pread(fd, count, offset))

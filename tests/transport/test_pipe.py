@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, FlstreamError
-from flstream.transport import pipe as pipe_module
 from flstream.transport.channel import Deadline, Signal
 from flstream.transport.pipe import PipeChannel, pipe
-from flstream.transport.views import advance
+from flstream.transport.splice import Pages
 
 
 @pytest.fixture
@@ -200,7 +199,7 @@ def sending(request, monkeypatch, ends):
         def refuse(*_args):
             raise OSError(errno.ENOSYS, "not here")
 
-        monkeypatch.setattr(pipe_module, "splice_some", refuse)
+        monkeypatch.setattr(Pages, "splice_some", refuse)
         monkeypatch.setattr(os, "sendfile", refuse)
     return ends
 
@@ -219,8 +218,9 @@ def test_lent_memory_and_files_arrive_as_they_are(sending, tmp_path):
     views = [memoryview(data)[at : at + 70_001] for at in range(0, len(data), 70_001)]
     sent = 0
     with open(fd, "rb"):
-        while sent < len(data):
-            count = server.lend_some(advance(views, sent))
+        pages = Pages(views)
+        while pages.left:
+            count = server.lend_some(pages)
             assert taken(site, count) == data[sent : sent + count]
             sent += count
         sent = 0
@@ -236,8 +236,10 @@ def test_a_full_pipe_takes_no_page_and_loses_none(sending, tmp_path):
     (tmp_path / "file").write_bytes(data)
     with (tmp_path / "file").open("rb") as file:
         sent = 0
-        while count := server.lend_some([memoryview(data)[sent:]]):
+        pages = Pages([memoryview(data)])
+        while count := server.lend_some(pages):
             sent += count
+        assert pages.left == len(data) - sent
         assert 0 < sent < len(data)
         assert server.send_file_some(file.fileno(), sent, 1 << 20) == 0
         assert taken(site, sent) == data[:sent]
@@ -260,6 +262,6 @@ def test_pages_for_a_peer_that_is_gone_are_an_error(sending, tmp_path):
     site.close()
     with (tmp_path / "file").open("rb") as file:
         with pytest.raises(ChannelClosedError, match="site-1"):
-            server.lend_some([memoryview(bytes(100))])
+            server.lend_some(Pages([memoryview(bytes(100))]))
         with pytest.raises(ChannelClosedError, match="site-1"):
             server.send_file_some(file.fileno(), 0, 100)
