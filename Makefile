@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench kills clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -35,10 +35,14 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## Measure start-up, streaming against the bare pipe, and the modes side by side
+bench: $(STAMP) ## Measure start-up, streaming, rounds and modes against the machine (20 GiB of memory)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/transfer.py
+	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/flstream bench --model-size 256MiB --clients 2
+
+kills: $(STAMP) ## Kill runs at random instants, resume them, and compare the bits (50 cases)
+	$(BIN)/python benchmarks/kills.py
 
 clean: ## Remove the virtual environment and caches (runs/ is left alone)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

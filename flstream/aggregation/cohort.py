@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
 
+from flstream.aggregation.ahead import one_ahead
 from flstream.aggregation.elements import FLOATS, unit
 from flstream.aggregation.parts import Part, Room
 from flstream.aggregation.rules import Rule
 from flstream.aggregation.steps import Steps
-from flstream.aggregation.updates import Reading, Update, join
+from flstream.aggregation.updates import Range, Reading, Update, join
 from flstream.aggregation.zones import Zone, Zones
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout
+
+# Below this, handing work to a thread costs more than it saves.
+_WORTH_A_THREAD = 8 << 20
 
 
 class Contribution(NamedTuple):
@@ -96,7 +102,9 @@ class Cohort:
         self._readings = [Reading(update, layout, steps.frame) for update in updates]
         self._scales = scales or [1.0] * len(updates)
         self._looking = looking and rule.on_nonfinite == "reject"
-        self._scratch, self._joined, self._room = Scratch(), Scratch(), Room()
+        self._scratches = [(Scratch(), Scratch()), (Scratch(), Scratch())]
+        self._room = Room()
+        self._ahead: Iterator[Range] | None = None
         self.old = OldValues(base)
         self.zones = Zones(
             layout,
@@ -110,6 +118,33 @@ class Cohort:
         self.old.begin(start, stop)
         return self.zones.cut(start, stop)
 
+    @contextmanager
+    def reading_ahead(self, step: int) -> Iterator[None]:
+        """Read each update's range while the one before it is folded, as long as the block lasts.
+
+        Args:
+            step: bytes of a range; :meth:`parts` is to be asked for all of them, in order.
+        """
+        if self._layout.nbytes * len(self._readings) < _WORTH_A_THREAD:
+            yield
+            return
+        scratches = cycle(self._scratches)
+        reads = (
+            partial(reading.read, start, stop, *next(scratches))
+            for start, stop in self._layout.ranges(step)
+            for reading in self._readings
+        )
+        with one_ahead(reads) as self._ahead:
+            try:
+                yield
+            finally:
+                self._ahead = None
+
+    def _read(self, reading: Reading, start: int, stop: int) -> Range:
+        if self._ahead is not None:
+            return next(self._ahead)
+        return reading.read(start, stop, *self._scratches[0])
+
     def parts(self, start: int, stop: int, zones: Sequence[Zone]) -> Iterator[Contribution]:
         """Read the range of every update, in order, and give what it has for each of its zones.
 
@@ -117,12 +152,12 @@ class Cohort:
             UpdateRefusedError: while looking, something that is not finite was found.
         """
         for place, reading in enumerate(self._readings):
-            reading.read(start, stop, self._scratch, self._joined)
+            read = self._read(reading, start, stop)
             for index, zone in enumerate(zones):
                 if zone.carried_by(place):
                     part = Part(
                         zone,
-                        reading.data(zone.start, zone.stop),
+                        read.data(zone.start, zone.stop),
                         reading.update.params_type,
                         self.old.of,
                         self._scales[place],

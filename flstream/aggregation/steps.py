@@ -70,8 +70,8 @@ def _codes(layout: Layout) -> set[str]:
 
 def _bytes_a_byte(dtype: str, rule: Rule, updates: int, summing: bool) -> int:
     """Bytes of buffers for each byte of a range."""
-    # The update's range, the model's, and the result's.
-    cost = 3
+    # The update's range and the next one's, the model's, the result's and the last one's.
+    cost = 5
     wide = -(-8 // unit(dtype))
     if dtype in INTEGERS:
         cost += 1  # the sum of a difference and the model's range

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Scratch, Source
@@ -56,8 +56,6 @@ class Reading:
         self.update = update
         self.carried = model
         self._source = update.open()
-        self._start = 0
-        self._data = memoryview(b"")
         self._window: _Window | None = None
         if update.partial:
             self.carried = _part_of(model, self._source.layout)
@@ -70,21 +68,15 @@ class Reading:
         if difference:
             raise UpdateRefusedError(update.site, f"does not fit the model: {difference}")
 
-    def read(self, start: int, stop: int, scratch: Scratch, joined: Scratch) -> None:
-        """Have the bytes for ``[start, stop)`` of the model, until a scratch is used again."""
+    def read(self, start: int, stop: int, scratch: Scratch, joined: Scratch) -> Range:
+        """Read the bytes for ``[start, stop)`` of the model: good until a scratch is reused."""
         if self._window is None:
-            self._start = start
-            self._data = join(self._source.views(start, stop, scratch), joined)
-        else:
-            self._start = self._place(start)
-            self._data = self._window.read(self._start, self._place(stop), scratch, joined)
+            data = join(self._source.views(start, stop, scratch), joined)
+            return Range(self, start, data)
+        first = self.place(start)
+        return Range(self, first, self._window.read(first, self.place(stop), scratch, joined))
 
-    def data(self, start: int, stop: int) -> memoryview:
-        """The bytes for ``[start, stop)`` of the model, all of them carried, from what was read."""
-        offset = self._place(start) - self._start
-        return self._data[offset : offset + stop - start]
-
-    def _place(self, offset: int) -> int:
+    def place(self, offset: int) -> int:
         """How many bytes the update has for the model's first ``offset`` bytes."""
         if self._window is None:
             return offset
@@ -93,6 +85,25 @@ class Reading:
             return 0
         place, own = self._places[index], self._own[index]
         return own.start + min(offset, place.stop) - place.start
+
+
+class Range(NamedTuple):
+    """What an update has for a range of the model.
+
+    Attributes:
+        reading: of the update.
+        start: where in the update's own body the bytes begin.
+        bytes: all of them.
+    """
+
+    reading: Reading
+    start: int
+    bytes: memoryview
+
+    def data(self, start: int, stop: int) -> memoryview:
+        """The bytes for ``[start, stop)`` of the model, all of which the update has."""
+        offset = self.reading.place(start) - self.start
+        return self.bytes[offset : offset + stop - start]
 
 
 class _Window:

@@ -53,17 +53,21 @@ def fold_updates(
     cohort = Cohort(base, updates, rule, steps, scales=scales, looking=rule.is_ranked)
     fold = rule.fold()
     model = NextModel(sink, cohort.old, rule, optimization)
-    for start, stop in base.layout.ranges(steps.step):
-        zones = cohort.begin(start, stop)
-        fold.begin(zones)
-        for _, index, part, weight in cohort.parts(start, stop, zones):
-            fold.add(index, part, weight)
-        bad = model.write(start, stop, zones, fold)
-        if bad is not None:
-            find_not_finite(base, updates, rule, steps, start, on_range)
-            raise AggregationError(
-                f"{element_at(base.layout, *bad)} would not be finite in the next model, though "
-                "all updates are; lower their weights or the learning rates"
-            )
-        on_range(stop)
+    bad = None
+    with cohort.reading_ahead(steps.step):
+        for start, stop in base.layout.ranges(steps.step):
+            zones = cohort.begin(start, stop)
+            fold.begin(zones)
+            for _, index, part, weight in cohort.parts(start, stop, zones):
+                fold.add(index, part, weight)
+            bad = model.write(start, stop, zones, fold)
+            if bad is not None:
+                break
+            on_range(stop)
+    if bad is not None:
+        find_not_finite(base, updates, rule, steps, start, on_range)
+        raise AggregationError(
+            f"{element_at(base.layout, *bad)} would not be finite in the next model, though "
+            "all updates are; lower their weights or the learning rates"
+        )
     return model.digest

@@ -176,11 +176,20 @@ class FileSink:
         Raises:
             CheckpointError: the disk refused them.
         """
+        self.write(start, self._view)
+
+    def write(self, start: int, view: memoryview) -> None:
+        """Write bytes that begin at ``start`` of the body.
+
+        Raises:
+            CheckpointError: the disk refused them.
+        """
         try:
-            _write_all(self._fd, self._view, self._body + start)
+            _write_all(self._fd, view, self._body + start)
         except OSError as error:
             raise CheckpointError(
-                f"{self.path}: bytes {start} to {stop} cannot be written: {error.strerror}"
+                f"{self.path}: bytes {start} to {start + len(view)} cannot be written: "
+                f"{error.strerror}"
             ) from error
 
     def written(self, start: int, stop: int) -> list[memoryview]:

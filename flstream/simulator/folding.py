@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TypeVar
 
+from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import Rule
@@ -13,6 +15,7 @@ from flstream.aggregation.updates import Update
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Sink, Source
+from flstream.model.checkpoint import FileSink
 from flstream.simulator.updates import Collected, Held
 
 ResultT = TypeVar("ResultT")
@@ -63,9 +66,15 @@ class RoundFold:
             update.release()
 
     def finish(
-        self, updates: Sequence[Collected], sink: Sink, optimization: Optimization | None
+        self, updates: Sequence[Collected], sink: FileSink, optimization: Optimization | None
     ) -> str:
         """Make the next model, which is written to the sink, and return its digest."""
+        with closing(WriteBehind(sink.layout, sink.write)) as behind:
+            return self._finish(updates, behind, optimization)
+
+    def _finish(
+        self, updates: Sequence[Collected], sink: Sink, optimization: Optimization | None
+    ) -> str:
         if self._sums is not None:
             if updates:
                 self.add(updates)

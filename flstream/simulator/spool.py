@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -77,8 +77,14 @@ class Spool:
             FlstreamError: it did not arrive, or the disk did not take it.
         """
         path = self._path(trained.site)
-        sink, cost = download(worker.up, token, settings, lambda layout: FileSink(path, layout))
-        with sink:
+        # The sink is there before its bytes are, and must not outlive a download that fails.
+        with ExitStack() as stack:
+            sink, cost = download(
+                worker.up,
+                token,
+                settings,
+                lambda layout: stack.enter_context(FileSink(path, layout)),
+            )
             sink.finish(durable=False)
         told = Told(trained, self._base, _digest(FileSource(path)), cost)
         # The last to appear: where it is, the update is whole.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -105,10 +105,15 @@ class Training:
         self._report = TaskReport("train", assignment.round, base.layout.nbytes, emit)
         self._reported = 0.0
         self._fetching = self._training = 0.0
-        self._recovered = Transfer()
-        self.told: dict[str, TrainedSite] = {}
+        self._folded = 0
+        self._told: dict[str, TrainedSite] = {}
         self.seconds = 0.0, 0.0, 0.0
         self.up = Transfer()
+
+    @property
+    def told(self) -> Mapping[str, TrainedSite]:
+        """What each site said, in the cohort's order: the last bits of a mean depend on it."""
+        return {site: self._told[site] for site in self._cohort if site in self._told}
 
     @property
     def down(self) -> Transfer:
@@ -170,7 +175,7 @@ class Training:
             told = self._spool.told(site)
             if told is not None:
                 self._gathering.answer(site, None)
-                self.told[site] = told.trained
+                self._told[site] = told.trained
                 self.up += told.cost
         if len(self._gathering.answers) < len(folded) and self._sums is not None:
             # The sum has updates of which nothing else is known any more.
@@ -180,7 +185,7 @@ class Training:
         left = [site for site in self._cohort if site not in folded]
         for site, update in self._spool.recover(left).items():
             self._gathering.answer(site, update)
-            self.told[site] = update.trained
+            self._told[site] = update.trained
         return set(self._gathering.answers)
 
     def _train(self, crew: Crew, worker: Worker, sites: Batch, say: Say) -> None:
@@ -225,7 +230,7 @@ class Training:
             update.release("the round went on without it")
             return
         self._gathering.answer(trained.site, update)
-        self.told[trained.site] = trained
+        self._told[trained.site] = trained
         self._report.answered(trained.site)
         self._emit(
             SiteUpdate(
@@ -241,7 +246,7 @@ class Training:
         with suppress(OSError):  # its process may be ending; a later task of the site does the rest
             discard_after(self._folder_of(site), self._assignment.round - 1)
         self._emit(SiteFailed(round=self._assignment.round, site=site, reason=reason))
-        self.told.pop(site, None)
+        self._told.pop(site, None)
         self._gathering.fail(site, reason)
 
     def _refuse(self, site: str, reason: str) -> None:
@@ -274,7 +279,10 @@ class Training:
             if site in self._gathering.answers
         ]
         updates = [each for each in ready if each is not None]
-        if len(updates) >= self._plan.group:
+        # Where so many have failed that the window has no group in it, workers would wait for ever.
+        is_full = settled - self._folded >= 2 * self._plan.group
+        if len(updates) >= self._plan.group or is_full:
+            self._folded = settled
             self._fold.add(updates)
             for update in updates:
                 if update.trained.site in self._gathering.answers:
@@ -289,5 +297,5 @@ class Training:
         size = self._base.layout.nbytes
         if now - self._reported >= REPORT_SECONDS or done == size:
             self._reported = now
-            up = dict.fromkeys(self.told, done) if self._plan.own else {}
+            up = dict.fromkeys(self._told, done) if self._plan.own else {}
             self._emit(Progress(down={}, up=up, size=size))
