@@ -79,7 +79,17 @@ class UpdateRefusedError(FlstreamError):
 
 
 class WorkerLostError(FlstreamError):
-    """A worker process that is of no use any more; the message says what became of it."""
+    """A worker process that is of no use any more; the message says what became of it.
+
+    Attributes:
+        site: whose work it was doing, None where that is not known.
+        is_stale: whether it failed before it took up its task.
+    """
+
+    def __init__(self, reason: str, site: str | None = None, *, is_stale: bool = False) -> None:
+        super().__init__(reason)
+        self.site = site
+        self.is_stale = is_stale
 
 
 class SimulationError(FlstreamError):

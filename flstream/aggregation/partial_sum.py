@@ -148,7 +148,8 @@ class PartialSum:
 
     def discard(self) -> None:
         """Remove the file, once what it was for is durable."""
-        self._file = None
+        self._file, self.sites = None, ()
+        self._weights = [0.0] * len(self._weights)
         self.path.unlink(missing_ok=True)
 
     def _take_up(self) -> None:

@@ -54,6 +54,13 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     idle_rss: int
 
 
+class Began(msgspec.Struct, tag=True, frozen=True):
+    """Worker: it is this site's turn. It is said where a task is for several sites."""
+
+    round: int
+    site: str
+
+
 class Received(msgspec.Struct, tag=True, frozen=True):
     """Worker: the model has arrived, after so many repairs."""
 
@@ -140,4 +147,4 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker = Task | Stop
-FromWorker = Ready | Received | Trained | Scored | Failed | Logged | Goodbye
+FromWorker = Ready | Began | Received | Trained | Scored | Failed | Logged | Goodbye

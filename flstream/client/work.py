@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.messages import (
+    Began,
     Failed,
     Received,
     Scored,
@@ -77,6 +78,8 @@ class Work:
     def begin(self, site: SiteTask) -> SiteContext | None:
         """It is this site's turn; None if its folder cannot be used, and so it has failed."""
         self._was_received = False
+        if self._is_shared:
+            self._worker.send(Began(self.task.round, site.site))
         try:
             self._worker.enter(site.site)
             self.site = SiteContext.of(self._worker.info, self.task, site)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 Batch = tuple[str, ...]
 """Sites that a worker deals with in one task, one after another."""
@@ -21,6 +21,7 @@ class Batches:
         ahead: how far beyond the last site that was folded they may be taken, so that what waits
             to be folded stays within bounds; None is as far as there are any.
         own: the worker of each site, where it may not be just any.
+        done: sites of the cohort that need no worker any more.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class Batches:
         size: int = 1,
         ahead: int | None = None,
         own: Mapping[str, str] | None = None,
+        done: Collection[str] = (),
     ) -> None:
         self._place = {site: place for place, site in enumerate(cohort)}
+        todo = [site for site in cohort if site not in done]
         self._waiting: deque[Batch] = deque(
-            tuple(cohort[start : start + size]) for start in range(0, len(cohort), size)
+            tuple(todo[start : start + size]) for start in range(0, len(todo), size)
         )
         self._own = own or {}
         self._ahead = ahead
@@ -66,9 +69,10 @@ class Batches:
             return None
 
     def give_back(self, sites: Sequence[str]) -> None:
-        """Have sites dealt with one at a time, since one of them ended the worker they had."""
+        """Have sites dealt with again, all in one batch, before those that wait."""
         with self._change:
-            self._waiting.extendleft((site,) for site in reversed(sites))
+            if sites:
+                self._waiting.appendleft(tuple(sites))
             self._change.notify_all()
 
     def fold(self, count: int) -> None:
@@ -77,11 +81,12 @@ class Batches:
             self._folded = count
             self._change.notify_all()
 
-    def close(self) -> None:
-        """Hand out no more."""
+    def close(self) -> Sequence[str]:
+        """Hand out no more, and say which sites nobody has taken."""
         with self._change:
             self._closed = True
             self._change.notify_all()
+            return [site for batch in self._waiting for site in batch]
 
     def _next(self, worker: str) -> Batch | None:
         for batch in self._waiting:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import NamedTuple, Protocol
 
 from flstream.client.messages import Failed, FromWorker, Goodbye, Logged, Ready, Stop
-from flstream.errors import AbortedError, DeadlineError, FlstreamError, WorkerLostError
+from flstream.errors import (
+    AbortedError,
+    CheckpointError,
+    DeadlineError,
+    FlstreamError,
+    SimulationError,
+    StreamingError,
+    WorkerLostError,
+)
 from flstream.simulator.batches import Batch, Batches
 from flstream.simulator.hiring import Hiring
 from flstream.simulator.worker import Worker
@@ -22,8 +31,8 @@ from flstream.transport.channel import AbortSignal
 REPORT_SECONDS = 0.1
 """How often whoever listens to the crew gets a turn while nothing is said."""
 
-# What is said when a thread has no more to say.
-_ENDED = object()
+# How often in a row a worker may fail to get ready.
+_MOST_VAIN = 3
 # How long a worker whose code has failed may take to end.
 _END_SECONDS = 5.0
 
@@ -35,6 +44,13 @@ class Heard(NamedTuple):
     message: Ready | Logged | Goodbye
 
 
+class Replaced(NamedTuple):
+    """A worker that ended while it was left alone, and why; there will be another."""
+
+    worker: str
+    reason: str
+
+
 class Lost(NamedTuple):
     """A site that did not do what it was asked for, and why."""
 
@@ -44,10 +60,25 @@ class Lost(NamedTuple):
 
 @dataclass
 class Slot:
-    """A place for a worker, and who has it now."""
+    """A place for a worker, and who has it now.
+
+    Attributes:
+        name: of the worker.
+        own: whether it is a site's own.
+        worker: who is there; None if it is yet to be hired.
+        vain: how many in a row never got ready.
+        stale: how many in a row failed before they took up a task.
+        ending: whether nobody is wanted there any more.
+        lock: for the last three, which two threads look at.
+    """
 
     name: str
+    own: bool
     worker: Worker | None = None
+    vain: int = 0
+    stale: int = 0
+    ending: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 Said = object
@@ -76,6 +107,7 @@ class Crew:
 
     Args:
         names: of the workers.
+        own: whether each is a site's own, and has its name.
         hiring: where they come from.
         service: offers models to them.
         abort: raised to stop the run.
@@ -85,12 +117,13 @@ class Crew:
     def __init__(
         self,
         names: Sequence[str],
+        own: bool,
         hiring: Hiring,
         service: DownloadService,
         abort: AbortSignal,
         ready_seconds: float,
     ) -> None:
-        self._slots = {name: Slot(name) for name in names}
+        self._slots = {name: Slot(name, own) for name in names}
         self._hiring = hiring
         self._service = service
         self._abort = abort
@@ -103,23 +136,28 @@ class Crew:
         """The workers' names."""
         return list(self._slots)
 
-    def prepare(self, names: Sequence[str]) -> Iterator[Said | None]:
-        """Hire workers, and wait until they are ready.
+    def prepare(self) -> Iterator[Said | None]:
+        """Hire all workers, and wait until they are ready.
 
         Yields:
-            What is said, or None now and then. A worker that fails is :class:`Lost` by its name.
+            What is said, or None now and then. A site whose own worker fails is :class:`Lost`.
+
+        Raises:
+            SimulationError: a worker for many sites could not be made ready.
         """
 
         def get_ready(slot: Slot) -> None:
-            try:
-                self._ready_worker(slot)
-            except AbortedError:
-                return
-            except FlstreamError as error:
-                self._drop(slot)
-                self._said.put(Lost(slot.name, str(error)))
+            while slot.worker is None or not slot.worker.ready:
+                try:
+                    self._ready_worker(slot)
+                except WorkerLostError as error:
+                    self._drop(slot)
+                    if slot.own:
+                        self._said.put(Lost(slot.name, str(error)))
+                        return
+                    _check_vain(slot, error)
 
-        yield from self._listen([self._pool.submit(get_ready, self._slots[n]) for n in names])
+        yield from self._together([partial(get_ready, slot) for slot in self._slots.values()])
 
     def perform(
         self, batches: Batches, perform: Perform, workers: Sequence[str]
@@ -134,25 +172,27 @@ class Crew:
         Yields:
             What is said, or None now and then. Each site is either in something that ``perform``
             says, or :class:`Lost`.
+
+        Raises:
+            SimulationError: workers could not be made ready, time after time.
+            CheckpointError: the disk did not take what was to be kept of an answer.
+            AbortedError: the run is being stopped.
         """
-        futures = [
-            self._pool.submit(self._drive, self._slots[n], batches, perform) for n in workers
-        ]
+        for name in workers:
+            self._slots[name].ending = False
+        tasks = [partial(self._drive, self._slots[name], batches, perform) for name in workers]
         try:
-            yield from self._listen(futures)
+            yield from self._together(tasks)
         finally:
             batches.close()
-            if not all(future.done() for future in futures):
-                for name in workers:
-                    self.end(name)
-            for future in futures:
-                future.result()
 
     def end(self, name: str) -> None:
-        """End a worker at once, whatever it is doing."""
-        worker = self._slots[name].worker
-        if worker is not None:
-            worker.kill()
+        """End a worker at once, whatever it is doing, even if it is only being hired."""
+        slot = self._slots[name]
+        with slot.lock:
+            slot.ending = True
+            if slot.worker is not None:
+                slot.worker.kill()
 
     def dismiss(self, seconds: float) -> Iterator[Said | None]:
         """Tell every worker that the run is over, and give it ``seconds`` to end."""
@@ -161,77 +201,149 @@ class Crew:
             worker, slot.worker = slot.worker, None
             if worker is None:
                 return
-            try:
+            # The launcher ends what does not end by itself; the model is final.
+            with suppress(FlstreamError):
                 worker.control.send(Stop())
                 self._await_goodbye(worker, seconds)
-            except FlstreamError:
-                pass  # the launcher ends what does not end by itself; the model is final
             worker.close()
 
-        yield from self._listen([self._pool.submit(say_goodbye, s) for s in self._slots.values()])
+        yield from self._together([partial(say_goodbye, slot) for slot in self._slots.values()])
 
     def close(self) -> None:
         """End the threads, and every worker that is left."""
+        for name in self._slots:
+            self.end(name)
+        self._pool.shutdown()
         for slot in self._slots.values():
             self._drop(slot)
-        self._pool.shutdown()
 
-    def _listen(self, futures: Sequence[Future[None]]) -> Iterator[Said | None]:
+    def _together(self, tasks: Sequence[Callable[[], None]]) -> Iterator[Said | None]:
+        """Have threads do tasks, and give what is said until all are done.
+
+        If one of them fails, or whoever listens has heard enough, all workers are ended.
+        """
+        futures = [self._pool.submit(task) for task in tasks]
         for future in futures:
-            future.add_done_callback(lambda _: self._said.put(_ENDED))
+            future.add_done_callback(lambda future: self._said.put(_Ended(future)))
         left, report_at = len(futures), monotonic() + REPORT_SECONDS
-        while left:
-            with suppress(Empty):
-                said = self._said.get(timeout=max(report_at - monotonic(), 0.0))
-                if said is _ENDED:
-                    left -= 1
-                else:
-                    yield said
-            if monotonic() >= report_at:
-                report_at = monotonic() + REPORT_SECONDS
-                yield None
-                if self._abort.is_set():
-                    raise AbortedError("the run was stopped")
-        for future in futures:
-            future.result()
+        try:
+            while left:
+                with suppress(Empty):
+                    said = self._said.get(timeout=max(report_at - monotonic(), 0.0))
+                    if isinstance(said, _Ended):
+                        left -= 1
+                        said.future.result()
+                    else:
+                        yield said
+                if monotonic() >= report_at:
+                    report_at = monotonic() + REPORT_SECONDS
+                    yield None
+                    self._check_abort()
+            # A thread may have seen it, and ended, before this one looked.
+            self._check_abort()
+        finally:
+            if left:
+                for name in self._slots:
+                    self.end(name)
+
+    def _check_abort(self) -> None:
+        if self._abort.is_set():
+            raise AbortedError("the run was stopped")
 
     def _drive(self, slot: Slot, batches: Batches, perform: Perform) -> None:
         """Deal with batch after batch: the whole life of a thread."""
-        while (batch := batches.take(slot.name)) is not None:
-            done: set[str] = set()
-            try:
-                perform(self._ready_worker(slot), batch, partial(self._say, done))
-            except AbortedError:
+        try:
+            while (batch := batches.take(slot.name)) is not None:
+                self._deal(slot, batches, batch, perform)
+        except BaseException:
+            # Nobody is to wait for what this thread has taken.
+            batches.close()
+            raise
+
+    def _deal(self, slot: Slot, batches: Batches, batch: Batch, perform: Perform) -> None:
+        done: set[str] = set()
+        try:
+            worker = self._ready_worker(slot)
+        except WorkerLostError as error:
+            self._drop(slot)
+            if slot.own:
+                self._said.put(Lost(batch[0], str(error)))
                 return
-            except FlstreamError as error:
-                self._drop(slot)
-                left = [site for site in batch if site not in done]
-                if len(batch) > 1:
-                    batches.give_back(left)  # which of them it was is found out one by one
-                else:
-                    for site in left:
-                        self._said.put(Lost(site, str(error)))
+            # It is no fault of the sites'.
+            batches.give_back(batch)
+            if not slot.ending:
+                _check_vain(slot, error)
+            return
+        try:
+            perform(worker, batch, partial(self._say, done))
+            slot.stale = 0
+        except (AbortedError, CheckpointError, SimulationError):
+            raise  # it is not the worker that has failed
+        except FlstreamError as error:
+            self._drop(slot)
+            left = [site for site in batch if site not in done]
+            at_work = error.site if isinstance(error, WorkerLostError) else None
+            if isinstance(error, WorkerLostError) and error.is_stale and not slot.stale:
+                # It failed after its last answer, which counts. Another may do better.
+                slot.stale += 1
+                self._said.put(Replaced(slot.name, str(error)))
+                batches.give_back(left)
+            elif len(batch) == 1:
+                for site in left:
+                    self._said.put(Lost(site, str(error)))
+            elif at_work in left and isinstance(error.__cause__, DeadlineError):
+                self._said.put(Lost(at_work, str(error)))
+                batches.give_back([site for site in left if site != at_work])
+            else:
+                # Which of them ended it is found out one by one.
+                for site in reversed(left):
+                    batches.give_back([site])
 
     def _say(self, done: set[str], said: Said, *settled: str) -> None:
         done.update(settled)
         self._said.put(said)
 
     def _ready_worker(self, slot: Slot) -> Worker:
-        worker = slot.worker
-        if worker is not None and worker.ready and worker.control.has_input():
-            # Nothing is expected of it now but that it ends, as a script does that has failed.
-            self._await_goodbye(worker, _END_SECONDS)
+        """The worker of a slot, ready for a task: the one that is there, or a new one.
+
+        Raises:
+            WorkerLostError: the new one did not get ready.
+        """
+        if slot.worker is not None and not self._is_fit(slot.worker):
             self._drop(slot)
-            worker = None
-        if worker is None:
-            hired = self._hiring.hire(slot.name)
-            worker = slot.worker = Worker(slot.name, hired, self._service, self._abort)
+        if slot.worker is None:
+            hired = self._hiring.hire(slot.name, self._abort)
+            with slot.lock:
+                slot.worker = Worker(slot.name, hired, self._service, self._abort)
+        with slot.lock:
+            worker = slot.worker
+            assert worker is not None
+            if slot.ending:
+                worker.kill()
+                raise WorkerLostError("it is no longer wanted")
         deadline = monotonic() + self._ready_seconds
         while not worker.ready:
             message = self.hear(worker, deadline, "call init()")
             if isinstance(message, Failed):
                 raise WorkerLostError(message.reason)
+        slot.vain = 0
         return worker
+
+    def _is_fit(self, worker: Worker) -> bool:
+        """Whether a worker that was left alone for a while can be given a task."""
+        try:
+            while worker.control.has_input():
+                message = self._take(worker, _END_SECONDS)
+                if isinstance(message, Failed):
+                    # It failed after it had answered. What it answered counts.
+                    self._await_goodbye(worker, _END_SECONDS)
+                    raise WorkerLostError(message.reason)
+        except AbortedError:
+            raise
+        except FlstreamError as error:
+            self._said.put(Replaced(worker.name, str(error)))
+            return False
+        return True
 
     def hear(self, worker: Worker, deadline: float, task: str) -> FromWorker:
         """Take a worker's next message, and deal with those that can come at any time.
@@ -246,34 +358,42 @@ class Crew:
             AbortedError: the run is being stopped.
         """
         while True:
-            left = max(deadline - monotonic(), 0.0)
             try:
-                message = worker.control.receive(left, self._abort)
-            except AbortedError:
-                raise
+                message = self._take(worker, max(deadline - monotonic(), 0.0))
             except DeadlineError as error:
                 raise WorkerLostError(
                     f"it did not {task} in the time it was given (clients.round_timeout)"
                 ) from error
-            except FlstreamError as error:
+            except StreamingError as error:
+                if isinstance(error, AbortedError):
+                    raise
                 raise WorkerLostError(str(error)) from error
-            match message:
-                case Ready() if worker.ready:
-                    # A script that serves many sites was imported after all: its idle is now known.
-                    self._said.put(Heard(worker.name, message))
-                    continue
-                case Ready():
-                    worker.ready = True
-                    self._said.put(Heard(worker.name, message))
-                case Logged():
-                    self._said.put(Heard(worker.name, message))
-                    continue
-                case Goodbye():
-                    self._said.put(Heard(worker.name, message))
-                    raise WorkerLostError(
-                        "its script ended before the run did; loop while is_running() is true"
-                    )
-            return message
+            if message is not None:
+                return message
+
+    def _take(self, worker: Worker, seconds: float) -> FromWorker | None:
+        """Take one message; None if it is one that can come at any time.
+
+        Raises:
+            StreamingError: the worker is gone, or says nothing.
+            WorkerLostError: it says goodbye.
+        """
+        message = worker.control.receive(seconds, self._abort)
+        match message:
+            case Ready():
+                # A script that serves many sites says so twice: its idle is known once it was run.
+                was_ready, worker.ready = worker.ready, True
+                self._said.put(Heard(worker.name, message))
+                return None if was_ready else message
+            case Logged():
+                self._said.put(Heard(worker.name, message))
+                return None
+            case Goodbye():
+                self._said.put(Heard(worker.name, message))
+                raise WorkerLostError(
+                    "its script ended before the run did; loop while is_running() is true"
+                )
+        return message
 
     def _await_goodbye(self, worker: Worker, seconds: float) -> None:
         deadline = monotonic() + seconds
@@ -284,7 +404,24 @@ class Crew:
             return
 
     def _drop(self, slot: Slot) -> None:
-        if slot.worker is not None:
-            slot.worker.kill()
-            slot.worker.close()
-            slot.worker = None
+        with slot.lock:
+            worker, slot.worker = slot.worker, None
+        if worker is not None:
+            worker.kill()
+            worker.close()
+
+
+class _Ended(NamedTuple):
+    """A thread has no more to say."""
+
+    future: Future[None]
+
+
+def _check_vain(slot: Slot, error: WorkerLostError) -> None:
+    """Give up if a worker fails to get ready again and again: then so will the next."""
+    slot.vain += 1
+    if slot.vain >= _MOST_VAIN:
+        raise SimulationError(
+            f"{slot.name} did not get ready {slot.vain} times in a row: {error}; its log is "
+            f"{slot.name}.log"
+        )

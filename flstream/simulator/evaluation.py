@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from flstream.client.messages import Scored, ScoredSite
 from flstream.job import Job
 from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.crew import Crew, Heard, Lost, Say
+from flstream.simulator.crew import Crew, Heard, Lost, Replaced, Say
 from flstream.simulator.gathering import Gathering
 from flstream.simulator.plan import RoundPlan
-from flstream.simulator.reporting import TaskReport, report_heard
+from flstream.simulator.reporting import TaskReport, report_heard, report_replaced
 from flstream.simulator.tasks import Arrived, Assignment, Given, ask
 from flstream.simulator.worker import Worker
 from flstream.streaming.service import DownloadService
@@ -68,6 +68,8 @@ class Evaluation:
             match said:
                 case Heard():
                     report_heard(said, emit)
+                case Replaced():
+                    report_replaced(said, emit)
                 case Given():
                     report.given(said)
                 case Arrived():
@@ -80,4 +82,5 @@ class Evaluation:
                     gathering.fail(site, reason)
                 case None:
                     report.progress()
+        assert gathering.settled == len(cohort)
         return list(gathering.in_order.values()), report.down

@@ -29,7 +29,7 @@ class FailureRecord:
     def note(self, event: AnyEvent) -> None:
         """Take an event."""
         match event:
-            case SiteFailed(site=site) if site not in self._round:
+            case SiteFailed(site=site, late=False) if site not in self._round:
                 self._round.add(site)
                 self._in_a_row[site] = self._in_a_row.get(site, 0) + 1
             case RoundFinished(weights=weights):
@@ -44,8 +44,9 @@ class FailureRecord:
         """Sites that are to be benched now."""
         if not self._most:
             return []
+        benched = set(self.benched)
         return [
             site
             for site, count in self._in_a_row.items()
-            if count >= self._most and site not in self.benched
+            if count >= self._most and site not in benched
         ]

@@ -123,7 +123,7 @@ class LocalFederation:
         """
         names = self._crew.names
         gathering: Gathering[None] = Gathering("begin", names, self._least(len(names)))
-        for said in self._crew.prepare(names):
+        for said in self._crew.prepare():
             match said:
                 case Heard():
                     report_heard(said, self._emit)
@@ -131,12 +131,14 @@ class LocalFederation:
                     self._tell(SiteFailed(round=0, site=name, reason=reason))
                     gathering.fail(name, reason)
         model = self._initial() if self._builder is not None else self._resumed()
+        self._run.forget_updates(but=model.round + 1)
         layout = FileSource(model.path).layout
         warning = check_run(
             self._disk_plan(layout, self._job.clients.cohort_size),
             self._run.path,
             done=model.round,
             stored=len(stored_rounds(self._run)),
+            present=self._present(model.round + 1),
         )
         if warning is not None:
             self._emit(Warned(message=warning))
@@ -147,11 +149,12 @@ class LocalFederation:
         number = model.round + 1
         base = FileSource(model.path)
         plan = self._plan(base.layout, len(cohort))
-        check_round(self._disk_plan(base.layout, len(cohort)), self._run.path, number)
+        disk, there = self._disk_plan(base.layout, len(cohort)), self._present(number)
+        check_round(disk, self._run.path, number, present=there)
         self._emit(RoundStarted(round=number, sites=list(cohort)))
         waits = not (plan.own or plan.in_memory)
         is_resumed = self._resume is not None and number == (self._resume.round or 0) + 1
-        spool = Spool(self._run.updates(number), model.digest) if waits else None
+        spool = Spool(self._run.updates(number), model.digest, base.layout) if waits else None
         sums = None
         if plan.group and spool is not None:
             path, label = spool.folder / "sum.safetensors", f"round {number} from {model.digest}"
@@ -268,6 +271,8 @@ class LocalFederation:
             for event in self._resume.events
             if isinstance(event, ModelReady | RoundFinished)
         ]
+        # The earlier server may have been lost before it had said who is asked no more.
+        self._bench(number)
         return GlobalModel(number, self._run.checkpoint(number), digests[-1])
 
     def _forget_states(self, round_number: int, but: Collection[str]) -> None:
@@ -317,6 +322,11 @@ class LocalFederation:
             state = self._optimizer.state_layout(layout, self._rule).nbytes
         keep = job.checkpoints.keep
         return DiskPlan(job.rounds, keep, layout.nbytes, waiting, sums, state)
+
+    def _present(self, number: int) -> int:
+        """Bytes that an earlier server left of a round."""
+        folder = self._run.updates(number)
+        return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
 
     def _retire(self, last: int) -> None:
         best = self._best.best.round if self._best.best is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, TypeVar
@@ -23,6 +23,7 @@ class Gathering(Generic[AnswerT]):
         patience: seconds for the others once so many have; None waits for all.
         answers: by site.
         failures: by site, the reason why it has no part in the round.
+        spared: sites that were not asked after all.
     """
 
     task: str
@@ -31,7 +32,9 @@ class Gathering(Generic[AnswerT]):
     patience: float | None = None
     answers: dict[str, AnswerT] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    spared: set[str] = field(default_factory=set)
     _enough_at: float | None = None
+    _settled: int = 0
 
     def answer(self, site: str, answer: AnswerT) -> None:
         """A site has answered."""
@@ -47,7 +50,9 @@ class Gathering(Generic[AnswerT]):
         """
         self.failures[site] = reason
         self.answers.pop(site, None)
-        left = len(self.cohort) - len(self.failures)
+        if len(self.answers) < self.least:
+            self._enough_at = None
+        left = len(self.cohort) - len(self.failures) - len(self.spared)
         if left < self.least:
             raise SimulationError(
                 f"{left} of {len(self.cohort)} sites are left to {self.task}, and "
@@ -68,17 +73,35 @@ class Gathering(Generic[AnswerT]):
             return ()
         if monotonic() - self._enough_at < self.patience:
             return ()
-        return [
-            site for site in self.cohort if site not in self.answers and site not in self.failures
-        ]
+        return [site for site in self.cohort if not self.is_settled(site)]
+
+    def is_settled(self, site: str) -> bool:
+        """Whether it is known what becomes of a site."""
+        return site in self.answers or site in self.failures or site in self.spared
 
     @property
     def settled(self) -> int:
         """For how many sites, from the first, it is known what becomes of them."""
-        for place, site in enumerate(self.cohort):
-            if site not in self.answers and site not in self.failures:
-                return place
-        return len(self.cohort)
+        while self._settled < len(self.cohort) and self.is_settled(self.cohort[self._settled]):
+            self._settled += 1
+        return self._settled
+
+    def spare(self, sites: Iterable[str]) -> None:
+        """Do not ask some sites after all: enough others have answered."""
+        self.spared.update(sites)
+
+    def check_size(self) -> None:
+        """See to it that there are enough to be asked.
+
+        Raises:
+            SimulationError: there are not.
+        """
+        if len(self.cohort) < self.least:
+            raise SimulationError(
+                f"{len(self.cohort)} sites are left to {self.task}, and {self.least} have to "
+                "(clients.min_updates); the others failed too often (clients.bench_after), and "
+                "summary.json says why"
+            )
 
     @property
     def in_order(self) -> Mapping[str, AnswerT]:

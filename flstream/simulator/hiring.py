@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import threading
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from flstream.errors import AbortedError, WorkerLostError
 from flstream.simulator.links import LinkEnd, link
+from flstream.transport.channel import AbortSignal
 
 _NAME_BYTES = 256
 _PID_BYTES = 8
@@ -44,20 +46,37 @@ class Hiring:
         self._launcher = launcher
         self._turn = threading.Lock()
 
-    def hire(self, name: str) -> Hired:
+    def hire(self, name: str, abort: AbortSignal) -> Hired:
         """Have a worker started.
+
+        Args:
+            name: of the worker.
+            abort: raised to stop the run.
 
         Raises:
             WorkerLostError: its process could not be started.
-            AbortedError: the launcher is gone, or is ending the run.
+            AbortedError: the run is being stopped, or the launcher is gone.
         """
-        said, fds = b"", list[int]()
-        with self._turn, suppress(OSError):
-            self._launcher.send(name.encode())
-            said, fds, _, _ = socket.recv_fds(self._launcher, _SAID_BYTES, len(LinkEnd._fields))
-        if fds:
+        with self._turn:
+            try:
+                self._launcher.send(name.encode())
+                poll = select.poll()
+                for each in (self._launcher, abort):
+                    poll.register(each.fileno(), select.POLLIN)
+                poll.poll()
+                if abort.is_set():
+                    raise AbortedError("the run was stopped")
+                count = len(LinkEnd._fields)
+                said, fds, _, _ = socket.recv_fds(self._launcher, _SAID_BYTES, count)
+            except OSError as error:
+                raise AbortedError(f"the launcher is gone: {error}") from error
+        if len(fds) == count:
             ends = [socket.socket(fileno=fd) for fd in fds]
             return Hired(int.from_bytes(said, "little"), LinkEnd(*ends))
+        for fd in fds:
+            os.close(fd)
+        if fds:
+            raise WorkerLostError("the server has too many files open for its pipes")
         if said:
             raise WorkerLostError(f"its process could not be started: {said.decode()}")
         raise AbortedError("the launcher is gone")
@@ -91,11 +110,10 @@ class Recruiter:
         self.theirs.close()
 
     def _serve(self) -> None:
-        try:
+        # Whatever ends this, the server is not left waiting.
+        with self._ours, suppress(OSError):
             while name := self._ours.recv(_NAME_BYTES).decode():
                 self._recruit(name)
-        except OSError:
-            return  # the server is gone
 
     def _recruit(self, name: str) -> None:
         # A pipe whose other end stays open here would never be seen to close.
@@ -105,7 +123,7 @@ class Recruiter:
                 stack.callback(ours.close)
                 stack.callback(theirs.close)
                 pid = self._start(name, theirs)
-            except (OSError, EOFError) as error:
+            except Exception as error:  # whatever it is, the server is to know
                 self._ours.send(f"{type(error).__name__}: {error}".encode()[:_SAID_BYTES])
                 return
             told = pid.to_bytes(_PID_BYTES, "little")

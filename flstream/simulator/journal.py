@@ -23,8 +23,8 @@ from flstream.telemetry.events import (
     decode_event,
 )
 
-# A round's event has an entry a site: 64 KiB would do for a thousand of them.
-_MOST_LINE_BYTES = 4 << 20
+# A round's event has an entry a site, of which there may be a million.
+_MOST_LINE_BYTES = 64 << 20
 
 
 class Journal:

@@ -14,7 +14,7 @@ from typing import Any
 
 from flstream.client.code import train_code
 from flstream.client.worker_info import WorkerInfo
-from flstream.errors import AbortedError, StreamingError
+from flstream.errors import AbortedError, SimulationError, StreamingError
 from flstream.job import Job, render_job
 from flstream.simulator.hiring import Recruiter
 from flstream.simulator.initial_model import builder_main
@@ -92,7 +92,11 @@ def simulate(
                 follower.fail(f"the processes of the run could not be started: {error}")
         summary = tally.close(sampler.peaks(), sampler.peak_total_pss, time.monotonic() - began)
         run.tidy()
-        write_atomically(run.summary, summary.to_json())
+        try:
+            write_atomically(run.summary, summary.to_json())
+        except SimulationError as error:
+            # What ended the run is more than this, and most likely the cause of it.
+            summary.warnings.append(str(error))
     return summary
 
 

@@ -48,6 +48,7 @@ class ProcessHost:
             process.start()
         if name in self._processes:
             self._replaced.append(self._processes[name])
+            self._forget_ended()
         self._processes[name] = process
         assert process.pid is not None
         return process.pid
@@ -76,6 +77,13 @@ class ProcessHost:
         for process in self._all():
             process.join(max(ends - time.monotonic(), 0.0))
         return all(process.exitcode is not None for process in self._all())
+
+    def _forget_ended(self) -> None:
+        """Give back what ended processes hold here, as there may be many of them."""
+        ended = [process for process in self._replaced if process.exitcode is not None]
+        self._replaced = [process for process in self._replaced if process.exitcode is None]
+        for process in ended:
+            process.close()
 
     def _all(self) -> list[ForkServerProcess]:
         return [*self._processes.values(), *self._replaced]

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Literal
 
 from flstream.client.messages import Goodbye, Logged, Ready, TaskKind
-from flstream.simulator.crew import Heard
+from flstream.simulator.crew import Heard, Replaced
 from flstream.simulator.tasks import Arrived, Given
 from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import (
@@ -18,12 +18,18 @@ from flstream.telemetry.events import (
     SiteLog,
     SiteState,
     Transfer,
+    Warned,
 )
 
 _AT_WORK: dict[TaskKind, Literal["training", "evaluating"]] = {
     "train": "training",
     "evaluate": "evaluating",
 }
+
+
+def report_replaced(replaced: Replaced, emit: Callable[[AnyEvent], None]) -> None:
+    """Tell of a worker that ended when it should not have, without harm to a round."""
+    emit(Warned(message=f"{replaced.worker} was started again: {replaced.reason}"))
 
 
 def report_heard(heard: Heard, emit: Callable[[AnyEvent], None]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from flstream.errors import UsageError
+from flstream.errors import SimulationError, UsageError
 from flstream.model.checkpoint import sync_directory
 from flstream.telemetry.locks import lock_file
 
@@ -186,6 +186,13 @@ class RunDirectory:
         """The folder of the updates of a round that wait to be folded."""
         return self.path / "updates" / f"round-{round_number:04d}"
 
+    def forget_updates(self, but: int) -> None:
+        """Remove the updates of all rounds but one, which servers that were killed have left."""
+        kept = self.updates(but)
+        for folder in kept.parent.glob("round-*"):
+            if folder != kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
     def site(self, name: str) -> Path:
         """The folder of a site's own outputs and state."""
         return self.sites / name
@@ -272,12 +279,23 @@ def _made(path: Path) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file such that it is either whole and durable or not there."""
+    """Write a small file such that it is either whole and durable or not there.
+
+    Raises:
+        SimulationError: the disk refused it.
+    """
     temporary = _temporary(path)
-    temporary.write_text(text, encoding="utf-8")
-    _sync_file(temporary)
-    temporary.replace(path)
-    sync_directory(path.parent)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _sync_file(temporary)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise SimulationError(
+            f"{path} cannot be written: {error.strerror}; put that right, and go on with --resume"
+        ) from error
 
 
 def _temporary(path: Path) -> Path:

@@ -9,7 +9,7 @@ import socket
 import traceback
 from contextlib import closing, suppress
 
-from flstream.errors import AbortedError, ChannelClosedError, FlstreamError
+from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, SimulationError
 from flstream.job import Job
 from flstream.simulator.child import redirect_output
 from flstream.simulator.crew import Crew
@@ -86,6 +86,13 @@ class Reporter:
         except ChannelClosedError as error:
             raise AbortedError("the launcher is gone") from error
 
+    def emit_last(self, event: AnyEvent) -> None:
+        """Report how it ended, to whoever can still be told: the disk may be full."""
+        with suppress(SimulationError):
+            self._log.write(event)
+        with suppress(ChannelClosedError):
+            self._launcher.send(event, timeout=None)
+
 
 def server_main(
     job: Job,
@@ -117,8 +124,7 @@ def server_main(
         reporter = Reporter(log, channel)
         outcome = _run(job, run, Hiring(recruiter), builder, reporter, abort, resume)
         for event in (ProcessEnded(process=SERVER, peak_rss=own_peak_rss()), outcome):
-            with suppress(AbortedError):  # it stands in the log, whether or not anyone looks on
-                reporter.emit(event)
+            reporter.emit_last(event)
 
 
 def _run(
@@ -133,12 +139,11 @@ def _run(
     try:
         reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
         reporter.emit(_run_started(job))
-        clients = job.clients
+        names, seconds = job.clients.worker_names, job.clients.round_timeout
+        own = len(names) == job.clients.count
         with (
             DownloadService() as service,
-            closing(
-                Crew(clients.worker_names, hiring, service, abort, clients.round_timeout)
-            ) as crew,
+            closing(Crew(names, own, hiring, service, abort, seconds)) as crew,
         ):
             reports: MessageChannel[BuildReport] | None = None
             if builder is not None:

@@ -12,18 +12,22 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from flstream.client.messages import TrainedSite
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import BodyDigest, FileSink, FileSource
-from flstream.simulator.updates import Collected
+from flstream.model.layout import Layout
+from flstream.simulator.updates import Collected, check_fits
 from flstream.simulator.worker import Worker
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.telemetry.events import Transfer
 
 _READ_BYTES = 1 << 20
+# What a site said has its digest before it.
+_CHECK_BYTES = 8
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -62,11 +66,13 @@ class Spool:
     Args:
         folder: of this round alone.
         base: digest of the model that the round starts from.
+        model: its layout.
     """
 
-    def __init__(self, folder: Path, base: str) -> None:
+    def __init__(self, folder: Path, base: str, model: Layout) -> None:
         self.folder = folder
         self._base = base
+        self._model = model
 
     def fetch(
         self, worker: Worker, trained: TrainedSite, token: bytes, settings: StreamSettings
@@ -74,23 +80,29 @@ class Spool:
         """Fetch an update into a file, whole or not at all. Threads may do so at once.
 
         Raises:
-            FlstreamError: it did not arrive, or the disk did not take it.
+            UpdateRefusedError: it is not an update of the model.
+            CheckpointError: the disk did not take it.
+            FlstreamError: it did not arrive.
         """
         path = self._path(trained.site)
+
+        def sink_for(layout: Layout) -> FileSink:
+            check_fits(trained, layout, self._model)
+            return stack.enter_context(FileSink(path, layout))
+
         # The sink is there before its bytes are, and must not outlive a download that fails.
         with ExitStack() as stack:
-            sink, cost = download(
-                worker.up,
-                token,
-                settings,
-                lambda layout: stack.enter_context(FileSink(path, layout)),
-            )
+            sink, cost = download(worker.up, token, settings, sink_for)
             sink.finish(durable=False)
         told = Told(trained, self._base, _digest(FileSource(path)), cost)
         # The last to appear: where it is, the update is whole.
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_bytes(msgspec.json.encode(told))
-        temporary.replace(_beside(path))
+        temporary = path.with_suffix(".told.tmp")
+        try:
+            data = msgspec.msgpack.encode(told)
+            temporary.write_bytes(xxhash.xxh3_64_digest(data) + data)
+            temporary.replace(_beside(path))
+        except OSError as error:
+            raise CheckpointError(f"{temporary} cannot be written: {error.strerror}") from error
         return Spooled(told, path)
 
     def recover(self, sites: Sequence[str]) -> dict[str, Spooled]:
@@ -106,7 +118,10 @@ class Spool:
     def told(self, site: str) -> Told | None:
         """What lies beside a site's update, whether or not that is still there."""
         try:
-            told = msgspec.json.decode(_beside(self._path(site)).read_bytes(), type=Told)
+            data = _beside(self._path(site)).read_bytes()
+            if xxhash.xxh3_64_digest(data[_CHECK_BYTES:]) != data[:_CHECK_BYTES]:
+                return None
+            told = msgspec.msgpack.decode(data[_CHECK_BYTES:], type=Told)
         except (FileNotFoundError, ValueError):
             return None
         return told if told.base == self._base else None
@@ -122,7 +137,7 @@ class Spool:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_suffix(".json")
+    return path.with_suffix(".told")
 
 
 def _digest(source: Source) -> str:

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from flstream.client.messages import (
+    Began,
     Failed,
     Received,
     Scored,
@@ -96,7 +97,8 @@ def ask(
     push = assignment.settings if assignment.settings.push else None
     ref = service.offer(assignment.model, [worker.receiver], push=push)
     delivery = ref.deliveries[worker.receiver]
-    deadline = began + assignment.seconds * len(sites)
+    deadline = began + assignment.seconds
+    at_work = sites[0] if len(sites) == 1 else None
     try:
         worker.control.send(assignment.task(ref, sites))
         say(Given(worker.name, sites, delivery))
@@ -104,18 +106,24 @@ def ask(
         while True:
             message = crew.hear(worker, deadline, f"answer its {assignment.kind} task")
             match message:
+                case Began(_, site) if site in sites:
+                    # Each has as long as if it were alone.
+                    at_work, deadline = site, monotonic() + assignment.seconds
                 case Received(number, retries) if number == assignment.round:
                     say(Arrived(worker.name, sites, _cost(delivery, retries, began)))
                 case Failed(site, _, reason) if site in sites and site not in failed:
                     failed.add(site)
                     say(Lost(site, reason), site)
-                case Failed(_, _, reason):
-                    raise WorkerLostError(reason)
+                case Failed(_, number, reason):
+                    raise WorkerLostError(reason, is_stale=number != assignment.round)
                 case _ if isinstance(message, answer_type):
                     _check(assignment, message, {*sites} - failed)
                     return message
                 case _:
                     raise WorkerLostError(f"it sent {type(message).__name__}, out of turn")
+    except WorkerLostError as error:
+        error.site = at_work
+        raise
     finally:
         ref.abort(f"the {assignment.kind} task of round {assignment.round} is over")
 

@@ -12,20 +12,21 @@ from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import Rule
 from flstream.client.messages import Trained, TrainedSite
 from flstream.client.state import discard_after
-from flstream.errors import AbortedError
+from flstream.errors import AbortedError, UpdateRefusedError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSource
 from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.crew import REPORT_SECONDS, Crew, Heard, Lost, Say
+from flstream.simulator.crew import REPORT_SECONDS, Crew, Heard, Lost, Replaced, Say
 from flstream.simulator.folding import RoundFold
 from flstream.simulator.gathering import Gathering
 from flstream.simulator.plan import RoundPlan
-from flstream.simulator.reporting import TaskReport, report_heard
+from flstream.simulator.reporting import TaskReport, report_heard, report_replaced
 from flstream.simulator.settings import stream_settings
 from flstream.simulator.spool import Spool
 from flstream.simulator.tasks import Arrived, Assignment, Given, ask
 from flstream.simulator.updates import Collected, Held, fetch_into_memory
 from flstream.simulator.worker import Worker
+from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import AnyEvent, Progress, SiteFailed, SiteUpdate, Transfer
 from flstream.transport.channel import AbortSignal
@@ -128,19 +129,27 @@ class Training:
             AbortedError: the run is being stopped.
         """
         began = time.monotonic()
-        todo = [site for site in self._cohort if site not in self._gathering.answers]
+        self._gathering.check_size()
+        there = set(self._gathering.answers)
+        todo = [site for site in self._cohort if site not in there]
         ahead = 2 * self._plan.group if self._plan.group else None
         own = {site: site for site in todo} if self._plan.own else None
-        batches = Batches(todo, self._plan.sites, ahead, own)
+        batches = Batches(self._cohort, self._plan.sites, ahead, own, there)
         workers = todo if self._plan.own else crew.names[: -(-len(todo) // self._plan.sites)]
+
+        # What an earlier server left may fill the window already.
+        batches.fold(self._folded)
+        self._fold_ready(batches)
 
         def perform(worker: Worker, sites: Batch, say: Say) -> None:
             self._train(crew, worker, sites, say)
 
         for said in crew.perform(batches, perform, workers) if todo else ():
             self._hear(said)
-            self._fold_ready(batches)
             self._leave_late(crew, batches)
+            if isinstance(said, Delivered | Lost):
+                self._fold_ready(batches)
+        assert self._gathering.settled == len(self._cohort)
         ended = time.monotonic()
         if self._plan.own:
             arrived = self._report.arrived_at
@@ -177,11 +186,16 @@ class Training:
                 self._gathering.answer(site, None)
                 self._told[site] = told.trained
                 self.up += told.cost
-        if len(self._gathering.answers) < len(folded) and self._sums is not None:
-            # The sum has updates of which nothing else is known any more.
+        told_of_all = len(self._gathering.answers) == len(folded)
+        in_order = tuple(folded) == tuple(self._cohort[: len(folded)])
+        if self._sums is not None and not (told_of_all and in_order):
+            # The sum has updates of which nothing else is known any more, or lacks one of a site
+            # that had failed and is now asked again: added later, it would give other bits.
             self._sums.discard()
             self._gathering.answers.clear()
-            folded = ()
+            self._told.clear()
+            self.up, folded = Transfer(), ()
+        self._folded = len(folded)
         left = [site for site in self._cohort if site not in folded]
         for site, update in self._spool.recover(left).items():
             self._gathering.answer(site, update)
@@ -198,17 +212,27 @@ class Training:
         settings = stream_settings(self._job, first.framework)
         updates: Sequence[Collected]
         if self._plan.own:
-            updates = [Held(first, worker, answer.ref, settings)]
-        elif self._spool is not None:
-            updates = [self._spool.fetch(worker, first, answer.ref, settings)]
+            updates = [Held(first, worker, answer.ref, settings, self._base.layout)]
         else:
-            layout = self._base.layout
-            updates = fetch_into_memory(worker, answer, settings, layout, len(sites))
+            try:
+                updates = self._fetch(worker, answer, settings, len(sites))
+            except UpdateRefusedError as error:
+                say(Lost(first.site, str(error)), first.site)  # the worker is as good as before
+                return
         seconds = time.monotonic() - began
         say(Delivered(updates, seconds), *(each.trained.site for each in updates))
 
+    def _fetch(
+        self, worker: Worker, answer: Trained, settings: StreamSettings, asked: int
+    ) -> Sequence[Collected]:
+        if self._spool is None:
+            return fetch_into_memory(worker, answer, settings, self._base.layout, asked)
+        return [self._spool.fetch(worker, answer.sites[0], answer.ref, settings)]
+
     def _hear(self, said: object) -> None:
         match said:
+            case Replaced():
+                report_replaced(said, self._emit)
             case Heard():
                 report_heard(said, self._emit)
             case Given():
@@ -241,11 +265,12 @@ class Training:
             )
         )
 
-    def _lose(self, site: str, reason: str) -> None:
+    def _lose(self, site: str, reason: str, *, late: bool = False) -> None:
         # What it keeps for itself goes back to what it was before the round, too.
         with suppress(OSError):  # its process may be ending; a later task of the site does the rest
             discard_after(self._folder_of(site), self._assignment.round - 1)
-        self._emit(SiteFailed(round=self._assignment.round, site=site, reason=reason))
+        number = self._assignment.round
+        self._emit(SiteFailed(round=number, site=site, reason=reason, late=late))
         self._told.pop(site, None)
         self._gathering.fail(site, reason)
 
@@ -258,26 +283,23 @@ class Training:
         late = self._gathering.late
         if not late:
             return
-        batches.close()
+        self._gathering.spare(batches.close())
+        asked = [site for site in late if not self._gathering.is_settled(site)]
         for name, sites in batches.taken.items():
-            if set(sites) & set(late):
+            if set(sites) & set(asked):
                 crew.end(name)
         waited = f"{self._gathering.patience:g} s"
-        for site in late:
-            self._lose(
-                site, f"it was not ready {waited} after enough others (clients.wait_after_min)"
-            )
+        for site in asked:
+            reason = f"it was not ready {waited} after enough others (clients.wait_after_min)"
+            self._lose(site, reason, late=True)
 
     def _fold_ready(self, batches: Batches) -> None:
         """Add to the sum what has come in without a gap, a group at a time."""
         if not self._plan.group:
             return
         settled = self._gathering.settled
-        ready = [
-            self._gathering.answers[site]
-            for site in self._cohort[:settled]
-            if site in self._gathering.answers
-        ]
+        answers = self._gathering.answers
+        ready = [answers.get(site) for site in self._cohort[self._folded : settled]]
         updates = [each for each in ready if each is not None]
         # Where so many have failed that the window has no group in it, workers would wait for ever.
         is_full = settled - self._folded >= 2 * self._plan.group

@@ -11,7 +11,13 @@ from contextlib import suppress
 
 from flstream.aggregation.updates import Update
 from flstream.client.messages import Trained, TrainedSite
-from flstream.errors import AbortedError, FlstreamError, StreamingError, UpdateRefusedError
+from flstream.errors import (
+    AbortedError,
+    FlstreamError,
+    LayoutError,
+    StreamingError,
+    UpdateRefusedError,
+)
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
@@ -52,6 +58,24 @@ class Collected:
         """Let go of it: it is in a model that is durable, or, for a reason, in none."""
 
 
+def check_fits(trained: TrainedSite, layout: Layout, model: Layout) -> None:
+    """Refuse an update that is not of the model, before any of its bytes are fetched.
+
+    Raises:
+        UpdateRefusedError: it is not; the message names the tensor.
+    """
+    if trained.partial:
+        # What it says of tensors that the model has is looked at when it is folded.
+        unknown = [name for name in layout.by_name if name not in model.by_name]
+        difference = f"tensor {unknown[0]!r} is not part of the model" if unknown else None
+        if difference is None and layout.nbytes > model.nbytes:
+            difference = "its tensors are larger"
+    else:
+        difference = model.difference(layout)
+    if difference is not None:
+        raise UpdateRefusedError(trained.site, f"does not fit the model: {difference}")
+
+
 class Held(Collected):
     """A site's update that is still in its worker.
 
@@ -59,9 +83,15 @@ class Held(Collected):
     """
 
     def __init__(
-        self, trained: TrainedSite, worker: Worker, token: bytes, settings: StreamSettings
+        self,
+        trained: TrainedSite,
+        worker: Worker,
+        token: bytes,
+        settings: StreamSettings,
+        model: Layout,
     ) -> None:
         self.trained = trained
+        self._model = model
         self._worker = worker
         self._token = token
         self._settings = settings
@@ -92,8 +122,9 @@ class Held(Collected):
             if self._settings.chunk_size == 0:
                 # As the old way does: every update whole, in the server's memory, until all of
                 # them have been folded.
+                check_fits(self.trained, remote.layout, self._model)
                 return BufferSource(remote.layout, remote.receive_whole())
-        except AbortedError:
+        except (AbortedError, UpdateRefusedError):
             raise
         except FlstreamError as error:
             raise UpdateRefusedError(site, f"could not be fetched: {error}") from error
@@ -142,7 +173,19 @@ def fetch_into_memory(
     Raises:
         FlstreamError: they did not arrive.
     """
-    body, cost = download(worker.up, answer.ref, settings, MemoryBody.allocate)
+
+    def sink_for(layout: Layout) -> MemoryBody:
+        if asked == 1:
+            check_fits(answer.sites[0], layout, model)
+        elif layout.nbytes > asked * model.nbytes:
+            # Whose it is is found out when each is asked alone.
+            raise LayoutError(
+                f"the updates of {asked} sites take {layout.nbytes} bytes, which is more than as "
+                f"many models of {model.nbytes}"
+            )
+        return MemoryBody.allocate(layout)
+
+    body, cost = download(worker.up, answer.ref, settings, sink_for)
     share = Transfer(cost.bytes // len(answer.sites), 0, 0, 0, cost.seconds / len(answer.sites))
     collected = []
     for index, trained in enumerate(answer.sites):

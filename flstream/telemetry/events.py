@@ -142,11 +142,16 @@ class SiteLog(Event, tag="site_log"):
 
 
 class SiteFailed(Event, tag="site_failed"):
-    """A site has no part in a round, and why."""
+    """A site has no part in a round, and why.
+
+    Attributes:
+        late: it was merely not waited for any longer.
+    """
 
     round: int
     site: str
     reason: str
+    late: bool = False
 
 
 class SiteBenched(Event, tag="site_benched"):

@@ -13,6 +13,7 @@ import resource
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -101,7 +102,7 @@ class MemorySampler:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._file: IO[bytes] | None = path.open("ab") if path else None
+        self._file: IO[bytes] | None = path.open("ab", buffering=0) if path else None
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
@@ -153,10 +154,18 @@ class MemorySampler:
                 except psutil.Error:
                     del self._watched[name]
                     continue
-                if self._file:
-                    self._file.write(self._encoder.encode(sample) + b"\n")
+                self._write(self._encoder.encode(sample) + b"\n")
             total = sum(watched.pss for watched in self._watched.values())
             self._peak_total_pss = max(self._peak_total_pss, total)
+
+    def _write(self, line: bytes) -> None:
+        # A run on a full disk has to end with its own error. Peaks are known without the file.
+        with suppress(OSError):
+            if self._file is None or self._file.write(line) == len(line):
+                return
+        assert self._file is not None
+        self._file.close()
+        self._file = None
 
     def _sample(self, name: str, watched: _Watched) -> Sample:
         now = time.time()

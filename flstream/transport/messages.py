@@ -44,7 +44,9 @@ class MessageChannel(Generic[MessageT]):
 
     def has_input(self) -> bool:
         """Whether a message, or the end of the channel, is there to be received."""
-        return bool(select.select([self], [], [], 0)[0])
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def send(self, message: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
         """Send a message.

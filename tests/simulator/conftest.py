@@ -12,6 +12,7 @@ import pytest
 
 from flstream.job import Job, load_job
 from flstream.simulator.launcher import Listener, simulate
+from flstream.simulator.resume import ResumePoint, plan_resume
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.summary import Summary
 from flstream.telemetry.events import AnyEvent, ProcessReady
@@ -81,25 +82,55 @@ class Jobs(NamedTuple):
         job = self.make(script, *overrides, model=model)
         number = len(list(self.folder.glob("run-*")))
         directory = RunDirectory.create(job.name, self.folder / f"run-{number}")
-        processes: list[psutil.Process] = []
+        return _simulate(job, directory, None, listener)
 
-        def listen(event: AnyEvent, sampler: MemorySampler) -> None:
-            if isinstance(event, ProcessReady):
-                with suppress(psutil.NoSuchProcess):
-                    processes.append(psutil.Process(event.pid))
-            if listener is not None:
-                listener(event, sampler)
+    def go_on(
+        self,
+        run: Run | Path,
+        script: str,
+        *overrides: str,
+        model: str = MODEL,
+        listener: Listener | None = None,
+    ) -> Run:
+        """Go on with a run, as the command line does with ``--resume``."""
+        job = self.make(script, *overrides, model=model)
+        path = run if isinstance(run, Path) else run.directory.path
+        directory = RunDirectory.reopen(job.name, path)
+        with directory.in_use():
+            point = plan_resume(job, directory)
+            assert point is None or not point.is_finished
+            return _simulate(job, directory, point, listener)
 
-        summary = simulate(job, directory, listen)
-        # The kernel may still be taking down one that was killed.
-        _, left = psutil.wait_procs(processes, timeout=10)
-        assert left == []
-        return Run(summary, directory)
+
+def _simulate(
+    job: Job, directory: RunDirectory, point: ResumePoint | None, listener: Listener | None
+) -> Run:
+    """Run a job, and see to it that none of its processes is left."""
+    processes: list[psutil.Process] = []
+
+    def listen(event: AnyEvent, sampler: MemorySampler) -> None:
+        if isinstance(event, ProcessReady):
+            with suppress(psutil.NoSuchProcess):
+                processes.append(psutil.Process(event.pid))
+        if listener is not None:
+            listener(event, sampler)
+
+    summary = simulate(job, directory, listen, point)
+    # The kernel may still be taking down one that was killed.
+    _, left = psutil.wait_procs(processes, timeout=10)
+    assert left == []
+    return Run(summary, directory)
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Jobs:
     return Jobs(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def jobs_in() -> type[Jobs]:
+    """Makes jobs in a folder that several tests share."""
+    return Jobs
 
 
 @pytest.fixture

@@ -67,13 +67,12 @@ def test_a_worker_without_work_waits_for_those_that_may_fail(waiting):
     assert idle.result(PATIENCE) is None
 
 
-def test_sites_that_are_given_back_come_first_and_one_by_one(waiting):
+def test_sites_that_are_given_back_come_first_and_in_one_batch(waiting):
     batches = Batches(COHORT, 3)
     assert batches.take("a") == ("site-1", "site-2", "site-3")
     batches.give_back(["site-2", "site-3"])
     assert drained(batches, "a") == [
-        ("site-2",),
-        ("site-3",),
+        ("site-2", "site-3"),
         ("site-4", "site-5", "site-6"),
         ("site-7",),
     ]
@@ -129,11 +128,21 @@ def test_once_it_is_closed_nobody_gets_or_waits_for_any_more(waiting):
     batches = Batches(COHORT, ahead=1)
     batches.take("a")
     idle = waiting(batches, "b")
-    batches.close()
+    assert batches.close() == COHORT[1:]
     assert idle.result(PATIENCE) is None
     assert batches.take("c") is None
     batches.give_back(["site-1"])
     assert batches.take("a") is None
+
+
+def test_sites_that_are_done_are_not_dealt_with_but_count_for_the_window(waiting):
+    batches = Batches(COHORT, ahead=3, done=COHORT[:2])
+    assert batches.take("a") == ("site-3",)
+    idle = waiting(batches, "b")
+    batches.fold(1)
+    assert idle.result(PATIENCE) == ("site-4",)
+    batches.fold(7)
+    assert [batches.take("a") for _ in range(3)] == [("site-5",), ("site-6",), ("site-7",)]
 
 
 @given(
@@ -154,7 +163,8 @@ def test_every_site_is_dealt_with_once_whoever_dies(count, size, workers, deaths
                 done.extend(batch)
             else:
                 done.extend(batch[:guilty])
-                batches.give_back(batch[guilty:])
+                for site in reversed(batch[guilty:]):
+                    batches.give_back([site])
 
     with ThreadPoolExecutor(workers) as pool:
         for future in [pool.submit(work, f"worker-{number}") for number in range(workers)]:

@@ -14,6 +14,7 @@ import pytest
 from flstream.errors import AbortedError, WorkerLostError
 from flstream.simulator.hiring import Hired, Hiring, Recruiter
 from flstream.simulator.links import link
+from flstream.transport.channel import Signal
 
 
 @pytest.fixture
@@ -37,13 +38,21 @@ def office():
         each.close()
 
 
+@pytest.fixture
+def never():
+    """An abort that nobody raises, unless a test does."""
+    abort = Signal()
+    yield abort
+    abort.close()
+
+
 def is_closed(end: socket.socket) -> bool:
     poll = select.poll()
     poll.register(end, select.POLLRDHUP)
     return bool(poll.poll(5000))
 
 
-def test_a_worker_comes_with_its_pid_and_three_pipes_that_lead_to_it(office):
+def test_a_worker_comes_with_its_pid_and_three_pipes_that_lead_to_it(office, never):
     kept = {}
 
     def start(name, end):
@@ -51,7 +60,7 @@ def test_a_worker_comes_with_its_pid_and_three_pipes_that_lead_to_it(office):
         return 4242
 
     _, hiring = office(start)
-    hired = hiring.hire("worker-1")
+    hired = hiring.hire("worker-1", never)
     assert hired.pid == 4242
     for ours, theirs in zip(hired.end, kept["worker-1"], strict=True):
         ours.send(b"to the worker")
@@ -62,7 +71,7 @@ def test_a_worker_comes_with_its_pid_and_three_pipes_that_lead_to_it(office):
     hired.end.close()
 
 
-def test_a_worker_that_cannot_be_started_is_an_error_with_the_reason_and_the_next_one_may_be(office):
+def test_a_worker_that_cannot_be_started_is_an_error_and_the_next_one_may_be_started(office, never):
     def start(name, end):
         if name == "worker-1":
             raise OSError(11, "Resource temporarily unavailable")
@@ -70,21 +79,21 @@ def test_a_worker_that_cannot_be_started_is_an_error_with_the_reason_and_the_nex
 
     _, hiring = office(start)
     with pytest.raises(WorkerLostError, match=r"could not be started: .*Resource temporarily"):
-        hiring.hire("worker-1")
-    hired = hiring.hire("worker-2")
+        hiring.hire("worker-1", never)
+    hired = hiring.hire("worker-2", never)
     assert hired.pid == 7
     hired.end.close()
 
 
-def test_threads_get_the_workers_they_asked_for(office):
+def test_threads_get_the_workers_they_asked_for(office, never):
     numbers = {f"worker-{number}": number for number in range(1, 17)}
     _, hiring = office(lambda name, end: numbers[name])
     found = {}
 
     def hire(name):
-        with closing(hiring.hire(name).end):
+        with closing(hiring.hire(name, never).end):
             pass
-        hired = hiring.hire(name)
+        hired = hiring.hire(name, never)
         found[name] = hired.pid
         hired.end.close()
 
@@ -96,11 +105,20 @@ def test_threads_get_the_workers_they_asked_for(office):
     assert found == numbers
 
 
-def test_no_worker_is_hired_once_the_launcher_is_gone(office):
+def test_no_worker_is_hired_once_the_launcher_is_gone(office, never):
     recruiter, hiring = office(lambda name, end: 7)
     recruiter.close()
     with pytest.raises(AbortedError, match="the launcher is gone"):
-        hiring.hire("worker-1")
+        hiring.hire("worker-1", never)
+
+
+def test_a_run_that_is_stopped_hires_no_more(office, never):
+    stuck = threading.Event()
+    _, hiring = office(lambda name, end: stuck.wait(20) and 7)
+    never.set()
+    with pytest.raises(AbortedError, match="the run was stopped"):
+        hiring.hire("worker-1", never)
+    stuck.set()
 
 
 def test_a_recruiter_that_never_began_can_be_closed():

@@ -1,7 +1,6 @@
 """Every tensor there is goes through a pipe and comes out with the same bits."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -191,7 +190,6 @@ class Discard:
             self.written[stop] = bytes(self.view[-64:])
 
 
-@pytest.mark.skipif("FLSTREAM_LARGE" not in os.environ, reason="takes seconds: set FLSTREAM_LARGE")
 def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(hall, tmp_path):
     size = (4 << 30) + (33 << 20) + 48
     fields = {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}

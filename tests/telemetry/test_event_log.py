@@ -28,6 +28,7 @@ from flstream.telemetry.events import (
 
 KINDS = get_args(AnyEvent)
 VALUES = {
+    bool: st.booleans(),
     str: st.text(),
     int: st.integers(0, 2**62),
     float: st.floats(0, 1e12),
