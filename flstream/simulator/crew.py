@@ -12,18 +12,18 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from flstream.client.messages import Failed, FromWorker, Goodbye, Logged, Ready, Stop
+from flstream.client.messages import Failed, Stop
 from flstream.errors import (
     AbortedError,
     CheckpointError,
     DeadlineError,
     FlstreamError,
     SimulationError,
-    StreamingError,
     WorkerLostError,
 )
 from flstream.simulator.batches import Batch, Batches
 from flstream.simulator.hiring import Hiring
+from flstream.simulator.listening import Listener, Replaced
 from flstream.simulator.worker import Worker
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
@@ -33,22 +33,6 @@ REPORT_SECONDS = 0.1
 
 # How often in a row a worker may fail to get ready.
 _MOST_VAIN = 3
-# How long a worker whose code has failed may take to end.
-_END_SECONDS = 5.0
-
-
-class Heard(NamedTuple):
-    """Something a worker said that can be said at any time."""
-
-    worker: str
-    message: Ready | Logged | Goodbye
-
-
-class Replaced(NamedTuple):
-    """A worker that ended while it was left alone, and why; there will be another."""
-
-    worker: str
-    reason: str
 
 
 class Lost(NamedTuple):
@@ -129,12 +113,18 @@ class Crew:
         self._abort = abort
         self._ready_seconds = ready_seconds
         self._said: SimpleQueue[Said] = SimpleQueue()
+        self._listener = Listener(self._said.put, abort)
         self._pool = ThreadPoolExecutor(len(names), thread_name_prefix="crew")
 
     @property
     def names(self) -> Sequence[str]:
         """The workers' names."""
         return list(self._slots)
+
+    @property
+    def listener(self) -> Listener:
+        """What hears the workers."""
+        return self._listener
 
     def prepare(self) -> Iterator[Said | None]:
         """Hire all workers, and wait until they are ready.
@@ -204,7 +194,7 @@ class Crew:
             # The launcher ends what does not end by itself; the model is final.
             with suppress(FlstreamError):
                 worker.control.send(Stop())
-                self._await_goodbye(worker, seconds)
+                self._listener.await_goodbye(worker, seconds)
             worker.close()
 
         yield from self._together([partial(say_goodbye, slot) for slot in self._slots.values()])
@@ -309,7 +299,7 @@ class Crew:
         Raises:
             WorkerLostError: the new one did not get ready.
         """
-        if slot.worker is not None and not self._is_fit(slot.worker):
+        if slot.worker is not None and not self._listener.is_fit(slot.worker):
             self._drop(slot)
         if slot.worker is None:
             hired = self._hiring.hire(slot.name, self._abort)
@@ -323,85 +313,11 @@ class Crew:
                 raise WorkerLostError("it is no longer wanted")
         deadline = monotonic() + self._ready_seconds
         while not worker.ready:
-            message = self.hear(worker, deadline, "call init()")
+            message = self._listener.hear(worker, deadline, "call init()")
             if isinstance(message, Failed):
                 raise WorkerLostError(message.reason)
         slot.vain = 0
         return worker
-
-    def _is_fit(self, worker: Worker) -> bool:
-        """Whether a worker that was left alone for a while can be given a task."""
-        try:
-            while worker.control.has_input():
-                message = self._take(worker, _END_SECONDS)
-                if isinstance(message, Failed):
-                    # It failed after it had answered. What it answered counts.
-                    self._await_goodbye(worker, _END_SECONDS)
-                    raise WorkerLostError(message.reason)
-        except AbortedError:
-            raise
-        except FlstreamError as error:
-            self._said.put(Replaced(worker.name, str(error)))
-            return False
-        return True
-
-    def hear(self, worker: Worker, deadline: float, task: str) -> FromWorker:
-        """Take a worker's next message, and deal with those that can come at any time.
-
-        Args:
-            worker: whose.
-            deadline: on the clock of ``time.monotonic()``.
-            task: what it is to do by then, for the message of the error.
-
-        Raises:
-            WorkerLostError: it ended, died or did not get there in time.
-            AbortedError: the run is being stopped.
-        """
-        while True:
-            try:
-                message = self._take(worker, max(deadline - monotonic(), 0.0))
-            except DeadlineError as error:
-                raise WorkerLostError(
-                    f"it did not {task} in the time it was given (clients.round_timeout)"
-                ) from error
-            except StreamingError as error:
-                if isinstance(error, AbortedError):
-                    raise
-                raise WorkerLostError(str(error)) from error
-            if message is not None:
-                return message
-
-    def _take(self, worker: Worker, seconds: float) -> FromWorker | None:
-        """Take one message; None if it is one that can come at any time.
-
-        Raises:
-            StreamingError: the worker is gone, or says nothing.
-            WorkerLostError: it says goodbye.
-        """
-        message = worker.control.receive(seconds, self._abort)
-        match message:
-            case Ready():
-                # A script that serves many sites says so twice: its idle is known once it was run.
-                was_ready, worker.ready = worker.ready, True
-                self._said.put(Heard(worker.name, message))
-                return None if was_ready else message
-            case Logged():
-                self._said.put(Heard(worker.name, message))
-                return None
-            case Goodbye():
-                self._said.put(Heard(worker.name, message))
-                raise WorkerLostError(
-                    "its script ended before the run did; loop while is_running() is true"
-                )
-        return message
-
-    def _await_goodbye(self, worker: Worker, seconds: float) -> None:
-        deadline = monotonic() + seconds
-        try:
-            while True:
-                self.hear(worker, deadline, "end")
-        except WorkerLostError:
-            return
 
     def _drop(self, slot: Slot) -> None:
         with slot.lock:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from flstream.client.messages import Scored, ScoredSite
 from flstream.job import Job
 from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.crew import Crew, Heard, Lost, Replaced, Say
+from flstream.simulator.crew import Crew, Lost, Say
 from flstream.simulator.gathering import Gathering
+from flstream.simulator.listening import Heard, Replaced
 from flstream.simulator.plan import RoundPlan
 from flstream.simulator.reporting import TaskReport, report_heard, report_replaced
 from flstream.simulator.tasks import Arrived, Assignment, Given, ask

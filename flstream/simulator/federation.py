@@ -19,12 +19,13 @@ from flstream.errors import ChannelClosedError, SimulationError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
-from flstream.simulator.crew import Crew, Heard, Lost
+from flstream.simulator.crew import Crew, Lost
 from flstream.simulator.disk import DiskPlan, check_round, check_run
 from flstream.simulator.evaluation import Evaluation
 from flstream.simulator.failures import FailureRecord
 from flstream.simulator.gathering import Gathering
 from flstream.simulator.initial_model import BuildReport, NotBuilt
+from flstream.simulator.listening import Heard
 from flstream.simulator.plan import RoundPlan, plan_round
 from flstream.simulator.reporting import report_heard
 from flstream.simulator.resume import ResumePoint

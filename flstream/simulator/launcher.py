@@ -259,6 +259,9 @@ class _Follower:
         if summary.status != "failed":
             return
         host.wait_for_any(_EXPLAIN_SECONDS)
+        for name in host.exit_codes():
+            if f"{name} closed the channel" in str(summary.error):
+                host.wait_for(name, _EXPLAIN_SECONDS)
         killed = [
             f"{name} was killed by {signal.Signals(-code).name}{_hint(name, code)}"
             for name, code in host.exit_codes().items()

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Literal
 
 from flstream.client.messages import Goodbye, Logged, Ready, TaskKind
-from flstream.simulator.crew import Heard, Replaced
+from flstream.simulator.listening import Heard, Replaced
 from flstream.simulator.tasks import Arrived, Given
 from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import (

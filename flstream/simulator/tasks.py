@@ -104,7 +104,7 @@ def ask(
         say(Given(worker.name, sites, delivery))
         failed: set[str] = set()
         while True:
-            message = crew.hear(worker, deadline, f"answer its {assignment.kind} task")
+            message = crew.listener.hear(worker, deadline, f"answer its {assignment.kind} task")
             match message:
                 case Began(_, site) if site in sites:
                     # Each has as long as if it were alone.

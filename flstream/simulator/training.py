@@ -16,9 +16,10 @@ from flstream.errors import AbortedError, UpdateRefusedError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSource
 from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.crew import REPORT_SECONDS, Crew, Heard, Lost, Replaced, Say
+from flstream.simulator.crew import REPORT_SECONDS, Crew, Lost, Say
 from flstream.simulator.folding import RoundFold
 from flstream.simulator.gathering import Gathering
+from flstream.simulator.listening import Heard, Replaced
 from flstream.simulator.plan import RoundPlan
 from flstream.simulator.reporting import TaskReport, report_heard, report_replaced
 from flstream.simulator.settings import stream_settings
