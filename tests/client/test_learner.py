@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from flstream.aggregation.rules import Rule
-from flstream.client.messages import Failed, Logged, Ready, Received, Trained
+from flstream.client.messages import Began, Failed, Logged, Ready, Received, Trained
 
 ADDS = """
 import flstream.client as flare
@@ -53,7 +53,8 @@ def test_several_sites_each_start_from_the_same_model_which_comes_once(
     with learner(ADDS, exchange_format=exchange_format, push=push) as serving:
         names = [f"site-{number}" for number in (4, 1, 9)]
         trained = serving.server.train(model(), *names)
-        assert [type(m) for m in serving.server.heard] == [Ready, Received]
+        said = [type(m) for m in serving.server.heard]
+        assert said == [Ready, Began, Received, Began, Began]
         assert [site.site for site in trained.sites] == names
         assert {site.framework for site in trained.sites} == {exchange_format}
         update = serving.server.fetch(trained)
