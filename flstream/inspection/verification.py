@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flstream.errors import CheckpointError
-from flstream.inspection.elements import READ_BYTES
 from flstream.inspection.journal import read_journal, run_of
-from flstream.model.body import Scratch, Source
-from flstream.model.checkpoint import BodyDigest
+from flstream.model.checkpoint import body_digest
 from flstream.model.formats.file import CheckpointFile
 
 
@@ -46,14 +44,6 @@ def verify(file: CheckpointFile) -> Verification:
     checks.append(f"all {file.layout.nbytes} bytes of tensors can be read")
     number, said = _compare(file.path, digest)
     return Verification(file.path, digest, number, (*checks, said))
-
-
-def body_digest(source: Source) -> str:
-    """The digest of a model, read in ranges: see :class:`~flstream.model.checkpoint.BodyDigest`."""
-    digest, scratch = BodyDigest(source.layout), Scratch()
-    for start, stop in source.layout.ranges(READ_BYTES):
-        digest.update(list(source.views(start, stop, scratch)))
-    return digest.hexdigest()
 
 
 def _compare(path: Path, digest: str) -> tuple[int | None, str]:

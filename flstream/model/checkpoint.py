@@ -15,6 +15,9 @@ from flstream.model.body import Scratch, Source
 from flstream.model.header import header_length
 from flstream.model.layout import Layout, parse_header
 
+# How much is read at a time where all of a body is.
+_READ_BYTES = 1 << 20
+
 
 def read_layout(path: Path) -> tuple[Layout, dict[str, str], int]:
     """The layout, the metadata and the length in bytes of a safetensors file's header.
@@ -273,6 +276,14 @@ class BodyDigest:
     def hexdigest(self) -> str:
         """32 hexadecimal digits."""
         return self._hash.hexdigest()
+
+
+def body_digest(source: Source) -> str:
+    """The digest of a source, read in ranges of 1 MiB: see :class:`BodyDigest`."""
+    digest, scratch = BodyDigest(source.layout), Scratch()
+    for start, stop in source.layout.ranges(_READ_BYTES):
+        digest.update(list(source.views(start, stop, scratch)))
+    return digest.hexdigest()
 
 
 def write_checkpoint(

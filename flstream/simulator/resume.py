@@ -10,8 +10,7 @@ import msgspec
 
 from flstream.errors import CheckpointError, SimulationError
 from flstream.job import Job
-from flstream.model.body import Scratch, Source
-from flstream.model.checkpoint import BodyDigest, FileSource
+from flstream.model.checkpoint import FileSource, body_digest
 from flstream.simulator.job_match import check_same_job
 from flstream.simulator.journal import Journal, read_journal
 from flstream.simulator.run_directory import RunDirectory, write_atomically
@@ -20,8 +19,6 @@ from flstream.telemetry.events import AnyEvent, Evaluated, EventLog, Metrics, Ru
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
-# How much of a model is read at a time.
-_READ_BYTES = 1 << 20
 # More damaged models than this are only counted.
 _MOST_NAMED = 3
 
@@ -127,14 +124,6 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
             "run's events"
         ) from error
     return summary
-
-
-def body_digest(source: Source) -> str:
-    """The digest of a model, read in ranges of 1 MiB."""
-    digest, scratch = BodyDigest(source.layout), Scratch()
-    for start, stop in source.layout.ranges(_READ_BYTES):
-        digest.update(list(source.views(start, stop, scratch)))
-    return digest.hexdigest()
 
 
 def _point(

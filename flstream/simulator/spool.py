@@ -16,8 +16,7 @@ import xxhash
 
 from flstream.client.messages import TrainedSite
 from flstream.errors import CheckpointError
-from flstream.model.body import Scratch, Source
-from flstream.model.checkpoint import BodyDigest, FileSink, FileSource
+from flstream.model.checkpoint import FileSink, FileSource, body_digest
 from flstream.model.layout import Layout
 from flstream.simulator.updates import Collected, check_fits
 from flstream.simulator.worker import Worker
@@ -25,7 +24,6 @@ from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.telemetry.events import Transfer
 
-_READ_BYTES = 1 << 20
 # What a site said has its digest before it.
 _CHECK_BYTES = 8
 
@@ -94,7 +92,7 @@ class Spool:
         with ExitStack() as stack:
             sink, cost = download(worker.up, token, settings, sink_for)
             sink.finish(durable=False)
-        told = Told(trained, self._base, _digest(FileSource(path)), cost)
+        told = Told(trained, self._base, body_digest(FileSource(path)), cost)
         # The last to appear: where it is, the update is whole.
         temporary = path.with_suffix(".told.tmp")
         try:
@@ -111,7 +109,7 @@ class Spool:
         for site in sites:
             path, told = self._path(site), self.told(site)
             with suppress(CheckpointError):
-                if told is not None and _digest(FileSource(path)) == told.digest:
+                if told is not None and body_digest(FileSource(path)) == told.digest:
                     found[site] = Spooled(told, path)
         return found
 
@@ -138,10 +136,3 @@ class Spool:
 
 def _beside(path: Path) -> Path:
     return path.with_suffix(".told")
-
-
-def _digest(source: Source) -> str:
-    digest, scratch = BodyDigest(source.layout), Scratch()
-    for start, stop in source.layout.ranges(_READ_BYTES):
-        digest.update(list(source.views(start, stop, scratch)))
-    return digest.hexdigest()

@@ -106,7 +106,7 @@ class Training:
         )
         self._report = TaskReport("train", assignment.round, base.layout.nbytes, emit)
         self._reported = 0.0
-        self._fetching = self._training = 0.0
+        self._fetching = 0.0
         self._folded = 0
         self._told: dict[str, TrainedSite] = {}
         self.seconds = 0.0, 0.0, 0.0

@@ -14,13 +14,12 @@ from journals import Script, a_job, results
 
 from flstream.errors import SimulationError, UsageError
 from flstream.job import render_job
-from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.checkpoint import FileSink, FileSource, body_digest, write_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.simulator.journal import read_journal
 from flstream.simulator.resume import (
     Scores,
-    body_digest,
     final_summary,
     plan_resume,
     take_up,
