@@ -124,6 +124,8 @@ class Work:
             LayoutError: a tensor cannot be streamed; the message names it.
         """
         site = self._current()
+        # What the script lets go of after this, the next model will need.
+        self._worker.memory.keep()
         metrics, weight = metrics_of(model), weight_of(model)
         update: MemoryBody | None = None
         if self.task.kind == "evaluate":
@@ -221,7 +223,8 @@ class Work:
         self, into: torch.nn.Module | Mapping[str, torch.Tensor] | None
     ) -> Callable[[Layout], MemoryBody]:
         if into is None:
-            return lambda layout: MemoryBody.allocate(layout, self._worker.info.exchange_format)
+            worker = self._worker
+            return lambda layout: worker.memory.allocate(layout, worker.info.exchange_format)
         body = MemoryBody.over(into)
 
         def existing(layout: Layout) -> MemoryBody:

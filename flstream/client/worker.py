@@ -11,6 +11,7 @@ from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.model.reuse import ModelMemory
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref
@@ -38,6 +39,7 @@ class Worker:
         info: what it knows of the run.
         selection: as given.
         enter: as given.
+        memory: for the models that it receives.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Worker:
         self.info = info
         self.selection = selection
         self.enter = enter
+        self.memory = ModelMemory()
         self._control = control
         self._down = down
         self._service = service

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Framework = Literal["pytorch", "numpy"]
 Params = Mapping[str, "torch.Tensor | np.ndarray[Any, Any]"]
+Empty = Callable[[TensorSpec, Framework], "torch.Tensor | np.ndarray[Any, Any]"]
+"""Makes an uninitialised tensor."""
 
 
 class MemoryBody:
@@ -82,18 +84,27 @@ class MemoryBody:
         return cls.of(into if isinstance(into, Mapping) else into.state_dict(), writable=True)
 
     @classmethod
-    def allocate(cls, layout: Layout, framework: Framework = "pytorch") -> MemoryBody:
-        """New, uninitialised memory for a layout, which keeps the order of its tensors.
+    def allocate(
+        cls, layout: Layout, framework: Framework = "pytorch", empty: Empty | None = None
+    ) -> MemoryBody:
+        """Uninitialised memory for a layout, which keeps the order of its tensors.
 
         Each tensor has storage of its own: in one block, a single tensor that a script still
         refers to would keep the whole model in memory.
+
+        Args:
+            layout: of the tensors.
+            framework: what they are to be.
+            empty: makes each; by default of new memory.
 
         Raises:
             LayoutError: there is no memory for it, or NumPy arrays are asked for and NumPy lacks
                 one of the dtypes.
         """
         _refuse_oversize(layout)
-        tensors = {spec.name: _empty(spec, framework) for spec in layout.tensors}
+        tensors = {
+            spec.name: _made(empty or empty_tensor, spec, framework) for spec in layout.tensors
+        }
         pieces = {
             name: piece_of(dense(name, value, writable=True).array)
             for name, value in tensors.items()
@@ -162,14 +173,26 @@ def _refuse_oversize(layout: Layout) -> None:
         )
 
 
-def _empty(spec: TensorSpec, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
-    try:
-        if framework == "numpy":
-            return np.empty(spec.shape, numpy_dtype(spec.dtype, spec.name))
-        import torch
+def empty_tensor(spec: TensorSpec, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
+    """A tensor or an array of new, uninitialised memory.
 
-        return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
-    except (MemoryError, RuntimeError, ValueError) as error:
+    Raises:
+        MemoryError, RuntimeError, ValueError: there is none.
+        LayoutError: NumPy lacks the dtype.
+    """
+    if framework == "numpy":
+        return np.empty(spec.shape, numpy_dtype(spec.dtype, spec.name))
+    import torch
+
+    return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+
+
+def _made(
+    empty: Empty, spec: TensorSpec, framework: Framework
+) -> torch.Tensor | np.ndarray[Any, Any]:
+    try:
+        return empty(spec, framework)
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:
         raise LayoutError(
             f"there is no memory for tensor {spec.name!r} of shape {list(spec.shape)}, which takes "
             f"{format_bytes(spec.nbytes)}; receive the model into a file, or free memory"

@@ -14,7 +14,7 @@ import xxhash
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.memory import MemoryBody
-from flstream.streaming.wire import FRAME, Header
+from flstream.streaming.wire import FRAME, Header, digest_of
 from flstream.transport.channel import Channel
 from flstream.transport.splice import Pages
 from flstream.transport.views import advance
@@ -28,6 +28,11 @@ _LEAST_VIEW = 16 << 10
 _MAX_GATHER = 128
 # A file is digested in pieces that stay in the processor's cache while they are read.
 _PIECE_BYTES = 256 << 10
+# Digests that are kept for those who get the same file: of 16 GiB in chunks of 2 MiB, in 2 MiB.
+_MOST_KNOWN = 8192
+
+Digests = dict[tuple[int, int], int]
+"""Of chunks that were sent, by where they begin and end."""
 
 
 @dataclass(eq=False)
@@ -142,25 +147,29 @@ class Frame:
     has_begun: bool = False
 
     @classmethod
-    def read(cls, demand: Demand, source: Source, scratch: Scratch) -> Frame:
+    def read(
+        cls, demand: Demand, source: Source, scratch: Scratch, known: Digests | None = None
+    ) -> Frame:
         """Digest the next chunk of a demand.
 
         Args:
             demand: what it answers.
             source: of the bytes.
             scratch: for files; what it holds afterwards is of no use.
+            known: digests of chunks of the same file that others were sent; None if nobody else is.
 
         Raises:
             FlstreamError: the source cannot be read there.
         """
         start = demand.next
         stop = min(start + demand.chunk_size, demand.stop) if demand.chunk_size else demand.stop
-        digest = xxhash.xxh3_64()
         length, lent = stop - start, demand.chunk_size and stop - start >= _LEAST_LENT
         if lent and isinstance(source, FileSource):
-            for first in range(start, stop, _PIECE_BYTES):
-                (piece,) = source.views(first, min(first + _PIECE_BYTES, stop), scratch)
-                digest.update(piece)
+            digest = None if known is None else known.get((start, stop))
+            if digest is None:
+                digest = _digest_in_file(source, start, stop, scratch)
+                if known is not None and len(known) < _MOST_KNOWN:
+                    known[start, stop] = digest
             content: Content = InFile(source, start, stop)
         else:
             staged = Scratch()
@@ -168,8 +177,7 @@ class Frame:
             if demand.chunk_size == 0:
                 views = [memoryview(b"".join([source.layout.plain_header, *views]))]
                 length = len(views[0])
-            for view in views:
-                digest.update(view)
+            digest = digest_of(views)
             stays = lent and isinstance(source, MemoryBody) and not staged.buffer
             if stays and length >= _LEAST_VIEW * len(views):
                 content = Lent(views)
@@ -177,7 +185,7 @@ class Frame:
                 content = Copied([memoryview(b"".join(views))])
             else:
                 content = Copied(views)
-        header = Header(FRAME, demand.request, demand.token, start, length, digest.intdigest())
+        header = Header(FRAME, demand.request, demand.token, start, length, digest)
         return cls(demand, start, stop, [Copied([memoryview(header.pack())]), content])
 
     @property
@@ -192,3 +200,11 @@ class Frame:
             del self.parts[0]
         self.has_begun = self.has_begun or count > 0
         return count
+
+
+def _digest_in_file(source: FileSource, start: int, stop: int, scratch: Scratch) -> int:
+    digest = xxhash.xxh3_64()
+    for first in range(start, stop, _PIECE_BYTES):
+        (piece,) = source.views(first, min(first + _PIECE_BYTES, stop), scratch)
+        digest.update(piece)
+    return digest.intdigest()

@@ -125,11 +125,10 @@ class Outbox:
         if ahead is not None and ahead.demand is demand and ahead.start == demand.next:
             return ahead
         ref = self._refs.get(demand.token)
-        source = ref.source if ref else None
         reason = "the ref settled before this was sent"
-        if source is not None:
+        if ref is not None and (source := ref.source) is not None:
             try:
-                return Frame.read(demand, source, self._scratch)
+                return Frame.read(demand, source, self._scratch, ref.digests)
             except FlstreamError as error:
                 reason = str(error)
         self.drop(demand)

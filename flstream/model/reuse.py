@@ -1,0 +1,83 @@
+"""Memory for one model after another: what held the last one holds the next.
+
+Fresh pages cost more than the bytes that are copied into them: the kernel clears each first, and a
+virtual machine may have to ask its host for it. Measured on one, 1 GiB into fresh pages takes 0.5 s
+to 2 s, into pages used before 0.1 s.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flstream.model.dtypes import numpy_dtype, torch_dtype
+from flstream.model.header import TensorSpec
+from flstream.model.layout import Layout
+from flstream.model.memory import Framework, MemoryBody, empty_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+# Smaller tensors come from the allocator: a process may not have many mappings of its own.
+_LEAST_BYTES = 1 << 20
+
+
+class ModelMemory:
+    """Memory for the models that a site receives.
+
+    A tensor's memory is used again once nothing refers to it any more, no view of it either. It is
+    held back only from :meth:`keep` to the next :meth:`allocate`; at any other time what a script
+    lets go of is free at once, so that the process never has more than without this class.
+    """
+
+    def __init__(self) -> None:
+        # What the last model is in: the memory, and the array over it that its tensor refers to.
+        self._lent: list[tuple[weakref.ref[mmap.mmap], weakref.ref[np.ndarray[Any, Any]]]] = []
+        self._kept: list[mmap.mmap] = []
+
+    def keep(self) -> None:
+        """Hold back what is let go of from now on: the next model will need it."""
+        self._kept = [memory for each, _ in self._lent if (memory := each()) is not None]
+
+    def allocate(self, layout: Layout, framework: Framework) -> MemoryBody:
+        """Uninitialised memory for a model, as :meth:`MemoryBody.allocate` gives it.
+
+        Raises:
+            LayoutError: as there.
+        """
+        free: dict[int, list[mmap.mmap]] = defaultdict(list)
+        for each, array in self._lent:
+            memory = each()
+            if memory is not None and array() is None:
+                free[len(memory)].append(memory)
+        self._kept, self._lent = [], []
+        return MemoryBody.allocate(layout, framework, partial(self._empty, free))
+
+    def _empty(
+        self, free: Mapping[int, list[mmap.mmap]], spec: TensorSpec, framework: Framework
+    ) -> torch.Tensor | np.ndarray[Any, Any]:
+        if spec.nbytes < _LEAST_BYTES:
+            return empty_tensor(spec, framework)
+        memory = free[spec.nbytes].pop() if free[spec.nbytes] else _mapped(spec.nbytes)
+        # What comes of this array keeps it alive, and it the memory.
+        array = np.frombuffer(memory, np.uint8)
+        self._lent.append((weakref.ref(memory), weakref.ref(array)))
+        if framework == "numpy":
+            return array.view(numpy_dtype(spec.dtype, spec.name)).reshape(spec.shape)
+        import torch
+
+        return torch.from_numpy(array).view(torch_dtype(spec.dtype)).view(spec.shape)
+
+
+def _mapped(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a hint, which a kernel without huge pages refuses
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

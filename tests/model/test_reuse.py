@@ -1,0 +1,78 @@
+"""Memory that one model after another is received into."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from flstream.model.layout import Layout
+from flstream.model.memory import Framework
+from flstream.model.reuse import ModelMemory
+
+MIB = 1 << 20
+LAYOUT = Layout.of(
+    [("large", "F32", (512, 1024)), ("half", "BF16", (3, MIB)), ("small", "I64", (7,))]
+)
+PLAIN = Layout.of([("large", "F32", (512, 1024)), ("small", "I64", (7,))])
+
+
+def address(value: torch.Tensor | np.ndarray) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value.ctypes.data
+
+
+def test_tensors_have_the_layout_that_was_asked_for() -> None:
+    body = ModelMemory().allocate(LAYOUT, "pytorch")
+    assert body.layout == LAYOUT
+    assert {name: (t.dtype, tuple(t.shape)) for name, t in body.tensors.items()} == {
+        "large": (torch.float32, (512, 1024)),
+        "half": (torch.bfloat16, (3, MIB)),
+        "small": (torch.int64, (7,)),
+    }
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "numpy"])
+def test_what_is_let_go_of_after_an_answer_holds_the_next_model(framework: Framework) -> None:
+    memory = ModelMemory()
+    params = dict(memory.allocate(PLAIN, framework).tensors)
+    params["large"][:] = 1
+    was = address(params["large"])
+    memory.keep()
+    params.clear()
+    assert address(memory.allocate(PLAIN, framework).tensors["large"]) == was
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "numpy"])
+def test_what_a_script_still_refers_to_is_never_written_over(framework: Framework) -> None:
+    memory = ModelMemory()
+    params = dict(memory.allocate(PLAIN, framework).tensors)
+    params["large"][:] = 1
+    view = params["large"][3:5]  # not the tensor itself, but of its memory
+    memory.keep()
+    params.clear()
+    gc.collect()
+    memory.allocate(PLAIN, framework).tensors["large"][:] = 2
+    assert (view == 1).all()
+
+
+def test_before_the_answer_what_is_let_go_of_is_free_at_once() -> None:
+    memory = ModelMemory()
+    params = dict(memory.allocate(PLAIN, "numpy").tensors)
+    mapping = params["large"].base.base.obj
+    alive = weakref.ref(mapping)
+    del mapping
+    params.clear()
+    assert alive() is None
+
+
+def test_memory_of_another_size_is_given_back() -> None:
+    memory = ModelMemory()
+    params = dict(memory.allocate(PLAIN, "numpy").tensors)
+    alive = weakref.ref(params["large"].base.base.obj)
+    memory.keep()
+    params.clear()
+    assert alive() is not None
+    other = memory.allocate(Layout.of([("large", "F32", (512, 1025))]), "numpy")
+    assert alive() is None
+    assert other.tensors["large"].shape == (512, 1025)
