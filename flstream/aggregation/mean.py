@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from flstream.aggregation.elements import INTEGERS, SMALL_BLOCK, Array, Elements, blocks
+from flstream.aggregation.elements import BLOCK, INTEGERS, SMALL_BLOCK, Array, Elements, blocks
 from flstream.aggregation.integers import difference, shift
 from flstream.aggregation.parts import Part
 from flstream.aggregation.zones import Zone
@@ -33,6 +34,7 @@ class WeightedMean:
         self._weights: list[float] = []
         self._sums_buffer = np.empty(0)
         self._firsts_buffer = bytearray()
+        self._mean = np.empty(BLOCK)
         self.sums: list[Array] = []
         self.firsts: list[memoryview] = []
 
@@ -60,23 +62,25 @@ class WeightedMean:
         sums = self.sums[index]
         if part.zone.dtype in INTEGERS:
             self._add_integers(index, part.integers(), weight, is_first=is_first)
-        elif is_first:
-            for place, block in part.reals():
-                np.multiply(block, weight, out=sums[place])
         else:
-            for place, block in part.reals():
-                total = sums[place]
-                np.multiply(block, weight, out=block)
-                np.add(total, block, out=total)
+            for place, block in part.reals(into=sums if is_first else None):
+                if weight != 1:
+                    np.multiply(block, weight, out=block)
+                if not is_first:
+                    np.add(sums[place], block, out=sums[place])
 
     def result(self, index: int, part: slice) -> Array:
-        """The mean of a block of a zone."""
-        total = self.sums[index][part]
-        np.divide(total, self._weights[index], out=total)
+        """The mean of a block of a zone, in an array that is used again."""
+        total, weight = self.sums[index][part], self._weights[index]
+        mean = self._mean[: len(total)]
+        if _is_power_of_two(weight):
+            np.multiply(total, 1 / weight, out=mean)  # gives the same bits in a third of the time
+        else:
+            np.divide(total, weight, out=mean)
         zone = self._zones[index]
         if zone.dtype in INTEGERS:
-            return shift(Elements(zone.dtype, self.firsts[index]).native()[part], total)
-        return total
+            return shift(Elements(zone.dtype, self.firsts[index]).native()[part], mean)
+        return mean
 
     def _add_integers(self, index: int, values: Array, weight: float, *, is_first: bool) -> None:
         firsts = Elements(self._zones[index].dtype, self.firsts[index]).native()
@@ -89,3 +93,9 @@ class WeightedMean:
             total = self.sums[index][part]
             np.multiply(by, weight, out=by)
             np.add(total, by, out=total)
+
+
+def _is_power_of_two(weight: float) -> bool:
+    """Whether dividing by a weight is to multiply by its inverse, which then is exact."""
+    fraction, exponent = math.frexp(weight)
+    return fraction == 0.5 and abs(exponent) < 1000

@@ -59,15 +59,19 @@ class Part:
         whole: Array = self._old_values().native() + sent
         return whole
 
-    def reals(self) -> Iterator[tuple[slice, Array]]:
-        """The new values, block by block, in an array that may be changed and is used again."""
+    def reals(self, into: Array | None = None) -> Iterator[tuple[slice, Array]]:
+        """The new values, block by block, in an array that may be changed and is used again.
+
+        Args:
+            into: an array for all of them, for blocks that are not to be used again.
+        """
         if self.zone.dtype == "BOOL":
-            yield from self._bools()
+            yield from self._bools(into)
         elif not self._is_difference and self._scale == 1:
-            yield from self.sent()
+            yield from self.sent(into)
         else:
             old_values = self._old_values()
-            for part, block in self.differences():
+            for part, block in self.differences(into):
                 if self._scale != 1:
                     np.multiply(block, self._scale, out=block)
                 old = self._room.old[: len(block)]
@@ -75,22 +79,25 @@ class Part:
                 np.add(block, old, out=block)
                 yield part, block
 
-    def differences(self) -> Iterator[tuple[slice, Array]]:
+    def differences(self, into: Array | None = None) -> Iterator[tuple[slice, Array]]:
         """The differences of floats from the old values, before scaling, likewise."""
         if self._is_difference:
-            yield from self.sent()
+            yield from self.sent(into)
             return
         old_values = self._old_values()
-        for part, block in self.sent():
+        for part, block in self.sent(into):
             old = self._room.old[: len(block)]
             old_values.load(part, old)
             np.subtract(block, old, out=block)
             yield part, block
 
-    def sent(self) -> Iterator[tuple[slice, Array]]:
+    def sent(self, into: Array | None = None) -> Iterator[tuple[slice, Array]]:
         """The numbers as they were sent, likewise."""
         for part in blocks(len(self._sent)):
-            block = self._room.values[: min(BLOCK, len(self._sent) - part.start)]
+            if into is not None:
+                block = into[part]
+            else:
+                block = self._room.values[: min(BLOCK, len(self._sent) - part.start)]
             self._sent.load(part, block)
             if self._not_finite is not None:
                 index = first_not_finite(block, part.start)
@@ -98,10 +105,10 @@ class Part:
                     self._not_finite(self.zone, index, float(block[index - part.start]))
             yield part, block
 
-    def _bools(self) -> Iterator[tuple[slice, Array]]:
+    def _bools(self, into: Array | None) -> Iterator[tuple[slice, Array]]:
         # A difference of bools says which ones to flip; there is nothing to scale.
         old = self._old_values().native() if self._is_difference else None
-        for part, block in self.sent():
+        for part, block in self.sent(into):
             if old is not None:
                 np.not_equal(block, old[part], out=block)
             yield part, block
