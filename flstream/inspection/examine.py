@@ -19,7 +19,7 @@ from flstream.inspection.overview import (
 )
 from flstream.inspection.statistics import Statistics, tensor_statistics
 from flstream.inspection.tree import Module, build_tree
-from flstream.inspection.verification import Verification, verify
+from flstream.inspection.verification import Verification, verify, verify_optimizer_state
 from flstream.model.body import Scratch
 from flstream.model.formats.opening import check_file, open_checkpoint
 from flstream.simulator.run_directory import RunDirectory
@@ -58,6 +58,8 @@ class RunCheckpoint(NamedTuple):
         bytes: of the file.
         digest: that the run's journal has for it, or empty.
         metrics: that it was scored with.
+        optimizer_state: digest that the journal has for what the server's optimizer remembered
+            after the round; empty without one.
     """
 
     round: int
@@ -65,6 +67,7 @@ class RunCheckpoint(NamedTuple):
     bytes: int
     digest: str
     metrics: Mapping[str, float | None]
+    optimizer_state: str = ""
 
 
 class Run(NamedTuple):
@@ -199,6 +202,7 @@ def read_run(path: Path) -> Run:
                 file.stat().st_size,
                 known.digest if known else "",
                 known.metrics if known else {},
+                known.optimizer_state if known else "",
             )
         )
     final = run.final_model if os.path.isfile(run.final_model) else None
@@ -209,11 +213,19 @@ def read_run(path: Path) -> Run:
 
 
 def _verify(inspection: Inspection, run: Run | None) -> list[Verification]:
-    """Verify the checkpoint; of a run directory, every one. A file of two names is read once."""
+    """Verify the checkpoint; of a run directory, every one. A file of two names is read once.
+
+    With a run's checkpoint goes what the server's optimizer remembered: it is resumed from both.
+    """
     file = inspection.file
-    others = [checkpoint.path for checkpoint in run.checkpoints] if run is not None else []
-    due = [path for path in others if _identity(path) != _identity(file.path)]
-    return [verify(file), *(verify(open_checkpoint(path)) for path in due)]
+    checkpoints = run.checkpoints if run is not None else ()
+    due = [each.path for each in checkpoints if _identity(each.path) != _identity(file.path)]
+    states = [
+        verify_optimizer_state(RunDirectory(run.path), each.round, each.optimizer_state)
+        for each in checkpoints
+        if run is not None and each.optimizer_state
+    ]
+    return [verify(file), *(verify(open_checkpoint(path)) for path in due), *states]
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -12,9 +12,8 @@ import msgspec
 
 from flstream.errors import CheckpointError
 from flstream.simulator.run_directory import RunDirectory
+from flstream.telemetry.events import most_line_bytes
 
-# A round's event has a line a site: 64 KiB would do for a thousand of them.
-_MOST_LINE_BYTES = 4 << 20
 _MOST_SUMMARY_BYTES = 64 << 20
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 _CHECKPOINT = re.compile(r"round-(\d{4,9})\.safetensors")
@@ -30,8 +29,11 @@ class _Event(msgspec.Struct):
     kind: str = ""
     job: str = ""
     rounds: int = 0
+    clients: int = 0
     round: int | None = 0
+    evaluated: bool = True
     digest: str = ""
+    optimizer_state: str = ""
     status: str = ""
     metrics: dict[str, float | None] = {}
 
@@ -53,10 +55,13 @@ class Round(NamedTuple):
     Attributes:
         digest: of the model, or empty where only later rounds have one.
         metrics: that sites scored it with, or trained with where none was asked for.
+        optimizer_state: digest of what the server's optimizer remembered after it; empty without
+            one.
     """
 
     digest: str
     metrics: Mapping[str, float | None]
+    optimizer_state: str = ""
 
 
 class Journal(NamedTuple):
@@ -134,13 +139,15 @@ def checkpoints_of(run: RunDirectory) -> dict[int, Path]:
 def _from_events(path: Path) -> Journal:
     job, status, planned = "", "unfinished", 0
     rounds: dict[int, Round] = {}
+    trained: dict[int, Round] = {}  # as they were before they were evaluated
+    most = most_line_bytes(0)
     decoder = msgspec.json.Decoder(_Event)
     try:
         with path.open("rb") as file:
             number = 0
-            while line := file.readline(_MOST_LINE_BYTES):
+            while line := file.readline(most):
                 number += 1
-                if not line.endswith(b"\n") and len(line) < _MOST_LINE_BYTES:
+                if not line.endswith(b"\n") and len(line) < most:
                     break
                 try:
                     event = decoder.decode(line)
@@ -151,14 +158,18 @@ def _from_events(path: Path) -> Journal:
                     ) from error
                 if event.kind == "run_started":
                     job, planned, status = event.job, event.rounds, "unfinished"
+                    most = most_line_bytes(event.clients)
                 elif event.kind == "run_resumed":
                     # What came after the round that it goes on from is void.
                     last, status = -1 if event.round is None else event.round, "unfinished"
                     rounds = {n: known for n, known in rounds.items() if n <= last}
+                    if not event.evaluated and last in trained:
+                        rounds[last] = trained[last]
                 elif event.kind == "model_ready":
                     rounds[0] = Round(event.digest, {})
                 elif event.kind == "round_finished" and event.round is not None:
-                    rounds[event.round] = Round(event.digest, event.metrics)
+                    known = Round(event.digest, event.metrics, event.optimizer_state)
+                    rounds[event.round] = trained[event.round] = known
                 elif event.kind == "evaluated" and event.round in rounds:
                     rounds[event.round] = rounds[event.round]._replace(metrics=event.metrics)
                 elif event.kind == "run_finished":

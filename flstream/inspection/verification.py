@@ -9,6 +9,8 @@ from flstream.errors import CheckpointError
 from flstream.inspection.journal import read_journal, run_of
 from flstream.model.checkpoint import body_digest
 from flstream.model.formats.file import CheckpointFile
+from flstream.model.formats.opening import open_checkpoint
+from flstream.simulator.run_directory import RunDirectory
 
 
 class Verification(NamedTuple):
@@ -39,11 +41,40 @@ def verify(file: CheckpointFile) -> Verification:
     Raises:
         CheckpointError: something does not hold; the message says what.
     """
+    checks, digest = _read(file)
+    number, said = _compare(file.path, digest)
+    return Verification(file.path, digest, number, (*checks, said))
+
+
+def verify_optimizer_state(run: RunDirectory, number: int, due: str) -> Verification:
+    """Read all of what the server's optimizer remembered after a round.
+
+    Args:
+        run: the run directory.
+        number: of the round.
+        due: the digest that the run's journal has for it.
+
+    Raises:
+        CheckpointError: something does not hold; the message says what.
+    """
+    file = open_checkpoint(run.optimizer_state(number))
+    checks, digest = _read(file)
+    if digest != due:
+        raise CheckpointError(
+            f"{file.path} has the digest {digest} where {run.events} has {due} for round "
+            f"{number}, so it is not what the server's optimizer remembered; take it from a copy, "
+            "or go on with --resume, which then begins a round earlier"
+        )
+    said = f"the digest {digest} is the one that {run.events} has for round {number}"
+    return Verification(file.path, digest, number, (*checks, said))
+
+
+def _read(file: CheckpointFile) -> tuple[list[str], str]:
+    """Check a file and read all of it: what was checked, and its digest."""
     checks = file.check()
     digest = body_digest(file)
     checks.append(f"all {file.layout.nbytes} bytes of tensors can be read")
-    number, said = _compare(file.path, digest)
-    return Verification(file.path, digest, number, (*checks, said))
+    return checks, digest
 
 
 def _compare(path: Path, digest: str) -> tuple[int | None, str]:

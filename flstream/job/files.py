@@ -77,7 +77,7 @@ class Factory(Rule):
         path = self._locate(value, where, folder)
         if path is None:
             return str(value)
-        names = _top_level_names(_syntax(path, value).body)
+        names = top_level_names(_syntax(path, value).body)
         if name not in names and "*" not in names:
             raise refuse(
                 Problem(
@@ -137,7 +137,7 @@ def _syntax(path: Path, value: Any) -> ast.Module:
     raise refuse(Problem("", given(value), "Python that parses", hint))
 
 
-def _top_level_names(body: Iterable[ast.stmt]) -> set[str]:
+def top_level_names(body: Iterable[ast.stmt]) -> set[str]:
     """Return the names a module binds; `*` among them where it imports unknown ones."""
     return {name for statement in body for name in _bound(statement)}
 
@@ -157,4 +157,4 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
                 if isinstance(inner, ast.stmt):
                     yield from _bound(inner)
                 elif isinstance(inner, ast.ExceptHandler):
-                    yield from _top_level_names(inner.body)
+                    yield from top_level_names(inner.body)

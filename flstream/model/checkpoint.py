@@ -12,11 +12,20 @@ import xxhash
 
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.body import Scratch, Source
+from flstream.model.descriptors import (
+    begin_writeback,
+    open_to_write,
+    read_at,
+    sync_directory,
+    write_at,
+)
 from flstream.model.header import header_length
 from flstream.model.layout import Layout, parse_header
 
 # How much is read at a time where all of a body is.
 _READ_BYTES = 1 << 20
+# After how many bytes the disk is told to begin writing.
+_WRITEBACK_BYTES = 16 << 20
 
 
 def read_layout(path: Path) -> tuple[Layout, dict[str, str], int]:
@@ -96,21 +105,6 @@ class FileSource:
         return self._fd, self.header_bytes + start
 
 
-def read_at(fd: int, view: memoryview, offset: int) -> int:
-    """Fill a view from a file's bytes at ``offset``; return how many there were of them.
-
-    Raises:
-        OSError: the system could not read there.
-    """
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done:]], offset + done)
-        if count == 0:
-            break
-        done += count
-    return done
-
-
 class FileSink:
     """A safetensors file that is being written, range by range.
 
@@ -118,12 +112,17 @@ class FileSink:
     name in one step; so whatever happens, the name stands for a whole file or does not exist.
     Leaving the ``with`` block without finishing removes the temporary file.
 
+    A temporary file that is there already and that nobody else has is written over: its pages in
+    memory and its blocks on disk are at hand, where fresh ones may take ten times as long.
+
     Args:
         path: where the finished file will be.
         layout: the tensors to be written.
         metadata: strings for the header's ``__metadata__``.
         resume: go on with the temporary file of an earlier attempt, if there is one of the same
             header, and keep it if this attempt is not finished either.
+        durable: finishing waits until the disk has it. Without, it survives the end of this
+            process, but not a power cut; that is for what can be made again.
 
     Attributes:
         resumed: whether there was one. What it holds is to be verified: see :meth:`written`.
@@ -139,6 +138,7 @@ class FileSink:
         metadata: Mapping[str, str] | None = None,
         *,
         resume: bool = False,
+        durable: bool = True,
     ) -> None:
         self.path = path
         self.layout = layout
@@ -147,21 +147,22 @@ class FileSink:
         self._view = memoryview(b"")
         header = layout.header(metadata)
         self._body = len(header)
-        self._keep = resume
+        self._keep, self._durable = resume, durable
+        self._unsynced = 0
         self.resumed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._fd = os.open(self._temporary, flags, 0o644)
+            self._fd = open_to_write(self._temporary, keep=resume)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
         try:
             self.resumed = resume and os.pread(self._fd, len(header), 0) == header
             if not self.resumed:
-                os.ftruncate(self._fd, 0)
+                # What is to be gone on with has to be told from what an older file had there.
+                os.ftruncate(self._fd, 0 if resume else self._body + layout.nbytes)
             # Claiming the space now finds a full disk before the work is done, not after.
             os.posix_fallocate(self._fd, 0, self._body + layout.nbytes)
-            _write_all(self._fd, memoryview(header), 0)
+            write_at(self._fd, memoryview(header), 0)
         except OSError as error:
             self.close()
             raise CheckpointError(
@@ -188,7 +189,12 @@ class FileSink:
             CheckpointError: the disk refused them.
         """
         try:
-            _write_all(self._fd, view, self._body + start)
+            write_at(self._fd, view, self._body + start)
+            self._unsynced += len(view)
+            if self._durable and self._unsynced >= _WRITEBACK_BYTES:
+                # While there is more to come, the disk may as well be at work on this.
+                begin_writeback(self._fd, 0, self._body + start + len(view))
+                self._unsynced = 0
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}: bytes {start} to {start + len(view)} cannot be written: "
@@ -208,21 +214,17 @@ class FileSink:
             raise CheckpointError(f"{self._temporary} cannot be read: {error.strerror}") from error
         return [view[:count]]
 
-    def finish(self, *, durable: bool = True) -> None:
+    def finish(self) -> None:
         """Make the file durable and give it its name.
-
-        Args:
-            durable: wait until the disk has it. Without, it survives the end of this process, but
-                not a power cut; that is for what can be made again.
 
         Raises:
             CheckpointError: the disk refused it.
         """
         try:
-            if durable:
+            if self._durable:
                 os.fsync(self._fd)
             self._temporary.replace(self.path)
-            if durable:
+            if self._durable:
                 sync_directory(self.path.parent)
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be written: {error.strerror}") from error
@@ -242,21 +244,6 @@ class FileSink:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _write_all(fd: int, view: memoryview, offset: int) -> None:
-    while len(view):
-        count = os.pwrite(fd, view, offset)
-        view, offset = view[count:], offset + count
-
-
-def sync_directory(folder: Path) -> None:
-    """Make the names in a folder durable, as ``fsync`` of a file alone does not."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class BodyDigest:

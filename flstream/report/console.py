@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import textwrap
@@ -32,6 +33,10 @@ def make_console(*, file: IO[str] | None = None, width: int | None = None) -> Co
         file: to write to instead of stdout.
         width: columns, instead of the terminal's (80 where there is none).
     """
+    stream = file or sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        # Where a name has letters that the terminal does not know, it is shown escaped.
+        stream.reconfigure(errors="backslashreplace")
     # What is printed holds names from files and from scripts, so nothing in it is markup.
     return _Console(file=file, width=width, markup=False, highlight=False, emoji=False)
 

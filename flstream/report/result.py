@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median_low
@@ -11,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flstream.report.columns import column_lines
 from flstream.report.console import new_table
 from flstream.report.rounds import rounds_table
-from flstream.report.text import counted, elide, format_metrics, format_rate, printable
+from flstream.report.text import clip, counted, elide, format_metrics, format_rate, printable
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.summary import Summary
 from flstream.telemetry.events import Transfer
@@ -23,6 +25,7 @@ from flstream.units import format_bytes, format_seconds
 # With more clients than this, only the largest and the median are shown.
 _MOST_CLIENTS = 16
 _LARGEST = 3
+_MOST_FAILED = 5
 _LABEL_WIDTH = 15
 
 
@@ -45,6 +48,11 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
+    if summary.failures:
+        console.print()
+        console.print(Text(_failures_title(summary), style="bold"))
+        for line in _failure_lines(summary, console.width):
+            console.print(line, soft_wrap=True)
     for warning in summary.warnings:
         console.print()
         console.print(Text(f"warning: {printable(warning)}", style="yellow"))
@@ -103,6 +111,36 @@ def _median(clients: Sequence[ProcessMemory]) -> ProcessMemory:
     return next(client for client in clients if client.peak_rss == middle)
 
 
+def _failures_title(summary: Summary) -> str:
+    sites = counted(len({failure.site for failure in summary.failures}), "site")
+    times = counted(len(summary.failures), "time")
+    return f"Failures ({sites}, {times}; summary.json has each reason)"
+
+
+def _failure_lines(summary: Summary, width: int) -> list[Text]:
+    """A line for each of the sites that failed most often, with its last reason."""
+    times = Counter(failure.site for failure in summary.failures)
+    last = {failure.site: failure for failure in summary.failures}
+    rows = [
+        [printable(site), f"{count:,}", str(last[site].round)]
+        for site, count in times.most_common(_MOST_FAILED)
+    ]
+    head, *lines = column_lines(["site", "times", "last round"], rows, None, left=1)
+    said = [Text(f"{head}  reason", style="dim")]
+    for line, (site, _) in zip(lines, times.most_common(_MOST_FAILED), strict=True):
+        # As long as the head, so that the reasons begin in one column.
+        said.append(Text(clip(f"{line.ljust(len(head))}  {printable(last[site].reason)}", width)))
+    if len(times) > len(rows):
+        said.append(Text(f"... and {counted(len(times) - len(rows), 'more site')}"))
+    return said
+
+
+def _benched(summary: Summary) -> str:
+    names = ", ".join(summary.benched[:_MOST_FAILED])
+    more = len(summary.benched) - _MOST_FAILED
+    return printable(f"{names} and {more:,} more" if more > 0 else names)
+
+
 def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, Text]]:
     facts = []
     if summary.best is not None:
@@ -119,12 +157,8 @@ def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, T
     facts.append(("status", ended))
     if summary.ended_early is not None:
         facts.append(("ended early", Text(printable(summary.ended_early))))
-    if summary.failures:
-        last = summary.failures[-1]
-        said = f"{counted(len(summary.failures), 'time')}, last {last.site} in round {last.round}"
-        facts.append(("sites failed", Text(printable(f"{said}; see summary.json"))))
     if summary.benched:
-        facts.append(("asked no more", Text(printable(", ".join(summary.benched)))))
+        facts.append(("asked no more", Text(_benched(summary))))
     model = _model(summary, run)
     if model is not None:
         facts.append(("model", Text(printable(_shown(model)))))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.cells import cell_len, set_cell_size
 
 from flstream.telemetry.events import Metrics
-from flstream.units import format_bytes
+from flstream.units import format_bytes, format_seconds
 
 ELLIPSIS = "..."
 
@@ -30,6 +32,14 @@ def elide(text: str, width: int) -> str:
     # From the end, by turning the text around; a wide character may leave a blank at the cut.
     tail = set_cell_size(text[::-1], room - room // 2)[::-1]
     return f"{head}{ELLIPSIS}{tail}"
+
+
+def clip(text: str, width: int) -> str:
+    """``text`` in at most ``width`` columns, its end left out, as fits a sentence."""
+    if cell_len(text) <= width:
+        return text
+    room = max(width - len(ELLIPSIS), 0)
+    return set_cell_size(set_cell_size(text, room).rstrip() + ELLIPSIS, width).rstrip()
 
 
 def pad(text: str, width: int) -> str:
@@ -64,6 +74,37 @@ def format_rate(bytes_per_second: float) -> str:
     return f"{format_bytes(round(bytes_per_second))}/s"
 
 
+def steady_bytes(count: int) -> str:
+    """A size that changes from frame to frame, with one decimal always: ``2.0 MiB``."""
+    text = format_bytes(count)
+    number, unit = text.split(" ")
+    return text if unit == "B" or "." in number else f"{number}.0 {unit}"
+
+
+def format_elapsed(seconds: float) -> str:
+    """A running clock, with as many digits from one frame to the next."""
+    return f"{seconds:.1f} s" if 0 <= seconds < 59.95 else format_seconds(max(seconds, 0.0))
+
+
+def format_clock(seconds: float) -> str:
+    """A time since the beginning, for the front of a line: ``00:04:10``."""
+    minutes, rest = divmod(max(int(seconds), 0), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
+
+
+def format_left(seconds: float) -> str:
+    """A time that is only about right: ``8 s``, ``4m 10s``, ``42m``, ``3h 20m``."""
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        tens = round(whole / 10)
+        return f"{tens // 6}m {tens % 6}0s"
+    minutes = round(whole / 60)
+    return f"{minutes}m" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02d}m"
+
+
 def counted(count: int, noun: str) -> str:
-    """A number with its noun: ``1 site``, ``4 sites``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """A number with its noun: ``1 site``, ``4 sites``, ``2 processes``."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"

@@ -50,6 +50,12 @@ class Batches:
         with self._change:
             return dict(self._taken)
 
+    @property
+    def is_left(self) -> bool:
+        """Whether there are sites that nobody has taken, and that may still be taken."""
+        with self._change:
+            return bool(self._waiting) and not self._closed
+
     def take(self, worker: str) -> Batch | None:
         """Take the next sites for a worker, once there are any; None if there will be none."""
         with self._change:
@@ -67,6 +73,12 @@ class Batches:
                     return None
                 self._change.wait()
             return None
+
+    def leave(self, worker: str) -> None:
+        """A worker takes no more."""
+        with self._change:
+            self._taken.pop(worker, None)
+            self._change.notify_all()
 
     def give_back(self, sites: Sequence[str]) -> None:
         """Have sites dealt with again, all in one batch, before those that wait."""

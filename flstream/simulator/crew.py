@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from flstream.client.messages import Failed, Stop
+from flstream.client.messages import Stop
 from flstream.errors import (
     AbortedError,
     CheckpointError,
@@ -24,6 +23,7 @@ from flstream.errors import (
 from flstream.simulator.batches import Batch, Batches
 from flstream.simulator.hiring import Hiring
 from flstream.simulator.listening import Listener, Replaced
+from flstream.simulator.slot import Slot
 from flstream.simulator.worker import Worker
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
@@ -31,7 +31,7 @@ from flstream.transport.channel import AbortSignal
 REPORT_SECONDS = 0.1
 """How often whoever listens to the crew gets a turn while nothing is said."""
 
-# How often in a row a worker may fail to get ready.
+# How often in a row a worker may fail to get ready: then so will the next.
 _MOST_VAIN = 3
 
 
@@ -42,31 +42,15 @@ class Lost(NamedTuple):
     reason: str
 
 
-@dataclass
-class Slot:
-    """A place for a worker, and who has it now.
+class Retired(NamedTuple):
+    """A worker for many sites that is not hired any more, and why; others do its work."""
 
-    Attributes:
-        name: of the worker.
-        own: whether it is a site's own.
-        worker: who is there; None if it is yet to be hired.
-        vain: how many in a row never got ready.
-        stale: how many in a row failed before they took up a task.
-        ending: whether nobody is wanted there any more.
-        lock: for the last three, which two threads look at.
-    """
-
-    name: str
-    own: bool
-    worker: Worker | None = None
-    vain: int = 0
-    stale: int = 0
-    ending: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    worker: str
+    reason: str
 
 
 Said = object
-"""What is put before whoever listens: :class:`Heard`, :class:`Lost`, or what a task makes of it."""
+"""What is put before whoever listens: what workers say, what becomes of them, or of a task."""
 
 
 class Say(Protocol):
@@ -107,19 +91,20 @@ class Crew:
         abort: AbortSignal,
         ready_seconds: float,
     ) -> None:
-        self._slots = {name: Slot(name, own) for name in names}
-        self._hiring = hiring
-        self._service = service
         self._abort = abort
-        self._ready_seconds = ready_seconds
         self._said: SimpleQueue[Said] = SimpleQueue()
         self._listener = Listener(self._said.put, abort)
+        self._slots = {
+            name: Slot(name, own, hiring, self._listener, service, abort, ready_seconds)
+            for name in names
+        }
+        self._retiring = threading.Lock()
         self._pool = ThreadPoolExecutor(len(names), thread_name_prefix="crew")
 
     @property
     def names(self) -> Sequence[str]:
-        """The workers' names."""
-        return list(self._slots)
+        """The names of the workers that there are to do work."""
+        return [name for name, slot in self._slots.items() if not slot.is_retired]
 
     @property
     def listener(self) -> Listener:
@@ -130,22 +115,23 @@ class Crew:
         """Hire all workers, and wait until they are ready.
 
         Yields:
-            What is said, or None now and then. A site whose own worker fails is :class:`Lost`.
+            What is said, or None now and then. A site whose own worker fails is :class:`Lost`; a
+            worker for many that fails again and again is :class:`Retired`.
 
         Raises:
-            SimulationError: a worker for many sites could not be made ready.
+            SimulationError: no worker could be made ready.
         """
 
         def get_ready(slot: Slot) -> None:
-            while slot.worker is None or not slot.worker.ready:
+            while not slot.is_retired and (slot.worker is None or not slot.worker.ready):
                 try:
-                    self._ready_worker(slot)
+                    slot.ready_worker()
                 except WorkerLostError as error:
-                    self._drop(slot)
+                    slot.drop()
                     if slot.own:
                         self._said.put(Lost(slot.name, str(error)))
                         return
-                    _check_vain(slot, error)
+                    self._count_vain(slot, error)
 
         yield from self._together([partial(get_ready, slot) for slot in self._slots.values()])
 
@@ -157,32 +143,31 @@ class Crew:
         Args:
             batches: the sites.
             perform: what to do with a worker and the sites it has taken.
-            workers: who takes part.
+            workers: who takes part. If all of them are retired, as many others take their place.
 
         Yields:
             What is said, or None now and then. Each site is either in something that ``perform``
             says, or :class:`Lost`.
 
         Raises:
-            SimulationError: workers could not be made ready, time after time.
+            SimulationError: none of the workers could be made ready, time after time.
             CheckpointError: the disk did not take what was to be kept of an answer.
             AbortedError: the run is being stopped.
         """
-        for name in workers:
-            self._slots[name].ending = False
-        tasks = [partial(self._drive, self._slots[name], batches, perform) for name in workers]
         try:
-            yield from self._together(tasks)
+            while workers:
+                slots = [self._slots[name] for name in workers]
+                for slot in slots:
+                    slot.open()
+                tasks = [partial(self._drive, slot, batches, perform) for slot in slots]
+                yield from self._together(tasks)
+                workers = self.names[: len(workers)] if batches.is_left else ()
         finally:
             batches.close()
 
     def end(self, name: str) -> None:
         """End a worker at once, whatever it is doing, even if it is only being hired."""
-        slot = self._slots[name]
-        with slot.lock:
-            slot.ending = True
-            if slot.worker is not None:
-                slot.worker.kill()
+        self._slots[name].end()
 
     def dismiss(self, seconds: float) -> Iterator[Said | None]:
         """Tell every worker that the run is over, and give it ``seconds`` to end."""
@@ -201,11 +186,11 @@ class Crew:
 
     def close(self) -> None:
         """End the threads, and every worker that is left."""
-        for name in self._slots:
-            self.end(name)
+        for slot in self._slots.values():
+            slot.end()
         self._pool.shutdown()
         for slot in self._slots.values():
-            self._drop(slot)
+            slot.drop()
 
     def _together(self, tasks: Sequence[Callable[[], None]]) -> Iterator[Said | None]:
         """Have threads do tasks, and give what is said until all are done.
@@ -233,8 +218,8 @@ class Crew:
             self._check_abort()
         finally:
             if left:
-                for name in self._slots:
-                    self.end(name)
+                for slot in self._slots.values():
+                    slot.end()
 
     def _check_abort(self) -> None:
         if self._abort.is_set():
@@ -243,8 +228,9 @@ class Crew:
     def _drive(self, slot: Slot, batches: Batches, perform: Perform) -> None:
         """Deal with batch after batch: the whole life of a thread."""
         try:
-            while (batch := batches.take(slot.name)) is not None:
+            while not slot.is_retired and (batch := batches.take(slot.name)) is not None:
                 self._deal(slot, batches, batch, perform)
+            batches.leave(slot.name)
         except BaseException:
             # Nobody is to wait for what this thread has taken.
             batches.close()
@@ -253,16 +239,16 @@ class Crew:
     def _deal(self, slot: Slot, batches: Batches, batch: Batch, perform: Perform) -> None:
         done: set[str] = set()
         try:
-            worker = self._ready_worker(slot)
+            worker = slot.ready_worker()
         except WorkerLostError as error:
-            self._drop(slot)
+            slot.drop()
             if slot.own:
                 self._said.put(Lost(batch[0], str(error)))
                 return
             # It is no fault of the sites'.
             batches.give_back(batch)
-            if not slot.ending:
-                _check_vain(slot, error)
+            if not slot.is_ending:
+                self._count_vain(slot, error)
             return
         try:
             perform(worker, batch, partial(self._say, done))
@@ -270,7 +256,7 @@ class Crew:
         except (AbortedError, CheckpointError, SimulationError):
             raise  # it is not the worker that has failed
         except FlstreamError as error:
-            self._drop(slot)
+            slot.drop()
             left = [site for site in batch if site not in done]
             at_work = error.site if isinstance(error, WorkerLostError) else None
             if isinstance(error, WorkerLostError) and error.is_stale and not slot.stale:
@@ -293,51 +279,27 @@ class Crew:
         done.update(settled)
         self._said.put(said)
 
-    def _ready_worker(self, slot: Slot) -> Worker:
-        """The worker of a slot, ready for a task: the one that is there, or a new one.
+    def _count_vain(self, slot: Slot, error: WorkerLostError) -> None:
+        """Hire nobody for a slot any more whose workers fail to get ready again and again.
 
         Raises:
-            WorkerLostError: the new one did not get ready.
+            SimulationError: that goes for all slots.
         """
-        if slot.worker is not None and not self._listener.is_fit(slot.worker):
-            self._drop(slot)
-        if slot.worker is None:
-            hired = self._hiring.hire(slot.name, self._abort)
-            with slot.lock:
-                slot.worker = Worker(slot.name, hired, self._service, self._abort)
-        with slot.lock:
-            worker = slot.worker
-            assert worker is not None
-            if slot.ending:
-                worker.kill()
-                raise WorkerLostError("it is no longer wanted")
-        deadline = monotonic() + self._ready_seconds
-        while not worker.ready:
-            message = self._listener.hear(worker, deadline, "call init()")
-            if isinstance(message, Failed):
-                raise WorkerLostError(message.reason)
-        slot.vain = 0
-        return worker
-
-    def _drop(self, slot: Slot) -> None:
-        with slot.lock:
-            worker, slot.worker = slot.worker, None
-        if worker is not None:
-            worker.kill()
-            worker.close()
+        slot.vain += 1
+        if slot.vain < _MOST_VAIN:
+            return
+        reason = (
+            f"{slot.name} did not get ready {slot.vain} times in a row: {error}; its log is "
+            f"{slot.name}.log"
+        )
+        with self._retiring:  # of two that are the last, one has to see it
+            slot.is_retired = True
+            if not self.names:
+                raise SimulationError(reason)
+        self._said.put(Retired(slot.name, reason))
 
 
 class _Ended(NamedTuple):
     """A thread has no more to say."""
 
     future: Future[None]
-
-
-def _check_vain(slot: Slot, error: WorkerLostError) -> None:
-    """Give up if a worker fails to get ready again and again: then so will the next."""
-    slot.vain += 1
-    if slot.vain >= _MOST_VAIN:
-        raise SimulationError(
-            f"{slot.name} did not get ready {slot.vain} times in a row: {error}; its log is "
-            f"{slot.name}.log"
-        )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from flstream.client.messages import Scored, ScoredSite
 from flstream.job import Job
 from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.crew import Crew, Lost, Say
+from flstream.simulator.crew import Crew, Lost, Retired, Say
+from flstream.simulator.failures import brief
 from flstream.simulator.gathering import Gathering
 from flstream.simulator.listening import Heard, Replaced
 from flstream.simulator.plan import RoundPlan
@@ -69,7 +70,7 @@ class Evaluation:
             match said:
                 case Heard():
                     report_heard(said, emit)
-                case Replaced():
+                case Replaced() | Retired():
                     report_replaced(said, emit)
                 case Given():
                     report.given(said)
@@ -78,7 +79,8 @@ class Evaluation:
                 case ScoredSite():
                     report.answered(said.site)
                     gathering.answer(said.site, said)
-                case Lost(site, reason):
+                case Lost(site, said_why):
+                    reason = brief(said_why)
                     emit(SiteFailed(round=assignment.round, site=site, reason=reason))
                     gathering.fail(site, reason)
                 case None:

@@ -6,6 +6,17 @@ from collections.abc import Iterable
 
 from flstream.telemetry.events import AnyEvent, RoundFinished, SiteBenched, SiteFailed
 
+# A reason has the words of somebody's exception, or a tensor's name, of whatever length.
+_MOST_CHARACTERS = 2000
+
+
+def brief(reason: str) -> str:
+    """A reason of a length that an event can bear: one too long is cut in the middle."""
+    if len(reason) <= _MOST_CHARACTERS:
+        return reason
+    half = _MOST_CHARACTERS // 2
+    return f"{reason[:half]} [...] {reason[-half:]}"
+
 
 class FailureRecord:
     """Follows a run's events.

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 import msgspec
 
-from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import rule_for
 from flstream.aggregation.steps import plan_steps
-from flstream.client.messages import ScoredSite, TaskKind, TrainedSite
+from flstream.client.messages import TaskKind
 from flstream.client.state import discard_after
 from flstream.errors import ChannelClosedError, SimulationError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
-from flstream.simulator.crew import Crew, Lost
-from flstream.simulator.disk import DiskPlan, check_round, check_run
+from flstream.simulator.crew import Crew, Lost, Retired
+from flstream.simulator.disk import check_round, check_run
 from flstream.simulator.evaluation import Evaluation
-from flstream.simulator.failures import FailureRecord
+from flstream.simulator.failures import FailureRecord, brief
 from flstream.simulator.gathering import Gathering
 from flstream.simulator.initial_model import BuildReport, NotBuilt
 from flstream.simulator.listening import Heard
-from flstream.simulator.plan import RoundPlan, plan_round
-from flstream.simulator.reporting import report_heard
+from flstream.simulator.model_files import ModelFiles
+from flstream.simulator.plan import RoundPlan, plan_disk, plan_round
+from flstream.simulator.reporting import report_heard, report_replaced
 from flstream.simulator.resume import ResumePoint
-from flstream.simulator.retention import Retention, stored_rounds
+from flstream.simulator.retention import stored_rounds
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.settings import stream_settings
+from flstream.simulator.small_files import temporary_of
 from flstream.simulator.spool import Spool
 from flstream.simulator.tasks import Assignment
 from flstream.simulator.training import Training
+from flstream.simulator.weights import check_weights, weighted_metrics
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (
     AnyEvent,
@@ -51,7 +52,6 @@ from flstream.telemetry.events import (
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
 from flstream.workflows.federation import GlobalModel
-from flstream.workflows.stopping import BestRound
 
 _TRAINS_TO_EVALUATE = (
     "the code answers evaluation tasks with a model too, so it may train where it need not; "
@@ -96,12 +96,8 @@ class LocalFederation:
         self._abort = abort
         self._resume = resume
         self._warned = False
-        self._best = BestRound(job.workflow.args.key_metric, job.workflow.args.key_metric_mode)
-        for scores in self.evaluations:
-            self._best.compare(*scores)
         self._rule = rule_for(job.aggregation)
-        self._optimizer = optimizer_for(job.server_optimizer)
-        self._retention = Retention(run, job.checkpoints.keep, [run.optimizer_state])
+        self._files = ModelFiles(job, run, self._rule, self.evaluations)
         events = resume.events if resume is not None else ()
         self._failures = FailureRecord(job.clients.bench_after, events)
 
@@ -128,14 +124,17 @@ class LocalFederation:
             match said:
                 case Heard():
                     report_heard(said, self._emit)
-                case Lost(name, reason):
+                case Lost(name, said_why):
+                    reason = brief(said_why)
                     self._tell(SiteFailed(round=0, site=name, reason=reason))
                     gathering.fail(name, reason)
+                case Retired():
+                    report_replaced(said, self._emit)
         model = self._initial() if self._builder is not None else self._resumed()
         self._run.forget_updates(but=model.round + 1)
         layout = FileSource(model.path).layout
         warning = check_run(
-            self._disk_plan(layout, self._job.clients.cohort_size),
+            plan_disk(self._job, layout, self._job.clients.cohort_size),
             self._run.path,
             done=model.round,
             stored=len(stored_rounds(self._run)),
@@ -150,7 +149,7 @@ class LocalFederation:
         number = model.round + 1
         base = FileSource(model.path)
         plan = self._plan(base.layout, len(cohort))
-        disk, there = self._disk_plan(base.layout, len(cohort)), self._present(number)
+        disk, there = plan_disk(self._job, base.layout, len(cohort)), self._present(number)
         check_round(disk, self._run.path, number, present=there)
         self._emit(RoundStarted(round=number, sites=list(cohort)))
         waits = not (plan.own or plan.in_memory)
@@ -189,13 +188,12 @@ class LocalFederation:
         metadata = {"format": "pt", "flstream.round": str(number)}
         with ExitStack() as stack:
             sink = stack.enter_context(FileSink(path, base.layout, metadata))
-            optimization = self._optimization(stack, number, base.layout)
+            optimization = self._files.optimization(stack, number, base.layout)
             digest = training.finish(lambda fold, left: fold.finish(left, sink, optimization))
             folded = time.monotonic()
             # The state first: where a model is, what its round has to remember is, too.
-            for output in (optimization.state_out if optimization else None, sink):
-                if isinstance(output, FileSink):
-                    output.finish()
+            state = self._files.finish_state(number, optimization)
+            sink.finish()
         ended = time.monotonic()
         download, train, fetch = training.seconds
         fold = folded - began
@@ -203,6 +201,7 @@ class LocalFederation:
             RoundFinished(
                 round=number,
                 digest=digest,
+                optimizer_state=state,
                 download=download,
                 train=train,
                 upload_and_fold=fetch + fold,
@@ -233,7 +232,8 @@ class LocalFederation:
             self._emit(Warned(message=_TRAINS_TO_EVALUATE))
         seconds = time.monotonic() - began
         self._tell(Evaluated(round=model.round, metrics=metrics, seconds=seconds, down=down))
-        self._best.compare(model.round, metrics)
+        if self._files.note(model.round, metrics):
+            self._retire(model.round)
         return metrics
 
     def end_early(self, model: GlobalModel, reason: str) -> None:
@@ -272,8 +272,10 @@ class LocalFederation:
             for event in self._resume.events
             if isinstance(event, ModelReady | RoundFinished)
         ]
-        # The earlier server may have been lost before it had said who is asked no more.
+        # The earlier server may have been lost before it had said who is asked no more, and before
+        # it had removed what it need not keep. And the job may keep less now.
         self._bench(number)
+        self._retire(number)
         return GlobalModel(number, self._run.checkpoint(number), digests[-1])
 
     def _forget_states(self, round_number: int, but: Collection[str]) -> None:
@@ -303,35 +305,16 @@ class LocalFederation:
     def _least(self, count: int) -> int:
         return min(self._job.clients.min_updates or count, count)
 
-    def _optimization(self, stack: ExitStack, number: int, layout: Layout) -> Optimization | None:
-        if self._optimizer is None:
-            return None
-        state_layout = self._optimizer.state_layout(layout, self._rule)
-        out = FileSink(self._run.optimizer_state(number), state_layout)
-        before = FileSource(self._run.optimizer_state(number - 1)) if number > 1 else None
-        return Optimization(self._optimizer, before, stack.enter_context(out))
-
-    def _disk_plan(self, layout: Layout, cohort: int) -> DiskPlan:
-        job, plan = self._job, self._plan(layout, cohort)
-        waiting = 0 if plan.own or plan.in_memory else cohort
-        sums = 0
-        if plan.group:
-            waiting = 2 * plan.group
-            sums = 8 * sum(spec.elements for spec in layout.tensors)
-        state = 0
-        if self._optimizer is not None:
-            state = self._optimizer.state_layout(layout, self._rule).nbytes
-        keep = job.checkpoints.keep
-        return DiskPlan(job.rounds, keep, layout.nbytes, waiting, sums, state)
-
     def _present(self, number: int) -> int:
-        """Bytes that an earlier server left of a round."""
+        """Bytes on disk already of what a round writes."""
         folder = self._run.updates(number)
-        return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
+        there = list(folder.iterdir()) if folder.is_dir() else []
+        models = self._run.checkpoint(number), self._run.optimizer_state(number)
+        there += [path for path in map(temporary_of, models) if path.is_file()]
+        return sum(path.stat().st_size for path in there)
 
     def _retire(self, last: int) -> None:
-        best = self._best.best.round if self._best.best is not None else None
-        for warning in self._retention.settle(last, best).warnings:
+        for warning in self._files.retire(last):
             self._emit(Warned(message=warning))
 
     def _bench(self, number: int) -> None:
@@ -342,25 +325,3 @@ class LocalFederation:
     def _tell(self, event: AnyEvent) -> None:
         self._failures.note(event)
         self._emit(event)
-
-
-def check_weights(told: Mapping[str, TrainedSite]) -> None:
-    """Refuse weights of which no mean can be made.
-
-    Raises:
-        SimulationError: their sum is not finite; the message names a site.
-    """
-    if not math.isfinite(sum(each.weight for each in told.values())):
-        largest = max(told, key=lambda site: told[site].weight)
-        raise SimulationError(f"the weights add up to infinity; that of {largest} is the largest")
-
-
-def weighted_metrics(answers: Sequence[TrainedSite | ScoredSite]) -> dict[str, float]:
-    """The mean of each metric over the answers that have it, weighted as they are."""
-    names = sorted({name for answer in answers for name in answer.metrics})
-    means = {}
-    for name in names:
-        having = [answer for answer in answers if name in answer.metrics]
-        total = sum(answer.weight for answer in having)
-        means[name] = sum(answer.weight * answer.metrics[name] for answer in having) / total
-    return means

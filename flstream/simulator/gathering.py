@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import monotonic
 from typing import Generic, TypeVar
 
 from flstream.errors import SimulationError
 
 AnswerT = TypeVar("AnswerT")
+
+# A sentence has no room for more sites than this, each with its reason.
+_MOST_NAMED = 100
 
 
 @dataclass
@@ -60,11 +64,14 @@ class Gathering(Generic[AnswerT]):
             )
 
     def told(self) -> str:
-        """Each site that failed, and why."""
-        return "; ".join(
+        """Each site that failed, and why; of very many, the first, and how many more there are."""
+        named = [
             f"{site}: {reason}; its log is sites/{site}/log.txt"
-            for site, reason in self.failures.items()
-        )
+            for site, reason in islice(self.failures.items(), _MOST_NAMED)
+        ]
+        if len(self.failures) > len(named):
+            named.append(f"and {len(self.failures) - len(named)} more, which summary.json names")
+        return "; ".join(named)
 
     @property
     def late(self) -> Sequence[str]:

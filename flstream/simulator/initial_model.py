@@ -9,6 +9,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,32 @@ def build(model: Model, seed: int, path: Path) -> Built:
         body = MemoryBody.of(tensors)
     else:
         assert model.factory is not None  # the job file was refused otherwise
-        body = MemoryBody.of(_state_of(model.factory, model.args, seed))
+        body = MemoryBody.of(state_of(model.factory, model.args, seed))
     digest = write_checkpoint(path, body, metadata)
     return Built(body.layout.nbytes, len(body.layout.tensors), digest)
 
 
-def _state_of(factory: str, args: Mapping[str, Any], seed: int) -> Mapping[str, Any]:
+def state_of(
+    factory: str, args: Mapping[str, Any], seed: int, device: str | None = None
+) -> Mapping[str, Any]:
+    """Call a model factory, and return the tensors that it made by name.
+
+    Args:
+        factory: as a resolved job names it.
+        args: its keyword arguments.
+        seed: set before it is called.
+        device: where it makes tensors if it does not say; on ``"meta"`` they have no bytes.
+
+    Raises:
+        ModelError: it failed, or gave back something that is not a model.
+    """
     import torch
 
     seed_everything(seed)
     try:
-        made = _find(factory)(**args)
+        make = _find(factory)
+        with nullcontext() if device is None else torch.device(device):
+            made = make(**args)
     except FlstreamError:
         raise
     except Exception as error:

@@ -15,9 +15,15 @@ from flstream.simulator.run_directory import RunDirectory
 
 _ABSENT = object()
 
+# What a run may go on with another value of, besides its rounds. It decides no bit of a model, and
+# a run whose disk is full may have no other way on.
+_FREE = {"checkpoints.keep"}
+
 
 def check_same_job(job: Job, run: RunDirectory) -> None:
-    """Compare a job with that of a run, key by key; it may have more rounds, and nothing else.
+    """Compare a job with that of a run, key by key.
+
+    It may have more rounds, and keep more or fewer checkpoints from now on; nothing else.
 
     Raises:
         UsageError: it is another job; the message has every key that differs, with both values.
@@ -31,12 +37,13 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
         there = _as_written(key, hocon.values, run)
         here = _render(key, _value(job, key))
         has_more_rounds = key.name == "rounds" and there.isdigit() and job.rounds > int(there)
-        if here != there and not has_more_rounds:
+        if here != there and not has_more_rounds and key.name not in _FREE:
             differences.append(f"{key.name} is {there} there and {here} here")
     if differences:
         raise UsageError(
             f"the run in {run.path} was made by another job: {'; '.join(differences)}; give the "
-            "job it was made by (its rounds may be more), or leave out --resume to start a new run"
+            "job it was made by (its rounds may be more, and its checkpoints.keep another), or "
+            "leave out --resume to start a new run"
         )
 
 

@@ -8,6 +8,7 @@ written of a round that it did not complete stays in the file, but it is void: i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flstream.errors import SimulationError
@@ -21,10 +22,25 @@ from flstream.telemetry.events import (
     RunResumed,
     RunStarted,
     decode_event,
+    most_line_bytes,
 )
 
-# A round's event has an entry a site, of which there may be a million.
-_MOST_LINE_BYTES = 64 << 20
+
+@dataclass
+class _Completed:
+    """A completed round, or the initial model.
+
+    Attributes:
+        digest: of its model.
+        optimizer_state: digest of what the server's optimizer remembered; empty without one.
+        end: how many of the events are of this round or an earlier one.
+        scored_end: the same with its evaluation.
+    """
+
+    digest: str
+    optimizer_state: str
+    end: int
+    scored_end: int
 
 
 class Journal:
@@ -35,10 +51,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._events: list[AnyEvent] = []
-        # Of each completed round, 0 being the initial model: the digest of its model, and how many
-        # of the events are of that round or an earlier one.
-        self._digests: list[str] = []
-        self._ends: list[int] = []
+        self._rounds: list[_Completed] = []  # by number; 0 is the initial model
         self._seconds = 0.0
         self._began: float | None = None
         self._last = 0.0
@@ -51,7 +64,7 @@ class Journal:
     @property
     def last_round(self) -> int | None:
         """The last completed round; 0 if only the initial model is there, None without that."""
-        return len(self._ends) - 1 if self._ends else None
+        return len(self._rounds) - 1 if self._rounds else None
 
     @property
     def seconds(self) -> float:
@@ -74,19 +87,29 @@ class Journal:
 
     def digest(self, round_number: int) -> str:
         """The digest of the model that a completed round ended with."""
-        return self._digests[round_number]
+        return self._rounds[round_number].digest
+
+    def optimizer_state(self, round_number: int) -> str:
+        """The digest of what the server's optimizer remembered after it; empty without one."""
+        return self._rounds[round_number].optimizer_state
 
     def events(self) -> Sequence[AnyEvent]:
         """All events that count."""
         return tuple(self._events)
 
-    def events_until(self, round_number: int | None) -> Sequence[AnyEvent]:
+    def events_until(
+        self, round_number: int | None, *, evaluated: bool = True
+    ) -> Sequence[AnyEvent]:
         """The events that count if the run goes on from the model of a round.
 
         Args:
             round_number: a completed round; None for a run that begins anew.
+            evaluated: whether that round's evaluation counts, if there is one.
         """
-        kept = self._kept(round_number)
+        kept = 0
+        if round_number is not None:
+            completed = self._rounds[round_number]
+            kept = completed.scored_end if evaluated else completed.end
         # What was said when the run was resumed stays said.
         later = [event for event in self._events[kept:] if isinstance(event, RunResumed)]
         return (*self._events[:kept], *later)
@@ -98,21 +121,20 @@ class Journal:
             ValueError: it does not follow from those before.
         """
         match event:
-            case ModelReady() if self._ends:
+            case ModelReady() if self._rounds:
                 # The model is there: a sitting that goes on from it may say so once more.
-                self._check(event.digest == self._digests[0], "the initial model is another one")
+                same = event.digest == self._rounds[0].digest
+                self._check(same, "the initial model is another one")
             case ModelReady():
-                self._events.append(event)
-                self._complete(event.digest)
+                self._complete(event)
             case RoundFinished():
-                self._check(event.round == len(self._ends), f"round {event.round} ended")
-                self._events.append(event)
-                self._complete(event.digest)
+                self._check(event.round == len(self._rounds), f"round {event.round} ended")
+                self._complete(event, event.optimizer_state)
             case Evaluated():
-                self._check(event.round < len(self._ends), f"round {event.round} was evaluated")
+                self._check(event.round < len(self._rounds), f"round {event.round} was evaluated")
                 self._events.append(event)
                 if event.round == self.last_round:
-                    self._ends[-1] = len(self._events)
+                    self._rounds[-1].scored_end = len(self._events)
             case RunResumed():
                 self._resume(event)
             case _ if isinstance(event, TALLIED):
@@ -124,27 +146,24 @@ class Journal:
 
     def _resume(self, event: RunResumed) -> None:
         number = event.round
-        known = number is None or 0 <= number < len(self._ends)
+        known = number is None or 0 <= number < len(self._rounds)
         self._check(known, f"the run went on from round {number}")
-        self._events = [*self.events_until(number), event]
-        del self._ends[self._completed(number) :], self._digests[self._completed(number) :]
+        self._events = [*self.events_until(number, evaluated=event.evaluated), event]
+        del self._rounds[0 if number is None else number + 1 :]
+        if self._rounds and not event.evaluated:
+            self._rounds[-1].scored_end = self._rounds[-1].end
         self._seconds = self.seconds
         self._began = self._last = event.time
 
-    def _complete(self, digest: str) -> None:
-        self._digests.append(digest)
-        self._ends.append(len(self._events))
-
-    def _kept(self, round_number: int | None) -> int:
-        return 0 if round_number is None else self._ends[round_number]
-
-    def _completed(self, round_number: int | None) -> int:
-        return 0 if round_number is None else round_number + 1
+    def _complete(self, event: ModelReady | RoundFinished, optimizer_state: str = "") -> None:
+        self._events.append(event)
+        end = len(self._events)
+        self._rounds.append(_Completed(event.digest, optimizer_state, end, end))
 
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
             after = (
-                "before there was a model" if not self._ends else f"after round {self.last_round}"
+                "before there was a model" if not self._rounds else f"after round {self.last_round}"
             )
             raise ValueError(f"{what} {after}")
 
@@ -161,14 +180,17 @@ def read_journal(path: Path) -> Journal:
         SimulationError: it cannot be read, or another line is damaged; the message names the line.
     """
     journal = Journal()
-    number = 0
+    number, most = 0, most_line_bytes(0)
     try:
         with path.open("rb") as file:
-            while line := file.readline(_MOST_LINE_BYTES):
+            while line := file.readline(most):
                 number += 1
-                if not line.endswith(b"\n") and len(line) < _MOST_LINE_BYTES:
+                if not line.endswith(b"\n") and len(line) < most:
                     break
-                journal.apply(decode_event(line))
+                event = decode_event(line)
+                journal.apply(event)
+                if isinstance(event, RunStarted):
+                    most = most_line_bytes(event.clients)
     except FileNotFoundError:
         return journal
     except OSError as error:

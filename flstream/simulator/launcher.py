@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import threading
@@ -17,13 +16,15 @@ from flstream.client.worker_info import WorkerInfo
 from flstream.errors import AbortedError, SimulationError, StreamingError
 from flstream.job import Job, render_job
 from flstream.simulator.hiring import Recruiter
+from flstream.simulator.host import host_for
 from flstream.simulator.initial_model import builder_main
 from flstream.simulator.links import LinkEnd
 from flstream.simulator.processes import ProcessHost
 from flstream.simulator.resume import ResumePoint, take_up
-from flstream.simulator.run_directory import RunDirectory, write_atomically
+from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.server_process import server_main
 from flstream.simulator.settings import stream_settings
+from flstream.simulator.small_files import write_atomically
 from flstream.simulator.summary import Status, Summary, Tally
 from flstream.simulator.worker_process import worker_main
 from flstream.telemetry.events import (
@@ -55,6 +56,7 @@ def simulate(
     run: RunDirectory,
     listener: Listener | None = None,
     resume: ResumePoint | None = None,
+    host: ProcessHost | None = None,
 ) -> Summary:
     """Run a job in processes of its own.
 
@@ -67,15 +69,16 @@ def simulate(
         listener: called with every event as it happens, and with the sampler that knows the
             memory of every process.
         resume: where the run goes on; None if it begins.
+        host: what its processes start from, if :func:`~flstream.simulator.host.host_for` has been
+            called already. It is closed in the end.
 
     Returns:
         What is in ``summary.json``.
     """
     began = time.monotonic()
     write_atomically(run.job_file, render_job(job))
-    _raise_file_limit()
     tally = Tally(job) if resume is None else take_up(job, run, resume)
-    host = ProcessHost(_environment(job), _preloads(job))
+    host = host or host_for(job)
     # The summary is written whatever happens, and no Ctrl-C comes between.
     with _Interruption() as interruption:
         with MemorySampler(run.memory) as sampler:
@@ -162,36 +165,6 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         include=job.aggregation.include,
         exclude=job.aggregation.exclude,
     )
-
-
-def _raise_file_limit() -> None:
-    # Every site costs this process a dozen descriptors while the processes start, and many systems
-    # allow 1,024 unless one asks for more.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _preloads(job: Job) -> list[str]:
-    """What to import before any process is forked, beside what all of them need."""
-    # torch.optim imports it at first use: a second and 80 MiB in every worker, or once in the fork
-    # server. Code that does not train with it has no use for it.
-    source = job.train.source
-    uses_optimizer = source is not None and b"optim" in source.read_bytes()
-    return ["torch._dynamo"] if uses_optimizer else []
-
-
-def _environment(job: Job) -> dict[str, str]:
-    threads = str(job.clients.threads)
-    return {
-        # Each thread that allocates would otherwise get an arena of its own, which glibc keeps.
-        "MALLOC_ARENA_MAX": "2",
-        # Tensors of 2 MiB and more come in huge pages, where the system has them: a received
-        # model's pages are then made ready in a fraction of the time.
-        "THP_MEM_ALLOC_ENABLE": "1",
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-    }
 
 
 def _hint(name: str, code: int) -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from flstream.aggregation.optimizers import optimizer_for
+from flstream.aggregation.rules import rule_for
 from flstream.job import Job
+from flstream.model.layout import Layout
+from flstream.simulator.disk import DiskPlan
 
 # Of models up to here, a worker trains several sites in one task, and their updates wait in memory.
 _TINY_BYTES = 1 << 20
@@ -47,3 +51,22 @@ def plan_round(job: Job, model_bytes: int, cohort: int, *, is_ranked: bool) -> R
         return RoundPlan(own=False, sites=max(sites, 1), in_memory=True, group=0)
     group = max(4, 2 * workers)
     return RoundPlan(False, 1, False, 0 if is_ranked or cohort <= group else group)
+
+
+def plan_disk(job: Job, layout: Layout, cohort: int) -> DiskPlan:
+    """Plan what a run puts on disk.
+
+    Args:
+        job: the job.
+        layout: of its model.
+        cohort: how many sites train in a round.
+    """
+    rule, optimizer = rule_for(job.aggregation), optimizer_for(job.server_optimizer)
+    plan = plan_round(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
+    waiting = 0 if plan.own or plan.in_memory else cohort
+    sums = 0
+    if plan.group:
+        waiting = 2 * plan.group
+        sums = 8 * sum(spec.elements for spec in layout.tensors)
+    state = optimizer.state_layout(layout, rule).nbytes if optimizer is not None else 0
+    return DiskPlan(job.rounds, job.checkpoints.keep, layout.nbytes, waiting, sums, state)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
@@ -27,13 +28,12 @@ class ProcessHost:
 
     Args:
         environment: variables for every process.
-        preload: modules to import before any process is forked, beside those all of them need.
     """
 
-    def __init__(self, environment: Mapping[str, str], preload: Sequence[str] = ()) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([PRELOAD, *preload])
+        self._context.set_forkserver_preload([PRELOAD])
         self._processes: dict[str, ForkServerProcess] = {}
         self._replaced: list[ForkServerProcess] = []
 
@@ -88,15 +88,13 @@ class ProcessHost:
     def _all(self) -> list[ForkServerProcess]:
         return [*self._processes.values(), *self._replaced]
 
-    def __enter__(self) -> Self:
-        # The fork server is a `python -c`, for which the working directory comes first on the path:
-        # a script there named like a module of Python's would be run instead of it.
-        variables = {SAFE_PATH: "flstream", **self._environment}
-        with _environment(variables), _without_main_module():
-            forkserver.ensure_running()
-        return self
+    def begin(self) -> None:
+        """Have the fork server get ready already. If it cannot be started, entering says why."""
+        with suppress(OSError):
+            self._ensure_running()
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End every process, the fork server, too. It may be called again."""
         living = [process for process in self._all() if process.is_alive()]
         for process in living:
             process.terminate()
@@ -107,7 +105,23 @@ class ProcessHost:
         for process in self._all():
             if process.exitcode is not None:
                 process.close()
+        self._processes, self._replaced = {}, []
         self._stop_fork_server()
+
+    def __enter__(self) -> Self:
+        self._ensure_running()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ensure_running(self) -> None:
+        _raise_file_limit()
+        # The fork server is a `python -c`, for which the working directory comes first on the path:
+        # a script there named like a module of Python's would be run instead of it.
+        variables = {SAFE_PATH: "flstream", **self._environment}
+        with _environment(variables), _without_main_module():
+            forkserver.ensure_running()
 
     def _stop_fork_server(self) -> None:
         # It leads a process group of its own, in which everything a training script may have
@@ -122,6 +136,14 @@ class ProcessHost:
         # The standard library starts another one when asked to, once it knows this one is gone.
         # It has no public way to be told; its own tests use this one.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _raise_file_limit() -> None:
+    # Every site costs this process a dozen descriptors while the processes start, and the server,
+    # whose limit is from here, some as well. Many systems allow 1,024 unless one asks for more.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextmanager

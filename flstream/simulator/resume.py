@@ -13,9 +13,12 @@ from flstream.job import Job
 from flstream.model.checkpoint import FileSource, body_digest
 from flstream.simulator.job_match import check_same_job
 from flstream.simulator.journal import Journal, read_journal
-from flstream.simulator.run_directory import RunDirectory, write_atomically
+from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.small_files import write_atomically
 from flstream.simulator.summary import Summary, Tally
-from flstream.telemetry.events import AnyEvent, Evaluated, EventLog, Metrics, RunResumed
+from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.events import AnyEvent, Evaluated, Metrics, RunResumed
+from flstream.workflows.fedavg import evaluation_is_due
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -37,7 +40,8 @@ class ResumePoint(NamedTuple):
         round: the last completed round whose model is sound; 0 is the initial model, and None says
             that it is to be built anew.
         checkpoint: that model; None without one.
-        evaluated: whether its evaluation is done. It never is of round 0, which has none.
+        evaluated: whether its evaluation is done, and counts. It never is of round 0, which has
+            none; nor where it was made only because the round was the last, and no longer is.
         is_finished: whether the run has nothing left to do.
         events: all that counts of what has happened, for a tally.
         evaluations: of the rounds up to this one, in order, for a rule that ends a job early.
@@ -62,11 +66,12 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     """Find out where a run goes on.
 
     Nothing is changed yet but for a torn last line of the journal, which is cut off. The models are
-    read from the newest on until one is sound, in ranges; so this takes as long as reading one, and
-    1 MiB of memory.
+    read from the newest on until one is sound, together with what the server's optimizer remembers,
+    in ranges; so this takes as long as reading one, and 1 MiB of memory.
 
     Args:
-        job: the job, which has to be that of the run; only its rounds may be more.
+        job: the job, which has to be that of the run: see
+            :func:`~flstream.simulator.job_match.check_same_job`.
         run: the run directory, in use by this process and no other.
 
     Returns:
@@ -86,9 +91,9 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
         _check_nothing_is_there(run)
         return None
     if journal.is_finished and journal.planned_rounds == job.rounds:
-        return _point(journal, journal.last_round, run, is_finished=True)
+        return _finished(journal, run)
     found, flaws = _last_sound(journal, run)
-    return _point(journal, found, run, warnings=_explain(journal, found, flaws, run))
+    return _point(job, journal, found, run, _explain(journal, found, flaws, run))
 
 
 def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> Tally:
@@ -99,7 +104,8 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> Tally:
     Returns:
         The tally of all that counts so far.
     """
-    resumed = RunResumed(round=point.round, warnings=list(point.warnings))
+    warnings = list(point.warnings)
+    resumed = RunResumed(round=point.round, warnings=warnings, evaluated=point.evaluated)
     with EventLog(run.events) as log:
         log.write(resumed, durable=True)
     for path in point.leftovers:
@@ -126,29 +132,47 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     return summary
 
 
-def _point(
-    journal: Journal,
-    number: int | None,
-    run: RunDirectory,
-    *,
-    is_finished: bool = False,
-    warnings: Sequence[str] = (),
-) -> ResumePoint:
-    events = journal.events() if is_finished else journal.events_until(number)
-    evaluations = [
-        Scores(event.round, event.metrics) for event in events if isinstance(event, Evaluated)
-    ]
+def _finished(journal: Journal, run: RunDirectory) -> ResumePoint:
+    number, events = journal.last_round, journal.events()
+    evaluations = _evaluations(events)
     return ResumePoint(
         round=number,
         checkpoint=None if number is None else run.checkpoint(number),
         evaluated=any(scores.round == number for scores in evaluations),
-        is_finished=is_finished,
+        is_finished=True,
         events=events,
         evaluations=evaluations,
         seconds=journal.seconds,
-        leftovers=() if is_finished else run.leftovers(number),
+        leftovers=(),
+        warnings=(),
+    )
+
+
+def _point(
+    job: Job,
+    journal: Journal,
+    number: int | None,
+    run: RunDirectory,
+    warnings: Sequence[str],
+) -> ResumePoint:
+    is_due = number is not None and evaluation_is_due(job, number)
+    events = journal.events_until(number, evaluated=is_due)
+    evaluations = _evaluations(events)
+    return ResumePoint(
+        round=number,
+        checkpoint=None if number is None else run.checkpoint(number),
+        evaluated=any(scores.round == number for scores in evaluations),
+        is_finished=False,
+        events=events,
+        evaluations=evaluations,
+        seconds=journal.seconds,
+        leftovers=run.leftovers(number),
         warnings=warnings,
     )
+
+
+def _evaluations(events: Sequence[AnyEvent]) -> list[Scores]:
+    return [Scores(event.round, event.metrics) for event in events if isinstance(event, Evaluated)]
 
 
 def _check_nothing_is_there(run: RunDirectory) -> None:
@@ -162,11 +186,15 @@ def _check_nothing_is_there(run: RunDirectory) -> None:
 
 
 def _last_sound(journal: Journal, run: RunDirectory) -> tuple[int | None, list[str]]:
-    """The last round whose model is sound, and what is wrong with each later one, newest first."""
+    """The last round whose files are sound, and what is wrong with each later one, newest first."""
     flaws: list[str] = []
     last = -1 if journal.last_round is None else journal.last_round
     for number in range(last, -1, -1):
         flaw = _flaw(run.checkpoint(number), journal.digest(number))
+        state = journal.optimizer_state(number)
+        if flaw is None and state:
+            # The next round would take it as it is, and come to other bits.
+            flaw = _flaw(run.optimizer_state(number), state)
         if flaw is None:
             return number, flaws
         flaws.append(flaw)
@@ -174,7 +202,7 @@ def _last_sound(journal: Journal, run: RunDirectory) -> tuple[int | None, list[s
 
 
 def _flaw(path: Path, digest: str) -> str | None:
-    """What is wrong with a checkpoint, or None if it is the model with this digest."""
+    """What is wrong with a file of a round, or None if its tensors have this digest."""
     try:
         found = body_digest(FileSource(path))
     except CheckpointError as error:

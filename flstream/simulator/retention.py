@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.small_files import temporary_of
 
 Keep = int | Literal["all"]
 
@@ -68,21 +69,30 @@ class Retired(NamedTuple):
 class Retention:
     """Removes the checkpoints that a run no longer keeps.
 
+    As long as there are rounds to come, a file that may go becomes the one that the next round's
+    checkpoint is written to: its pages in memory and its blocks on disk are at hand.
+
     Only regular files are removed whose names are exactly those of this run's rounds. A link or
     a folder of such a name was put there by somebody else, and stays.
 
     Args:
         run: the run directory.
         keep: how many checkpoints stay besides the best one, or ``"all"``.
+        rounds: of the job.
         companions: for a round, a file that belongs to its checkpoint and goes with it, such as
             the server optimizer's state.
     """
 
     def __init__(
-        self, run: RunDirectory, keep: Keep, companions: Sequence[Callable[[int], Path]] = ()
+        self,
+        run: RunDirectory,
+        keep: Keep,
+        rounds: int,
+        companions: Sequence[Callable[[int], Path]] = (),
     ) -> None:
         self._run = run
         self._keep = keep
+        self._rounds = rounds
         self._companions = companions
         self._warned: set[Path] = set()
 
@@ -102,17 +112,34 @@ class Retention:
             return retired
         for number in superseded(rounds, last, self._keep, best):
             # The checkpoint goes last: a process that is killed before that finds it again.
-            paths = [path_of(number) for path_of in (*self._companions, self._run.checkpoint)]
-            if all(self._remove(path, retired.warnings) for path in paths):
+            kinds = (*self._companions, self._run.checkpoint)
+            if all(
+                self._remove(path_of(number), self._heir(path_of, last), retired.warnings)
+                for path_of in kinds
+            ):
                 retired.rounds.append(number)
         return retired
 
-    def _remove(self, path: Path, warnings: list[str]) -> bool:
-        """Remove a file if it is this run's; return whether none of this run's is left there."""
+    def _heir(self, path_of: Callable[[int], Path], last: int) -> Path | None:
+        """The file that will be written next, if there is one."""
+        return temporary_of(path_of(last + 1)) if last < self._rounds else None
+
+    def _remove(self, path: Path, heir: Path | None, warnings: list[str]) -> bool:
+        """Remove a file if it is this run's; return whether none of this run's is left there.
+
+        Args:
+            path: of the file.
+            heir: what it becomes instead.
+            warnings: takes a sentence if it cannot be removed.
+        """
         try:
             with _opened(path.parent) as folder:
-                if stat.S_ISREG(os.lstat(path.name, dir_fd=folder).st_mode):
+                if not stat.S_ISREG(os.lstat(path.name, dir_fd=folder).st_mode):
+                    return True
+                if heir is None:
                     os.unlink(path.name, dir_fd=folder)
+                else:
+                    os.rename(path.name, heir.name, src_dir_fd=folder, dst_dir_fd=folder)
         except FileNotFoundError:
             return True
         except OSError as error:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from flstream.errors import SimulationError, UsageError
-from flstream.model.checkpoint import sync_directory
+from flstream.errors import UsageError
+from flstream.model.descriptors import sync_directory
+from flstream.simulator.small_files import sync_file, temporary_of
 from flstream.telemetry.locks import lock_file
 
 # What a folder may have in it when a run was cut off before it had written its job file.
@@ -150,6 +151,11 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def report(self) -> Path:
+        """The same, as a page for people."""
+        return self.path / "report.html"
+
+    @property
     def events(self) -> Path:
         """One event a line."""
         return self.path / "events.jsonl"
@@ -232,7 +238,7 @@ class RunDirectory:
             if match is not None and (int(match[1]) > kept or match[2]) and not path.is_dir():
                 found.append(path)
         ends = [self.final_model, self.summary]
-        temporary = [_temporary(path) for path in (self.job_file, *ends)]
+        temporary = [temporary_of(path) for path in (self.job_file, *ends)]
         return found + [path for path in (*ends, *temporary) if path.is_file()]
 
     def publish_final_model(self, round_number: int) -> None:
@@ -241,14 +247,14 @@ class RunDirectory:
         One that was published before is replaced. It is never written to: it may be another
         checkpoint's second name.
         """
-        temporary = _temporary(self.final_model)
+        temporary = temporary_of(self.final_model)
         temporary.unlink(missing_ok=True)
         try:
             os.link(self.checkpoint(round_number), temporary)
         except OSError:
             # Not every file system has hard links.
             shutil.copy2(self.checkpoint(round_number), temporary)
-            _sync_file(temporary)
+            sync_file(temporary)
         temporary.replace(self.final_model)
         # If both were names of one file already, the system has left both of them.
         temporary.unlink(missing_ok=True)
@@ -276,32 +282,3 @@ def _made(path: Path) -> Path:
             candidate.mkdir()
             return candidate
     raise AssertionError("count() has no end")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file such that it is either whole and durable or not there.
-
-    Raises:
-        SimulationError: the disk refused it.
-    """
-    temporary = _temporary(path)
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        _sync_file(temporary)
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise SimulationError(
-            f"{path} cannot be written: {error.strerror}; put that right, and go on with --resume"
-        ) from error
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(path.name + ".tmp")
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -20,11 +20,11 @@ from flstream.simulator.resume import ResumePoint
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.settings import stream_settings
 from flstream.streaming.service import DownloadService
+from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
     Evaluated,
-    EventLog,
     ProcessEnded,
     ProcessReady,
     Progress,
@@ -170,11 +170,13 @@ def _run(
 
 def _run_started(job: Job) -> RunStarted:
     settings = stream_settings(job, job.train.exchange_format)
+    clients = job.clients
     return RunStarted(
         job=job.name,
         seed=job.seed,
         rounds=job.rounds,
-        sites=job.clients.names,
+        clients=clients.count,
         mode="native" if settings.chunk_size == 0 else job.streaming.mode,
         chunk_size=settings.chunk_size,
+        workers=clients.worker_names if clients.workers < clients.count else [],
     )

@@ -86,12 +86,12 @@ class Spool:
 
         def sink_for(layout: Layout) -> FileSink:
             check_fits(trained, layout, self._model)
-            return stack.enter_context(FileSink(path, layout))
+            return stack.enter_context(FileSink(path, layout, durable=False))
 
         # The sink is there before its bytes are, and must not outlive a download that fails.
         with ExitStack() as stack:
             sink, cost = download(worker.up, token, settings, sink_for)
-            sink.finish(durable=False)
+            sink.finish()
         told = Told(trained, self._base, body_digest(FileSource(path)), cost)
         # The last to appear: where it is, the update is whole.
         temporary = path.with_suffix(".told.tmp")

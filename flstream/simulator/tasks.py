@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple, TypeVar
@@ -16,7 +18,7 @@ from flstream.client.messages import (
     TaskKind,
     Trained,
 )
-from flstream.errors import WorkerLostError
+from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
 from flstream.simulator.batches import Batch
 from flstream.simulator.crew import Crew, Lost, Say
@@ -30,12 +32,26 @@ from flstream.workflows.sampling import site_seed
 AnswerT = TypeVar("AnswerT", Trained, Scored)
 
 
+@dataclass
+class Turn:
+    """Whose turn it is of the sites that a worker deals with. Any thread may look.
+
+    Attributes:
+        begun: how many have had theirs, or are having it.
+        since: when the last of these began, in seconds since the epoch.
+    """
+
+    begun: int
+    since: float
+
+
 class Given(NamedTuple):
     """Sites were given their task, and a worker is fetching the model for them."""
 
     worker: str
     sites: Batch
     delivery: Delivery
+    turn: Turn
 
 
 class Arrived(NamedTuple):
@@ -99,9 +115,12 @@ def ask(
     delivery = ref.deliveries[worker.receiver]
     deadline = began + assignment.seconds
     at_work = sites[0] if len(sites) == 1 else None
+    turn = Turn(0, time.time())
     try:
-        worker.control.send(assignment.task(ref, sites))
-        say(Given(worker.name, sites, delivery))
+        # One that has just ended has most likely said why, and that is still to be heard.
+        with suppress(ChannelClosedError):
+            worker.control.send(assignment.task(ref, sites))
+        say(Given(worker.name, sites, delivery, turn))
         failed: set[str] = set()
         while True:
             message = crew.listener.hear(worker, deadline, f"answer its {assignment.kind} task")
@@ -109,6 +128,7 @@ def ask(
                 case Began(_, site) if site in sites:
                     # Each has as long as if it were alone.
                     at_work, deadline = site, monotonic() + assignment.seconds
+                    turn.begun, turn.since = turn.begun + 1, time.time()
                 case Received(number, retries) if number == assignment.round:
                     say(Arrived(worker.name, sites, _cost(delivery, retries, began)))
                 case Failed(site, _, reason) if site in sites and site not in failed:

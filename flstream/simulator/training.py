@@ -16,7 +16,8 @@ from flstream.errors import AbortedError, UpdateRefusedError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSource
 from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.crew import REPORT_SECONDS, Crew, Lost, Say
+from flstream.simulator.crew import REPORT_SECONDS, Crew, Lost, Retired, Say
+from flstream.simulator.failures import brief
 from flstream.simulator.folding import RoundFold
 from flstream.simulator.gathering import Gathering
 from flstream.simulator.listening import Heard, Replaced
@@ -101,9 +102,7 @@ class Training:
         self._gathering: Gathering[Collected | None] = Gathering(
             f"train round {assignment.round}", cohort, least, clients.wait_after_min
         )
-        self._fold = RoundFold(
-            base, rule, job.aggregation.memory_budget, self._refuse, self._on_range, sums
-        )
+        self._rule = rule
         self._report = TaskReport("train", assignment.round, base.layout.nbytes, emit)
         self._reported = 0.0
         self._fetching = 0.0
@@ -163,7 +162,7 @@ class Training:
     def finish(self, fold: Callable[[RoundFold, Sequence[Collected]], str]) -> str:
         """Fold what is not yet part of a sum, and return the digest of the next model."""
         left = [each for each in self._gathering.in_order.values() if each is not None]
-        digest = fold(self._fold, left)
+        digest = fold(self._fold(), left)
         for each in left:
             self.up += each.cost
         return digest
@@ -232,7 +231,7 @@ class Training:
 
     def _hear(self, said: object) -> None:
         match said:
-            case Replaced():
+            case Replaced() | Retired():
                 report_replaced(said, self._emit)
             case Heard():
                 report_heard(said, self._emit)
@@ -270,7 +269,7 @@ class Training:
         # What it keeps for itself goes back to what it was before the round, too.
         with suppress(OSError):  # its process may be ending; a later task of the site does the rest
             discard_after(self._folder_of(site), self._assignment.round - 1)
-        number = self._assignment.round
+        number, reason = self._assignment.round, brief(reason)
         self._emit(SiteFailed(round=number, site=site, reason=reason, late=late))
         self._told.pop(site, None)
         self._gathering.fail(site, reason)
@@ -306,12 +305,18 @@ class Training:
         is_full = settled - self._folded >= 2 * self._plan.group
         if len(updates) >= self._plan.group or is_full:
             self._folded = settled
-            self._fold.add(updates)
+            self._fold().add(updates)
             for update in updates:
                 if update.trained.site in self._gathering.answers:
                     self._gathering.answers[update.trained.site] = None
                     self.up += update.cost
             batches.fold(settled)
+
+    def _fold(self) -> RoundFold:
+        # It refers to this object, which does not keep it: both, and with them the file of a model
+        # that may have been removed since, are gone with the last reference, not some time later.
+        budget = self._job.aggregation.memory_budget
+        return RoundFold(self._base, self._rule, budget, self._refuse, self._on_range, self._sums)
 
     def _on_range(self, done: int) -> None:
         if self._abort.is_set():
@@ -321,4 +326,4 @@ class Training:
         if now - self._reported >= REPORT_SECONDS or done == size:
             self._reported = now
             up = dict.fromkeys(self._told, done) if self._plan.own else {}
-            self._emit(Progress(down={}, up=up, size=size))
+            self._emit(Progress(down={}, up=up, size=size, folded=done))

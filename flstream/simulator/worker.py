@@ -37,6 +37,7 @@ class Worker:
         self.up = Receiver(PipeChannel(hired.end.up, name), name, abort)
         self.ready = False
         self._hired = hired
+        self._service = service
         service.attach(PipeChannel(hired.end.down, name), receiver=self.receiver)
 
     def kill(self) -> None:
@@ -44,6 +45,7 @@ class Worker:
         self._hired.kill()
 
     def close(self) -> None:
-        """Give up the pipes to it. The service gives up its own when the process has ended."""
+        """Give up the pipes to it."""
+        self._service.detach(self.receiver)
         self._hired.end.control.close()
         self._hired.end.up.close()

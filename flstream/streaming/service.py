@@ -35,7 +35,8 @@ class DownloadService:
         self._wake = Signal()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._attaching: deque[Connection] = deque()
+        # Whom the thread is to serve, and by name whom no more, in the order in which it was told.
+        self._coming: deque[Connection | str] = deque()
         # Refs that are sent unasked, once the thread has taken them in.
         self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
         self._pushed: list[tuple[Ref, StreamSettings]] = []
@@ -101,8 +102,17 @@ class DownloadService:
     def attach(self, channel: Channel, receiver: str) -> None:
         """Serve a channel. Whoever holds its other end is taken to be ``receiver``."""
         self._lost.pop(receiver, None)
-        self._attaching.append(Connection(channel, receiver, self._refs, self._scratch))
+        self._coming.append(Connection(channel, receiver, self._refs, self._scratch))
         self._wake.set()
+
+    def detach(self, receiver: str) -> None:
+        """Close a receiver's channel, if it is still open, and know of the receiver no more.
+
+        What is on offer to it is lost to it. Without this, the name of every receiver that is gone
+        is kept, so that an offer to it is settled.
+        """
+        self._coming.append(receiver)
+        self._rouse()
 
     def close(self) -> None:
         """Abort every ref on offer, close every channel and end the thread."""
@@ -114,8 +124,9 @@ class DownloadService:
         self._thread.join()
         # Not by the thread: it may see the flag, and be gone, before it is woken.
         self._wake.close()
-        for connection in self._attaching:
-            connection.channel.close()
+        for coming in self._coming:
+            if isinstance(coming, Connection):
+                coming.channel.close()
         for ref in list(self._refs.values()):
             ref.abort("the service was closed")
 
@@ -135,11 +146,13 @@ class DownloadService:
         with self._selector:
             try:
                 while not self._closing:
-                    for key, events in self._selector.select():
-                        if key.data is None:
-                            self._take_in()
-                        else:
+                    ready = self._selector.select()
+                    for key, events in ready:
+                        if key.data is not None:
                             self._advance(key.data, events)
+                    # What is new comes last: it may end channels that are among those.
+                    if any(key.data is None for key, _ in ready):
+                        self._take_in()
             finally:
                 # Also after a defect, or for want of memory: receivers then see the end of their
                 # channels at once, instead of silence until their requests time out.
@@ -158,8 +171,11 @@ class DownloadService:
             self._pushed.append((ref, push))
             for connection in connections:
                 connection.push(ref, push)
-        while self._attaching:
-            connection = self._attaching.popleft()
+        while self._coming:
+            connection = self._coming.popleft()
+            if isinstance(connection, str):
+                self._let_go(connection, connections)
+                continue
             self._selector.register(connection.channel, selectors.EVENT_READ, connection)
             connections.append(connection)
             for ref, push in self._pushed:
@@ -167,6 +183,12 @@ class DownloadService:
         for connection in connections:
             if connection.outbox.has_output:
                 self._advance(connection, selectors.EVENT_WRITE)
+
+    def _let_go(self, receiver: str, connections: list[Connection]) -> None:
+        for connection in [each for each in connections if each.receiver == receiver]:
+            connections.remove(connection)
+            self._drop(connection, "its channel was closed here")
+        self._lost.pop(receiver, None)
 
     def _advance(self, connection: Connection, events: int) -> None:
         try:

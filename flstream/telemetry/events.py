@@ -5,17 +5,11 @@ The live view, the summary and whoever reads ``events.jsonl`` later see the same
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
-
-from flstream.errors import SimulationError
-from flstream.telemetry.locks import lock_file
 
 # JSON has no NaN and no infinity: they are written, and read back, as null.
 Metrics = Mapping[str, float | None]
@@ -60,14 +54,26 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 class RunStarted(Event, tag="run_started"):
-    """A run begins."""
+    """A run begins.
+
+    Attributes:
+        clients: how many sites there are: ``site-1`` and up. 0 where an earlier version wrote the
+            event, which listed their names.
+        workers: the processes that share the sites; none where each site has one of its own.
+    """
 
     job: str
     seed: int
     rounds: int
-    sites: list[str]
     mode: Literal["pull", "push", "native"]
     chunk_size: int
+    clients: int = 0
+    workers: list[str] = []
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites' names, in their fixed order."""
+        return [f"site-{number}" for number in range(1, self.clients + 1)]
 
 
 class RunResumed(Event, tag="run_resumed"):
@@ -79,10 +85,13 @@ class RunResumed(Event, tag="run_resumed"):
         round: the completed round from whose model the run goes on; 0 is the initial model, and
             None says that this has to be built anew.
         warnings: what was not found as it was left.
+        evaluated: whether an evaluation of that model counts, if there is one. One that was made
+            because the round was the last does not once the job has more rounds.
     """
 
     round: int | None
     warnings: list[str] = []
+    evaluated: bool = True
 
 
 class ProcessReady(Event, tag="process_ready"):
@@ -197,6 +206,7 @@ class RoundFinished(Event, tag="round_finished"):
         metrics: what the sites reported with their updates, weighted alike.
         down: transfers of the model to the sites.
         up: transfers of the updates.
+        optimizer_state: digest of what the server's optimizer remembers; empty without one.
     """
 
     round: int
@@ -209,6 +219,7 @@ class RoundFinished(Event, tag="round_finished"):
     metrics: Metrics
     down: Transfer
     up: Transfer
+    optimizer_state: str = ""
 
 
 class RunFinished(Event, tag="run_finished"):
@@ -218,18 +229,45 @@ class RunFinished(Event, tag="run_finished"):
     error: str = ""
 
 
+class Work(msgspec.Struct, frozen=True):
+    """What a worker that sites share is doing.
+
+    Attributes:
+        site: whose turn it is of the sites that it deals with.
+        over: how many of them have had theirs.
+        sites: how many there are.
+        since: when the turn began, in seconds since the epoch.
+        down: bytes of the model that it has been sent for them.
+    """
+
+    state: Literal["downloading", "training", "evaluating"]
+    site: str
+    over: int
+    sites: int
+    since: float
+    down: int
+
+
 class Progress(Event, tag="progress"):
-    """How far the transfers under way are: for the live view alone, not kept.
+    """How far the task under way is: for the live view alone, not kept.
 
     Attributes:
         down: bytes of the model that each site has been sent in this phase.
         up: bytes of each site's update that have been folded.
         size: bytes of the model.
+        sent: bytes of the model that workers have been sent for the task.
+        answered: how many sites have answered.
+        folded: bytes of the model that the walk under way over updates has done.
+        workers: what each does of those that sites share; a worker that waits is not there.
     """
 
     down: dict[str, int]
     up: dict[str, int]
     size: int
+    sent: int = 0
+    answered: int = 0
+    folded: int = 0
+    workers: dict[str, Work] = {}
 
 
 AnyEvent = (
@@ -269,91 +307,16 @@ def decode_event(line: bytes) -> AnyEvent:
     return _decoder.decode(line)
 
 
-# How much of the file's end is read at a time, in search of the last whole line.
-_TAIL_BYTES = 1 << 16
+# What any event may take: a site's reason, say. And what a site adds to a round's events: its name,
+# its weight, and a mark or two.
+_EVENT_BYTES = 1 << 20
+_SITE_BYTES = 64
 
 
-class EventLog:
-    """Appends events to a file, a line each, so that what has happened survives a crash.
+def most_line_bytes(clients: int) -> int:
+    """How long a line of the journal of a run with so many sites may be.
 
-    A line that an earlier process was writing when it died is cut off first, so that every line but
-    the last is always whole. The file is locked: there is one writer at a time.
-
-    Args:
-        path: of the file; it is made if need be.
-        patience: seconds to wait for another writer to end.
-
-    Raises:
-        SimulationError: another process still writes to the file, or it cannot be written.
+    So a reader can tell a file that is no journal before it has the whole of it in memory. Only an
+    event of a round whose cohort is that large comes near.
     """
-
-    def __init__(self, path: Path, patience: float = 0.0) -> None:
-        self._path = path
-        try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise self._failed(error) from error
-        try:
-            if not lock_file(self._file.fileno(), patience):
-                raise SimulationError(
-                    f"another process still writes to {path}; wait until it has ended, or end it"
-                )
-            self._end = _end_of_last_line(self._file.fileno())
-            self._file.truncate(self._end)
-        except BaseException as error:
-            self._file.close()
-            if isinstance(error, OSError):
-                raise self._failed(error) from error
-            raise
-
-    def write(self, event: AnyEvent, *, durable: bool = False) -> None:
-        """Append one event.
-
-        Args:
-            event: what happened.
-            durable: return only when this event, and all before it, would survive a power cut.
-
-        Raises:
-            SimulationError: the disk refused it. No part of it is left in the file.
-        """
-        line = memoryview(encode_event(event) + b"\n")
-        size = len(line)
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-            if durable:
-                os.fsync(self._file.fileno())
-        except OSError as error:
-            # Half a line would spoil the next one, and with it the whole journal.
-            with suppress(OSError):
-                self._file.truncate(self._end)
-            raise self._failed(error) from error
-        self._end += size
-
-    def close(self) -> None:
-        """Close the file, and let others write to it."""
-        self._file.close()
-
-    def _failed(self, error: OSError) -> SimulationError:
-        return SimulationError(
-            f"{self._path} cannot be written: {error.strerror}; put that right, and go on "
-            "with --resume"
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _end_of_last_line(fd: int) -> int:
-    """How many bytes of a file are whole lines."""
-    stop = os.fstat(fd).st_size
-    while stop > 0:
-        start = max(stop - _TAIL_BYTES, 0)
-        found = os.pread(fd, stop - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        stop = start
-    return 0
+    return _EVENT_BYTES + _SITE_BYTES * clients

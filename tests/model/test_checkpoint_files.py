@@ -1,7 +1,9 @@
 """Checkpoints: files any tool opens, whole or absent, and refused with a sentence if damaged."""
 
 import json
+import mmap
 import os
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -275,3 +277,32 @@ def test_any_range_of_a_file_is_the_range_of_the_body(tmp_path):
         stop = min(start + 101, len(whole))
         assert bytes(source.views(start, stop, scratch)[0]) == whole[start:stop]
     assert as_bytes(body.tensors["F32.matrix"]) in whole
+
+
+def test_an_older_temporary_file_is_written_over(tmp_path):
+    path, temporary = tmp_path / "m.safetensors", tmp_path / "m.safetensors.tmp"
+    temporary.write_bytes(b"\xff" * 5000)
+    was = temporary.stat().st_ino
+    write_checkpoint(path, MemoryBody.of({"t": torch.arange(9)}))
+    assert path.stat().st_ino == was
+    assert_same_tensors(safetensors.torch.load_file(path), {"t": torch.arange(9)})
+
+
+@pytest.mark.parametrize("who", ["another name", "a reader", "a mapping"])
+def test_what_somebody_else_has_of_an_older_file_stays_as_it_is(tmp_path, who):
+    path, temporary = tmp_path / "m.safetensors", tmp_path / "m.safetensors.tmp"
+    temporary.write_bytes(b"\xff" * 5000)
+    with ExitStack() as stack:
+        if who == "another name":
+            (tmp_path / "global.safetensors").hardlink_to(temporary)
+            theirs = (tmp_path / "global.safetensors").read_bytes
+        else:
+            file = stack.enter_context(temporary.open("rb"))
+            theirs = file.read
+        if who == "a mapping":
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            file.close()
+            theirs = mapped.read
+        write_checkpoint(path, MemoryBody.of({"t": torch.arange(9)}))
+        assert theirs() == b"\xff" * 5000
+    assert_same_tensors(safetensors.torch.load_file(path), {"t": torch.arange(9)})

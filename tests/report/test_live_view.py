@@ -1,82 +1,51 @@
 """The live view shows what the events said, and never outgrows the terminal."""
 
-import io
-
 import pytest
-from rich.console import Console
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from runs import (
+    MIB,
+    START,
+    WORKERS,
+    evaluated,
+    round_finished,
+    run_started,
+    shared,
+    started,
+    state_after,
+)
 
-from flstream.report.console import make_console
-from flstream.report.live import Memory, choose, render
+from flstream.report.bars import bar
+from flstream.report.frame import render
+from flstream.report.rows import Memory, choose
 from flstream.report.state import RunState
 from flstream.telemetry.events import (
     AnyEvent,
-    Evaluated,
     ModelReady,
     ProcessReady,
     Progress,
-    RoundFinished,
     RoundStarted,
     RunFinished,
-    RunStarted,
+    SiteBenched,
     SiteFailed,
+    SiteLog,
     SiteState,
-    Transfer,
+    SiteUpdate,
+    Work,
 )
-
-MIB = 1 << 20
-START = 1000.0
-
-
-def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
-    """Return the events up to the first round's tasks."""
-    sites = [f"site-{number}" for number in range(1, clients + 1)]
-    return [
-        RunStarted(
-            time=START,
-            job=job,
-            seed=7,
-            rounds=10,
-            sites=sites,
-            mode="pull",
-            chunk_size=2 * MIB,
-        ),
-        *(ProcessReady(time=START, process=name, pid=1, idle_rss=MIB) for name in sites),
-        ModelReady(time=START, bytes=64 * MIB, tensors=34, digest="0" * 32),
-        RoundStarted(time=START, round=1, sites=sites),
-        *(SiteState(time=START, round=1, site=name, state="downloading") for name in sites),
-    ]
-
-
-def finished(number: int, time: float) -> RoundFinished:
-    return RoundFinished(
-        time=time,
-        round=number,
-        digest="0" * 32,
-        download=1.0,
-        train=2.0,
-        upload_and_fold=3.0,
-        checkpoint=0.5,
-        weights={},
-        metrics={},
-        down=Transfer(),
-        up=Transfer(),
-    )
-
-
-def state_after(*events: AnyEvent) -> RunState:
-    state = RunState(began=START)
-    for event in events:
-        state.apply(event)
-    return state
 
 
 def frame(state: RunState, width: int = 80, height: int = 24, now: float = START + 1) -> list[str]:
     """Return the lines of a frame as they stand on a terminal of this size."""
-    file = io.StringIO()
-    rss = {"server": 180 * MIB} | dict.fromkeys(state.sites, 231 * MIB)
-    console: Console = make_console(file=file, width=width)
-    console.print(render(state, Memory(rss, 3 << 30), now, width, height))
-    return file.getvalue().splitlines()
+    rss = {"server": 180 * MIB} | dict.fromkeys([*state.sites, *state.workers], 231 * MIB)
+    memory = Memory(rss, rss, 3 << 30)
+    return [line.plain for line in render(state, memory, now, width, height)]
+
+
+def line_of(lines: list[str], start: str) -> str:
+    (line,) = (line for line in lines if line.startswith(start))
+    return line
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -86,15 +55,81 @@ def test_a_frame_tells_the_round_the_sites_their_bytes_and_the_memory(width: int
         Progress(time=START + 1, down={"site-1": 16 * MIB, "site-2": 32 * MIB}, up={}, size=1),
     )
     lines = frame(state, width)
-    assert max(map(len, lines)) <= width
-    assert lines[0] == "digits  round 1 of 10  training  1.0 s"
-    assert "model of 64 MiB in 34 tensors, 3 sites, pull mode, chunks of 2 MiB" in lines[1]
-    (second,) = (line for line in lines if line.startswith("site-2"))
-    assert second.split()[1] == "downloading"
-    assert "32 MiB" in second
-    assert second.rstrip().endswith("231 MiB")
-    assert any("24 MiB/s, 48 MiB in all" in line for line in lines)
-    assert any("server 180 MiB RSS, all processes at most 3 GiB" in line for line in lines)
+    assert lines[0].split() == ["digits", "round", "1", "of", "10", "downloading", "1.0", "s"]
+    assert len(lines[0]) == width
+    assert lines[1] == "model of 64 MiB in 34 tensors, 3 sites, pull mode, chunks of 2 MiB"
+    assert line_of(lines, "rounds").endswith(" 0%  0 of 10")
+    assert line_of(lines, "down    \u2501").endswith("25%  48.0 MiB of 192 MiB, 3 s left")
+    second = line_of(lines, "site-2").split()
+    assert second[1] == "downloading"
+    assert "50%" in second
+    assert second.count("32.0") == (2 if width == 200 else 1)  # the second one is its rate
+    assert "231.0 MiB" in line_of(lines, "site-2")
+    assert "96.0 MiB/s, 48.0 MiB in all" in line_of(lines, "down      ")
+    assert line_of(lines, "memory").endswith(
+        "server 180.0 MiB RSS, all processes at most 3.0 GiB so far"
+    )
+
+
+def test_a_wide_terminal_has_more_columns_and_longer_bars() -> None:
+    state = state_after(*started(4))
+    narrow, wide = frame(state, 80), frame(state, 200)
+    assert "peak RSS" not in line_of(narrow, "site ")
+    assert line_of(wide, "site ").split() == [
+        *("site", "state", "time", "rate", "down", "up", "weight", "RSS", "peak", "RSS"),
+    ]
+    for start in ("site-1", "rounds"):
+        assert line_of(wide, start).count("\u2500") > 2 * line_of(narrow, start).count("\u2500")
+
+
+def test_sites_that_processes_share_are_told_by_process_and_in_all() -> None:
+    work = {
+        "worker-1": Work("training", "site-20", 12, 50, START + 1, MIB),
+        "worker-2": Work("downloading", "site-51", 0, 1, START + 3, MIB // 2),
+    }
+    failed = [
+        SiteFailed(time=START, round=1, site=f"site-{n}", reason=f"out of order\n{n}")
+        for n in range(3)
+    ]
+    state = state_after(
+        *shared(),
+        *failed,
+        Progress(time=START + 4, down={}, up={}, size=MIB, sent=3 * MIB, answered=8, workers=work),
+    )
+    lines = frame(state, 120, now=START + 4)
+    assert "1,000 sites in 2 processes" in lines[1]
+    assert line_of(lines, "sites").endswith("20 of 100 done, 3 failed, 14 s left, 5.0/s")
+    assert "site-20, 13 of 50" in line_of(lines, "worker-1")
+    assert "50%" in line_of(lines, "worker-2")
+    heads = [line.split()[0] for line in lines if line[:5] in ("site-", "worke")]
+    assert heads == ["worker", "site-2", "site-1", "site-0", *WORKERS]
+    assert "round 1: out of order\\n2" in line_of(lines, "site-2")
+    assert "3.0 MiB in all" in line_of(lines, "down")
+
+
+def test_of_a_thousand_failures_the_last_are_named_and_the_rest_counted() -> None:
+    state = state_after(
+        *shared(2000, 2000),
+        *(SiteFailed(time=START, round=1, site=f"site-{n}", reason="no") for n in range(1000)),
+    )
+    lines = frame(state)
+    shown = [line.split()[0] for line in lines if line.startswith("site-")]
+    assert shown[0] == "site-999"
+    assert f"... and {1000 - len(shown):,} more sites that failed" in lines
+    assert {"worker-1", "worker-2"} <= {line.split()[0] for line in lines if line}
+
+
+def test_a_site_that_answers_again_is_no_failure_any_more_unless_it_is_benched() -> None:
+    state = state_after(
+        *shared(),
+        SiteFailed(time=START, round=1, site="site-1", reason="no"),
+        SiteFailed(time=START, round=1, site="site-2", reason="no"),
+        SiteBenched(time=START, round=1, site="site-2", failures=2),
+        RoundStarted(time=START, round=2, sites=["site-1"]),
+        SiteUpdate(time=START, round=2, site="site-1", weight=1.0, metrics={}),
+    )
+    assert list(state.failures) == ["site-2"]
+    assert "benched" in line_of(frame(state), "site-2")
 
 
 @pytest.mark.parametrize("height", [12, 24, 40])
@@ -102,28 +137,25 @@ def test_a_frame_tells_the_round_the_sites_their_bytes_and_the_memory(width: int
 def test_a_frame_fits_the_height_and_counts_the_sites_it_leaves_out(
     clients: int, height: int
 ) -> None:
-    state = state_after(
-        *started(clients),
-        Evaluated(time=START, round=1, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer()),
-    )
-    lines = frame(state, height=height)
-    # One line of the terminal is the cursor's.
-    assert len(lines) < height
+    lines = frame(state_after(*started(clients), evaluated(1, START, accuracy=0.5)), height=height)
+    assert len(lines) <= height
     shown = sum(line.startswith("site-") for line in lines)
     left_out = [line for line in lines if line.startswith("... and")]
     assert left_out == ([f"... and {clients - shown} more"] if shown < clients else [])
 
 
-def test_when_not_all_sites_fit_the_failed_and_the_busy_are_on_top() -> None:
+def test_when_not_all_sites_fit_the_failed_and_the_slow_are_on_top() -> None:
     state = state_after(
         *started(6),
         SiteState(time=START, round=1, site="site-1", state="ready"),
-        SiteState(time=START, round=1, site="site-4", state="training"),
+        SiteState(time=START + 2, round=1, site="site-3", state="training"),
+        SiteState(time=START + 1, round=1, site="site-4", state="training"),
         SiteFailed(time=START, round=1, site="site-6", reason="out of memory"),
     )
     shown, hidden = choose(list(state.sites.values()), 5)
-    assert [site.name for site in shown] == ["site-6", "site-2", "site-3", "site-5", "site-4"]
+    assert [site.name for site in shown] == ["site-6", "site-4", "site-3", "site-2", "site-5"]
     assert hidden == 1
+    assert line_of(frame(state), "site-6").endswith("round 1: out of memory")
 
 
 def test_sites_go_through_their_states_and_the_run_through_its_phases() -> None:
@@ -133,56 +165,154 @@ def test_sites_go_through_their_states_and_the_run_through_its_phases() -> None:
 
     state.apply(SiteState(time=START + 1, round=1, site="site-1", state="training"))
     assert (site.state, site.down) == ("training", 64 * MIB)
-    assert any("for 3.0 s" in line for line in frame(state, now=START + 4))
+    state.apply(SiteLog(time=START + 1, round=1, site="site-1", key="loss", value=0.25))
+    assert "3.0 s" in line_of(frame(state, now=START + 4), "site-1")
+    assert "loss 0.2500" in line_of(frame(state, now=START + 4), "site-1")
 
-    state.apply(Progress(time=START + 4, down={}, up={"site-1": 8 * MIB}, size=64 * MIB))
+    state.apply(SiteUpdate(time=START + 4, round=1, site="site-1", weight=9.0, metrics={}))
+    assert line_of(frame(state), "sites").endswith("33%  1 of 3 done")
+    up = {"site-1": 8 * MIB}
+    state.apply(Progress(time=START + 4, down={}, up=up, size=64 * MIB, folded=8 * MIB))
     assert (state.phase, site.state, site.moved) == ("folding", "uploading", 8 * MIB)
+    assert "12%  8.0 MiB of 64 MiB" in line_of(frame(state), "fold")
 
-    state.apply(finished(1, START + 5))
-    assert site.state == "idle"
+    up = {"site-1": 64 * MIB}
+    state.apply(Progress(time=START + 5, down={}, up=up, size=64 * MIB, folded=64 * MIB))
+    assert state.phase == "writing the checkpoint"
+    state.apply(round_finished(1, START + 5))
+    assert (state.phase, site.state) == ("round is over", "idle")
 
     state.apply(SiteState(time=START + 6, round=1, site="site-1", state="downloading"))
     assert (state.phase, site.moved) == ("evaluating", 0)
 
-    state.apply(
-        Evaluated(
-            time=START + 7, round=1, metrics={"accuracy": 0.9123}, seconds=1.0, down=Transfer()
-        )
-    )
-    assert any("after round 1: accuracy 0.9123" in line for line in frame(state))
+    state.apply(evaluated(1, START + 7, accuracy=0.9123))
+    lines = frame(state)
+    assert line_of(lines, "scores").endswith("after round 1: accuracy 0.9123")
+    assert line_of(lines, "1 ").split() == ["1", "7.50", "1.00", "2.00", "3.00", "1.00", *(
+        "0.9123", "1.5000",
+    )]  # fmt: skip
     state.apply(RunFinished(time=START + 8, status="finished"))
     assert state.phase == "finished"
 
 
-def test_throughput_is_of_the_last_moments_only() -> None:
+def test_what_a_round_moved_is_settled_by_what_the_server_tells_in_the_end() -> None:
     state = state_after(
-        *started(1),
-        Progress(time=START, down={"site-1": 10 * MIB}, up={}, size=64 * MIB),
-        Progress(time=START + 0.5, down={"site-1": 20 * MIB}, up={}, size=64 * MIB),
+        *shared(),
+        SiteUpdate(time=START, round=1, site="site-1", weight=1.0, metrics={}),
+        round_finished(1, START + 1, down=5 * MIB, up=7 * MIB),
+        RoundStarted(time=START + 1, round=2, sites=["site-1"]),
+        Progress(time=START + 1, down={}, up={}, size=MIB, sent=2 * MIB),
     )
-    assert state.down.per_second(START + 1) == 10 * MIB
-    assert state.down.per_second(START + 60) == 0
-    assert state.down.total == 20 * MIB
+    assert (state.down.total, state.up.total) == (7 * MIB, 7 * MIB)
 
 
-@pytest.mark.parametrize("width", [60, 80])
-def test_no_name_however_long_or_odd_breaks_a_line(width: int) -> None:
+def test_rounds_that_are_over_in_a_moment_are_told_as_a_rate() -> None:
+    state = state_after(*shared(1000, 2))
+    for number in range(1, 9):
+        now = START + number / 10
+        for site in ("site-1", "site-2"):
+            state.apply(SiteUpdate(time=now, round=number, site=site, weight=1.0, metrics={}))
+        state.apply(round_finished(number, now))
+        state.apply(RoundStarted(time=now, round=number + 1, sites=["site-1", "site-2"]))
+    lines = frame(state, now=START + 0.9)
+    assert line_of(lines, "sites").endswith("20 answers/s")
+    assert line_of(lines, "rounds").endswith("80%  8 of 10, 0.10 s each")
+    assert line_of(lines, "worker-1").split()[1:3] == ["at", "work"]
+
+
+def test_no_name_however_long_or_odd_breaks_a_line() -> None:
+    many = {f"[red]metric\x1b[31m-{number}": 0.1 for number in range(9)}
     state = state_after(
-        *started(2, job="a-very-long-name-of-a-job-" * 4),
-        Evaluated(
-            time=START,
-            round=1,
-            metrics={f"[red]metric\x1b[31m-{number}": 0.1 for number in range(9)},
-            seconds=1.0,
-            down=Transfer(),
-        ),
+        *started(2, job="a-very-long-name-of-a-job-" * 4), evaluated(1, START, **many)
     )
     state.apply(SiteState(time=START, round=1, site="hospital-" * 9, state="training"))
-    lines = frame(state, width)
-    assert max(map(len, lines)) <= width
+    lines = frame(state)
+    assert max(map(len, lines)) <= 80
     assert not any("\x1b" in line for line in lines)
     assert any("[red]metric" in line for line in lines)
 
 
+def test_a_bar_can_be_read_without_colour_and_in_ascii() -> None:
+    assert bar(1, 2, 9, style="red").plain == "\u2501" * 4 + "\u2578" + "\u2500" * 4
+    assert bar(1, 2, 9, style="red", ascii_only=True).plain == "#####...."
+    assert bar(0, 0, 3, style="red").plain == "\u2500" * 3
+    assert bar(999, 1000, 4, style="red").plain != "\u2501" * 4  # not before its time
+
+
 def test_before_the_first_event_there_is_a_line_already() -> None:
     assert frame(RunState(began=START)) == ["flstream  starting  1.0 s"]
+
+
+NAMES = st.sampled_from(
+    ["site-1", "site-2", "site-77", "\u75c5\u9662" * 9, "x" * 90, "\x1b[31m\n", "e\u0301\u200b"]
+)
+TIMES = st.floats(START, START + 1e5)
+SIZES = st.integers(0, 1 << 50)
+ROUNDS = st.integers(0, 12)
+METRICS = st.dictionaries(NAMES, st.none() | st.floats(), max_size=4)
+WORKS = st.builds(
+    Work,
+    state=st.sampled_from(["downloading", "training", "evaluating"]),
+    site=NAMES,
+    over=st.integers(0, 60),
+    sites=st.integers(1, 64),
+    since=TIMES,
+    down=SIZES,
+)
+EVENTS: st.SearchStrategy[AnyEvent] = st.one_of(
+    st.builds(run_started, st.integers(1, 40), st.sampled_from([[], WORKERS]), NAMES),
+    st.builds(ModelReady, time=TIMES, bytes=SIZES, tensors=SIZES, digest=st.just("")),
+    st.builds(ProcessReady, time=TIMES, process=NAMES, pid=SIZES, idle_rss=SIZES),
+    st.builds(RoundStarted, time=TIMES, round=ROUNDS, sites=st.lists(NAMES, max_size=4)),
+    st.builds(
+        SiteState,
+        time=TIMES,
+        round=ROUNDS,
+        site=NAMES,
+        state=st.sampled_from(["downloading", "training", "evaluating", "ready"]),
+    ),
+    st.builds(
+        SiteUpdate, time=TIMES, round=ROUNDS, site=NAMES, weight=st.floats(), metrics=METRICS
+    ),
+    st.builds(SiteFailed, time=TIMES, round=ROUNDS, site=NAMES, reason=st.text()),
+    st.builds(SiteBenched, time=TIMES, round=ROUNDS, site=NAMES, failures=ROUNDS),
+    st.builds(round_finished, ROUNDS, TIMES, SIZES, SIZES),
+    st.builds(
+        Progress,
+        time=TIMES,
+        down=st.dictionaries(NAMES, SIZES, max_size=3),
+        up=st.dictionaries(NAMES, SIZES, max_size=3),
+        size=SIZES,
+        sent=SIZES,
+        answered=ROUNDS,
+        folded=SIZES,
+        workers=st.dictionaries(st.sampled_from(WORKERS), WORKS),
+    ),
+    METRICS.flatmap(lambda metrics: st.builds(evaluated_with, ROUNDS, TIMES, st.just(metrics))),
+)
+
+
+def evaluated_with(number: int, time: float, metrics: dict[str, float]) -> AnyEvent:
+    event = evaluated(number, time)
+    event.metrics = metrics
+    return event
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(EVENTS, max_size=25),
+    st.integers(20, 250),
+    st.integers(5, 80),
+    st.floats(START - 10, START + 2e5),
+    st.booleans(),
+)
+def test_whatever_happens_a_frame_fits_the_terminal(
+    events: list[AnyEvent], width: int, height: int, now: float, ascii_only: bool
+) -> None:
+    state = state_after(run_started(20, []), *events)
+    memory = Memory({"server": 1 << 60, "site-1": 0}, {"worker-1": 1 << 40}, 1 << 60)
+    lines = render(state, memory, now, width, height, ascii_only=ascii_only)
+    assert 1 <= len(lines) <= height
+    for line in lines:
+        assert cell_len(line.plain) <= width
+        assert line.plain.isprintable()

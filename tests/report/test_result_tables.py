@@ -10,6 +10,7 @@ from flstream.report.result import print_result
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.summary import (
     Best,
+    Failure,
     MemorySummary,
     ModelSummary,
     RoundSummary,
@@ -127,3 +128,25 @@ def test_a_run_that_never_began_is_told_without_tables() -> None:
     assert text.split() == [
         "status", "failed", "after", "0", "rounds,", "1", "s", "run", "directory", "runs/x",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_of_a_thousand_sites_that_failed_the_worst_are_named_with_their_last_reason(
+    width: int,
+) -> None:
+    summary = summary_of()
+    summary.failures = [
+        Failure(number, f"site-{site}", f"round {number} went wrong " + "\x1b[31m" * 90)
+        for number in range(1, 4)
+        for site in range(1000 if number == 1 else 2)
+    ]
+    summary.benched = [f"site-{site}" for site in range(700)]
+    text = printed(summary, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+    title = "Failures (1,000 sites, 1,004 times; summary.json has each reason)\n"
+    lines = text.split(title)[1].splitlines()
+    assert lines[1].split()[:5] == ["site-0", "3", "3", "round", "3"]
+    assert lines[3].split()[:5] == ["site-2", "1", "1", "round", "1"]
+    assert lines[6] == "... and 995 more sites"
+    assert "asked no more  site-0, site-1, site-2, site-3, site-4 and 695 more" in text

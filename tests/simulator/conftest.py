@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,9 @@ import psutil
 import pytest
 
 from flstream.job import Job, load_job
+from flstream.simulator.host import host_for
 from flstream.simulator.launcher import Listener, simulate
+from flstream.simulator.processes import ProcessHost
 from flstream.simulator.resume import ResumePoint, plan_resume
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.summary import Summary
@@ -56,10 +59,26 @@ class Run(NamedTuple):
     directory: RunDirectory
 
 
+class SharedHost(ProcessHost):
+    """Starts a run's processes from the fork server that the run before has left.
+
+    To start one takes longer than all else that a small job does; and they are all alike.
+    """
+
+    def _stop_fork_server(self) -> None:
+        pass
+
+
+def shared_host_for(job: Job) -> ProcessHost:
+    """What a job's processes start from, if it need not be of its own."""
+    return SharedHost(host_for(job)._environment)
+
+
 class Jobs(NamedTuple):
     """Makes jobs in a folder of a test's own, and runs them."""
 
     folder: Path
+    host_for: Callable[[Job], ProcessHost] = shared_host_for
 
     def make(self, script: str, *overrides: str, model: str = MODEL) -> Job:
         """A job of two clients and two rounds, unless overrides say otherwise."""
@@ -82,7 +101,7 @@ class Jobs(NamedTuple):
         job = self.make(script, *overrides, model=model)
         number = len(list(self.folder.glob("run-*")))
         directory = RunDirectory.create(job.name, self.folder / f"run-{number}")
-        return _simulate(job, directory, None, listener)
+        return self._simulate(job, directory, None, listener)
 
     def go_on(
         self,
@@ -99,32 +118,49 @@ class Jobs(NamedTuple):
         with directory.in_use():
             point = plan_resume(job, directory)
             assert point is None or not point.is_finished
-            return _simulate(job, directory, point, listener)
+            return self._simulate(job, directory, point, listener)
+
+    def _simulate(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        point: ResumePoint | None,
+        listener: Listener | None,
+    ) -> Run:
+        """Run a job, and see to it that none of its processes is left."""
+        processes: list[psutil.Process] = []
+
+        def listen(event: AnyEvent, sampler: MemorySampler) -> None:
+            if isinstance(event, ProcessReady):
+                with suppress(psutil.NoSuchProcess):
+                    processes.append(psutil.Process(event.pid))
+            if listener is not None:
+                listener(event, sampler)
+
+        summary = simulate(job, directory, listen, point, self.host_for(job))
+        # The kernel may still be taking down one that was killed.
+        _, left = psutil.wait_procs(processes, timeout=10)
+        assert left == []
+        return Run(summary, directory)
 
 
-def _simulate(
-    job: Job, directory: RunDirectory, point: ResumePoint | None, listener: Listener | None
-) -> Run:
-    """Run a job, and see to it that none of its processes is left."""
-    processes: list[psutil.Process] = []
-
-    def listen(event: AnyEvent, sampler: MemorySampler) -> None:
-        if isinstance(event, ProcessReady):
-            with suppress(psutil.NoSuchProcess):
-                processes.append(psutil.Process(event.pid))
-        if listener is not None:
-            listener(event, sampler)
-
-    summary = simulate(job, directory, listen, point)
-    # The kernel may still be taking down one that was killed.
-    _, left = psutil.wait_procs(processes, timeout=10)
-    assert left == []
-    return Run(summary, directory)
+@pytest.fixture(scope="package", autouse=True)
+def fork_server() -> Iterator[None]:
+    """The fork server that runs share ends with the last of them."""
+    yield
+    ProcessHost({}).close()
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Jobs:
     return Jobs(tmp_path)
+
+
+@pytest.fixture
+def jobs_of_their_own(tmp_path: Path) -> Jobs:
+    """Jobs that share nothing with those of other tests: each has a fork server of its own."""
+    ProcessHost({}).close()
+    return Jobs(tmp_path, host_for)
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,14 @@ from typing import Any
 
 import msgspec
 
-from flstream.job import Job
+from flstream.job import Job, render_job
+from flstream.model.checkpoint import body_digest, write_checkpoint
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource
+from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.small_files import write_atomically
 from flstream.simulator.summary import Summary
+from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
@@ -25,13 +31,29 @@ from flstream.telemetry.events import (
 )
 
 SITES = ["site-1", "site-2"]
+LAYOUT = Layout.of([("w", "F32", (40,)), ("b", "F32", (3,))])
 
 
-def a_job(rounds: int = 3, **overrides: Any) -> Job:
+def model(number: int) -> BufferSource:
+    """The model of a round."""
+    return BufferSource(LAYOUT, memoryview(bytes([number]) * LAYOUT.nbytes))
+
+
+def state(number: int) -> BufferSource:
+    """What the server's optimizer remembers after it."""
+    return model(100 + number)
+
+
+DIGESTS = {number: body_digest(model(number)) for number in range(9)}
+STATES = {number: body_digest(state(number)) for number in range(1, 9)}
+
+
+def a_job(rounds: int = 3, every: int = 1, **overrides: Any) -> Job:
     """A job that names this file as its script: it is never run."""
     values = {
         "name": "job",
         "rounds": rounds,
+        "workflow": {"args": {"evaluate_every": every}},
         "clients": {"count": 2},
         "model": {"factory": "json:loads"},
         "train": {"script": str(Path(__file__).resolve())},
@@ -46,12 +68,20 @@ class Script:
         rounds: of the job.
         every: rounds between evaluations; 0 is never.
         digests: of the models; made up where it has none.
+        states: digests of what the server's optimizer remembers, if there is one.
     """
 
-    def __init__(self, rounds: int, every: int, digests: dict[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        rounds: int,
+        every: int,
+        digests: dict[int, str] | None = None,
+        states: dict[int, str] | None = None,
+    ) -> None:
         self.rounds = rounds
         self._every = every
         self._digests = digests or {}
+        self._states = states or {}
         self._warned = False
 
     def events(self) -> Iterator[AnyEvent]:
@@ -76,7 +106,7 @@ class Script:
         return [
             ProcessReady(process=SERVER, pid=1, idle_rss=1),
             RunStarted(
-                job="job", seed=0, rounds=self.rounds, sites=SITES, mode="push", chunk_size=16
+                job="job", seed=0, rounds=self.rounds, clients=2, mode="push", chunk_size=16
             ),
             ModelReady(bytes=160, tensors=2, digest=self.digest(0)),
         ]
@@ -100,6 +130,7 @@ class Script:
             metrics={"loss": 1 / number} if number != 2 else {},
             down=cost,
             up=cost,
+            optimizer_state=self._states.get(number, ""),
         )
         noted = [Warned(message=f"round {number} was odd")] if number % 3 == 2 else []
         return [*self.opened(number), *noted, finished, *self.evaluation(number)]
@@ -125,3 +156,23 @@ def results(summary: Summary) -> dict[str, Any]:
     """What an interruption must not change in a summary."""
     document = msgspec.to_builtins(summary)
     return {key: document[key] for key in document if key not in ("memory", "wall_seconds")}
+
+
+def a_run(
+    folder: Path, rounds: int = 3, completed: int = 3, every: int = 1, optimizer: bool = False
+) -> RunDirectory:
+    """A run that was killed after its last completed round, whose evaluation it had done."""
+    run = RunDirectory.create("job", folder)
+    write_atomically(run.job_file, render_job(a_job(rounds, every)))
+    script = Script(rounds, every, DIGESTS, STATES if optimizer else None)
+    with EventLog(run.events) as log:
+        for event in script.started():
+            log.write(event)
+        for number in range(1, completed + 1):
+            for event in script.round(number):
+                log.write(event)
+    for number in range(completed + 1):
+        write_checkpoint(run.checkpoint(number), model(number))
+        if optimizer and number:
+            write_checkpoint(run.optimizer_state(number), state(number))
+    return run

@@ -15,7 +15,7 @@ DRIVER = """
 import json, subprocess, sys
 from pathlib import Path
 
-job, disk, more = sys.argv[1:4]
+job, disk, more, *how = sys.argv[1:]
 run = Path(disk) / "run"
 line = [sys.executable, "-m", "flstream", "simulate", job, "--json", "--run-dir", str(run)]
 
@@ -30,7 +30,7 @@ left = sorted(path.name for path in (run / "checkpoints").iterdir())
 for ballast in run.rglob("ballast"):
     ballast.unlink()
 subprocess.run(["mount", "-o", f"remount,size={more}", disk], check=True)
-print(json.dumps([first, left, simulate("--resume")]))
+print(json.dumps([first, left, simulate("--resume", *how)]))
 """
 
 MIB = 1 << 20
@@ -50,7 +50,7 @@ def on_a_small_disk(jobs, tmp_path):
     disk.mkdir()
     driver.write_text(DRIVER)
 
-    def run(script, size, *overrides):
+    def run(script, size, *overrides, then=("200m",)):
         mount = f'mount -t tmpfs -o size={size} none "$1" && shift && exec "$@"'
         of_its_own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
         if (
@@ -60,7 +60,7 @@ def on_a_small_disk(jobs, tmp_path):
             pytest.skip("a file system of one's own cannot be mounted here")
         job = jobs.make(script, *overrides)
         (tmp_path / "resolved.conf").write_text(render_job(job))
-        words = [sys.executable, driver, tmp_path / "resolved.conf", disk, "200m"]
+        words = [sys.executable, driver, tmp_path / "resolved.conf", disk, *then]
         done = subprocess.run([*of_its_own, disk, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         first, left, second = json.loads(done.stdout)
@@ -75,11 +75,14 @@ def checkpoints(last):
     return [f"round-{number:04d}.safetensors" for number in range(last + 1)]
 
 
-def test_a_round_that_does_not_fit_is_refused_and_goes_on_when_there_is_room(
-    on_a_small_disk, expected
-):
+@pytest.mark.parametrize(
+    "then",
+    [("200m",), ("11m", "--set", "checkpoints.keep=1")],
+    ids=["when there is room", "when less is kept"],
+)
+def test_a_round_that_does_not_fit_is_refused_and_goes_on(on_a_small_disk, expected, then):
     # Three models fit, not four.
-    first, left, summary = on_a_small_disk(noisy(), 11 * MIB, *THREE_MIB)
+    first, left, summary = on_a_small_disk(noisy(), 11 * MIB, *THREE_MIB, then=then)
     assert first["code"] == 1
     failed = json.loads(first["summary"])
     assert (failed["status"], failed["rounds_completed"]) == ("failed", 2)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.simulator.failures import FailureRecord
+from flstream.simulator.failures import FailureRecord, brief
 from flstream.telemetry.events import RoundFinished, SiteBenched, SiteFailed, Transfer
 
 
@@ -25,6 +25,13 @@ def finished(number, *sites):
         down=Transfer(),
         up=Transfer(),
     )
+
+
+@given(st.text(max_size=5000))
+def test_a_reason_is_kept_as_it_is_unless_it_is_too_long_for_an_event(reason):
+    told = brief(reason)
+    assert told == reason or (len(reason) > 2000 and len(told) < 2100)
+    assert (told[:1000], told[-1000:]) == (reason[:1000], reason[-1000:])
 
 
 def test_two_failures_in_a_row_are_enough_and_one_is_not():

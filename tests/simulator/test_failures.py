@@ -119,7 +119,7 @@ flare.init()""",
     assert run.summary.rounds_completed == 3
 
 
-def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs):
+def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own):
     forking = script(
         "import os\n"
         "if os.fork() == 0:\n"
@@ -127,7 +127,9 @@ def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs):
         "    os._exit(0)\n"
         "os.kill(os.getpid(), 9)"
     )
-    run = jobs.run(forking, "clients.round_timeout=15 s", "workflow.args.evaluate_every=0")
+    run = jobs_of_their_own.run(
+        forking, "clients.round_timeout=15 s", "workflow.args.evaluate_every=0"
+    )
     assert run.summary.status == "failed"
     assert "site-2 was killed by SIGKILL" in run.summary.error
     assert "did not" not in run.summary.error
@@ -212,14 +214,14 @@ while flare.is_running():
 
 
 def test_modules_in_the_working_directory_are_not_run_in_place_of_pythons(
-    jobs, noise, tmp_path, monkeypatch
+    jobs_of_their_own, noise, tmp_path, monkeypatch
 ):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name in ("random", "queue", "secrets"):
         (elsewhere / f"{name}.py").write_text("raise RuntimeError('hijacked')")
     monkeypatch.chdir(elsewhere)
-    run = jobs.run(noise)
+    run = jobs_of_their_own.run(noise)
     assert run.summary.status == "finished", run.summary.error
 
 
@@ -238,7 +240,7 @@ def test_processes_that_cannot_be_started_make_a_failed_run_with_a_summary(
 
 def test_a_site_that_does_not_answer_in_time_is_named(jobs):
     stuck = script("import threading; threading.Event().wait()")
-    run = jobs.run(stuck, "clients.round_timeout=3 s", "workflow.args.evaluate_every=0")
+    run = jobs.run(stuck, "clients.round_timeout=1500 ms", "workflow.args.evaluate_every=0")
     assert run.summary.status == "failed"
     assert "site-2: it did not answer its train task" in run.summary.error
     assert "round_timeout" in run.summary.error

@@ -57,6 +57,17 @@ def test_too_few_left_is_an_error_that_names_each_site_and_its_reason():
     )
 
 
+def test_of_very_many_that_failed_some_are_named_and_the_rest_counted():
+    cohort = [f"site-{number}" for number in range(1, 1001)]
+    gathering = Gathering("train round 1", cohort, least=0)
+    for site in cohort:
+        gathering.fail(site, "it died")
+    told = gathering.told()
+    assert "site-100: it died" in told
+    assert "site-101: it died" not in told
+    assert told.endswith("; and 900 more, which summary.json names")
+
+
 def test_nobody_is_late_until_enough_have_answered_and_patience_is_over(clock):
     gathering = Gathering("train round 1", COHORT, least=2, patience=5.0)
     gathering.answer("site-3", 3)

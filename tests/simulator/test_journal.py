@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import tracemalloc
 
 import msgspec
 import pytest
@@ -12,19 +13,23 @@ from journals import Script, a_job, results
 from flstream.errors import SimulationError
 from flstream.simulator.journal import Journal, read_journal
 from flstream.simulator.summary import TALLIED, Tally
+from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     AnyEvent,
     Evaluated,
-    EventLog,
     ModelReady,
     RoundFinished,
     RoundStarted,
     RunFinished,
     RunResumed,
     RunStarted,
+    SiteFailed,
     SiteLog,
+    SiteUpdate,
+    Transfer,
     Warned,
     encode_event,
+    most_line_bytes,
 )
 
 
@@ -78,6 +83,22 @@ def test_an_evaluation_that_was_cut_off_is_void_and_the_round_counts():
     assert kinds(journal.events())[-3:] == ["run_resumed", "evaluated", "run_resumed"]
 
 
+def test_an_evaluation_that_is_said_to_be_void_is_and_so_is_what_came_of_it():
+    script = Script(rounds=4, every=3)
+    failed = SiteFailed(round=4, site="site-2", reason="it was asked to score")
+    *finished, _, evaluated = script.round(4)
+    rounds = [event for number in (1, 2, 3) for event in script.round(number)]
+    journal = folded([*script.started(), *rounds, *finished, failed, evaluated])
+    assert kinds(journal.events())[-3:] == ["round_finished", "site_failed", "evaluated"]
+    assert kinds(journal.events_until(4, evaluated=False))[-1] == "round_finished"
+    journal.apply(RunResumed(round=4, evaluated=False))
+    assert kinds(journal.events())[-2:] == ["round_finished", "run_resumed"]
+    # It does not come back when the run goes on from there once more.
+    journal.apply(RunResumed(round=4))
+    assert kinds(journal.events())[-3:] == ["round_finished", "run_resumed", "run_resumed"]
+    assert [e.round for e in journal.events() if isinstance(e, Evaluated)] == [3]
+
+
 def test_a_run_that_went_back_forgets_the_rounds_after_and_keeps_what_was_said():
     script = Script(rounds=5, every=1)
     events = [*script.started(), *script.round(1), *script.round(2), *script.round(3)]
@@ -101,7 +122,7 @@ def test_a_finished_run_is_finished_until_it_is_resumed():
     assert not folded([*events[:-1], RunFinished(status="failed", error="why")]).is_finished
     more = folded([*events, RunResumed(round=2)])
     assert not more.is_finished
-    more.apply(RunStarted(job="j", seed=0, rounds=5, sites=[], mode="pull", chunk_size=16))
+    more.apply(RunStarted(job="j", seed=0, rounds=5, clients=2, mode="pull", chunk_size=16))
     assert more.planned_rounds == 5
 
 
@@ -214,12 +235,90 @@ def test_events_that_do_not_follow_from_one_another_are_an_error(tmp_path, wrong
         read_journal(path)
 
 
-def test_a_line_without_end_is_not_read_whole(tmp_path):
+def begun(clients: int) -> RunStarted:
+    return RunStarted(job="j", seed=0, rounds=20, mode="pull", chunk_size=16, clients=clients)
+
+
+def ended(number: int, weights: dict[str, float]) -> RoundFinished:
+    return RoundFinished(
+        round=number,
+        digest="d" * 32,
+        download=1.0,
+        train=1.0,
+        upload_and_fold=1.0,
+        checkpoint=1.0,
+        weights=weights,
+        metrics={"loss": 0.1},
+        down=Transfer(),
+        up=Transfer(),
+    )
+
+
+def peak_of_reading(path) -> tuple[Journal, int]:
+    """A journal, and the bytes that reading it took at the most."""
+    tracemalloc.start()
+    try:
+        journal = read_journal(path)
+        return journal, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("clients", [2, 1000])
+def test_a_line_without_end_is_not_read_whole(tmp_path, clients):
     path = tmp_path / "events.jsonl"
     with path.open("wb") as file:
+        file.write(encode_event(begun(clients)) + b"\n")
         file.truncate(1 << 30)
-    with pytest.raises(SimulationError, match="line 1, is damaged"):
-        read_journal(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SimulationError, match="line 2, is damaged"):
+            read_journal(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@given(
+    weights=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60),
+    clients=st.integers(0, 10**7),
+)
+def test_no_round_has_a_line_that_is_too_long_to_be_read(weights, clients):
+    """What a site adds is bounded, so what all of them add is."""
+    names = [f"site-{clients - index}" for index in range(len(weights))]
+    told = dict(zip(names, weights, strict=True))
+    nobody = len(encode_event(ended(1, {})))
+    assert (len(encode_event(ended(1, told))) - nobody) / len(weights) <= 64
+    assert nobody + 64 * clients <= most_line_bytes(clients)
+
+
+def test_the_journal_of_a_million_clients_says_how_many_and_is_read_in_little_memory(tmp_path):
+    path = tmp_path / "events.jsonl"
+    million, sampled = 1_000_000, 500
+    assert len(encode_event(begun(million))) < 256
+    assert begun(million).sites[-1] == "site-1000000"
+    script = Script(rounds=20, every=0)
+    events: list[AnyEvent] = [begun(million), script.started()[-1]]
+    for number in range(1, 21):
+        cohort = [f"site-{million - 7 * number - 11 * index}" for index in range(sampled)]
+        events.append(RoundStarted(round=number, sites=cohort))
+        events += [SiteUpdate(round=number, site=s, weight=18.0, metrics={}) for s in cohort]
+        events.append(ended(number, dict.fromkeys(cohort, 18.0)))
+    path.write_bytes(b"".join(encode_event(event) + b"\n" for event in events))
+    journal, peak = peak_of_reading(path)
+    assert journal.last_round == 20
+    # What counts is an entry for each site and round: nothing is there a million times.
+    assert peak < 8 << 20
+
+
+def test_a_round_of_as_many_sites_as_there_are_is_read(tmp_path):
+    path = tmp_path / "events.jsonl"
+    everyone = {f"site-{number}": 0.1 + number for number in range(1, 100_001)}
+    script = Script(rounds=20, every=0)
+    events = [begun(len(everyone)), script.started()[-1], ended(1, everyone)]
+    path.write_bytes(b"".join(encode_event(event) + b"\n" for event in events))
+    assert path.stat().st_size > most_line_bytes(0)
+    assert read_journal(path).last_round == 1
 
 
 def test_a_journal_of_ten_thousand_rounds_is_read_at_once(tmp_path):

@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from scripts import LARGE, QUIET, adding, cohorts, noisy, results
+from scripts import LARGE, QUIET, adding, cohorts, noisy, of_kind, results
 
 from flstream.errors import UsageError
+from flstream.model.checkpoint import FileSource, body_digest
 from flstream.simulator.resume import plan_resume
 from flstream.telemetry.events import ProcessReady, RoundFinished, SiteLog, SiteState, SiteUpdate
 
@@ -156,9 +157,41 @@ def test_everything_is_killed_at_once(jobs, undisturbed, how):
     assert results(resumed) == undisturbed["large" if LARGE in how else "tiny"]
 
 
+def stored(run):
+    """The files of the models that are there."""
+    return sorted(path.name for path in run.directory.checkpoints.iterdir())
+
+
 def test_a_finished_run_goes_on_if_there_are_more_rounds_now(jobs, undisturbed):
     run = jobs.run(noisy(), "clients.count=6", "rounds=2")
     assert results(jobs.go_on(run, noisy(), *SIX)) == undisturbed["tiny"]
+
+
+def test_an_evaluation_out_of_turn_is_void_once_there_are_more_rounds(jobs):
+    # The third round is evaluated only where it is the last, and would then be the best.
+    seldom = ["clients.count=2", "workflow.args.evaluate_every=2", "checkpoints.keep=1"]
+    script = adding({}).replace("float(number)", "[0.1, 0.9, 0.95, 0.5, 0.6][number - 1]")
+    expected = jobs.run(script, *seldom, "rounds=5")
+    run = jobs.run(script, *seldom, "rounds=3")
+    assert [("accuracy" in each) for each in run.summary.metrics] == [False, True, True]
+    assert run.summary.best.round == 3
+    # The best of those that any longer job has stays with the last.
+    assert stored(run) == [f"round-{number:04d}.safetensors" for number in (2, 3)]
+    resumed = jobs.go_on(run, script, *seldom, "rounds=5")
+    assert results(resumed) == results(expected)
+    assert resumed.summary.best.round == 2
+    assert stored(resumed) == stored(expected)
+    bytes_down = [each.summary.transfer.down.bytes for each in (resumed, expected)]
+    assert bytes_down[0] == bytes_down[1]
+
+
+def test_a_run_keeps_fewer_checkpoints_from_when_it_is_told_to(jobs):
+    two = ["clients.count=2", QUIET]
+    run = jobs.run(adding({}), *two, "rounds=3")
+    assert len(stored(run)) == 4
+    resumed = jobs.go_on(run, adding({}), *two, "rounds=4", "checkpoints.keep=2")
+    assert resumed.summary.status == "finished", resumed.summary.error
+    assert stored(resumed) == [f"round-{number:04d}.safetensors" for number in (3, 4)]
 
 
 def test_another_job_is_refused_and_leaves_the_run_as_it_is(jobs):
@@ -184,12 +217,30 @@ def test_a_server_optimizer_goes_on_with_its_state_and_the_checkpoints_that_are_
     run = cut_off(jobs, killer, *adam)
     resumed = jobs.go_on(run, noisy(), *adam)
     assert results(resumed) == results(expected)
-    kept = sorted(path.name for path in resumed.directory.checkpoints.iterdir())
-    assert kept == sorted(path.name for path in expected.directory.checkpoints.iterdir())
-    # The last, and the best at the time when it was written.
-    numbers = {int(name.split(".")[0].removeprefix("round-")) for name in kept}
-    assert numbers >= {4, resumed.summary.best.round}
-    assert len(numbers) == 2
+    assert stored(resumed) == stored(expected)
+    # The last, and the best.
+    numbers = {int(name.split(".")[0].removeprefix("round-")) for name in stored(resumed)}
+    assert numbers == {4, resumed.summary.best.round}
+    # The journal knows what the optimizer remembers, too.
+    for event in of_kind(resumed, RoundFinished):
+        if event.round in numbers:
+            state = FileSource(resumed.directory.optimizer_state(event.round))
+            assert body_digest(state) == event.optimizer_state
+
+
+def test_a_damaged_optimizer_state_is_noticed_and_costs_a_round_and_no_bit(jobs):
+    adam = ["clients.count=2", "server_optimizer.type=fedadam", QUIET]
+    expected = jobs.run(noisy(), *adam, "rounds=3")
+    run = jobs.run(noisy(), *adam, "rounds=2")
+    path = run.directory.optimizer_state(2)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    resumed = jobs.go_on(run, noisy(), *adam, "rounds=3")
+    assert results(resumed) == results(expected)
+    [warning] = resumed.summary.warnings
+    assert "went on from round 1 instead of 2" in warning
+    assert "round-0002.optimizer.safetensors has the digest" in warning
 
 
 # The accuracy of the model of each round.
@@ -238,7 +289,7 @@ def test_who_was_benched_is_known_after_an_interruption(jobs, quiet):
 def test_a_run_that_is_cut_off_again_and_again_is_still_the_same(jobs, undisturbed):
     shared = [*SIX, LARGE, "clients.parallel=2"]
     run = cut_off(jobs, Killer("server", SiteUpdate, 1), *shared)
-    for number in (1, 2, 3):
+    for number in (1, 3):
         killer = Killer("server", SiteUpdate, number)
         run = jobs.go_on(run, noisy(), *shared, listener=killer)
         assert killer.has_struck

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flstream.simulator.retention import Retention, stored_rounds, superseded
 from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.small_files import temporary_of
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_all_of_them_stay_where_all_are_kept(rounds, last):
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
 def test_a_run_never_has_more_than_the_kept_ones_the_best_and_the_next(run, keep):
-    retention = Retention(run, keep)
+    retention = Retention(run, keep, 0)
     most, best = 0, None
     fill(run, 0)
     for number in range(1, 13):
@@ -68,30 +69,46 @@ def test_a_run_never_has_more_than_the_kept_ones_the_best_and_the_next(run, keep
 
 def test_the_initial_model_goes_like_any_other(run):
     fill(run, 0, 1, 2)
-    assert Retention(run, 2).settle(1, None).rounds == []
-    assert Retention(run, 2).settle(2, None).rounds == [0]
+    assert Retention(run, 2, 0).settle(1, None).rounds == []
+    assert Retention(run, 2, 0).settle(2, None).rounds == [0]
     assert there(run) == names(run, 1, 2)
 
 
 def test_what_belongs_to_a_checkpoint_goes_with_it(run):
     fill(run, 0)
     fill(run, 1, 2, 3, companion=state(run))
-    retired = Retention(run, 1, [state(run)]).settle(3, 2)
+    retired = Retention(run, 1, 0, [state(run)]).settle(3, 2)
     assert (retired.rounds, retired.warnings) == ([0, 1], [])
     assert there(run) == sorted([*names(run, 2, 3), state(run)(2).name, state(run)(3).name])
+
+
+def test_what_may_go_becomes_the_file_that_the_next_round_writes(run):
+    fill(run, 0, 1, 2, companion=state(run))
+    was = run.checkpoint(1).stat().st_ino, state(run)(1).stat().st_ino
+    assert Retention(run, 1, 3, [state(run)]).settle(2, None).rounds == [0, 1]
+    space = temporary_of(run.checkpoint(3)), temporary_of(state(run)(3))
+    assert tuple(path.stat().st_ino for path in space) == was
+    kept = [run.checkpoint(2), state(run)(2)]
+    assert there(run) == sorted(path.name for path in (*space, *kept))
+
+
+def test_after_the_last_round_nothing_is_left_for_a_next_one(run):
+    fill(run, 0, 1, 2)
+    assert Retention(run, 1, 2).settle(2, None).rounds == [0, 1]
+    assert there(run) == names(run, 2)
 
 
 def test_what_was_removed_half_is_removed_the_rest_of_the_way(run):
     # As after a kill between the two.
     fill(run, 0, 1, 2, companion=state(run))
     state(run)(1).unlink()
-    assert Retention(run, 1, [state(run)]).settle(2, None).rounds == [0, 1]
+    assert Retention(run, 1, 0, [state(run)]).settle(2, None).rounds == [0, 1]
     assert there(run) == sorted([*names(run, 2), state(run)(2).name])
 
 
 def test_a_round_after_the_durable_one_is_left_alone(run):
     fill(run, 0, 1, 2, 7)
-    Retention(run, 1).settle(2, None)
+    Retention(run, 1, 0).settle(2, None)
     assert there(run) == names(run, 2, 7)
 
 
@@ -113,14 +130,14 @@ def test_a_round_after_the_durable_one_is_left_alone(run):
 def test_a_file_of_any_other_name_stays(run, name):
     fill(run, 9)
     (run.checkpoints / name).write_text("mine")
-    assert Retention(run, 1).settle(9, None) == ([], [])
+    assert Retention(run, 1, 0).settle(9, None) == ([], [])
     assert (run.checkpoints / name).read_text() == "mine"
 
 
 def test_more_than_four_digits_are_a_round_too(run):
     fill(run, 9999, 10000, 10001)
     assert sorted(stored_rounds(run)) == [9999, 10000, 10001]
-    assert Retention(run, 1).settle(10001, None).rounds == [9999, 10000]
+    assert Retention(run, 1, 0).settle(10001, None).rounds == [9999, 10000]
     assert there(run) == ["round-10001.safetensors"]
 
 
@@ -131,7 +148,7 @@ def test_links_and_folders_of_such_a_name_stay_and_so_does_what_they_lead_to(run
     run.checkpoint(1).mkdir()
     fill(run, 2, 3, 4)
     state(run)(2).symlink_to(outside)
-    retired = Retention(run, 1, [state(run)]).settle(4, None)
+    retired = Retention(run, 1, 0, [state(run)]).settle(4, None)
     assert (retired.rounds, retired.warnings) == ([2, 3], [])
     assert outside.read_text() == "mine"
     assert there(run) == sorted([*names(run, 0, 1, 4), state(run)(2).name])
@@ -142,7 +159,7 @@ def test_a_folder_that_is_a_link_is_not_entered(run, tmp_path):
     run.checkpoints.rename(elsewhere)
     run.checkpoints.symlink_to(elsewhere)
     fill(run, 0, 1, 2)
-    retention = Retention(run, 1)
+    retention = Retention(run, 1, 0)
     retired = retention.settle(2, None)
     assert retired.rounds == []
     assert retired.warnings == [
@@ -162,13 +179,13 @@ def test_a_file_that_is_gone_already_is_no_matter(run, monkeypatch):
         real(name, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "unlink", gone_meanwhile)
-    assert Retention(run, 1).settle(2, None) == ([0, 1], [])
+    assert Retention(run, 1, 0).settle(2, None) == ([0, 1], [])
     assert there(run) == names(run, 2)
 
 
 def test_a_file_that_cannot_be_removed_is_warned_of_once_and_tried_again(run, monkeypatch):
     fill(run, 0, 1, 2, companion=state(run))
-    retention = Retention(run, 1, [state(run)])
+    retention = Retention(run, 1, 0, [state(run)])
 
     def refuse(name, *, dir_fd):
         raise PermissionError(1, "Operation not permitted")
@@ -190,5 +207,5 @@ def test_a_file_that_cannot_be_removed_is_warned_of_once_and_tried_again(run, mo
 def test_the_final_model_outlives_the_checkpoint_it_is_a_link_to(run):
     fill(run, 0, 1, 2)
     run.publish_final_model(1)
-    Retention(run, 1).settle(2, None)
+    Retention(run, 1, 0).settle(2, None)
     assert run.final_model.read_text() == "model"

@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import SimulationError
+from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     AnyEvent,
-    EventLog,
     Metrics,
     RoundFinished,
     RunFinished,
     SiteLog,
     Transfer,
+    Work,
     decode_event,
     encode_event,
 )
@@ -49,6 +50,8 @@ def events(kind: type) -> st.SearchStrategy[AnyEvent]:
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
+    if kind == dict[str, Work]:
+        return st.dictionaries(st.text(), events(Work), max_size=2)
     return st.sampled_from(get_args(kind)) if get_origin(kind) is Literal else VALUES[kind]
 
 

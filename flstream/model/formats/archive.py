@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from flstream.errors import CheckpointError
-from flstream.model.checkpoint import read_at
+from flstream.model.descriptors import read_at
 from flstream.model.formats.file import MOST_EXPANSION
 
 AGAIN = "fetch the file again or save it anew"

@@ -12,7 +12,7 @@ from typing import IO
 import numpy as np
 
 from flstream.errors import CheckpointError
-from flstream.model.checkpoint import read_at
+from flstream.model.descriptors import read_at
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import TensorSpec
 

@@ -1,0 +1,91 @@
+"""Make the picture of a run in progress that the README shows, from a run on this machine.
+
+    python benchmarks/pictures.py [--model-size 1GiB] [--clients 4] [--width 100]
+
+It takes memory for as many models as there are clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from flstream.job import load_job
+from flstream.report.frame import render
+from flstream.report.remaining import download_done
+from flstream.report.rows import Memory
+from flstream.report.state import RunState
+from flstream.simulator.launcher import simulate
+from flstream.simulator.run_directory import RunDirectory
+from flstream.telemetry.events import AnyEvent, RunStarted
+from flstream.telemetry.memory import MemorySampler
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "pictures" / "live.svg"
+# Fonts that machines have: the picture must not ask the network for one.
+FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+# Of the last round, so much of the model is with the sites when the picture is taken.
+PART, LINES = 0.45, 24
+
+
+class Photographer:
+    """A listener that keeps one frame of the live view."""
+
+    def __init__(self, width: int) -> None:
+        self._state = RunState()
+        self._width = width
+        self.frame: list[Text] = []
+
+    def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
+        """Take one event, and the picture if it is time for it."""
+        if isinstance(event, RunStarted):
+            self._state.began = event.time
+        self._state.apply(event)
+        if self.frame or self._state.round < self._state.rounds:
+            return
+        done = download_done(self._state, event.time)
+        if done is not None and done.amount >= PART * done.total:
+            peaks = {name: memory.peak_rss for name, memory in sampler.peaks().items()}
+            memory = Memory(sampler.current_rss(), peaks, sampler.peak_total_pss)
+            self.frame = render(self._state, memory, event.time, self._width, LINES)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model-size", default="1GiB")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--width", type=int, default=100)
+    asked = parser.parse_args()
+    overrides = [f"model.args.size={asked.model_size}", f"clients.count={asked.clients}"]
+    job = load_job(ROOT / "jobs" / "exchange" / "job.conf", overrides)
+    photographer = Photographer(asked.width)
+    with tempfile.TemporaryDirectory() as folder:
+        summary = simulate(job, RunDirectory.create(job.name, Path(folder)), photographer)
+    if summary.status != "finished" or not photographer.frame:
+        raise SystemExit(f"there is no picture: the run {summary.status}, {summary.error}")
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(svg(photographer.frame, asked.width))
+
+
+def svg(frame: list[Text], width: int) -> str:
+    """The lines as a picture that needs nothing from elsewhere."""
+    console = Console(
+        file=io.StringIO(), record=True, force_terminal=True, color_system="truecolor", width=width
+    )
+    for line in frame:
+        console.print(line, soft_wrap=True)
+    picture = console.export_svg(title="flstream simulate jobs/exchange", unique_id="live")
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+    picture = re.sub(r"<!--.*?-->\s*", "", picture, flags=re.DOTALL)
+    picture = picture.replace("Fira Code, monospace", FONTS).replace("arial", "sans-serif")
+    return "\n".join(line.rstrip() for line in picture.splitlines() if line.strip()) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What is wrong with the code of a job, as far as looking at it tells: nothing of it is run.
+
+The rules of the job file have parsed it already. This looks further, at what a run would only find
+once its processes are up.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from flstream.job.files import top_level_names
+from flstream.job.problems import Problem, did_you_mean
+from flstream.job.sections import Job
+
+
+def code_problems(job: Job) -> list[Problem]:
+    """What keeps a job's script, learner or model factory from being imported.
+
+    That is code that does not compile, a module that is imported first thing and not installed,
+    and a name that an installed module does not have.
+    """
+    problems: list[Problem] = []
+    if job.train.learner is not None:
+        problems += _named("train.learner", job.train.learner)
+    elif job.train.script is not None:
+        problems += _file("train.script", job.train.script)
+    if job.model.factory is not None and job.model.initial is None:
+        problems += _named("model.factory", job.model.factory)
+    return problems
+
+
+def _named(key: str, named: str) -> Iterator[Problem]:
+    where, _, name = named.rpartition(":")
+    if where.endswith(".py"):
+        yield from _file(key, Path(where))
+        return
+    spec = _find(where)
+    if spec is None:
+        yield Problem(key, f"there is no installed module {where}")
+    elif spec.origin is not None and spec.origin.endswith(".py"):
+        # What a compiled module has is only known to those who import it.
+        names = top_level_names(_parsed(Path(spec.origin)).body)
+        if name not in names and "*" not in names:
+            said = f"{where} ({spec.origin}) has no {name!r} at its top level"
+            yield Problem(key, said, "", did_you_mean(name, names))
+
+
+def _is_installed(top: str) -> bool:
+    # A top-level module is looked up without running anything of it.
+    return top in sys.modules or importlib.util.find_spec(top) is not None
+
+
+def _find(module: str) -> ModuleSpec | None:
+    """Find an installed module as an import would, but without running its packages."""
+    parts = module.split(".")
+    spec = importlib.util.find_spec(parts[0])
+    for end in range(2, len(parts) + 1):
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[:end]), spec.submodule_search_locations)
+    return spec
+
+
+def _file(key: str, path: Path) -> Iterator[Problem]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = _parsed(path)
+            compile(tree, str(path), "exec")
+    except SyntaxError as error:
+        yield Problem(key, f"{path} line {error.lineno}: {error.msg}")
+        return
+    except (ValueError, OSError) as error:
+        yield Problem(key, f"{path}: {error}")
+        return
+    for line, module in _imports(tree):
+        top = module.partition(".")[0]
+        if PathFinder.find_spec(top, [str(path.parent)]) is None and not _is_installed(top):
+            said = f"{path.name} line {line} imports {module}, and there is no module {top}"
+            yield Problem(key, said, "", "install it where flstream is, or put it beside the file")
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """What a file imports whatever happens: an import in a block may have an alternative."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes(), filename=str(path))

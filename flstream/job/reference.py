@@ -1,0 +1,99 @@
+"""The reference page of the job file, written from the sections that define it.
+
+``python -m flstream.job.reference > docs/job.md`` writes it anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from inspect import cleandoc
+
+from flstream.job.keys import Key, job_keys
+from flstream.job.sections import Job, Section
+
+EXAMPLE = """\
+name = mine
+seed = 7
+rounds = 20
+stop_when = "accuracy >= 0.97"            # or after 20 rounds
+
+clients {
+  count = 8
+  per_round = 0.5                         # half of them, drawn anew each round
+  min_updates = 3                         # a round goes on if one of the four fails
+}
+
+model { factory = "model:Net" }           # the callable Net in model.py, beside this file
+
+train {
+  script = client.py
+  args { epochs = 3, lr = 0.05 }          # the script gets them as --epochs 3 --lr 0.05
+}
+
+streaming { tensor_download_chunk_size = 4 MiB }
+checkpoints { keep = 3 }                  # the last three, and the best one besides
+"""
+
+_HEAD = f"""\
+# The job file
+
+Written by `make docs` from `flstream/job/sections.py`, where each key has its one definition.
+
+A job is one file of HOCON: JSON with comments, units, includes and substitutions. Three keys have
+to be given, `name`, `rounds` and `clients.count`, and so has where the model and the training code
+are. All else has a default.
+
+```hocon
+{EXAMPLE}```
+
+- `a.b = 1` and `a {{ b = 1 }}` are the same.
+- Paths start at the folder of the job file.
+- Sizes: `2 MiB`, `2M` and `2097152` are the same; `2 MB` is 2,000,000 bytes. Durations: `600 s`,
+  `10 minutes`, `500 ms`; a bare number is in seconds.
+- `null` is what a key is without a value; its entry says what that means.
+- `${{?HOME}}` takes a variable of the environment, if there is one.
+- `include required(file("base.conf"))` takes in another file.
+- `--set clients.count=4` on the command line has the last word, and goes through the same checks.
+
+`flstream validate JOB` names every mistake at once, an unknown key among them, and of a sound job
+what it would do and need. The `job.conf` in a run directory has every key written out, with its
+meaning.
+"""
+
+
+def render_reference() -> str:
+    """The page, in Markdown."""
+    parts = [_HEAD, *_section("", Job)]
+    return "\n".join(parts)
+
+
+def _section(name: str, section: type[Section]) -> Iterator[str]:
+    """A section's keys, and then the sections in it."""
+    if name:
+        yield f"## `{name}`\n\n{cleandoc(section.__doc__ or '')}\n"
+    else:
+        yield "## At the top\n"
+    inner = {}
+    for field, info in section.model_fields.items():
+        path = f"{name}.{field}".lstrip(".")
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            inner[path] = info.annotation
+        else:
+            yield _entry(job_keys()[path])
+    for path, each in inner.items():
+        yield from _section(path, each)
+
+
+def _entry(key: Key) -> str:
+    if key.required:
+        default = "has to be given"
+    elif key.default is None:
+        default = "default `null`"
+    else:
+        default = f"default `{key.rule.render(key.default)}`"
+    return f"### `{key.name}`\nTakes {key.rule.allowed}; {default}.\n\n{key.meaning}\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_reference())

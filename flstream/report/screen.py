@@ -1,0 +1,95 @@
+"""A terminal's screen, on which a picture is kept up to date line by line."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType, Segment, Segments
+from rich.text import Text
+
+# Everything is written again now and then: something else may have written over it, or the run was
+# stopped with Ctrl-Z and went on.
+_REPAINT_SECONDS = 5.0
+
+
+class Screen:
+    """The alternate screen of a terminal.
+
+    Only lines that have changed are written, each over what was there, and nothing is erased
+    before: so nothing flickers, and a slow link is not kept busy. What was on the terminal before
+    is there again afterwards.
+
+    Args:
+        console: of the terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: list[Text] = []
+        self._size = (0, 0)
+        self._painted = float("-inf")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines that can be written to, now.
+
+        Never more than the terminal has, whatever COLUMNS says: a line that wraps moves all others.
+        """
+        width, height = self._console.size
+        try:
+            real = os.get_terminal_size(self._console.file.fileno())
+        except OSError:
+            return width, height
+        # A terminal that nobody has told its size says 0.
+        return min(width, real.columns or width), min(height, real.lines or height)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Take the screen, and give it back as it was."""
+        self._console.set_alt_screen(True)
+        self._console.show_cursor(False)
+        try:
+            yield
+        finally:
+            self._console.show_cursor(True)
+            self._console.set_alt_screen(False)
+
+    def paint(self, lines: Sequence[Text], size: tuple[int, int]) -> None:
+        """Show these lines and no others.
+
+        Args:
+            lines: none wider than the screen, and no more than it has.
+            size: of the screen that they were made for.
+        """
+        now = time.monotonic()
+        width, _ = size
+        segments: list[Segment] = []
+        if size != self._size:
+            segments.append(Control.clear().segment)
+            self._shown = []
+        again = now - self._painted >= _REPAINT_SECONDS
+        for index in range(max(len(lines), len(self._shown))):
+            line = lines[index] if index < len(lines) else Text()
+            before = self._shown[index] if index < len(self._shown) else None
+            # `Text` compares its styles as well.
+            if line != before or again:
+                segments += self._line(line, index, width)
+        if again or size != self._size:
+            self._painted = now
+        self._shown, self._size = list(lines), size
+        if segments:
+            self._console.print(Segments(segments), end="", crop=False)
+
+    def _line(self, line: Text, index: int, width: int) -> list[Segment]:
+        options = self._console.options.update(width=width, no_wrap=True, overflow="crop")
+        (row, *_) = self._console.render_lines(line, options, pad=False)
+        segments = [Control.move_to(0, index).segment, *row]
+        # After a line that is full the cursor still stands on its last column.
+        if Segment.get_line_length(row) < width:
+            segments.append(Control((ControlType.ERASE_IN_LINE, 0)).segment)
+        return segments

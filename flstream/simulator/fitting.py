@@ -1,0 +1,149 @@
+"""Whether a job fits into this machine as it is now, and if not, what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flstream.job import Job
+from flstream.model.layout import Layout
+from flstream.simulator.disk import free_bytes
+from flstream.simulator.forecast import Forecast, forecast
+from flstream.simulator.plan import plan_disk
+from flstream.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a machine has to give.
+
+    Attributes:
+        memory: bytes that are available.
+        disk: bytes that are free where the run directory would be; None if that cannot be told.
+        folder: where that is.
+    """
+
+    memory: int
+    disk: int | None
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a job fits.
+
+    Attributes:
+        lacking: a sentence for each thing that there is too little of; empty if it fits.
+        advice: what would make it fit, each with what the job would need then.
+    """
+
+    lacking: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is lacking."""
+        return not self.lacking
+
+
+def room_here(folder: Path) -> Room:
+    """What this machine has now.
+
+    Args:
+        folder: where the run directory would be; it need not exist yet.
+    """
+    there = folder.absolute()
+    while not there.is_dir():
+        there = there.parent
+    return Room(psutil.virtual_memory().available, free_bytes(there), folder)
+
+
+def fit(job: Job, layout: Layout, need: Forecast, room: Room) -> Fit:
+    """Compare what a job needs with what there is.
+
+    Args:
+        job: the job.
+        layout: of its model.
+        need: what it needs.
+        room: what there is.
+    """
+    lacking, advice = [], []
+    if need.total_bytes > room.memory:
+        lacking.append(
+            f"{need.mode} mode with {need.workers} "
+            f"{'process' if need.workers == 1 else 'processes'} for the sites needs about "
+            f"{format_bytes(need.total_bytes)} of memory, {format_bytes(room.memory)} are available"
+        )
+        advice += _smaller(job, layout, room.memory) or ["make the model smaller, or free memory"]
+    if room.disk is not None and need.disk_bytes > room.disk:
+        lacking.append(
+            f"the run takes up to {format_bytes(need.disk_bytes)} of disk, "
+            f"{format_bytes(room.disk)} are free in {room.folder}"
+        )
+        keep = _fitting_keep(job, layout, room.disk)
+        advice.append(
+            f"set checkpoints.keep = {keep}" if keep else "make room, or name another --run-dir"
+        )
+    return Fit(tuple(lacking), tuple(advice))
+
+
+def _smaller(job: Job, layout: Layout, available: int) -> list[str]:
+    """The mildest ways to need less memory, each of which is enough."""
+
+    def fits(changed: Job) -> int | None:
+        need = forecast(changed, layout).total_bytes
+        return need if need <= available else None
+
+    advice, streamed = [], job
+    if forecast(job, layout).mode == "native":
+        streamed = _streamed(job)
+        need = fits(streamed)
+        if need is not None:
+            changes = "set streaming.mode = pull"
+            if job.streaming.mode != "native":
+                changes = "leave the download chunk sizes at their default"
+            advice.append(f"{changes}, which needs about {format_bytes(need)}")
+    if not advice:
+        also = " and streaming.mode = pull" if streamed is not job else ""
+        for workers, changed in _with_fewer_workers(streamed):
+            need = fits(changed)
+            if need is not None:
+                said = f"set clients.parallel = {workers}{also}"
+                advice.append(f"{said}, which needs about {format_bytes(need)}")
+                break
+    return advice
+
+
+def _streamed(job: Job) -> Job:
+    default = type(job.streaming)()
+    sizes = {
+        name: getattr(job.streaming, name) or getattr(default, name)
+        for name in ("tensor_download_chunk_size", "np_download_chunk_size")
+    }
+    mode = "pull" if job.streaming.mode == "native" else job.streaming.mode
+    return _changed(job, "streaming", mode=mode, **sizes)
+
+
+def _with_fewer_workers(job: Job) -> Iterator[tuple[int, Job]]:
+    for workers in range(job.clients.workers - 1, 0, -1):
+        yield workers, _changed(job, "clients", parallel=workers)
+
+
+def _fitting_keep(job: Job, layout: Layout, free: int) -> int | None:
+    """The most checkpoints that may be kept; None if not even one may."""
+    plan = plan_disk(job, layout, job.clients.cohort_size)
+    # The initial model, the best one, and the one that is being written come on top of it.
+    most = plan.lasts(free - plan.model) - 1
+    keep = min(most, job.rounds)
+    while keep > 0 and forecast(_changed(job, "checkpoints", keep=keep), layout).disk_bytes > free:
+        keep -= 1
+    return keep if keep > 0 else None
+
+
+def _changed(job: Job, section: str, **values: Any) -> Job:
+    inner = getattr(job, section).model_copy(update=values)
+    return job.model_copy(update={section: inner})

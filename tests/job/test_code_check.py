@@ -1,0 +1,87 @@
+"""What is wrong with a job's code is found by looking at it: nothing of it is run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flstream.job import load_job
+from flstream.job.code_check import code_problems
+
+Problems = Callable[..., list[str]]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Problems:
+    """Return a function that writes a job's script and model, and says what is wrong with them."""
+
+    def find(script: str = "", model: str = "def build(): ...", *overrides: str) -> list[str]:
+        (tmp_path / "client.py").write_text(script)
+        (tmp_path / "model.py").write_text(model)
+        (tmp_path / "job.conf").write_text(
+            'name = test, rounds = 1, clients.count = 1, model.factory = "model:build"\n'
+            "train.script = client.py"
+        )
+        job = load_job(tmp_path / "job.conf", overrides)
+        return [str(problem).replace(f"{tmp_path}/", "") for problem in code_problems(job)]
+
+    return find
+
+
+def test_sound_code_has_no_problems_and_is_not_run(problems: Problems) -> None:
+    script = "import os.path, torch, model\nfrom . import x\nfrom flstream.client import init\n1/0"
+    assert problems(script, "import numpy\ndef build(): ...\n1/0") == []
+
+
+def test_every_file_is_looked_at(problems: Problems) -> None:
+    found = problems("import nosuch.thing", "from nowhere import x\ndef build(): ...")
+    assert found == [
+        "train.script: client.py line 1 imports nosuch.thing, and there is no module nosuch; "
+        "install it where flstream is, or put it beside the file",
+        "model.factory: model.py line 1 imports nowhere, and there is no module nowhere; "
+        "install it where flstream is, or put it beside the file",
+    ]
+
+
+def test_an_import_that_may_have_an_alternative_is_no_mistake(problems: Problems) -> None:
+    assert problems("try:\n    import nosuch\nexcept ImportError:\n    nosuch = None") == []
+
+
+def test_code_that_parses_but_does_not_compile_is_a_mistake(problems: Problems) -> None:
+    assert problems("return 1") == ["train.script: client.py line 1: 'return' outside function"]
+
+
+def test_the_code_of_a_learner_is_looked_at_instead_of_a_script(problems: Problems) -> None:
+    learner = "train.learner=client:Mine", "train.script=null"
+    text = "import nosuch\nclass Mine: ..."
+    assert problems(text, "def build(): ...", *learner)[0].startswith(
+        "train.learner: client.py line 1 imports nosuch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("json.decoder:JSONDecoder", []),
+        ("json.decodr:JSONDecoder", ["model.factory: there is no installed module json.decodr"]),
+        ("os.path:join", ["model.factory: there is no installed module os.path"]),
+        ("torch._C:Tensor", []),
+    ],
+)
+def test_code_of_installed_modules_is_found_without_importing_it(
+    problems: Problems, factory: str, said: list[str]
+) -> None:
+    assert problems("", "def build(): ...", f"model.factory={factory}") == said
+
+
+def test_a_name_that_an_installed_module_lacks_is_named(problems: Problems) -> None:
+    [said] = problems("", "def build(): ...", "model.factory=json.decoder:JsonDecoder")
+    assert "has no 'JsonDecoder' at its top level; did you mean JSONDecoder?" in said
+
+
+def test_a_factory_is_not_looked_at_if_the_weights_come_from_a_file(
+    problems: Problems, tmp_path: Path
+) -> None:
+    (tmp_path / "m.safetensors").write_bytes(b"")
+    initial = f"model.initial={tmp_path}/m.safetensors"
+    assert problems("", "import nosuch\ndef build(): ...", initial) == []

@@ -1,0 +1,81 @@
+"""Events of runs, as the server tells them."""
+
+from flstream.report.state import RunState
+from flstream.telemetry.events import (
+    AnyEvent,
+    Evaluated,
+    ModelReady,
+    ProcessReady,
+    RoundFinished,
+    RoundStarted,
+    RunStarted,
+    SiteState,
+    Transfer,
+)
+
+MIB = 1 << 20
+START = 1000.0
+WORKERS = ["worker-1", "worker-2"]
+
+
+def run_started(clients: int, workers: list[str], job: str = "digits") -> RunStarted:
+    return RunStarted(
+        time=START,
+        job=job,
+        seed=7,
+        rounds=10,
+        clients=clients,
+        mode="pull",
+        chunk_size=2 * MIB,
+        workers=workers,
+    )
+
+
+def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
+    """Return the events up to the first round's tasks, each site in a process of its own."""
+    sites = [f"site-{number}" for number in range(1, clients + 1)]
+    return [
+        run_started(clients, [], job),
+        *(ProcessReady(time=START, process=name, pid=1, idle_rss=MIB) for name in sites),
+        ModelReady(time=START, bytes=64 * MIB, tensors=34, digest="0" * 32),
+        RoundStarted(time=START, round=1, sites=sites),
+        *(SiteState(time=START, round=1, site=name, state="downloading") for name in sites),
+    ]
+
+
+def shared(clients: int = 1000, sampled: int = 100) -> list[AnyEvent]:
+    """Return the events up to the first round's tasks, two processes for all sites."""
+    sites = [f"site-{number}" for number in range(1, sampled + 1)]
+    return [
+        run_started(clients, WORKERS),
+        *(ProcessReady(time=START, process=name, pid=1, idle_rss=MIB) for name in WORKERS),
+        ModelReady(time=START, bytes=MIB, tensors=2, digest="0" * 32),
+        RoundStarted(time=START, round=1, sites=sites),
+    ]
+
+
+def round_finished(number: int, time: float, down: int = 0, up: int = 0) -> RoundFinished:
+    return RoundFinished(
+        time=time,
+        round=number,
+        digest="0" * 32,
+        download=1.0,
+        train=2.0,
+        upload_and_fold=3.0,
+        checkpoint=0.5,
+        weights={},
+        metrics={"loss": 1.5},
+        down=Transfer(bytes=down),
+        up=Transfer(bytes=up),
+    )
+
+
+def evaluated(number: int, time: float, **metrics: float) -> Evaluated:
+    return Evaluated(time=time, round=number, metrics=metrics, seconds=1.0, down=Transfer())
+
+
+def state_after(*events: AnyEvent) -> RunState:
+    state = RunState(began=START)
+    for event in events:
+        state.apply(event)
+    return state

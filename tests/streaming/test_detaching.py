@@ -1,0 +1,71 @@
+"""A receiver that is gone for good can be forgotten, and what was on offer to it is settled."""
+
+import socket
+
+import pytest
+
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource
+from flstream.streaming.service import DownloadService
+from flstream.transport.pipe import PipeChannel
+
+LAYOUT = Layout.of([("w", "U8", (64,))])
+BODY = BufferSource(LAYOUT, memoryview(bytes(64)))
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def service():
+    with DownloadService() as service:
+        yield service
+
+
+def attached(service, name):
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(PATIENCE)
+    service.attach(PipeChannel(ours, name), name)
+    return theirs
+
+
+def test_its_channel_is_closed_though_its_other_end_is_not(service):
+    with attached(service, "worker-1") as theirs:
+        service.detach("worker-1")
+        assert theirs.recv(1) == b""
+
+
+def test_what_was_on_offer_to_it_is_settled(service):
+    with attached(service, "worker-1"):
+        ref = service.offer(BODY, ["worker-1"])
+        service.detach("worker-1")
+        outcome = ref.wait(PATIENCE)
+        assert (outcome.status, outcome.reason) == (
+            "aborted",
+            "worker-1: its channel was closed here",
+        )
+
+
+@pytest.mark.parametrize("ends", ["itself", "after it was let go"])
+def test_no_name_is_kept_of_those_that_are_gone(service, ends):
+    for number in range(50):
+        name = f"worker-1/{number}"
+        with attached(service, name) as theirs:
+            if ends == "itself":
+                theirs.shutdown(socket.SHUT_RDWR)
+                # It is known to be lost once an offer to it has settled.
+                assert service.offer(BODY, [name]).wait(PATIENCE).status == "aborted"
+            service.detach(name)
+            assert theirs.recv(1) == b""
+    # The next one is served as ever.
+    with attached(service, "worker-1/50"):
+        ref = service.offer(BODY, ["worker-1/50"])
+        assert ref.outcome is None
+        service.detach("worker-1/50")
+        assert ref.wait(PATIENCE).status == "aborted"
+    service.close()
+    assert service._lost == {}
+
+
+def test_who_was_never_there_can_be_let_go(service):
+    service.detach("nobody")
+    service.close()
+    service.detach("nobody")
