@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from measure import Row, print_table
 
+from flstream.bench.limits import pipe_rate, write_seconds
 from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -112,8 +110,8 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
         size = whole // scale
         moved, kept, bare_moves, bare_writes = [], [], [], []
         for _ in range(3):
-            bare_moves.append(2 * clients * size / bare_rate(size))
-            bare_writes.append(bare_write(folder, size))
+            bare_moves.append(2 * clients * size / pipe_rate(size, PIECE))
+            bare_writes.append(write_seconds(folder, size))
             steady = exchange(folder, size, clients, 3).summary["rounds"][1:]
             moved += [each["download"] + each["upload_and_fold"] for each in steady]
             kept += [each["checkpoint"] for each in steady]
@@ -127,43 +125,6 @@ def seconds(what: str, ours: list[float], bare: list[float], limit: str, most: f
     ours_median, bare_median = statistics.median(ours), statistics.median(bare)
     figures = f"{ours_median:.2f} s", f"{bare_median:.2f} s {limit}"
     return Row(what, *figures, ours_median / bare_median, most=most)
-
-
-def bare_rate(size: int) -> float:
-    """Bytes a second through a socket pair between two processes, with nothing around them."""
-    ours, theirs = socket.socketpair()
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    source = np.random.default_rng(0).bytes(min(size, 512 * MIB))
-    if os.fork() == 0:
-        ours.close()
-        view = memoryview(bytearray(PIECE))
-        while theirs.recv_into(view):
-            pass
-        os._exit(0)
-    theirs.close()
-    data = memoryview(source)
-    with closing(ours):
-        began, left = time.perf_counter(), size
-        while left:
-            for start in range(0, min(left, len(data)), PIECE):
-                ours.sendall(data[start : start + min(PIECE, left)])
-                left -= min(PIECE, left, len(data) - start)
-        rate = size / (time.perf_counter() - began)
-    os.wait()
-    return rate
-
-
-def bare_write(folder: Path, size: int) -> float:
-    """Seconds that writing and fsync of as many bytes take."""
-    data, path = bytes(PIECE), folder / "bare"
-    began = time.perf_counter()
-    with path.open("wb", buffering=0) as file:
-        for _ in range(size // PIECE):
-            file.write(data)
-        os.fsync(file.fileno())
-    taken = time.perf_counter() - began
-    path.unlink()
-    return taken
 
 
 def virtual_clients(folder: Path, scale: int) -> Iterator[Row]:

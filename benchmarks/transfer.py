@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from measure import Link, Row, print_table, together
 
+from flstream.bench.drain import drain
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
@@ -223,9 +224,7 @@ def receive_one(
     settings = DEFAULTS._replace(request_size=run.request_size)
     match run.into:
         case "bare":
-            view, left = buffer.take(CHUNK), run.model.nbytes
-            while left:
-                left -= link.bare.recv_into(view)
+            drain(link.bare, run.model.nbytes, buffer.take(CHUNK))
         case "scratch":
             remote = RemoteSource(receiver, token, settings)
             for start, stop in remote.layout.ranges(settings.frame_size):

@@ -1,208 +1,248 @@
-"""Runs the exchange job in one mode after another, and takes the medians."""
+"""Runs the exchange job in one case after another, beside the machine's limits."""
 
 from __future__ import annotations
 
 import shutil
-import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
-import psutil
-
+from flstream.bench.interruption import undisturbed
+from flstream.bench.limits import Limits, measure_limits, median_limits
+from flstream.bench.measurement import (
+    Measurement,
+    Moments,
+    Trace,
+    figures,
+    median,
+    read_samples,
+    trace,
+)
+from flstream.bench.needs import Need, fits, predict
+from flstream.bench.plan import Case, Plan
+from flstream.bench.schedule import RunShare, Schedule, Step, Watcher, expected_seconds
 from flstream.errors import AbortedError, SimulationError
-from flstream.job import load_job
+from flstream.simulator.fitting import Room, room_here
 from flstream.simulator.launcher import simulate
 from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.summary import RoundSummary, Summary
+from flstream.telemetry.events import (
+    AnyEvent,
+    ProcessReady,
+    Progress,
+    RoundFinished,
+    RoundStarted,
+)
+from flstream.telemetry.memory import MemorySampler
 
-Mode = Literal["pull", "push", "native"]
-MODES: tuple[Mode, ...] = ("pull", "push", "native")
-
-_JOB = Path(__file__).parent / "exchange" / "job.conf"
-
-# The first round shares its time with the start of the processes, so the second is measured.
-_ROUNDS = 2
-# What processes need beside models, measured as PSS: torch and the like, which they share, and
-# what each has for itself.
-_SHARED_BYTES = 250 << 20
-_PROCESS_BYTES = 20 << 20
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure.
-
-    Attributes:
-        model_bytes: bytes of the model.
-        clients: number of clients.
-        modes: modes to compare.
-        chunk_size: longest frame in bytes, for the modes that have frames.
-        tensors: number of tensors, all of one size; None for a mix like a transformer's.
-        repeat: how often to run each mode.
-    """
-
-    model_bytes: int
-    clients: int
-    modes: Sequence[Mode]
-    chunk_size: int
-    tensors: int | None
-    repeat: int
+# The pipe's reads where no case has chunks.
+_READ_SIZE = 2 << 20
+_MEASURING = "what this machine can do"
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One run of one mode; seconds and bytes are plain numbers.
-
-    Attributes:
-        download: seconds until every client had the model, in the measured round.
-        upload_and_fold: seconds until every update was folded.
-        checkpoint: seconds until the next model was durable.
-        requests: requests a round, both ways, of all clients.
-        server_peak_rss: over the server's idle.
-        server_peak_uss: not over idle: USS counts a process's own pages alone.
-        client_peak_rss: over idle, of the largest client.
-        client_peak_uss: of the largest client.
-        total_peak_pss: of all processes at one time.
-    """
-
-    download: float
-    upload_and_fold: float
-    checkpoint: float
-    requests: int
-    server_peak_rss: int
-    server_peak_uss: int
-    client_peak_rss: int
-    client_peak_uss: int
-    total_peak_pss: int
-
-
-@dataclass(frozen=True)
+@dataclass
 class Result:
-    """One mode: what it was predicted to need, and the medians of its runs.
+    """One case: what it was predicted to need, and what came of it.
 
     Attributes:
-        mode: the mode.
-        predicted_bytes: memory that all its processes together may need at one time.
-        available_bytes: memory that this machine had before it began.
-        runs: each run's figures; empty where the prediction did not fit, so that it was not run.
+        case: the case.
+        label: what it is called.
+        need: what it was predicted to need.
+        room: what this machine had before it began; or where it could not be repeated, then.
+        runs: each run's figures; none where there was no room for it, so that it was not run.
+        trace: memory over time in the first of them.
+        failure: why a run failed; it is not tried again.
     """
 
-    mode: Mode
-    predicted_bytes: int
-    available_bytes: int
-    runs: tuple[Measurement, ...]
+    case: Case
+    label: str
+    need: Need
+    room: Room
+    runs: list[Measurement] = field(default_factory=list)
+    trace: Trace | None = None
+    failure: str | None = None
 
     @property
     def median(self) -> Measurement | None:
         """The median of each figure over the runs, or None if there are none."""
-        if not self.runs:
-            return None
-        table = [asdict(run) for run in self.runs]
-        return Measurement(
-            **{name: statistics.median(row[name] for row in table) for name in table[0]}
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        median = self.median
-        return {
-            "mode": self.mode,
-            "predicted_bytes": self.predicted_bytes,
-            "available_bytes": self.available_bytes,
-            "ran": median is not None,
-            "median": asdict(median) if median else None,
-            "runs": [asdict(run) for run in self.runs],
-        }
+        return median(self.runs) if self.runs else None
 
 
-def predict_bytes(mode: Mode, model_bytes: int, clients: int) -> int:
-    """The most memory that a run will have in use at one time, over all processes.
+@dataclass(frozen=True)
+class Comparison:
+    """What a bench found.
 
-    Each client holds the model. In native mode it holds the model serialised as well, and the
-    server holds one serialised model for each client, either way; and for a moment the two copies
-    from which the one being made comes.
+    Attributes:
+        limits: what the machine could do, measured before each repetition; nothing where there
+            was room for no case.
+        results: of each case, in the order of the plan.
     """
-    processes = _SHARED_BYTES + (clients + 4) * _PROCESS_BYTES
-    if mode == "native":
-        return processes + (3 * clients + 2) * model_bytes
-    return processes + clients * model_bytes
+
+    limits: Sequence[Limits]
+    results: Sequence[Result]
+
+    @property
+    def median_limits(self) -> Limits | None:
+        """The median of each limit, or None if there are none."""
+        return median_limits(self.limits) if self.limits else None
 
 
-def compare(plan: Plan, folder: Path, on_step: Callable[[str], None]) -> list[Result]:
-    """Measure each mode, alternating between them.
+def compare(plan: Plan, folder: Path, watcher: Watcher) -> Comparison:
+    """Measure each case, alternating between them.
+
+    A case for which there is not enough memory or disk is not run. One that fails is not repeated.
 
     Args:
         plan: what to measure.
         folder: where the run directories go while they are needed, on the disk to be measured.
-        on_step: called with a sentence before each run.
+        watcher: told how far it is.
 
     Raises:
-        SimulationError: a run failed.
-        AbortedError: Ctrl-C stopped it.
+        AbortedError: Ctrl-C stopped a run.
+        KeyboardInterrupt: Ctrl-C came between two.
     """
-    predicted = {mode: predict_bytes(mode, plan.model_bytes, plan.clients) for mode in plan.modes}
-    available = psutil.virtual_memory().available
-    runs: dict[Mode, list[Measurement]] = {mode: [] for mode in plan.modes}
-    fitting = [mode for mode in plan.modes if predicted[mode] <= available]
-    with _folder(folder):
+    with _folder(folder) as work:
+        return _Bench(plan, work, watcher).compare()
+
+
+class _Bench:
+    def __init__(self, plan: Plan, work: Path, watcher: Watcher) -> None:
+        self._plan = plan
+        self._work = work
+        self._watcher = watcher
+        room = room_here(work)
+        self._results = {
+            case: Result(case, plan.label(case), predict(plan, case), room) for case in plan.cases
+        }
+
+    def compare(self) -> Comparison:
+        """Do all of it."""
+        plan = self._plan
+        fitting = [case for case, each in self._results.items() if fits(each.need, each.room)]
+        if not fitting:
+            return Comparison([], list(self._results.values()))
+        limits = [self._limits(Step(_MEASURING, 0, 0, 0.0, None))]
+        expected = {case: expected_seconds(plan, case, limits[0]) for case in fitting}
+        self._schedule = Schedule(expected, fitting * plan.repeat)
+        self._watcher.planned(len(self._schedule.runs), self._schedule.total())
         for number in range(1, plan.repeat + 1):
-            for mode in fitting:
-                on_step(f"{mode}, run {number} of {plan.repeat}")
-                runs[mode].append(_measure(plan, mode, folder))
-    return [Result(mode, predicted[mode], available, tuple(runs[mode])) for mode in plan.modes]
+            if number > 1 and len(self._schedule.taken) < len(self._schedule.runs):
+                limits.append(self._limits(self._step(_MEASURING, 0.0, 0.0)))
+            for case in fitting:
+                self._take(case, f"run {number} of {plan.repeat}")
+        return Comparison(limits, list(self._results.values()))
+
+    def _limits(self, step: Step) -> Limits:
+        self._watcher.stepped(step)
+        sizes = [case.chunk_size for case in self._plan.cases if case.chunk_size is not None]
+        nbytes = self._plan.model_bytes
+        return measure_limits(list(dict.fromkeys(sizes)) or [_READ_SIZE], nbytes, self._work)
+
+    def _take(self, case: Case, which: str) -> None:
+        """One run of a case, if it still can be."""
+        result = self._results[case]
+        if result.failure is not None:
+            return
+        room = room_here(self._work)
+        is_room = fits(result.need, room)
+        if not result.runs or not is_room:
+            result.room = room
+        if not is_room:
+            # Something else has taken it since the bench began.
+            self._schedule.drop(case)
+            return
+        began = time.monotonic()
+        try:
+            measured, traced = self._run(case, f"{result.label}, {which}")
+        except SimulationError as error:
+            result.failure = str(error)
+            self._schedule.drop(case)
+            return
+        self._schedule.taken.append(time.monotonic() - began)
+        result.runs.append(measured)
+        result.trace = result.trace or traced
+
+    def _run(self, case: Case, text: str) -> tuple[Measurement, Trace]:
+        listener = _Listener(self, text, RunShare(self._plan, self._schedule.seconds(case)))
+        path = Path(tempfile.mkdtemp(prefix="run-", dir=self._work))
+        run = RunDirectory.create("exchange", path)
+        try:
+            summary = simulate(self._plan.job(case), run, listener)
+            if summary.status == "stopped":
+                raise AbortedError("the bench was stopped")
+            if summary.status == "failed":
+                raise SimulationError(str(summary.error))
+            samples, moments = read_samples(run.memory), listener.moments
+            measured = figures(summary, samples, moments)
+            return measured, trace(summary, samples, moments)
+        finally:
+            with undisturbed():
+                shutil.rmtree(path)
+
+    def _step(self, text: str, elapsed: float, share: float) -> Step:
+        schedule = self._schedule
+        total = schedule.total()
+        left = schedule.left(elapsed, share)
+        done = sum(schedule.taken) + elapsed
+        whole = done + left
+        number = min(len(schedule.taken) + 1, len(schedule.runs))
+        return Step(text, number, len(schedule.runs), done / whole if total else 1.0, left)
+
+    def tell(self, text: str, elapsed: float, share: float) -> None:
+        """Say how far the run under way is."""
+        self._watcher.stepped(self._step(text, elapsed, share))
+
+
+class _Listener:
+    """Follows a run: for how far it is, and for when its processes were idle."""
+
+    def __init__(self, bench: _Bench, text: str, share: RunShare) -> None:
+        self._bench = bench
+        self._text = text
+        self._share = share
+        self._began = time.monotonic()
+        self.moments = Moments({})
+        self._tell()
+
+    def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
+        """Take one event."""
+        match event:
+            case ProcessReady():
+                self.moments.ready[event.process] = event.time
+            case RoundStarted():
+                self.moments.first_round = self.moments.first_round or event.time
+                self._share.round_began()
+            case Progress():
+                self._share.moved(sum(event.down.values()), sum(event.up.values()))
+            case RoundFinished():
+                self._share.round_ended()
+        self._tell()
+
+    def _tell(self) -> None:
+        elapsed = time.monotonic() - self._began
+        self._bench.tell(self._text, elapsed, self._share.share(elapsed))
 
 
 @contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    """Make a folder, and take it away again if it was not there before and is empty."""
-    made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        if made and not any(folder.iterdir()):
-            folder.rmdir()
+def _folder(folder: Path) -> Iterator[Path]:
+    """A folder of the bench's own in ``folder``, which is gone again afterwards.
+
+    ``folder`` goes, too, if it was not there before and is empty.
+    """
+    with ExitStack() as stack:
+        # A signal that comes meanwhile takes effect when all is set for taking them away again.
+        with undisturbed():
+            made = not folder.exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
+            stack.callback(_take_away, work, folder if made else None)
+        yield work
 
 
-def _measure(plan: Plan, mode: Mode, folder: Path) -> Measurement:
-    overrides = [
-        f"rounds={_ROUNDS}",
-        f"clients.count={plan.clients}",
-        f"model.args.size={plan.model_bytes}",
-        f"streaming.mode={mode}",
-        f"streaming.tensor_download_chunk_size={plan.chunk_size}",
-    ]
-    if plan.tensors is not None:
-        overrides.append(f"model.args.tensors={plan.tensors}")
-    job = load_job(_JOB, overrides)
-    work = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
-    try:
-        summary = simulate(job, RunDirectory.create(job.name, work / "run"))
-    finally:
+def _take_away(work: Path, folder: Path | None) -> None:
+    with undisturbed():
         shutil.rmtree(work)
-    if summary.status == "stopped":
-        raise AbortedError(f"the {mode} run was stopped")
-    if summary.status == "failed":
-        raise SimulationError(f"the {mode} run failed: {summary.error}")
-    return _figures(summary)
-
-
-def _figures(summary: Summary) -> Measurement:
-    steady: RoundSummary = summary.rounds[-1]
-    server, clients = summary.memory.server, summary.memory.clients.values()
-    transfer = summary.transfer
-    return Measurement(
-        download=steady.download,
-        upload_and_fold=steady.upload_and_fold,
-        checkpoint=steady.checkpoint,
-        requests=(transfer.down.requests + transfer.up.requests) // _ROUNDS,
-        server_peak_rss=server.peak_rss - server.idle_rss,
-        server_peak_uss=server.peak_uss,
-        client_peak_rss=max(each.peak_rss - each.idle_rss for each in clients),
-        client_peak_uss=max(each.peak_uss for each in clients),
-        total_peak_pss=summary.memory.peak_total_pss,
-    )
+        if folder is not None and not any(folder.iterdir()):
+            folder.rmdir()

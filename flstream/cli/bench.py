@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flstream.errors import UsageError
+from flstream.cli.status import FAILED, STOPPED
+from flstream.errors import AbortedError, UsageError
 from flstream.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from flstream.bench.compare import Comparison
+    from flstream.bench.plan import Mode, Plan
 
-    from flstream.bench.compare import Mode, Plan, Result
+_STDOUT = "-"
+_REPEAT = 3
+# A round that moves more than this one way is so long that it evens out what else goes on.
+_LONG_BYTES = 10 * 10**9
 
 
 def bench(
@@ -21,65 +26,145 @@ def bench(
         str, typer.Option(help="Size of the model, such as 256MiB or 5GB.", metavar="SIZE")
     ],
     clients: Annotated[int, typer.Option(help="Number of clients.", min=1, max=64)] = 2,
-    modes: Annotated[str, typer.Option(help="Modes to compare, with commas.")] = "pull,push,native",
+    modes: Annotated[
+        str, typer.Option(help="Modes to compare, with commas.", metavar="MODES")
+    ] = "pull,push,native,file",
     chunk_size: Annotated[
-        str, typer.Option(help="Longest frame, a multiple of 16 bytes.", metavar="SIZE")
+        str,
+        typer.Option(
+            help="Longest frame, a multiple of 16 bytes; several with commas.", metavar="SIZES"
+        ),
     ] = "2MiB",
     tensors: Annotated[
         int | None,
         typer.Option(help="Number of tensors, all of one size.", min=1, show_default="a mix"),
     ] = None,
-    repeat: Annotated[int, typer.Option(help="Runs of each mode; medians count.", min=1)] = 3,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            help="Runs of each case; medians count.", min=1, show_default="3, or 1 beyond 10 GB"
+        ),
+    ] = None,
     json: Annotated[
         str | None,
         typer.Option(help="Write the figures to this file as JSON; - is stdout.", metavar="FILE"),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw memory over time into this file: .png, .svg or .pdf.", metavar="FILE"
+        ),
     ] = None,
 ) -> None:
     """Measure the transfer modes side by side.
 
     Runs FedAvg's exchange of a model, without training, between a server and clients in processes
-    of their own: once in each mode, in turn, as often as --repeat says. A mode that would need
-    more memory than this machine has available is not run but shown with its need.
+    of their own: each mode at each chunk size in turn, as often as --repeat says, beside what
+    memory, a bare pipe and the disk can do. In the mode 'file' clients keep the model in a file.
+    What would need more memory or disk than there is here is not run but shown with its need.
+
+    It works in the folder runs, on the disk that it measures, and leaves nothing there.
     """
     from flstream.bench.compare import compare
-    from flstream.report.bench import print_comparison
-    from flstream.report.console import error_console, make_console
+    from flstream.bench.interruption import stoppable
+    from flstream.report.bench_progress import watching_bench
+    from flstream.report.console import error_console, report_error
 
     plan = _plan(model_size, clients, modes, chunk_size, tensors, repeat)
-    progress = error_console()
-    results = compare(plan, Path("runs"), lambda step: progress.print(f"{step} ...", style="dim"))
-    if json is not None:
-        _write_json(plan, results, json)
-    if json != "-":
-        print_comparison(make_console(), plan, results)
+    targets = _Targets(json, plot)
+    try:
+        with stoppable():
+            with watching_bench(error_console()) as watcher:
+                comparison = compare(plan, Path("runs"), watcher)
+            targets.write(plan, comparison)
+    except (KeyboardInterrupt, AbortedError):
+        report_error("the bench was stopped; nothing of it is left")
+        raise typer.Exit(STOPPED) from None
+    if any(result.failure is not None for result in comparison.results):
+        raise typer.Exit(FAILED)
+
+
+class _Targets:
+    """Where what was found goes."""
+
+    def __init__(self, json: str | None, plot: Path | None) -> None:
+        from flstream.report.bench_files import Target
+
+        self._to_stdout = json == _STDOUT
+        self._json = None if json is None or self._to_stdout else Target("--json", Path(json))
+        self._kind = "" if plot is None else _picture_kind(plot)
+        self._plot = None if plot is None else Target("--plot", plot)
+
+    def write(self, plan: Plan, comparison: Comparison) -> None:
+        import json
+
+        from flstream.bench.document import document
+        from flstream.report.bench import print_comparison
+        from flstream.report.console import make_console
+
+        text = json.dumps(document(plan, comparison), indent=2)
+        if self._json is not None:
+            self._json.write(lambda path: _write_text(path, text + "\n"))
+        if self._plot is not None:
+            from flstream.report.bench_plot import draw_memory
+
+            self._plot.write(lambda path: draw_memory(plan, comparison.results, path, self._kind))
+        if self._to_stdout:
+            typer.echo(text)
+        else:
+            print_comparison(make_console(), plan, comparison)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _picture_kind(plot: Path) -> str:
+    from flstream.report.bench_files import PICTURES
+
+    kind = plot.suffix.lower()
+    if kind not in PICTURES:
+        raise UsageError(f"--plot {plot}: the name must end in one of {', '.join(PICTURES)}")
+    return kind
 
 
 def _plan(
-    model_size: str, clients: int, modes: str, chunk_size: str, tensors: int | None, repeat: int
+    model_size: str,
+    clients: int,
+    modes: str,
+    chunk_size: str,
+    tensors: int | None,
+    repeat: int | None,
 ) -> Plan:
-    from flstream.bench.compare import Plan
+    from flstream.bench.plan import Plan
 
     model_bytes = _size("--model-size", model_size)
-    chunk_bytes = _size("--chunk-size", chunk_size)
     if model_bytes % 4 or model_bytes == 0:
         raise UsageError(f"--model-size {model_size}: the weights are float32, so a multiple of 4")
-    if chunk_bytes % 16 or not 16 <= chunk_bytes <= 1 << 30:
-        raise UsageError(f"--chunk-size {chunk_size}: a multiple of 16 bytes, at most 1 GiB")
     if tensors is not None and tensors > model_bytes // 4:
         raise UsageError(f"--tensors {tensors}: more than the model has weights")
-    return Plan(model_bytes, clients, _modes(modes), chunk_bytes, tensors, repeat)
+    if repeat is None:
+        repeat = _REPEAT if clients * model_bytes <= _LONG_BYTES else 1
+    return Plan(model_bytes, clients, _modes(modes), _chunk_sizes(chunk_size), tensors, repeat)
 
 
 def _size(option: str, text: str) -> int:
-
     try:
         return parse_bytes(text)
     except ValueError as error:
         raise UsageError(f"{option} {text}: {error}") from error
 
 
+def _chunk_sizes(text: str) -> list[int]:
+    sizes = [_size("--chunk-size", part.strip()) for part in text.split(",")]
+    for size in sizes:
+        if size % 16 or not 16 <= size <= 1 << 30:
+            raise UsageError(f"--chunk-size {text}: a multiple of 16 bytes, at most 1 GiB")
+    return list(dict.fromkeys(sizes))
+
+
 def _modes(text: str) -> list[Mode]:
-    from flstream.bench.compare import MODES
+    from flstream.bench.plan import MODES
 
     known: dict[str, Mode] = {mode: mode for mode in MODES}
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -88,19 +173,3 @@ def _modes(text: str) -> list[Mode]:
         what = f"there is no mode {unknown[0]!r}" if unknown else "no mode is named"
         raise UsageError(f"--modes {text}: {what}; known are {', '.join(MODES)}")
     return [known[name] for name in dict.fromkeys(names)]
-
-
-def _write_json(plan: Plan, results: Sequence[Result], target: str) -> None:
-    import json
-    from dataclasses import asdict
-
-    text = json.dumps(
-        {"plan": asdict(plan), "results": [result.to_dict() for result in results]}, indent=2
-    )
-    if target == "-":
-        typer.echo(text)
-        return
-    try:
-        Path(target).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--json {target}: cannot be written: {error.strerror}") from error

@@ -1,63 +1,117 @@
-"""What a bench found, as a table and a sentence."""
+"""What a bench found: tables, bars, and a sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from flstream.bench.compare import Measurement, Plan, Result
+from flstream.bench.compare import Comparison, Result
+from flstream.bench.limits import Limits
+from flstream.bench.plan import Plan
+from flstream.bench.ratios import ratios
+from flstream.report.bench_chart import memory_bars, second_bars
+from flstream.report.bench_verdict import shortfalls, verdict
 from flstream.report.console import new_table
+from flstream.report.text import counted, format_rate
 from flstream.units import format_bytes
 
+_NOT_RUN = "-"
 
-def print_comparison(console: Console, plan: Plan, results: Sequence[Result]) -> None:
-    """Print what each mode took, and what streaming saves."""
-    console.print(
-        f"A model of {format_bytes(plan.model_bytes)} to and from {plan.clients} clients, "
-        f"{format_bytes(plan.chunk_size)} chunks, medians of {plan.repeat}:"
+
+def print_comparison(console: Console, plan: Plan, comparison: Comparison) -> None:
+    """Print what each case took, beside the machine's limits, and what streaming saves."""
+    limits, results = comparison.median_limits, comparison.results
+    _say(console, _heading(plan))
+    if limits is not None:
+        _say(console, _limits(limits), "dim")
+        _section(console, "Seconds of a round; x: times the bare pipe's, and the disk's")
+        console.print(_seconds_table(plan, results, limits))
+    _section(console, "Memory: RSS and USS over idle at the peak; PSS of all processes")
+    console.print(_memory_table(results))
+    for sentence in shortfalls(plan, results):
+        _say(console, sentence)
+    for title, lines in (
+        *memory_bars(console, plan, results),
+        *second_bars(console, results),
+    ):
+        _section(console, title)
+        for line in lines:
+            console.print(line)
+    console.print()
+    _say(console, verdict(plan, results, limits), "bold")
+
+
+def _say(console: Console, sentence: str, style: str = "") -> None:
+    for line in textwrap.wrap(sentence, console.width, break_on_hyphens=False):
+        console.print(Text(line, style=style))
+
+
+def _section(console: Console, title: str) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+
+
+def _heading(plan: Plan) -> str:
+    chunks = ", ".join(format_bytes(size) for size in plan.chunk_sizes)
+    size, sites = format_bytes(plan.model_bytes), counted(plan.clients, "client")
+    return f"A model of {size}, {sites}, chunks of {chunks}: medians of {plan.repeat}."
+
+
+def _limits(limits: Limits) -> str:
+    several = len(limits.pipe) > 1
+    pipe = ", ".join(
+        format_rate(rate) + (f" at {format_bytes(size)}" if several else "")
+        for size, rate in limits.pipe.items()
     )
-    console.print(_table(results))
-    for line in _verdict(results):
-        console.print(line)
+    memcpy, disk = format_rate(limits.memcpy), format_rate(limits.disk)
+    return f"This machine: memcpy {memcpy}, disk {disk}, bare pipe {pipe}."
 
 
-def _table(results: Sequence[Result]) -> Table:
-    table = new_table("", *(result.mode for result in results))
-    rows: dict[str, Callable[[Measurement], str]] = {
-        "model down to every client": lambda run: f"{run.download:.2f} s",
-        "updates up, folded": lambda run: f"{run.upload_and_fold:.2f} s",
-        "next model made durable": lambda run: f"{run.checkpoint:.2f} s",
-        "requests a round": lambda run: f"{run.requests:,.0f}",
-        "server, peak RSS over idle": lambda run: format_bytes(int(run.server_peak_rss)),
-        "client, peak RSS over idle": lambda run: format_bytes(int(run.client_peak_rss)),
-        "all processes, peak PSS": lambda run: format_bytes(int(run.total_peak_pss)),
-    }
-    medians = [result.median for result in results]
-    for name, figure in rows.items():
-        table.add_row(name, *(figure(run) if run else "not run" for run in medians))
-    table.add_row("memory foretold", *(format_bytes(each.predicted_bytes) for each in results))
+def _seconds_table(plan: Plan, results: Sequence[Result], limits: Limits) -> Table:
+    heads = ("down", "MiB/s", "up+fold", "MiB/s", "durable", "requests", "x pipe", "x disk")
+    table = new_table("", *heads)
+    for result in results:
+        run = result.median
+        if run is None:
+            table.add_row(result.label, *[_NOT_RUN] * len(heads))
+            continue
+        against = ratios(plan, result.case, run, limits)
+        table.add_row(
+            result.label,
+            f"{run.download:.2f}",
+            _mib_rate(plan.moved_bytes, run.download),
+            f"{run.upload_and_fold:.2f}",
+            _mib_rate(plan.moved_bytes, run.upload_and_fold),
+            f"{run.checkpoint:.2f}",
+            f"{run.requests:,.0f}",
+            f"{against.exchange_pipe:.1f}",
+            f"{against.checkpoint_disk:.2f}",
+        )
     return table
 
 
-def _verdict(results: Sequence[Result]) -> list[str]:
-    """What streaming saves here, in a sentence, where both modes were asked for."""
-    by_mode = {result.mode: result for result in results}
-    if "pull" not in by_mode or "native" not in by_mode:
-        return []
-    pull, native = by_mode["pull"].median, by_mode["native"].median
-    have = format_bytes(by_mode["pull"].available_bytes)
-    if pull is None:
-        need = format_bytes(by_mode["pull"].predicted_bytes)
-        return [f"The clients' models alone need about {need}, and {have} are available."]
-    total = format_bytes(int(pull.total_peak_pss))
-    if native is None:
-        need = format_bytes(by_mode["native"].predicted_bytes)
-        return [f"Streaming ran in {total}; native needs about {need}, {have} are available."]
-    saved = 1 - pull.total_peak_pss / native.total_peak_pss
-    server = native.server_peak_rss / max(pull.server_peak_rss, 1)
-    return [
-        f"Streaming took {saved:.0%} less memory in all, "
-        f"and {server:.0f} times less of the server's."
-    ]
+def _mib_rate(moved: int, seconds: float) -> str:
+    return f"{moved / seconds / (1 << 20):,.0f}"
+
+
+def _memory_table(results: Sequence[Result]) -> Table:
+    heads = ("server", "USS", "client", "USS", "all PSS", "predicted")
+    table = new_table("", *heads)
+    for result in results:
+        run, predicted = result.median, format_bytes(result.need.memory)
+        if run is None:
+            table.add_row(result.label, *[_NOT_RUN] * (len(heads) - 1), predicted)
+            continue
+        sizes = (
+            run.server_peak_rss,
+            run.server_peak_uss,
+            run.client_peak_rss,
+            run.client_peak_uss,
+            run.total_peak_pss,
+        )
+        table.add_row(result.label, *(format_bytes(round(size)) for size in sizes), predicted)
+    return table

@@ -1,0 +1,59 @@
+"""A bench as one JSON document: what was measured on, against what, and every run's figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from flstream.bench.compare import Comparison, Result
+from flstream.bench.limits import Limits
+from flstream.bench.machine import this_machine
+from flstream.bench.plan import Plan
+from flstream.bench.ratios import ratios
+
+
+def document(plan: Plan, comparison: Comparison) -> dict[str, Any]:
+    """For JSON: bytes, seconds and bytes a second are plain numbers."""
+    limits = comparison.median_limits
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": asdict(this_machine()),
+        "plan": asdict(plan),
+        "limits": {
+            "median": _limits(limits) if limits else None,
+            "runs": [_limits(each) for each in comparison.limits],
+        },
+        "results": [_result(plan, limits, each) for each in comparison.results],
+    }
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    pipe = [{"read_size": size, "rate": rate} for size, rate in limits.pipe.items()]
+    return {"memcpy": limits.memcpy, "pipe": pipe, "disk": limits.disk}
+
+
+def _result(plan: Plan, limits: Limits | None, result: Result) -> dict[str, Any]:
+    median = result.median
+    told: dict[str, Any] = {
+        "mode": result.case.mode,
+        "chunk_size": result.case.chunk_size,
+        "ran": median is not None,
+        "failure": result.failure,
+        "predicted_bytes": result.need.memory,
+        "predicted": asdict(result.need),
+        "available": {"memory": result.room.memory, "disk": result.room.disk},
+        "median": None,
+        "rates": None,
+        "ratios": None,
+        "runs": [asdict(run) for run in result.runs],
+    }
+    if median is not None and limits is not None:
+        moved = plan.moved_bytes
+        told["median"] = asdict(median)
+        told["rates"] = {
+            "download": moved / median.download,
+            "upload_and_fold": moved / median.upload_and_fold,
+        }
+        told["ratios"] = asdict(ratios(plan, result.case, median, limits))
+    return told

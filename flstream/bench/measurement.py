@@ -1,0 +1,210 @@
+"""What a run was, in figures: from its summary, and from the samples of its processes' memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from flstream.bench.plan import ROUNDS
+from flstream.simulator.summary import Summary
+from flstream.telemetry.events import SERVER
+from flstream.telemetry.memory import ProcessMemory, Sample
+
+# As many points as a picture can show.
+_MOST_POINTS = 2000
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run of one case; seconds and bytes are plain numbers. Idle is after a process's imports.
+
+    Attributes:
+        download: seconds until every client had the model, in the measured round.
+        upload_and_fold: seconds until every update was folded.
+        checkpoint: seconds until the next model was durable.
+        train: seconds that the clients took to change the model.
+        requests: requests a round, both ways, of all clients.
+        server_idle_rss: of the server.
+        server_idle_uss: of the server.
+        server_peak_rss: over the server's idle.
+        server_peak_uss: over the server's idle.
+        client_idle_rss: of the client with the highest peak.
+        client_idle_uss: of the client with the highest peak.
+        client_peak_rss: over idle, of the client with the highest peak.
+        client_peak_uss: over idle, of the client with the highest peak.
+        total_peak_pss: of all processes at one time, with what they have at idle. Where PSS was not
+            read, it is carried on with RSS.
+        wall_seconds: of the whole run, from its first process to its last.
+    """
+
+    download: float
+    upload_and_fold: float
+    checkpoint: float
+    train: float
+    requests: float
+    server_idle_rss: float
+    server_idle_uss: float
+    server_peak_rss: float
+    server_peak_uss: float
+    client_idle_rss: float
+    client_idle_uss: float
+    client_peak_rss: float
+    client_peak_uss: float
+    total_peak_pss: float
+    wall_seconds: float
+
+
+class Trace(NamedTuple):
+    """Memory over time in one run: of the server, and of the client with the highest peak.
+
+    Attributes:
+        server: pairs of seconds since the first round began, and bytes of RSS over idle.
+        client: the same.
+    """
+
+    server: list[tuple[float, int]]
+    client: list[tuple[float, int]]
+
+
+@dataclass
+class Moments:
+    """When things happened in a run, in seconds since the epoch.
+
+    Attributes:
+        ready: when each process had done its imports, by its name.
+        first_round: when the first round began; 0 if it did not.
+    """
+
+    ready: dict[str, float]
+    first_round: float = 0.0
+
+
+def median(runs: Sequence[Measurement]) -> Measurement:
+    """The median of each figure over the runs, of which there is at least one."""
+    rows = [asdict(run) for run in runs]
+    return Measurement(
+        **{
+            field.name: statistics.median(row[field.name] for row in rows)
+            for field in fields(Measurement)
+        }
+    )
+
+
+def read_samples(path: Path) -> dict[str, list[Sample]]:
+    """The samples of a run's ``memory.jsonl``, by process, in their order in time."""
+    decoder = msgspec.json.Decoder(Sample)
+    samples: dict[str, list[Sample]] = {}
+    with path.open("rb") as file:
+        for line in file:
+            sample = decoder.decode(line)
+            samples.setdefault(sample.process, []).append(sample)
+    return samples
+
+
+def figures(
+    summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: Moments
+) -> Measurement:
+    """The figures of a run that finished."""
+    steady, transfer = summary.rounds[-1], summary.transfer
+    largest = largest_client(summary)
+    server, client = summary.memory.server, summary.memory.clients[largest]
+    server_uss = _idle_uss(SERVER, samples, moments)
+    client_uss = _idle_uss(largest, samples, moments)
+    return Measurement(
+        download=steady.download,
+        upload_and_fold=steady.upload_and_fold,
+        checkpoint=steady.checkpoint,
+        train=steady.train,
+        requests=(transfer.down.requests + transfer.up.requests) / ROUNDS,
+        server_idle_rss=server.idle_rss,
+        server_idle_uss=server_uss,
+        server_peak_rss=_over(server.peak_rss, server.idle_rss),
+        server_peak_uss=_over(server.peak_uss, server_uss),
+        client_idle_rss=client.idle_rss,
+        client_idle_uss=client_uss,
+        client_peak_rss=_over(client.peak_rss, client.idle_rss),
+        client_peak_uss=_over(client.peak_uss, client_uss),
+        total_peak_pss=max(summary.memory.peak_total_pss, _total_peak(samples, moments)),
+        wall_seconds=summary.wall_seconds,
+    )
+
+
+def largest_client(summary: Summary) -> str:
+    """The client with the highest peak over its idle."""
+    clients = summary.memory.clients
+
+    def over_idle(name: str) -> int:
+        memory: ProcessMemory = clients[name]
+        return memory.peak_rss - memory.idle_rss
+
+    return max(clients, key=over_idle)
+
+
+def trace(summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: Moments) -> Trace:
+    """How the memory of a run went."""
+    client, memory = largest_client(summary), summary.memory
+    return Trace(
+        _points(samples.get(SERVER, ()), memory.server, moments),
+        _points(samples.get(client, ()), memory.clients[client], moments),
+    )
+
+
+def _points(
+    samples: Sequence[Sample], memory: ProcessMemory, moments: Moments
+) -> list[tuple[float, int]]:
+    points = [
+        (sample.time - moments.first_round, _over(sample.rss, memory.idle_rss))
+        for sample in samples
+        # A process that has ended, and was not waited for yet, has no memory.
+        if sample.time >= moments.first_round and sample.rss
+    ]
+    # Of neighbours that would fall on one point the highest is kept: peaks are what is looked for.
+    step = -(-len(points) // _MOST_POINTS) or 1
+    groups = (points[start : start + step] for start in range(0, len(points), step))
+    return [max(group, key=lambda point: point[1]) for group in groups]
+
+
+def _idle_uss(process: str, samples: Mapping[str, Sequence[Sample]], moments: Moments) -> int:
+    """USS at the sample that is closest to the process's own word that it is idle."""
+    ready = moments.ready.get(process)
+    read = [sample for sample in samples.get(process, ()) if sample.uss is not None]
+    if ready is None or not read:
+        return 0
+    closest = min(read, key=lambda sample: abs(sample.time - ready))
+    return closest.uss or 0
+
+
+def _total_peak(samples: Mapping[str, Sequence[Sample]], moments: Moments) -> int:
+    """The highest PSS of all processes at one time, once there are rounds.
+
+    PSS is read a few times a second at most, RSS at every tick. Between two readings of PSS, a
+    process has grown or shrunk by what its RSS has: what moves in a round is its own memory. While
+    processes start it is not, as each that is forked takes over a share of what others have.
+    """
+    ordered = sorted(
+        (sample for each in samples.values() for sample in each), key=lambda sample: sample.time
+    )
+    # What RSS counts of each process more than PSS does; and the PSS of those seen at this tick.
+    shared: dict[str, int] = {}
+    tick: dict[str, int] = {}
+    peak = 0
+    for sample in ordered:
+        if sample.process in tick:
+            tick.clear()
+        read = sample.uss if sample.pss is None else sample.pss
+        if read is not None:
+            shared[sample.process] = sample.rss - read
+        tick[sample.process] = max(sample.rss - shared.get(sample.process, sample.rss), 0)
+        if sample.time >= moments.first_round:
+            peak = max(peak, sum(tick.values()))
+    return peak
+
+
+def _over(peak: int, idle: int) -> int:
+    # The kernel counts a peak a little late, so that it may lie below what was read at idle.
+    return max(peak - idle, 0)

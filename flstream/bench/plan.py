@@ -1,0 +1,90 @@
+"""What a bench measures: modes, each at some chunk sizes, on the exchange job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from flstream.job import Job, load_job
+from flstream.units import format_bytes
+
+Mode = Literal["pull", "push", "native", "file"]
+MODES: tuple[Mode, ...] = ("pull", "push", "native", "file")
+"""How a model travels. In ``file``, clients pull it into a file and send the update from there."""
+
+_HERE = Path(__file__).parent
+_JOB = _HERE / "exchange" / "job.conf"
+_FILE_CLIENT = _HERE / "file_client.py"
+
+ROUNDS = 2
+"""Rounds of a run. The first one warms up, so the second is measured."""
+
+
+class Case(NamedTuple):
+    """One mode at one chunk size; None where the mode has no chunks."""
+
+    mode: Mode
+    chunk_size: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        model_bytes: bytes of the model.
+        clients: number of clients, each a process.
+        modes: modes to compare.
+        chunk_sizes: longest frames in bytes, for the modes that have frames.
+        tensors: number of tensors, all of one size; None for a mix like a transformer's.
+        repeat: how often to run each case.
+    """
+
+    model_bytes: int
+    clients: int
+    modes: Sequence[Mode]
+    chunk_sizes: Sequence[int]
+    tensors: int | None
+    repeat: int
+
+    @property
+    def cases(self) -> list[Case]:
+        """Each mode at each chunk size; native, which has no chunks, once."""
+        return [
+            Case(mode, size)
+            for mode in self.modes
+            for size in ([None] if mode == "native" else self.chunk_sizes)
+        ]
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a round moves one way: the model, to or from every client."""
+        return self.clients * self.model_bytes
+
+    def label(self, case: Case) -> str:
+        """What a case is called: its mode, and its chunk size if there are several."""
+        if case.chunk_size is None or len(self.chunk_sizes) == 1:
+            return case.mode
+        return f"{case.mode} {format_bytes(case.chunk_size)}"
+
+    def job(self, case: Case) -> Job:
+        """The exchange job in this case."""
+        overrides = [
+            f"rounds={ROUNDS}",
+            f"clients.count={self.clients}",
+            f"clients.parallel={self.clients}",
+            f"model.args.size={self.model_bytes}",
+            f"streaming.mode={'pull' if case.mode == 'file' else case.mode}",
+            # What is measured is the last round; older models would only fill the disk.
+            "checkpoints.keep=1",
+        ]
+        if case.chunk_size is not None:
+            overrides.append(f"streaming.tensor_download_chunk_size={case.chunk_size}")
+        if self.tensors is not None:
+            overrides.append(f"model.args.tensors={self.tensors}")
+        if case.mode == "file":
+            overrides.append(f"train.script={json.dumps(str(_FILE_CLIENT))}")
+        return load_job(_JOB, overrides)
