@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flstream.cli.status import DONE, FAILED, STOPPED
+
+if TYPE_CHECKING:
+    from flstream.job import Job
+    from flstream.simulator.processes import ProcessHost
 
 
 def simulate(
@@ -53,14 +58,27 @@ def simulate(
     the job has more rounds now. The job must be the same in all else.
     """
     from flstream.job import load_job
+    from flstream.simulator.host import host_for
+
+    loaded = load_job(job / "job.conf" if job.is_dir() else job, overrides or ())
+    with closing(host_for(loaded)) as host:
+        # Its imports take longest. What this process needs, it imports meanwhile.
+        host.begin()
+        raise typer.Exit(_run(loaded, host, run_dir, resume, as_json, quiet))
+
+
+def _run(
+    loaded: Job, host: ProcessHost, run_dir: Path | None, resume: bool, as_json: bool, quiet: bool
+) -> int:
+    """Run a job that was loaded, and return the exit status."""
     from flstream.report.console import make_console, report_error
+    from flstream.report.html.run_end import leave_report
     from flstream.report.result import print_result
     from flstream.report.view import watching
     from flstream.simulator.launcher import simulate as run_job
     from flstream.simulator.resume import final_summary, plan_resume
     from flstream.simulator.run_directory import RunDirectory
 
-    loaded = load_job(job / "job.conf" if job.is_dir() else job, overrides or ())
     run = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, run_dir)
     console = make_console()
     console.quiet = as_json or quiet
@@ -74,14 +92,15 @@ def simulate(
                 after = f"after round {point.round}" if point.round else "from its beginning"
                 console.out(f"the run in {run.path} goes on {after}")
             if console.quiet:
-                summary = run_job(loaded, run, resume=point)
+                summary = run_job(loaded, run, resume=point, host=host)
             else:
                 with watching(console) as listener:
-                    summary = run_job(loaded, run, listener, resume=point)
-    print_result(console, summary, run)
+                    summary = run_job(loaded, run, listener, resume=point, host=host)
+        print_result(console, summary, run)
+        leave_report(run, console, has_run=point is None or not point.is_finished)
     if as_json:
         console.quiet = False
         console.out(summary.to_json(), highlight=False)
     if summary.status == "failed":
         report_error(f"{summary.error}\n  in the run directory {run.path}")
-    raise typer.Exit({"finished": DONE, "stopped": STOPPED}.get(summary.status, FAILED))
+    return {"finished": DONE, "stopped": STOPPED}.get(summary.status, FAILED)

@@ -1,0 +1,185 @@
+"""Several runs on one page: what is different between them, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from flstream.report.charts.memory import MemoryView
+from flstream.report.charts.seconds import PHASE_COLORS
+from flstream.report.charts.style import SERIES, ink
+from flstream.report.html.drawings import (
+    metric_drawings,
+    over_idle_drawing,
+    over_idle_view,
+    seconds_drawing,
+)
+from flstream.report.html.page import check_replaceable, render, write_page
+from flstream.report.html.run_page import remarks
+from flstream.report.html.run_record import RunRecord, read_run
+from flstream.report.html.tables import (
+    NOTHING,
+    Row,
+    Table,
+    duration,
+    over_idle,
+    phase_seconds,
+)
+from flstream.report.text import format_metric, printable
+from flstream.units import format_bytes
+
+
+def write_comparison(runs: Sequence[Path], output: Path) -> Path:
+    """Write a page that compares runs.
+
+    Args:
+        runs: their folders, at least two.
+        output: the file.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        UsageError: one is no run directory, or a file is in the way that is no report.
+        SimulationError: the disk refused the file.
+    """
+    check_replaceable(output)
+    write_page(output, comparison_page([read_run(run) for run in runs]))
+    return output
+
+
+def comparison_page(runs: Sequence[RunRecord]) -> str:
+    """The page that compares runs, as HTML."""
+    labels = run_labels([run.path for run in runs])
+    names = [SERIES[index % len(SERIES)] for index in range(len(runs))]
+    most_memory = _most_memory([over_idle_view(run) for run in runs])
+    most_seconds = _most_seconds(runs)
+    heads = ["", *labels]
+    same, different = _by_setting(runs)
+    return render(
+        "comparison.html",
+        {
+            "title": "flstream: " + ", ".join(labels),
+            "remarks": [
+                f"{label}: {each}"
+                for run, label in zip(runs, labels, strict=True)
+                for each in [
+                    *([printable(run.summary.error)] if run.summary.error else []),
+                    *remarks(run),
+                ]
+            ],
+            "runs": [
+                {
+                    "label": label,
+                    "color": color,
+                    "status": run.status,
+                    "memory": over_idle_drawing(
+                        run, f"memory-{index}", is_half=True, greatest=most_memory
+                    ),
+                    "seconds": seconds_drawing(
+                        run, f"seconds-{index}", is_half=True, greatest=most_seconds
+                    ),
+                }
+                for index, (run, label, color) in enumerate(zip(runs, labels, names, strict=True))
+            ],
+            "phases": list(PHASE_COLORS.items()),
+            "glance": Table(heads, _glance(runs)),
+            "metrics": metric_drawings(runs, [ink(name) for name in names], labels),
+            "totals": Table(heads, _totals(runs)),
+            "settings": Table(heads, different),
+            "more_settings": Table(["key", "value"], same, (1,)),
+            "versions": Table(heads, _differing([run.versions for run in runs])),
+        },
+    )
+
+
+def run_labels(paths: Sequence[Path]) -> list[str]:
+    """What each run is called: its folder's name, with as many above it as tell it from others."""
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        labels = [str(Path(*path.parts[-depth:])) for path in paths]
+        if len(set(labels)) == len(set(paths)):
+            break
+    return [printable(label) for label in labels]
+
+
+def _glance(runs: Sequence[RunRecord]) -> list[Row]:
+    def size(count: int) -> str:
+        return format_bytes(count) if count else NOTHING
+
+    def best(run: RunRecord) -> str:
+        found = run.summary.best
+        if found is None:
+            return NOTHING
+        return f"{format_metric(found.value)} {printable(found.metric)} (round {found.round:,})"
+
+    def largest(run: RunRecord) -> int:
+        return max(map(over_idle, run.summary.memory.clients.values()), default=0)
+
+    lines: Mapping[str, Callable[[RunRecord], str]] = {
+        "status": lambda run: run.status,
+        "rounds": lambda run: f"{run.summary.rounds_completed:,}",
+        "sites": lambda run: f"{run.summary.clients:,}",
+        "best": best,
+        "time": lambda run: duration(run.seconds),
+        "server over idle": lambda run: size(over_idle(run.summary.memory.server)),
+        "largest client over idle": lambda run: size(largest(run)),
+        "all processes (PSS)": lambda run: size(run.summary.memory.peak_total_pss),
+        "model": lambda run: size(run.summary.model.bytes),
+        "mode": lambda run: run.summary.transfer.mode or NOTHING,
+        "down": lambda run: size(run.summary.transfer.down.bytes),
+        "down, requests": lambda run: f"{run.summary.transfer.down.requests:,}",
+        "up": lambda run: size(run.summary.transfer.up.bytes),
+        "up, requests": lambda run: f"{run.summary.transfer.up.requests:,}",
+        "model digest": lambda run: run.summary.model.digest[:12] or NOTHING,
+    }
+    return [Row([name, *map(text, runs)]) for name, text in lines.items()]
+
+
+def _totals(runs: Sequence[RunRecord]) -> list[Row]:
+    spent = [phase_seconds(run) for run in runs]
+    rows = [
+        Row(
+            [phase, *(f"{each[phase]:,.2f} s" for each in spent)],
+            color=PHASE_COLORS.get(phase, "faint"),
+        )
+        for phase in spent[0]
+    ]
+    return [*rows, Row(["in all", *(f"{sum(each.values()):,.2f} s" for each in spent)], "best")]
+
+
+def _by_setting(runs: Sequence[RunRecord]) -> tuple[list[Row], list[Row]]:
+    """Settings that are the same in all runs, and those that differ."""
+    values = [{setting.key: setting.value for setting in run.settings} for run in runs]
+    same: list[Row] = []
+    different: list[Row] = []
+    for row in _differing(values):
+        (different if row.mark else same).append(row)
+    return [Row(row.cells[:2]) for row in same], different
+
+
+def _differing(values: Sequence[Mapping[str, str]]) -> list[Row]:
+    """A row a key, marked where the values differ."""
+    rows = []
+    for key in dict.fromkeys(key for each in values for key in each):
+        cells = [each.get(key, NOTHING) for each in values]
+        rows.append(Row([key, *cells], "different" if len(set(cells)) > 1 else ""))
+    return rows
+
+
+def _most_memory(views: Sequence[MemoryView]) -> float | None:
+    heights = [
+        value for view in views for curve in view.curves for value in curve.values if value == value
+    ]
+    levels = [view.level.at for view in views if view.level is not None]
+    return max([*heights, *levels], default=None)
+
+
+def _most_seconds(runs: Sequence[RunRecord]) -> float | None:
+    return max(
+        (
+            each.download + each.train + each.upload_and_fold + each.checkpoint + each.evaluate
+            for run in runs
+            for each in run.summary.rounds
+        ),
+        default=None,
+    )

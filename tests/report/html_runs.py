@@ -1,0 +1,171 @@
+"""Run directories for the report's tests, written event by event."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from flstream.simulator.summary import (
+    Best,
+    MemorySummary,
+    ModelSummary,
+    RoundSummary,
+    Summary,
+    TransferSummary,
+)
+from flstream.telemetry.events import (
+    AnyEvent,
+    Evaluated,
+    ModelReady,
+    ProcessReady,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    SiteState,
+    Transfer,
+    encode_event,
+)
+from flstream.telemetry.memory import ProcessMemory
+
+MIB = 1 << 20
+BEGAN = 1_700_000_000.0
+MODEL = 64 * MIB
+DOWN = Transfer(MODEL, 3, 32, 1, 0.5)
+UP = Transfer(MODEL, 2, 32, 0, 0.25)
+
+JOB = """\
+# The job's name, which is part of the name of its run directory.
+name = "digits"
+# How many rounds the job runs.
+rounds = 3
+
+clients {
+  # How many clients (sites) the job has.
+  count = 2
+}
+
+workflow {
+  args {
+    # The metric that decides which round was the best.
+    key_metric = "accuracy"
+  }
+}
+
+streaming {
+  # How a model moves.
+  mode = "pull"
+}
+"""
+
+
+def started(time: float = BEGAN, sites: Sequence[str] = ("site-1", "site-2")) -> list[AnyEvent]:
+    """The run begins: its processes, its model."""
+    return [
+        ProcessReady(process="server", pid=1, idle_rss=100 * MIB, time=time),
+        RunStarted(
+            job="digits", seed=7, rounds=3, clients=len(sites), mode="pull",
+            chunk_size=2 * MIB, time=time,
+        ),
+        *(ProcessReady(process=each, pid=2, idle_rss=120 * MIB, time=time + 1) for each in sites),
+        ModelReady(bytes=MODEL, tensors=4, digest="0" * 32, time=time + 1),
+    ]  # fmt: skip
+
+
+def one_round(
+    number: int,
+    time: float,
+    sites: Sequence[str] = ("site-1", "site-2"),
+    metric: str = "accuracy",
+) -> list[AnyEvent]:
+    """A round of ten seconds in which each site trains for five, and its evaluation of one."""
+    begun: list[AnyEvent] = [RoundStarted(round=number, sites=list(sites), time=time)]
+    for site in sites:
+        begun += [
+            SiteState(round=number, site=site, state=state, time=time + after)
+            for state, after in (("downloading", 0), ("training", 2), ("ready", 7))
+        ]
+    return [
+        *begun,
+        RoundFinished(
+            round=number, digest=f"{number:032d}", download=2.0, train=5.0, upload_and_fold=2.5,
+            checkpoint=0.5, weights={site: 10.0 * n for n, site in enumerate(sites, 1)},
+            metrics={"loss": 1 / number}, down=DOWN, up=UP, time=time + 10,
+        ),
+        Evaluated(
+            round=number, metrics={metric: 0.5 + number / 10}, seconds=1.0, down=DOWN,
+            time=time + 11,
+        ),
+    ]  # fmt: skip
+
+
+def ended(time: float, status: str = "finished", error: str = "") -> list[AnyEvent]:
+    return [RunFinished(status=status, error=error, time=time)]
+
+
+def samples(begin: float, end: float, process: str, rss: int, step: float = 0.5) -> list[str]:
+    count = int((end - begin) / step) + 1
+    return [
+        json.dumps({"time": begin + step * n, "process": process, "rss": rss}) for n in range(count)
+    ]
+
+
+def write_run(
+    folder: Path,
+    events: Iterable[AnyEvent],
+    memory: Iterable[str] = (),
+    summary: Summary | None = None,
+    job: str = JOB,
+) -> Path:
+    """Write a run directory, and return it."""
+    folder.mkdir()
+    (folder / "job.conf").write_text(job)
+    (folder / "events.jsonl").write_bytes(b"".join(encode_event(e) + b"\n" for e in events))
+    (folder / "memory.jsonl").write_text("".join(line + "\n" for line in memory))
+    if summary is not None:
+        (folder / "summary.json").write_text(summary.to_json())
+    return folder
+
+
+def summary_of(rounds: int = 3, status: str = "finished", error: str | None = None) -> Summary:
+    """The summary of as many rounds of `one_round`."""
+    return Summary(
+        status=status,
+        error=error,
+        job="digits",
+        seed=7,
+        rounds_completed=rounds,
+        clients=2,
+        model=ModelSummary(MODEL, 4, f"{rounds:032d}"),
+        metrics=[
+            {"accuracy": 0.5 + n / 10, "round": n, "train": {"loss": 1 / n}}
+            for n in range(1, rounds + 1)
+        ],
+        best=Best(rounds, "accuracy", 0.5 + rounds / 10) if rounds else None,
+        transfer=TransferSummary(
+            "pull", 2 * MIB, sum([DOWN] * 2 * rounds, Transfer()), sum([UP] * rounds, Transfer())
+        ),
+        rounds=[RoundSummary(n, 2.0, 5.0, 2.5, 0.5, 1.0) for n in range(1, rounds + 1)],
+        memory=MemorySummary(
+            ProcessMemory(100 * MIB, 116 * MIB, 30 * MIB),
+            {f"site-{n}": ProcessMemory(120 * MIB, 190 * MIB, 80 * MIB) for n in (1, 2)},
+            300 * MIB,
+        ),
+        wall_seconds=38.0,
+    )
+
+
+def finished_run(folder: Path) -> Path:
+    """A run of three rounds in which nothing went wrong."""
+    rounds = [event for n in (1, 2, 3) for event in one_round(n, BEGAN + 12 * n - 10)]
+    end = BEGAN + 37.5
+    return write_run(
+        folder,
+        [*started(), *rounds, *ended(end)],
+        [
+            *samples(BEGAN - 0.5, end, "launcher", 60 * MIB),
+            *samples(BEGAN, end, "server", 110 * MIB),
+            *samples(BEGAN + 1, end, "site-1", 184 * MIB),
+            *samples(BEGAN + 1, end, "site-2", 190 * MIB),
+        ],
+        summary_of(),
+    )

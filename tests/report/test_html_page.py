@@ -1,0 +1,255 @@
+"""The page: well-formed, whole in itself, true to summary.json, and safe from what it shows."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from html_runs import (
+    BEGAN,
+    JOB,
+    MIB,
+    ended,
+    finished_run,
+    one_round,
+    samples,
+    started,
+    summary_of,
+    write_run,
+)
+
+from flstream.errors import UsageError
+from flstream.report.html.comparison_page import comparison_page, run_labels
+from flstream.report.html.page import write_page
+from flstream.report.html.run_page import headline, run_page
+from flstream.report.html.run_record import read_run
+from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, Warned
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+HOSTILE = "<script>alert('x')</script> & \"quoted\" {{ 7 * 191 }}"
+
+
+class Page(HTMLParser):
+    """A page taken apart: it fails where a tag is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.rows: list[list[str]] = []
+        self.charts: list[list[str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        elif tag == "svg":
+            self.charts.append([])
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another tag"
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data.strip()
+        elif "svg" in self.open and data.strip():
+            self.charts[-1].append(data.strip())
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def page_of(folder: Path) -> Page:
+    return Page(run_page(read_run(folder)))
+
+
+def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path) -> None:
+    text = run_page(read_run(finished_run(tmp_path / "run")))
+    page = Page(text)
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "iframe", "object", "embed", "img"}
+    for _, attributes in page.tags:
+        for name in ("src", "href", "xlink:href", "action", "srcset"):
+            target = attributes.get(name) or "#"
+            assert target.startswith(("#", "data:"))
+        assert not any(name.startswith("on") for name in attributes)
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    assert "http" not in text
+    assert not re.search(r"@import|url\((?!#)", text)
+    first = dict(page.tags[:4])
+    assert first["html"]["lang"] == "en"
+    assert any(attributes.get("name") == "viewport" for _, attributes in page.tags)
+
+
+def test_every_chart_names_its_axes_and_says_what_it_is(tmp_path: Path) -> None:
+    page = page_of(finished_run(tmp_path / "run"))
+    described = [attributes for tag, attributes in page.tags if tag == "svg"]
+    # Two metrics; memory over idle, resident memory and seconds, each for a screen and a phone.
+    assert len(described) == len(page.charts) == 8
+    assert all(each["role"] == "img" and each["aria-label"] for each in described)
+    axes = [
+        ("accuracy", "round"),
+        ("train loss", "round"),
+        *[("memory over idle (RSS)", "time since the run began")] * 2,
+        *[("resident memory (RSS)", "time since the run began")] * 2,
+        *[("seconds a round", "round")] * 2,
+    ]
+    for (y, x), chart in zip(axes, page.charts, strict=True):
+        assert {x, y} <= set(chart)
+        if y.endswith("(RSS)"):
+            assert any(re.fullmatch(r"[\d.]+ MiB", text) for text in chart)
+            assert any(re.fullmatch(r"[\d.]+ s", text) for text in chart)
+
+
+def test_the_figures_are_those_of_the_summary(tmp_path: Path) -> None:
+    run = read_run(finished_run(tmp_path / "run"))
+    page = Page(run_page(run))
+    assert headline(run) == (
+        "3 rounds with 2 sites in 38 s; the server stayed within 16 MiB over idle for a model of "
+        "64 MiB."
+    )
+    for text in (headline(run), "accuracy 0.8000 best, after round 3", "70 MiB 1.09 times the"):
+        assert text in page.text
+    rows = {row[0]: row[1:] for row in page.rows}
+    assert rows["server"] == ["100 MiB", "116 MiB", "16 MiB", "30 MiB"]
+    assert rows["2"] == ["0.7000", "0.5000", "2.00", "5.00", "2.50", "0.50", "1.00"]
+    assert rows["train"] == ["15.00", "39%"]
+    assert rows["start-up, and between the phases"] == ["5.00", "13%"]
+    assert rows["down, to the sites"] == ["18", "192", "6", "3.00", "128 MiB/s", "384 MiB"]
+    assert rows["up, to the server"] == ["6", "96", "0", "0.75", "256 MiB/s", "192 MiB"]
+    assert rows["site-2"] == ["3", "15.00", "5.00", "6.00", "0", "60", "66.7%"]
+    assert rows["clients.count"] == ["2", "How many clients (sites) the job has."]
+
+
+def test_nothing_that_a_run_says_becomes_part_of_the_page(tmp_path: Path) -> None:
+    sites = ["site-1", HOSTILE]
+    summary = summary_of(status="failed", error=f"it failed: {HOSTILE}")
+    summary.job = HOSTILE
+    summary.warnings = [HOSTILE]
+    summary.benched = [HOSTILE]
+    summary.metrics = [{HOSTILE: 0.5, "round": 1, "train": {HOSTILE: 1.0}}]
+    failed = SiteFailed(round=1, site=HOSTILE, reason=HOSTILE, time=BEGAN + 14)
+    folder = write_run(
+        tmp_path / HOSTILE.replace("/", "|"),
+        [*started(sites=sites), *one_round(1, BEGAN + 2, sites, HOSTILE), failed],
+        samples(BEGAN + 1, BEGAN + 15, HOSTILE, 200 * MIB),
+        summary,
+        JOB.replace('"digits"', f'"{HOSTILE}"'),
+    )
+    (folder / "versions.json").write_text('{"<script>": "<script>"}')
+    record = read_run(folder)
+    for text in (run_page(record), comparison_page([record, record])):
+        page = Page(text)
+        assert "script" not in {tag for tag, _ in page.tags}
+        assert HOSTILE in page.text
+        assert "1337" not in page.text
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_a_run_that_did_not_finish_says_so_and_why(tmp_path: Path, status: str) -> None:
+    error = "site-1: client.py, line 5 raised ValueError"
+    folder = write_run(
+        tmp_path / "run",
+        [
+            *started(),
+            *one_round(1, BEGAN + 2),
+            RoundStarted(round=2, sites=["site-1"], time=BEGAN + 14),
+            *ended(BEGAN + 20, status, error),
+        ],
+        summary=summary_of(1, status, error),
+    )
+    page = page_of(folder)
+    assert f"{status.capitalize()} after 1 of 3 rounds with 2 sites" in page.text
+    assert error in page.text
+    assert "Round 2 was under way; nothing of it counts." in page.text
+    assert "There are no samples of memory." in page.text
+
+
+def test_a_run_without_a_round_has_no_charts_of_rounds(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run", [*started(), *ended(BEGAN + 2, "failed", "no")]))
+    assert page.text.count("No round was completed.") == 2
+    assert "No site was asked for anything." in page.text
+    assert page.charts == []
+
+
+def test_a_resumed_run_says_so_and_shows_where(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "run",
+        [
+            *started(),
+            *one_round(1, BEGAN + 2),
+            RunResumed(round=1, time=BEGAN + 900),
+            Warned(message="a warning", time=BEGAN + 901),
+        ],
+        samples(BEGAN, BEGAN + 20, "server", 110 * MIB),
+    )
+    text = page_of(folder).text
+    assert "The run was interrupted, and went on after round 1." in text
+    assert "Dotted lines across: the run was resumed there" in text
+    assert "Warning: a warning" in text
+
+
+def test_of_a_thousand_sites_the_failed_and_the_slowest_come_first(tmp_path: Path) -> None:
+    sites = [f"site-{number}" for number in range(1, 1001)]
+    failed = SiteFailed(round=1, site="site-777", reason="no data", time=BEGAN + 14)
+    folder = write_run(
+        tmp_path / "run", [*started(sites=sites), *one_round(1, BEGAN + 2, sites), failed]
+    )
+    text = run_page(read_run(folder))
+    shown, _, rest = text.partition("988 more sites")
+    names = re.findall(r"<th scope=\"row\">(site-\d+)</th>", shown)[-12:]
+    assert names == ["site-777", *(f"site-{number}" for number in range(1, 12))]
+    assert "site-1000" in rest
+    assert "no data" in Page(text).text
+    # A chart of a thousand processes would be unreadable, and the page too large to send.
+    assert len(text) < 600_000
+
+
+def test_runs_side_by_side_show_what_is_different(tmp_path: Path) -> None:
+    runs = [finished_run(tmp_path / name) for name in ("one", "other")]
+    (runs[1] / "job.conf").write_text(JOB.replace('"pull"', '"push"'))
+    text = comparison_page([read_run(run) for run in runs])
+    page = Page(text)
+    rows = {row[0]: row[1:] for row in page.rows}
+    assert rows["streaming.mode"] == ['"pull"', '"push"']
+    assert rows["clients.count"] == ["2"]
+    assert rows["best"] == ["0.8000 accuracy (round 3)"] * 2
+    assert rows["server over idle"] == ["16 MiB"] * 2
+    assert rows["train"] == ["15.00 s"] * 2
+    assert text.count('<tr class="different">') == 1
+    metric = page.charts[0]
+    assert {"accuracy", "round", "one 0.8000", "other 0.8000"} <= set(metric)
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folders_above() -> None:
+    paths = [Path("/a/x/run"), Path("/a/y/run"), Path("/b/y/other")]
+    assert run_labels(paths) == ["x/run", "y/run", "y/other"]
+    assert run_labels([Path("/a/x"), Path("/a/x")]) == ["x", "x"]
+
+
+def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
+    text = run_page(read_run(finished_run(tmp_path / "run")))
+    page, foreign = tmp_path / "page.html", tmp_path / "mine.html"
+    write_page(page, text)
+    write_page(page, text + "\n")
+    assert page.read_text() == text + "\n"
+    foreign.write_text("<h1>flstream report</h1>")
+    with pytest.raises(UsageError, match=r"mine\.html was not made by flstream report"):
+        write_page(foreign, text)
+    assert foreign.read_text() == "<h1>flstream report</h1>"
+    with pytest.raises(UsageError, match="cannot be read: Is a directory"):
+        write_page(tmp_path, text)
