@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench kills clean
+.PHONY: help demo test check format docs bench bench-peers kills clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -35,14 +35,26 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP) ## Write the reference of the job file (docs/job.md) anew
+	$(BIN)/python -m flstream.job.reference > docs/job.md.new && mv docs/job.md.new docs/job.md
+
 bench: $(STAMP) ## Measure start-up, streaming, rounds and modes against the machine (20 GiB of memory)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/flstream bench --model-size 256MiB --clients 2
 
+SIZE    ?= 256MiB
+CLIENTS ?= 2
+PEERS   := benchmarks/peers
+
+bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=256MiB CLIENTS=2,4 (4 GiB of disk)
+	$(BIN)/python $(PEERS)/install.py
+	$(BIN)/python $(PEERS)/compare.py --size $(SIZE) --clients $(CLIENTS) $(ARGS) \
+		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md --plot $(PEERS)/.work/peers.png
+
 kills: $(STAMP) ## Kill runs at random instants, resume them, and compare the bits (50 cases)
 	$(BIN)/python benchmarks/kills.py
 
 clean: ## Remove the virtual environment and caches (runs/ is left alone)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS)/.venvs $(PEERS)/.work .pytest_cache .mypy_cache .ruff_cache .hypothesis

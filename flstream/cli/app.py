@@ -14,8 +14,11 @@ import typer
 
 from flstream import __version__
 from flstream.cli.bench import bench
+from flstream.cli.init import init
 from flstream.cli.inspect import inspect
+from flstream.cli.report import report
 from flstream.cli.simulate import simulate
+from flstream.cli.validate import validate
 
 
 def _paragraphs(command: Callable[..., None]) -> str:
@@ -25,14 +28,13 @@ def _paragraphs(command: Callable[..., None]) -> str:
 
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     # Errors made on purpose are sentences; any other is a defect, and its plain traceback is what
     # a report of it needs.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (simulate, inspect, bench):
+for command in (init, validate, simulate, report, inspect, bench):
     app.command(help=_paragraphs(command))(command)
 
 

@@ -1,0 +1,92 @@
+"""``flstream validate``: what is wrong with a job, or else what it will do and need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flstream.cli.status import DONE, FAILED
+
+if TYPE_CHECKING:
+    from flstream.job import Job
+    from flstream.model.layout import Layout
+    from flstream.simulator.forecast import Forecast
+
+
+def validate(
+    job: Annotated[
+        Path, typer.Argument(metavar="JOB", help="The job file, or a folder with a job.conf in it.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a key of the job file, such as clients.count=4. May be repeated.",
+        ),
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the run directory would be: the disk to look at.",
+            show_default="runs",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the plan as one JSON document, and nothing else."),
+    ] = False,
+) -> None:
+    """Check a job, and say what it would do and need, without running it.
+
+    Names every mistake of the job file; then those of its code and its model that a run would
+    only meet later. The model is built without its bytes where its factory allows that. What
+    follows is the plan: bytes and requests a round, the most memory and disk that the exchange
+    may take, and whether this machine has that now.
+
+    Exit status: 0 it is sound and fits, 1 it is sound but does not fit here, 2 it has mistakes.
+    """
+    import json
+
+    from flstream.job import load_job
+    from flstream.report.console import make_console
+    from flstream.report.forecast import forecast_json, print_forecast
+    from flstream.simulator.fitting import fit, room_here
+
+    path = job / "job.conf" if job.is_dir() else job
+    loaded = load_job(path, overrides or ())
+    layout, need = _plan(path, loaded)
+    room = room_here(run_dir or Path("runs"))
+    verdict = fit(loaded, layout, need, room)
+    console = make_console()
+    if as_json:
+        text = json.dumps(forecast_json(loaded, need, room, verdict), indent=2)
+        console.out(text, highlight=False)
+    else:
+        print_forecast(console, loaded, need, room, verdict)
+    raise typer.Exit(DONE if verdict.fits else FAILED)
+
+
+def _plan(path: Path, job: Job) -> tuple[Layout, Forecast]:
+    """Describe a job's model and what the job needs, or name all that is wrong with it."""
+    from flstream.errors import CheckpointError, ModelError, UsageError
+    from flstream.job import JobError, Problem
+    from flstream.job.code_check import code_problems
+    from flstream.simulator.forecast import forecast
+    from flstream.simulator.model_layout import model_layout
+
+    problems = code_problems(job)
+    # A factory in a file that cannot be imported would only say the same again.
+    if not any(problem.key == "model.factory" for problem in problems):
+        try:
+            layout = model_layout(job)
+            need = forecast(job, layout)
+        except (ModelError, CheckpointError, UsageError) as error:
+            problems.append(Problem("", str(error)))
+        else:
+            if not problems:
+                return layout, need
+    raise JobError(path.absolute(), problems)

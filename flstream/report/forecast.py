@@ -1,0 +1,177 @@
+"""What a job would do and need, before it is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flstream.job import Job
+from flstream.report.columns import wrapped
+from flstream.report.console import new_table
+from flstream.report.text import counted, elide, printable
+from flstream.simulator.fitting import Fit, Room
+from flstream.simulator.forecast import Forecast, Traffic
+from flstream.units import format_bytes
+
+_LABEL_WIDTH = 15
+_TRAINING = (
+    "For the exchange alone; training adds its own: gradients are as large as the weights that "
+    "a client trains, and Adam keeps two numbers more for each."
+)
+
+
+def print_forecast(console: Console, job: Job, need: Forecast, room: Room, fit: Fit) -> None:
+    """Print what runs, what it moves, what it takes, and whether that fits."""
+    width = console.width if console.is_terminal else None
+    for name, value in _facts(job, need):
+        line = name.ljust(_LABEL_WIDTH) + printable(value)
+        console.print(Text(line if width is None else elide(line, width)), soft_wrap=True)
+    _section(console, f"A round ({_mode(need)})", _traffic_table(need))
+    memory = _memory_table(need, room)
+    _section(console, "Peak memory (over idle; of all processes, all they have)", memory)
+    for line in wrapped([_TRAINING], console.width):
+        console.print(Text(line, style="dim"))
+    _section(console, "Disk", _disk_table(job, need, room))
+    console.print()
+    _print_verdict(console, need, room, fit, width)
+
+
+def forecast_json(job: Job, need: Forecast, room: Room, fit: Fit) -> dict[str, Any]:
+    """The same for scripts; bytes are plain numbers."""
+
+    def way(traffic: Traffic) -> dict[str, int]:
+        return traffic._asdict()
+
+    return {
+        "job": job.name,
+        "rounds": job.rounds,
+        "evaluations": need.evaluations,
+        "sites": job.clients.count,
+        "sites_per_round": need.sites,
+        "workers": need.workers,
+        "model": {"bytes": need.model_bytes, "tensors": need.tensors},
+        "transfer": {
+            "mode": need.mode,
+            "chunk_size": need.chunk_size,
+            "round": {
+                "down": way(need.down),
+                "up": way(need.up),
+                "evaluation": way(need.evaluation),
+            },
+            "run": {"down": way(need.run_down), "up": way(need.run_up)},
+        },
+        "memory": {
+            "server_over_idle": need.server_bytes,
+            "client_over_idle": need.client_bytes,
+            "processes": need.processes,
+            "total": need.total_bytes,
+            "available": room.memory,
+        },
+        "disk": {
+            "round": need.round_disk_bytes,
+            "run": need.disk_bytes,
+            "free": room.disk,
+            "folder": str(room.folder.absolute()),
+        },
+        "fits": fit.fits,
+        "lacking": list(fit.lacking),
+        "advice": list(fit.advice),
+    }
+
+
+def _facts(job: Job, need: Forecast) -> list[tuple[str, str]]:
+    clients = job.clients
+    sites = counted(clients.count, "site")
+    if need.sites < clients.count:
+        sites += f", {need.sites:,} of them a round"
+    own = need.workers == clients.count
+    where = "each in a process of its own"
+    if not own:
+        where = "in one process" if need.workers == 1 else f"in {need.workers} processes"
+    evaluated = f", {need.evaluations:,} of them evaluated" if need.evaluations else ""
+    size = f"{format_bytes(need.model_bytes)} in {counted(need.tensors, 'tensor')}"
+    return [
+        ("job", f"{job.name}, {counted(job.rounds, 'round')}{evaluated}"),
+        ("sites", f"{sites}, {where}"),
+        ("training code", _training(job)),
+        ("model", f"{size}, from {_model(job)}"),
+    ]
+
+
+def _training(job: Job) -> str:
+    if job.train.learner is not None:
+        return _short(job, job.train.learner)
+    return _short(job, str(job.train.script))
+
+
+def _model(job: Job) -> str:
+    return _short(job, str(job.model.initial or job.model.factory))
+
+
+def _short(job: Job, path: str) -> str:
+    """A path as seen from the job file, if it lies beside it."""
+    return path.removeprefix(f"{job.folder}/")
+
+
+def _mode(need: Forecast) -> str:
+    size = need.chunk_size
+    pieces = f"chunks of {format_bytes(size)}" if size else "each model in one piece"
+    return f"{need.mode} mode, {pieces}"
+
+
+def _traffic_table(need: Forecast) -> Table:
+    table = new_table("", "bytes", "requests", "chunks")
+    ways = [("models down to the sites", need.down), ("updates up", need.up)]
+    if need.evaluations:
+        ways.append(("models down for evaluation", need.evaluation))
+    whole = need.run_down.plus(need.run_up)
+    for name, way in [*ways, (f"all of {counted(need.rounds, 'round')}", whole)]:
+        table.add_row(name, format_bytes(way.bytes), f"{way.requests:,}", f"{way.chunks:,}")
+    return table
+
+
+def _memory_table(need: Forecast, room: Room) -> Table:
+    table = new_table("", "at most", "available")
+    table.add_row("server", format_bytes(need.server_bytes), "")
+    each = "client" if need.workers == 1 else f"each of {need.workers} clients"
+    table.add_row(each, format_bytes(need.client_bytes), "")
+    total, available = format_bytes(need.total_bytes), format_bytes(room.memory)
+    table.add_row(f"all {need.processes} processes", total, available)
+    return table
+
+
+def _disk_table(job: Job, need: Forecast, room: Room) -> Table:
+    table = new_table("", "at most", "free")
+    table.add_row("a round", format_bytes(need.round_disk_bytes), "")
+    free = "not told" if room.disk is None else format_bytes(room.disk)
+    name = f"the run (checkpoints.keep = {job.checkpoints.keep})"
+    table.add_row(name, format_bytes(need.disk_bytes), free)
+    return table
+
+
+def _section(console: Console, title: str, table: Table) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def _print_verdict(
+    console: Console, need: Forecast, room: Room, fit: Fit, width: int | None
+) -> None:
+    head, style = ("fits", "bold green") if fit.fits else ("does not fit", "bold red")
+    sentences = [f"{head}: {each}" for each in fit.lacking]
+    if fit.fits:
+        disk = ""
+        if room.disk is not None:
+            disk = f", {format_bytes(need.disk_bytes)} of {format_bytes(room.disk)} of disk"
+        memory = f"{format_bytes(need.total_bytes)} of {format_bytes(room.memory)} of memory"
+        sentences = [f"{head}: at most {memory}{disk}"]
+    sentences += [f"to make it fit: {each}" for each in fit.advice]
+    for line in wrapped(sentences, width):
+        text = Text(printable(line))
+        if line.startswith(head):
+            text.stylize(style, 0, len(head))
+        console.print(text, soft_wrap=True)

@@ -1,0 +1,113 @@
+"""`flstream init` writes jobs that run at once, and writes over nothing."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cli_support import Flstream
+
+from flstream.cli import init as command
+from flstream.cli.init import TEMPLATES
+from flstream.job import load_job
+
+ROOT = Path(__file__).parents[2]
+FILES = {"README.md", "client.py", "job.conf", "model.py"}
+
+
+# The others are the jobs of that name in jobs/, which the tests of those run.
+@pytest.mark.parametrize(("template", "least"), [("script", 0.95), ("learner", 0.95)])
+def test_a_new_job_runs_at_once_and_learns(
+    flstream: Flstream, tmp_path: Path, template: str, least: float
+) -> None:
+    done = flstream("init", "my-job", "--template", template)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "flstream simulate my-job" in done.stdout
+    done = flstream("simulate", "my-job", "--json", "--run-dir", "run")
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads(done.stdout)
+    assert (summary["status"], summary["job"]) == ("finished", "my-job")
+    assert summary["warnings"] == []
+    assert summary["best"]["value"] >= least
+    assert {path.name for path in tmp_path.iterdir()} == {"my-job", "run"}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_is_the_shipped_job_under_a_new_name(
+    flstream: Flstream, tmp_path: Path, template: str
+) -> None:
+    flstream("init", "sub/new", "--template", template)
+    written = tmp_path / "sub" / "new"
+    assert {path.name for path in written.iterdir()} == FILES
+    for name in ("client.py", "model.py"):
+        assert (written / name).read_bytes() == (ROOT / "jobs" / template / name).read_bytes()
+        assert not (written / name).is_symlink()
+    for path in written.iterdir():
+        assert not re.search(rf"jobs/{template}\b", path.read_text())
+    assert "flstream simulate sub/new" in (written / "README.md").read_text()
+    job = load_job(written / "job.conf")
+    assert job == load_job(
+        ROOT / "jobs" / template / "job.conf",
+        [
+            "name=new",
+            f"model.factory={job.model.factory}",
+            *([f"train.script={job.train.script}"] if job.train.script else []),
+            *([f"train.learner={job.train.learner}"] if job.train.learner else []),
+        ],
+    )
+
+
+def test_a_folder_that_is_empty_is_filled(flstream: Flstream, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert flstream("init", "mine").returncode == 0
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == FILES
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("full",), "full is not empty; name a new folder"),
+        (("file",), "file cannot be written: File exists"),
+        (("file/below",), "file/below cannot be written: Not a directory"),
+        (("new", "--template", "scirpt"), "known are script, learner, digits, exchange"),
+        (("my job",), 'a job cannot be named after the folder my job: given "my job"; must be at'),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    flstream: Flstream, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    done = flstream("init", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert {path.name for path in tmp_path.rglob("*")} == {"full", "notes.txt", "file"}
+
+
+def test_a_template_that_needs_what_is_not_installed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_has_scikit_learn", lambda: False)
+    for template in ("script", "digits"):
+        command.init(tmp_path / template, template)
+        said = "pip install scikit-learn" in capsys.readouterr().out
+        assert said == (template == "digits")
+        assert ("pip install" in (tmp_path / template / "README.md").read_text()) == said
+
+
+def test_the_templates_are_listed(flstream: Flstream, tmp_path: Path) -> None:
+    done = flstream("init", "--list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(TEMPLATES)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert not any(tmp_path.iterdir())
+
+
+def test_every_template_has_all_files_and_every_folder_is_a_template() -> None:
+    folder = ROOT / "flstream" / "templates"
+    assert {path.name for path in folder.iterdir()} == set(TEMPLATES)
+    for path in folder.iterdir():
+        assert {file.name.removesuffix("-tpl") for file in path.iterdir()} == FILES
+        # A link, so that there is one of each.
+        assert all(file.is_symlink() and file.is_file() for file in path.iterdir())

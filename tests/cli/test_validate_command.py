@@ -1,0 +1,66 @@
+"""`flstream validate` names every mistake, or says what a job would do and whether it fits."""
+
+import json
+from pathlib import Path
+
+from cli_support import Flstream, WriteJob
+
+GIB = 1 << 30
+
+
+def test_a_sound_job_gets_its_plan_and_is_not_run(
+    flstream: Flstream, write_job: WriteJob, tmp_path: Path
+) -> None:
+    done = flstream("validate", write_job().parent, "--set", "workflow.args.evaluate_every=1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mini, 2 rounds, 2 of them evaluated" in done.stdout
+    assert "8.0 KiB in 2 tensors, from model.py:build" in done.stdout
+    assert "\nfits: at most " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "\x1b" not in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
+def test_a_job_that_does_not_fit_exits_1_and_says_what_it_lacks_and_what_would_help(
+    flstream: Flstream, write_job: WriteJob
+) -> None:
+    path = write_job()
+    # A terabyte, which is described and not made.
+    (path.parent / "model.py").write_text(
+        "import torch\ndef build(): return {'w': torch.zeros(1 << 38)}"
+    )
+    done = flstream("validate", path, "--json", "--set", "streaming.mode=native")
+    assert (done.returncode, done.stderr) == (1, "")
+    plan = json.loads(done.stdout)
+    assert plan["model"] == {"bytes": 1024 * GIB, "tensors": 1}
+    one = {"bytes": 2 * 1024 * GIB, "requests": 2, "chunks": 2}
+    assert plan["transfer"]["round"]["down"] == plan["transfer"]["round"]["up"] == one
+    assert plan["memory"]["total"] > 6 * 1024 * GIB > plan["memory"]["available"]
+    assert plan["fits"] is False
+    assert plan["lacking"][0].startswith("native mode with 2 processes for the sites needs about")
+    assert "make the model smaller, or free memory" in plan["advice"]
+
+
+def test_every_mistake_of_the_file_is_named_at_once(
+    flstream: Flstream, write_job: WriteJob
+) -> None:
+    path = write_job(text="rounds = ten\nclients { count = 2, per_ruond = 1 }")
+    done = flstream("validate", path, "--set", "streaming.mode=pul")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has 3 mistakes" in done.stderr
+    for key in ("rounds:", "clients.per_ruond:", "streaming.mode:"):
+        assert key in done.stderr
+
+
+def test_what_only_a_run_would_meet_is_named_with_what_is_wrong_with_the_code(
+    flstream: Flstream, write_job: WriteJob
+) -> None:
+    path = write_job()
+    (path.parent / "client.py").write_text("import nosuch")
+    (path.parent / "model.py").write_text("def build(): raise OSError('no such weights')")
+    done = flstream("validate", path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has 2 mistakes" in done.stderr
+    assert "train.script: client.py line 1 imports nosuch" in done.stderr
+    assert "raised OSError: no such weights" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,29 @@
+"""The reference page of the job file is the one that its definitions give."""
+
+from pathlib import Path
+
+from flstream.job import job_keys, load_job
+from flstream.job.reference import EXAMPLE, render_reference
+
+PAGE = Path(__file__).parents[2] / "docs" / "job.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text() == render_reference(), "docs/job.md is out of date; run: make docs"
+
+
+def test_every_key_has_an_entry_with_its_rule_and_its_meaning() -> None:
+    text = render_reference()
+    for key in job_keys().values():
+        entry = text.partition(f"### `{key.name}`\n")[2].partition("\n### ")[0]
+        assert key.rule.allowed in entry, key.name
+        assert key.meaning in entry, key.name
+
+
+def test_the_example_loads(tmp_path: Path) -> None:
+    (tmp_path / "job.conf").write_text(EXAMPLE)
+    (tmp_path / "client.py").write_text("")
+    (tmp_path / "model.py").write_text("Net = dict\n")
+    job = load_job(tmp_path / "job.conf")
+    assert (job.clients.cohort_size, job.clients.min_updates) == (4, 3)
+    assert job.checkpoints.keep == 3
