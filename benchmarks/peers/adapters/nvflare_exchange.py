@@ -1,0 +1,52 @@
+"""The exchange job in NVFlare's simulator.
+
+python nvflare_exchange.py CLIENTS ROUNDS [tensors | offload]
+"""
+
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from journal import note_result
+from nvflare.app_opt.pt.recipes import FedAvgRecipe
+from nvflare.client.config import ExchangeFormat
+from nvflare.recipe import SimEnv
+from nvflare_parts import RoundListener
+from sums import check
+
+NAME = "exchange"
+
+
+def main(clients: int, rounds: int, setting: str) -> None:
+    """Run the job, and check the model that the server has saved.
+
+    Args:
+        clients: number of sites.
+        rounds: number of rounds.
+        setting: none takes the recipe as it comes: parameters travel as NumPy arrays. ``tensors``
+            exchanges tensors; ``offload`` has the server also receive them into files.
+    """
+    more = {"server_expected_format": ExchangeFormat.PYTORCH} if setting else {}
+    recipe = FedAvgRecipe(
+        name=NAME,
+        model={"class_path": "nvflare_parts.Exchanged", "args": {}},
+        min_clients=clients,
+        num_rounds=rounds,
+        train_script=str(Path(__file__).with_name("nvflare_client.py")),
+        enable_tensor_disk_offload=setting == "offload",
+        **more,
+    )
+    recipe._job.to_server(RoundListener(), id="rounds")
+    workspace = Path("workspace").absolute()
+    recipe.execute(SimEnv(num_clients=clients, workspace_root=str(workspace)))
+    saved = next((workspace / NAME / "server").rglob("FL_global_model.pt"))
+    state = torch.load(saved, weights_only=True, mmap=True)
+    note_result(check(state["model"].items(), clients, rounds))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
