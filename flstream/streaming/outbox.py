@@ -102,7 +102,7 @@ class Outbox:
             pass
         if not self._packet.left:
             self._packet = self._frame = None
-        elif self._ahead is None:
+        if self._ahead is None:
             self._prepare()
 
     def _next_packet(self) -> Content | None:
@@ -136,7 +136,7 @@ class Outbox:
         return None
 
     def _prepare(self) -> None:
-        """Digest the next chunk while the receiver is busy with this one."""
+        """Digest the next chunk while the receiver is busy with what the channel took."""
         demand = self._next_demand()
         if demand is not None and demand.chunk_size:
             self._ahead = self._next_frame(demand)
