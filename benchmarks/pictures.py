@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.text import Text
 
 from flstream.job import load_job
-from flstream.report.frame import render
-from flstream.report.remaining import download_done
-from flstream.report.rows import Memory
-from flstream.report.state import RunState
+from flstream.report.live.frame import render
+from flstream.report.live.progress import download_done
+from flstream.report.live.site_table import Memory
+from flstream.report.live.state import RunState
 from flstream.simulator.launcher import simulate
 from flstream.simulator.run_directory import RunDirectory
 from flstream.telemetry.events import AnyEvent, RunStarted

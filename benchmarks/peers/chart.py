@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from record import Result
 
-from flstream.report.charts.style import SMALL_SIZE, figure, ink, save_png, series_color, styled
+from flstream.report.charts.style import SMALL_SIZE, figure, ink, save, series_color, styled
 from flstream.units import format_bytes
 
 # Pixels of the page.
@@ -80,7 +80,7 @@ def draw(path: Path, title: str, parts: Sequence[Part]) -> None:
                 )
                 _bars(made.add_axes(box), panel, results, names=index == 0)
             top += tall
-        save_png(made, path)
+    save(made, path)
 
 
 def _bars(axes: Axes, panel: Panel, results: Sequence[Result], *, names: bool) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
@@ -18,7 +16,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 from contestants import EXCHANGE, PACKAGES, RACE, TITLES, Contestant, python_of
 from measuring import Task, measure
 from record import Result, Run
@@ -26,6 +23,7 @@ from table import Grid, exchange_grid, markdown, print_grid, race_grid
 from tree import adopt_orphans
 
 from flstream.report.console import make_console
+from flstream.telemetry.machine import this_machine
 from flstream.units import format_bytes, parse_bytes
 
 LEAST_ROUNDS = 3
@@ -71,9 +69,9 @@ def versions(peers: Sequence[str]) -> dict[str, str]:
 
 def machine() -> str:
     """What this ran on."""
-    memory = format_bytes(psutil.virtual_memory().total)
-    system = f"{platform.system()} {platform.release().split('-')[0]}"
-    return f"{os.cpu_count()} cores, {memory}, {system}, Python {platform.python_version()}"
+    here = this_machine()
+    memory, python = format_bytes(here.memory), here.versions["python"]
+    return f"{here.cores} cores, {memory}, {here.system}, Python {python}"
 
 
 def selected(contestants: Sequence[Contestant], only: Sequence[str]) -> list[Contestant]:
@@ -105,10 +103,10 @@ def main(args: argparse.Namespace) -> None:
         for count in counts
         if exchange
     ]
-    raced = [
-        ("1,000 clients of 18 digits, 100 a round", compare(race, RACE_TASK, args.repeat))
-        for _ in range(bool(race))
-    ]
+    raced = []
+    if race:
+        results = compare(race, RACE_TASK, args.repeat)
+        raced.append(("1,000 clients of 18 digits, 100 a round", results))
 
     grids = [exchange_grid(title, results) for title, results in exchanged]
     grids += [race_grid(title, results) for title, results in raced]

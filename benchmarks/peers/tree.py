@@ -17,6 +17,8 @@ from typing import Self
 
 import psutil
 
+from flstream.simulator.interruption import STOPS, handling
+
 INTERVAL = 0.05
 """Seconds between two readings of every process's high-water mark of RSS."""
 
@@ -73,18 +75,19 @@ def no_descendants_left() -> Iterator[None]:
         yield
     finally:
         # A second Ctrl-C must not cut this short.
-        stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-        before = [(each, signal.signal(each, signal.SIG_IGN)) for each in stops]
-        # Those that are being killed may start others, so look again until there are none.
-        while living := psutil.Process().children(recursive=True):
-            for process in living:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, 0)[0]:
-                    pass
-        for each, handler in before:
-            signal.signal(each, handler)
+        with handling(STOPS, signal.SIG_IGN):
+            _kill_descendants()
+
+
+def _kill_descendants() -> None:
+    # Those that are being killed may start others, so look again until there are none.
+    while living := psutil.Process().children(recursive=True):
+        for process in living:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, 0)[0]:
+                pass
 
 
 class TreeSampler:

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flstream.bench.interruption import undisturbed
 from flstream.bench.limits import Limits, measure_limits, median_limits
 from flstream.bench.measurement import (
     Measurement,
@@ -25,7 +24,8 @@ from flstream.bench.needs import Need, fits, predict
 from flstream.bench.plan import Case, Plan
 from flstream.bench.schedule import RunShare, Schedule, Step, Watcher, expected_seconds
 from flstream.errors import AbortedError, SimulationError
-from flstream.simulator.fitting import Room, room_here
+from flstream.simulator.fitting import Available, available_in
+from flstream.simulator.interruption import undisturbed
 from flstream.simulator.launcher import simulate
 from flstream.simulator.run_directory import RunDirectory
 from flstream.telemetry.events import (
@@ -50,7 +50,7 @@ class Result:
         case: the case.
         label: what it is called.
         need: what it was predicted to need.
-        room: what this machine had before it began; or where it could not be repeated, then.
+        available: what this machine had before it began; or where it could not be repeated, then.
         runs: each run's figures; none where there was no room for it, so that it was not run.
         trace: memory over time in the first of them.
         failure: why a run failed; it is not tried again.
@@ -59,7 +59,7 @@ class Result:
     case: Case
     label: str
     need: Need
-    room: Room
+    available: Available
     runs: list[Measurement] = field(default_factory=list)
     trace: Trace | None = None
     failure: str | None = None
@@ -112,15 +112,16 @@ class _Bench:
         self._plan = plan
         self._work = work
         self._watcher = watcher
-        room = room_here(work)
+        available = available_in(work)
         self._results = {
-            case: Result(case, plan.label(case), predict(plan, case), room) for case in plan.cases
+            case: Result(case, plan.label(case), predict(plan, case), available)
+            for case in plan.cases
         }
 
     def compare(self) -> Comparison:
         """Do all of it."""
         plan = self._plan
-        fitting = [case for case, each in self._results.items() if fits(each.need, each.room)]
+        fitting = [case for case, each in self._results.items() if fits(each.need, each.available)]
         if not fitting:
             return Comparison([], list(self._results.values()))
         limits = [self._limits(Step(_MEASURING, 0, 0, 0.0, None))]
@@ -145,11 +146,11 @@ class _Bench:
         result = self._results[case]
         if result.failure is not None:
             return
-        room = room_here(self._work)
-        is_room = fits(result.need, room)
-        if not result.runs or not is_room:
-            result.room = room
-        if not is_room:
+        available = available_in(self._work)
+        still_fits = fits(result.need, available)
+        if not result.runs or not still_fits:
+            result.available = available
+        if not still_fits:
             # Something else has taken it since the bench began.
             self._schedule.drop(case)
             return

@@ -8,9 +8,9 @@ from typing import Any
 
 from flstream.bench.compare import Comparison, Result
 from flstream.bench.limits import Limits
-from flstream.bench.machine import this_machine
 from flstream.bench.plan import Plan
 from flstream.bench.ratios import ratios
+from flstream.telemetry.machine import this_machine
 
 
 def document(plan: Plan, comparison: Comparison) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _result(plan: Plan, limits: Limits | None, result: Result) -> dict[str, Any]
         "failure": result.failure,
         "predicted_bytes": result.need.memory,
         "predicted": asdict(result.need),
-        "available": {"memory": result.room.memory, "disk": result.room.disk},
+        "available": {"memory": result.available.memory, "disk": result.available.disk},
         "median": None,
         "rates": None,
         "ratios": None,

@@ -10,20 +10,18 @@ The client API hands a model out as tensors, so this works a layer below it, on 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-import flstream.client as flare
 from flstream.client.messages import Received, Task, Trained, TrainedSite
+from flstream.client.session import current
 from flstream.client.worker import Worker
 from flstream.errors import StreamingError
 from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody
 
 _STEP = 2 << 20
 
@@ -44,20 +42,13 @@ def add(path: Path, number: int) -> None:
 
 def serve(worker: Worker, task: Task, path: Path) -> None:
     """Fetch the model of a task into a file, train, and offer the file until it is settled."""
-    with_file: list[FileSink] = []
+    with ExitStack() as stack:
 
-    def sink_for(layout: Layout) -> FileSink:
-        with_file.append(FileSink(path, layout, durable=False))
-        return with_file[-1]
+        def sink_for(layout: Layout) -> FileSink:
+            return stack.enter_context(closing(FileSink(path, layout, durable=False)))
 
-    try:
-        # A download takes any sink; the worker's own method promises the one that scripts get.
-        fetch = cast(Callable[[Layout], MemoryBody], sink_for)
-        _, cost = worker.fetch(task.ref, fetch)
-        with_file[0].finish()
-    finally:
-        for sink in with_file:
-            sink.close()
+        sink, cost = worker.fetch(task.ref, sink_for)
+        sink.finish()
     worker.send(Received(task.round, cost.retries))
     (site,) = task.sites
     add(path, int(site.site.removeprefix("site-")))
@@ -72,9 +63,9 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
 
 def main() -> None:
     """Serve task after task."""
-    worker = flare._current()._worker
+    session = current()
+    worker, folder = session.worker, Path(session.constants()["site_dir"])
     worker.ready()
-    folder = Path(flare.system_info()["site_dir"])
     while (task := worker.next_task()) is not None:
         serve(worker, task, folder / "model.safetensors")
 

@@ -123,13 +123,13 @@ def figures(
         requests=(transfer.down.requests + transfer.up.requests) / ROUNDS,
         server_idle_rss=server.idle_rss,
         server_idle_uss=server_uss,
-        server_peak_rss=_over(server.peak_rss, server.idle_rss),
+        server_peak_rss=server.over_idle,
         server_peak_uss=_over(server.peak_uss, server_uss),
         client_idle_rss=client.idle_rss,
         client_idle_uss=client_uss,
-        client_peak_rss=_over(client.peak_rss, client.idle_rss),
+        client_peak_rss=client.over_idle,
         client_peak_uss=_over(client.peak_uss, client_uss),
-        total_peak_pss=max(summary.memory.peak_total_pss, _total_peak(samples, moments)),
+        total_peak_pss=summary.memory.peak_total_pss,
         wall_seconds=summary.wall_seconds,
     )
 
@@ -137,12 +137,7 @@ def figures(
 def largest_client(summary: Summary) -> str:
     """The client with the highest peak over its idle."""
     clients = summary.memory.clients
-
-    def over_idle(name: str) -> int:
-        memory: ProcessMemory = clients[name]
-        return memory.peak_rss - memory.idle_rss
-
-    return max(clients, key=over_idle)
+    return max(clients, key=lambda name: clients[name].over_idle)
 
 
 def trace(summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: Moments) -> Trace:
@@ -177,32 +172,6 @@ def _idle_uss(process: str, samples: Mapping[str, Sequence[Sample]], moments: Mo
         return 0
     closest = min(read, key=lambda sample: abs(sample.time - ready))
     return closest.uss or 0
-
-
-def _total_peak(samples: Mapping[str, Sequence[Sample]], moments: Moments) -> int:
-    """The highest PSS of all processes at one time, once there are rounds.
-
-    PSS is read a few times a second at most, RSS at every tick. Between two readings of PSS, a
-    process has grown or shrunk by what its RSS has: what moves in a round is its own memory. While
-    processes start it is not, as each that is forked takes over a share of what others have.
-    """
-    ordered = sorted(
-        (sample for each in samples.values() for sample in each), key=lambda sample: sample.time
-    )
-    # What RSS counts of each process more than PSS does; and the PSS of those seen at this tick.
-    shared: dict[str, int] = {}
-    tick: dict[str, int] = {}
-    peak = 0
-    for sample in ordered:
-        if sample.process in tick:
-            tick.clear()
-        read = sample.uss if sample.pss is None else sample.pss
-        if read is not None:
-            shared[sample.process] = sample.rss - read
-        tick[sample.process] = max(sample.rss - shared.get(sample.process, sample.rss), 0)
-        if sample.time >= moments.first_round:
-            peak = max(peak, sum(tick.values()))
-    return peak
 
 
 def _over(peak: int, idle: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flstream.bench.plan import Case, Plan
-from flstream.simulator.fitting import Room
+from flstream.simulator.fitting import Available
 from flstream.simulator.forecast import Forecast, forecast, plain_layout
 
 # How many tensors the exchange job's mix has, about: it counts for the header's size alone.
@@ -29,9 +29,10 @@ class Need:
     disk: int
 
 
-def fits(need: Need, room: Room) -> bool:
+def fits(need: Need, available: Available) -> bool:
     """Whether this machine has enough."""
-    return need.memory <= room.memory and (room.disk is None or need.disk <= room.disk)
+    disk = available.disk
+    return need.memory <= available.memory and (disk is None or need.disk <= disk)
 
 
 def predict(plan: Plan, case: Case) -> Need:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import flstream
 from flstream.job import Job, load_job
 from flstream.units import format_bytes
 
@@ -15,9 +16,8 @@ Mode = Literal["pull", "push", "native", "file"]
 MODES: tuple[Mode, ...] = ("pull", "push", "native", "file")
 """How a model travels. In ``file``, clients pull it into a file and send the update from there."""
 
-_HERE = Path(__file__).parent
-_JOB = _HERE / "exchange" / "job.conf"
-_FILE_CLIENT = _HERE / "file_client.py"
+_JOB = Path(flstream.__file__).parent / "templates" / "exchange" / "job.conf"
+_FILE_CLIENT = Path(__file__).with_name("file_client.py")
 
 ROUNDS = 2
 """Rounds of a run. The first one warms up, so the second is measured."""

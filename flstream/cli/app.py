@@ -1,7 +1,7 @@
 """The commands and what they share.
 
-Nothing here, nor at the top of a command's file, imports more than typer: `flstream --help` is to
-answer at once, while numpy and torch take a second.
+Neither this nor the top of a command's file imports anything that imports numpy or torch:
+`flstream --help` is to answer at once, and they take a second.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flstream.cli import options
 from flstream.cli.status import FAILED, STOPPED
 from flstream.errors import AbortedError, UsageError
-from flstream.units import parse_bytes
 
 if TYPE_CHECKING:
     from flstream.bench.compare import Comparison
@@ -66,9 +66,9 @@ def bench(
     It works in the folder runs, on the disk that it measures, and leaves nothing there.
     """
     from flstream.bench.compare import compare
-    from flstream.bench.interruption import stoppable
-    from flstream.report.bench_progress import watching_bench
+    from flstream.report.bench.progress import watching_bench
     from flstream.report.console import error_console, report_error
+    from flstream.simulator.interruption import stoppable
 
     plan = _plan(model_size, clients, modes, chunk_size, tensors, repeat)
     targets = _Targets(json, plot)
@@ -88,7 +88,7 @@ class _Targets:
     """Where what was found goes."""
 
     def __init__(self, json: str | None, plot: Path | None) -> None:
-        from flstream.report.bench_files import Target
+        from flstream.report.bench.files import Target
 
         self._to_stdout = json == _STDOUT
         self._json = None if json is None or self._to_stdout else Target("--json", Path(json))
@@ -99,14 +99,14 @@ class _Targets:
         import json
 
         from flstream.bench.document import document
-        from flstream.report.bench import print_comparison
+        from flstream.report.bench.tables import print_comparison
         from flstream.report.console import make_console
 
         text = json.dumps(document(plan, comparison), indent=2)
         if self._json is not None:
             self._json.write(lambda path: _write_text(path, text + "\n"))
         if self._plot is not None:
-            from flstream.report.bench_plot import draw_memory
+            from flstream.report.bench.plot import draw_memory
 
             self._plot.write(lambda path: draw_memory(plan, comparison.results, path, self._kind))
         if self._to_stdout:
@@ -120,7 +120,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _picture_kind(plot: Path) -> str:
-    from flstream.report.bench_files import PICTURES
+    from flstream.report.bench.files import PICTURES
 
     kind = plot.suffix.lower()
     if kind not in PICTURES:
@@ -138,29 +138,15 @@ def _plan(
 ) -> Plan:
     from flstream.bench.plan import Plan
 
-    model_bytes = _size("--model-size", model_size)
+    model_bytes = options.size("--model-size", model_size)
     if model_bytes % 4 or model_bytes == 0:
         raise UsageError(f"--model-size {model_size}: the weights are float32, so a multiple of 4")
     if tensors is not None and tensors > model_bytes // 4:
         raise UsageError(f"--tensors {tensors}: more than the model has weights")
     if repeat is None:
         repeat = _REPEAT if clients * model_bytes <= _LONG_BYTES else 1
-    return Plan(model_bytes, clients, _modes(modes), _chunk_sizes(chunk_size), tensors, repeat)
-
-
-def _size(option: str, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text}: {error}") from error
-
-
-def _chunk_sizes(text: str) -> list[int]:
-    sizes = [_size("--chunk-size", part.strip()) for part in text.split(",")]
-    for size in sizes:
-        if size % 16 or not 16 <= size <= 1 << 30:
-            raise UsageError(f"--chunk-size {text}: a multiple of 16 bytes, at most 1 GiB")
-    return list(dict.fromkeys(sizes))
+    chunk_sizes = dict.fromkeys(options.chunk_size(part.strip()) for part in chunk_size.split(","))
+    return Plan(model_bytes, clients, _modes(modes), list(chunk_sizes), tensors, repeat)
 
 
 def _modes(text: str) -> list[Mode]:

@@ -12,6 +12,7 @@ from flstream.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Jobs of the folder templates, which in a checkout is a link to jobs.
 # In the order in which they are shown: what each is, and whether it needs scikit-learn.
 TEMPLATES = {
     "script": ("a training loop in torch; its data are made up, so it needs nothing", False),
@@ -107,20 +108,24 @@ def _filler(folder: Path, template: str) -> Callable[[str], str]:
 def _write(folder: Path, template: str, fill: Callable[[str], str]) -> list[str]:
     """Write a template's files, none of which may be there, and return their names."""
     source = Path(__file__).parents[1] / "templates" / template
+    written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty; name a new folder")
-        written = []
         for path in sorted(source.iterdir()):
-            # Under their own names, tools would take them for modules of this package.
-            target = folder / path.name.removesuffix("-tpl")
-            with target.open("x", encoding="utf-8") as file:
+            if not path.is_file():
+                continue  # what Python keeps of a module that was imported
+            with (folder / path.name).open("x", encoding="utf-8") as file:
+                written.append(folder / path.name)
                 file.write(fill(path.read_text(encoding="utf-8")))
-            written.append(target.name)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
-    return written
+    except BaseException as error:
+        for path in written:  # half a job would be in the way of the next attempt
+            path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UsageError(f"{folder} cannot be written: {error.strerror}") from error
+        raise
+    return [path.name for path in written]
 
 
 def _has_scikit_learn() -> bool:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from flstream.cli import options
 from flstream.errors import UsageError
-from flstream.units import parse_bytes
 
 # Names in a file may have megabytes, and a message that has to name one need not.
 _LONGEST_MESSAGE = 1200
@@ -70,7 +70,7 @@ def inspect(
         path=path,
         filters=tuple(filters or ()),
         order=sort,
-        chunk_size=_chunk_bytes(chunk_size),
+        chunk_size=options.chunk_size(chunk_size),
         tree=tree,
         stats=stats,
         diff=diff,
@@ -86,16 +86,6 @@ def inspect(
         print_json(console, findings.document())
     else:
         print_findings(console, findings)
-
-
-def _chunk_bytes(text: str) -> int:
-    try:
-        size = parse_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"--chunk-size {text}: {error}") from error
-    if size % 16 or not 16 <= size <= 1 << 30:
-        raise UsageError(f"--chunk-size {text}: a multiple of 16 bytes, at most 1 GiB")
-    return size
 
 
 def _one_line(message: str) -> str:

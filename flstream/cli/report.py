@@ -14,7 +14,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="A run directory, or several to compare.", show_default=False
+            metavar="RUN", help="A run directory, or several to compare.", show_default=False
         ),
     ],
     output: Annotated[

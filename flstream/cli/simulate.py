@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flstream.cli.options import JobPath, Overrides, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
 
 if TYPE_CHECKING:
@@ -16,17 +17,8 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB", help="The job file, or a folder with a job.conf in it.")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a key of the job file, such as clients.count=4. May be repeated.",
-        ),
-    ] = None,
+    job: JobPath,
+    overrides: Overrides = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -52,7 +44,8 @@ def simulate(
     """Run a job: a server, and a process for each client, on this machine.
 
     While it runs you see each site, its transfers and its memory; at the end, what every round
-    brought and what it cost. The run directory keeps the models, the events and summary.json.
+    brought and what it cost. The run directory keeps the models, the events, summary.json and
+    report.html, a page about the run.
 
     A run that was stopped, killed or failed goes on with --resume, and a finished one too if
     the job has more rounds now. The job must be the same in all else.
@@ -60,7 +53,7 @@ def simulate(
     from flstream.job import load_job
     from flstream.simulator.host import host_for
 
-    loaded = load_job(job / "job.conf" if job.is_dir() else job, overrides or ())
+    loaded = load_job(job_file(job), overrides or ())
     with closing(host_for(loaded)) as host:
         # Its imports take longest. What this process needs, it imports meanwhile.
         host.begin()
@@ -73,8 +66,9 @@ def _run(
     """Run a job that was loaded, and return the exit status."""
     from flstream.report.console import make_console, report_error
     from flstream.report.html.run_end import leave_report
+    from flstream.report.live.view import watching
     from flstream.report.result import print_result
-    from flstream.report.view import watching
+    from flstream.simulator.interruption import stoppable
     from flstream.simulator.launcher import simulate as run_job
     from flstream.simulator.resume import final_summary, plan_resume
     from flstream.simulator.run_directory import RunDirectory
@@ -86,6 +80,7 @@ def _run(
         point = plan_resume(loaded, run) if resume else None
         if point is not None and point.is_finished:
             console.out(f"nothing is left to do: the run in {run.path} is finished")
+            run.tidy()  # whoever ran it may have been killed before that
             summary = final_summary(loaded, run, point)
         else:
             if point is not None:
@@ -97,7 +92,8 @@ def _run(
                 with watching(console) as listener:
                     summary = run_job(loaded, run, listener, resume=point, host=host)
         print_result(console, summary, run)
-        leave_report(run, console, has_run=point is None or not point.is_finished)
+        with stoppable():
+            leave_report(run, console, has_run=point is None or not point.is_finished)
     if as_json:
         console.quiet = False
         console.out(summary.to_json(), highlight=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flstream.cli.options import JobPath, Overrides, job_file
 from flstream.cli.status import DONE, FAILED
 
 if TYPE_CHECKING:
@@ -16,17 +17,8 @@ if TYPE_CHECKING:
 
 
 def validate(
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB", help="The job file, or a folder with a job.conf in it.")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a key of the job file, such as clients.count=4. May be repeated.",
-        ),
-    ] = None,
+    job: JobPath,
+    overrides: Overrides = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -54,19 +46,19 @@ def validate(
     from flstream.job import load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
-    from flstream.simulator.fitting import fit, room_here
+    from flstream.simulator.fitting import available_in, fit
 
-    path = job / "job.conf" if job.is_dir() else job
+    path = job_file(job)
     loaded = load_job(path, overrides or ())
     layout, need = _plan(path, loaded)
-    room = room_here(run_dir or Path("runs"))
-    verdict = fit(loaded, layout, need, room)
+    available = available_in(run_dir or Path("runs"))
+    verdict = fit(loaded, layout, need, available)
     console = make_console()
     if as_json:
-        text = json.dumps(forecast_json(loaded, need, room, verdict), indent=2)
+        text = json.dumps(forecast_json(loaded, need, available, verdict), indent=2)
         console.out(text, highlight=False)
     else:
-        print_forecast(console, loaded, need, room, verdict)
+        print_forecast(console, loaded, need, available, verdict)
     raise typer.Exit(DONE if verdict.fits else FAILED)
 
 

@@ -27,12 +27,10 @@ from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import Learner
 from flstream.client.proximal import proximal_term
-from flstream.errors import ClientError
+from flstream.client.session import current as _current
 
 if TYPE_CHECKING:
     import torch
-
-    from flstream.client.session import Session
 
 __all__ = [
     "FLModel",
@@ -51,23 +49,6 @@ __all__ = [
     "send",
     "system_info",
 ]
-
-_session: Session | None = None
-
-
-def _enter(session: Session) -> None:
-    """Make ``session`` the one that this process's script works on: for the simulator alone."""
-    global _session
-    _session = session
-
-
-def _current() -> Session:
-    if _session is None:
-        raise ClientError(
-            "this script is not running as a site; name it as train.script in a job file "
-            "and run: flstream simulate job.conf"
-        )
-    return _session
 
 
 def init() -> None:

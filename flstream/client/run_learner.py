@@ -8,13 +8,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import flstream.client
 from flstream.client.code import LearnerClass
 from flstream.client.fl_model import FLModel
 from flstream.client.messages import Failed, SiteTask
 from flstream.client.run_script import sentence
 from flstream.client.seeding import seed_everything
-from flstream.client.session import Session
+from flstream.client.session import Session, enter
 from flstream.client.work import Work
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
@@ -72,7 +71,7 @@ class _Serving:
         learner.site = work.begin(site)
         if learner.site is None:
             return
-        flstream.client._enter(Session(self._worker, work))
+        enter(Session(self._worker, work))
         if self._prepared != site.site:
             self._prepared = None
             # The same for a process that is set up for the first time, and for one that was set up

@@ -9,9 +9,8 @@ import sys
 import traceback
 from pathlib import Path
 
-import flstream.client
 from flstream.client.code import Script
-from flstream.client.session import Session
+from flstream.client.session import Session, enter
 from flstream.client.work import Work
 from flstream.client.worker import Worker
 
@@ -21,7 +20,7 @@ _UNANSWERED = "{name} ended without answering the task; send() an FLModel for ea
 def serve_own_site(worker: Worker, script: Script) -> None:
     """Run the script of the site whose process this is. It asks for tasks itself."""
     session = Session(worker)
-    flstream.client._enter(session)
+    enter(session)
     _prepare(script)
     failure = _run(script.path)
     if failure is None and session.kind is not None:
@@ -44,7 +43,7 @@ def serve_sites(worker: Worker, script: Script) -> None:
         for site in task.sites:
             if work.begin(site) is None:
                 continue
-            flstream.client._enter(Session(worker, work))
+            enter(Session(worker, work))
             failure = _run(script.path)
             # What it answered before it failed counts, and may be under way already.
             if work.site is not None:

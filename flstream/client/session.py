@@ -23,10 +23,13 @@ class Session:
         worker: the process it runs in.
         work: the task on which the script is to work for the site whose turn it is, and no
             further. None where the process is the site's own: the script asks for task after task.
+
+    Attributes:
+        worker: as given.
     """
 
     def __init__(self, worker: Worker, work: Work | None = None) -> None:
-        self._worker = worker
+        self.worker = worker
         self._work = work
         self._is_own = work is None
         self._context = work.site if work is not None else None
@@ -38,8 +41,8 @@ class Session:
         """The name of the site."""
         if self._context is not None:
             return self._context.name
-        assert self._worker.info.site is not None  # before the first task of its own process
-        return self._worker.info.site
+        assert self.worker.info.site is not None  # before the first task of its own process
+        return self.worker.info.site
 
     @property
     def kind(self) -> str | None:
@@ -60,7 +63,7 @@ class Session:
     def init(self) -> None:
         """Report to the server."""
         self._initialised = True
-        self._worker.ready()
+        self.worker.ready()
 
     def is_running(self) -> bool:
         """Wait for the next task; False when there are no more."""
@@ -92,14 +95,14 @@ class Session:
     def log(self, key: str, value: float) -> None:
         """Send a value to the run's events."""
         number = self._context.round if self._context is not None else 0
-        self._worker.send(Logged(number, self.site, key, float(value)))
+        self.worker.send(Logged(number, self.site, key, float(value)))
 
     def fail(self, reason: str) -> None:
         """The script cannot go on: so has its task failed, or else the process."""
         if self._work is not None and self._work.site is not None:
             self._work.fail(reason)
         else:
-            self._worker.send(Failed("", 0, reason))
+            self.worker.send(Failed("", 0, reason))
 
     def system_info(self) -> Mapping[str, Any]:
         """What the site knows of the run."""
@@ -107,7 +110,7 @@ class Session:
 
     def constants(self) -> dict[str, Any]:
         """What it knows that is the same in every task."""
-        info = self._worker.info
+        info = self.worker.info
         return {
             "site_name": self.site,
             "job_name": info.job,
@@ -125,15 +128,38 @@ class Session:
         if not self._is_own:
             return False
         self._work = None  # with all it refers to, before the next model comes
-        while (task := self._worker.next_task(timeout)) is not None:
-            if [site.site for site in task.sites] != [self._worker.info.site]:
+        while (task := self.worker.next_task(timeout)) is not None:
+            if [site.site for site in task.sites] != [self.worker.info.site]:
                 raise ProtocolError(f"the server sent {self.site} a task of other sites")
-            work = Work(self._worker, task)
+            work = Work(self.worker, task)
             if (context := work.begin(task.sites[0])) is not None:
                 self._work, self._context = work, context
                 return True
             work.finish()
         return False
+
+
+_session: Session | None = None
+
+
+def enter(session: Session) -> None:
+    """Make a session the one that this process's training code works on."""
+    global _session
+    _session = session
+
+
+def current() -> Session:
+    """The session that this process's training code works on.
+
+    Raises:
+        ClientError: it does not run as a site.
+    """
+    if _session is None:
+        raise ClientError(
+            "this script is not running as a site; name it as train.script in a job file "
+            "and run: flstream simulate job.conf"
+        )
+    return _session
 
 
 class SystemInfo(Mapping[str, Any]):

@@ -225,6 +225,7 @@ class Work:
         if into is None:
             worker = self._worker
             return lambda layout: worker.memory.allocate(layout, worker.info.exchange_format)
+        self._worker.memory.release()
         body = MemoryBody.over(into)
 
         def existing(layout: Layout) -> MemoryBody:

@@ -10,15 +10,17 @@ from flstream.client.worker_info import WorkerInfo
 from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.model.body import Source
 from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody
 from flstream.model.reuse import ModelMemory
-from flstream.streaming.download import download
+from flstream.streaming.download import SinkT, download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER, Transfer
 from flstream.telemetry.memory import own_rss
 from flstream.transport.messages import MessageChannel
+
+# A task that follows another comes well within this.
+_SOON_SECONDS = 1.0
 
 Selection = Callable[[Layout], Collection[str]]
 """Gives the names of the tensors of a layout that are aggregated."""
@@ -75,6 +77,11 @@ class Worker:
         """Wait for a task; None if there are no more, or none came within ``timeout`` seconds."""
         if self._stopped:
             return None
+        soon = _SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS)
+        if not self._control.wait(soon):
+            # Whoever is not sampled for a while is not to sit on the memory of a model.
+            self.memory.release()
+            timeout = None if timeout is None else timeout - soon
         try:
             message = self._control.receive(timeout)
         except DeadlineError:
@@ -90,9 +97,7 @@ class Worker:
         """Tell the server something."""
         self._control.send(message)
 
-    def fetch(
-        self, token: bytes, sink_for: Callable[[Layout], MemoryBody]
-    ) -> tuple[MemoryBody, Transfer]:
+    def fetch(self, token: bytes, sink_for: Callable[[Layout], SinkT]) -> tuple[SinkT, Transfer]:
         """Download a model, as :func:`flstream.streaming.download.download` does."""
         return download(self._down, token, self.info.streaming, sink_for)
 

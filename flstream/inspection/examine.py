@@ -220,12 +220,19 @@ def _verify(inspection: Inspection, run: Run | None) -> list[Verification]:
     file = inspection.file
     checkpoints = run.checkpoints if run is not None else ()
     due = [each.path for each in checkpoints if _identity(each.path) != _identity(file.path)]
-    states = [
-        verify_optimizer_state(RunDirectory(run.path), each.round, each.optimizer_state)
-        for each in checkpoints
-        if run is not None and each.optimizer_state
-    ]
+    states = _verify_states(run) if run is not None else []
     return [verify(file), *(verify(open_checkpoint(path)) for path in due), *states]
+
+
+def _verify_states(run: Run) -> list[Verification]:
+    directory, found = RunDirectory(run.path), []
+    for each in run.checkpoints:
+        # A state goes before its checkpoint; a run that was killed between the two is sound.
+        is_last = each is run.checkpoints[-1]
+        is_there = directory.optimizer_state(each.round).exists()
+        if each.optimizer_state and (is_there or is_last):
+            found.append(verify_optimizer_state(directory, each.round, each.optimizer_state))
+    return found
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import msgspec
 
 from flstream.errors import CheckpointError
 from flstream.simulator.run_directory import RunDirectory
+from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import most_line_bytes
 
 _MOST_SUMMARY_BYTES = 64 << 20
@@ -140,40 +141,35 @@ def _from_events(path: Path) -> Journal:
     job, status, planned = "", "unfinished", 0
     rounds: dict[int, Round] = {}
     trained: dict[int, Round] = {}  # as they were before they were evaluated
-    most = most_line_bytes(0)
+    lines = WholeLines(path, most_line_bytes(0))
     decoder = msgspec.json.Decoder(_Event)
     try:
-        with path.open("rb") as file:
-            number = 0
-            while line := file.readline(most):
-                number += 1
-                if not line.endswith(b"\n") and len(line) < most:
-                    break
-                try:
-                    event = decoder.decode(line)
-                except _UNREADABLE as error:
-                    raise CheckpointError(
-                        f"{path}, line {number}, is no event of a run: {error}; "
-                        "inspect the checkpoint from a copy outside of the run directory"
-                    ) from error
-                if event.kind == "run_started":
-                    job, planned, status = event.job, event.rounds, "unfinished"
-                    most = most_line_bytes(event.clients)
-                elif event.kind == "run_resumed":
-                    # What came after the round that it goes on from is void.
-                    last, status = -1 if event.round is None else event.round, "unfinished"
-                    rounds = {n: known for n, known in rounds.items() if n <= last}
-                    if not event.evaluated and last in trained:
-                        rounds[last] = trained[last]
-                elif event.kind == "model_ready":
-                    rounds[0] = Round(event.digest, {})
-                elif event.kind == "round_finished" and event.round is not None:
-                    known = Round(event.digest, event.metrics, event.optimizer_state)
-                    rounds[event.round] = trained[event.round] = known
-                elif event.kind == "evaluated" and event.round in rounds:
-                    rounds[event.round] = rounds[event.round]._replace(metrics=event.metrics)
-                elif event.kind == "run_finished":
-                    status = event.status
+        for line in lines:
+            try:
+                event = decoder.decode(line)
+            except _UNREADABLE as error:
+                raise CheckpointError(
+                    f"{path}, line {lines.number}, is no event of a run: {error}; "
+                    "inspect the checkpoint from a copy outside of the run directory"
+                ) from error
+            if event.kind == "run_started":
+                job, planned, status = event.job, event.rounds, "unfinished"
+                lines.most = most_line_bytes(event.clients)
+            elif event.kind == "run_resumed":
+                # What came after the round that it goes on from is void.
+                last, status = -1 if event.round is None else event.round, "unfinished"
+                rounds = {n: known for n, known in rounds.items() if n <= last}
+                if not event.evaluated and last in trained:
+                    rounds[last] = trained[last]
+            elif event.kind == "model_ready":
+                rounds[0] = Round(event.digest, {})
+            elif event.kind == "round_finished" and event.round is not None:
+                known = Round(event.digest, event.metrics, event.optimizer_state)
+                rounds[event.round] = trained[event.round] = known
+            elif event.kind == "evaluated" and event.round in rounds:
+                rounds[event.round] = rounds[event.round]._replace(metrics=event.metrics)
+            elif event.kind == "run_finished":
+                status = event.status
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     return Journal(path, job, status, planned, rounds)

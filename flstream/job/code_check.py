@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from flstream.job.code import top_level_imports
 from flstream.job.files import top_level_names
 from flstream.job.problems import Problem, did_you_mean
 from flstream.job.sections import Job
@@ -79,20 +80,11 @@ def _file(key: str, path: Path) -> Iterator[Problem]:
     except (ValueError, OSError) as error:
         yield Problem(key, f"{path}: {error}")
         return
-    for line, module in _imports(tree):
+    for line, module, _ in top_level_imports(tree):
         top = module.partition(".")[0]
         if PathFinder.find_spec(top, [str(path.parent)]) is None and not _is_installed(top):
             said = f"{path.name} line {line} imports {module}, and there is no module {top}"
             yield Problem(key, said, "", "install it where flstream is, or put it beside the file")
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """What a file imports whatever happens: an import in a block may have an alternative."""
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.lineno, node.module
 
 
 def _parsed(path: Path) -> ast.Module:

@@ -29,6 +29,17 @@ class Key:
         """The key as it is written: `clients.count`."""
         return ".".join(self.path)
 
+    def value_in(self, job: Job) -> Any:
+        """What a job has for this key."""
+        value: Any = job
+        for name in self.path:
+            value = getattr(value, name)
+        return value
+
+    def render(self, value: Any) -> str:
+        """A value of this key as it is written in a job file."""
+        return "null" if value is None else self.rule.render(value)
+
 
 @cache
 def job_keys() -> dict[str, Key]:

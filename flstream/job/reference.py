@@ -86,12 +86,7 @@ def _section(name: str, section: type[Section]) -> Iterator[str]:
 
 
 def _entry(key: Key) -> str:
-    if key.required:
-        default = "has to be given"
-    elif key.default is None:
-        default = "default `null`"
-    else:
-        default = f"default `{key.rule.render(key.default)}`"
+    default = "has to be given" if key.required else f"default `{key.render(key.default)}`"
     return f"### `{key.name}`\nTakes {key.rule.allowed}; {default}.\n\n{key.meaning}\n"
 
 

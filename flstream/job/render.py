@@ -1,7 +1,6 @@
 """A resolved job as a job file: every key written out, with its meaning above it."""
 
 from itertools import groupby
-from typing import Any
 
 from flstream.job.keys import Key, job_keys
 from flstream.job.sections import Job
@@ -25,17 +24,6 @@ def _section(job: Job, keys: list[Key], depth: int) -> list[str]:
             [key] = inside
             lines += [
                 f"{indent}# {key.meaning.partition(chr(10))[0]}",
-                f"{indent}{name} = {_render(key, _value(job, key))}",
+                f"{indent}{name} = {key.render(key.value_in(job))}",
             ]
     return lines
-
-
-def _value(job: Job, key: Key) -> Any:
-    value: Any = job
-    for name in key.path:
-        value = getattr(value, name)
-    return value
-
-
-def _render(key: Key, value: Any) -> str:
-    return "null" if value is None else key.rule.render(value)

@@ -63,6 +63,7 @@ class FileSource:
         layout: what the bytes mean.
         metadata: the header's strings.
         header_bytes: where the tensors begin in the file.
+        digests: xxh3-64 of ranges of the body that were read, for whoever needs them again.
 
     Raises:
         CheckpointError: the file cannot be read or is not a sound safetensors file.
@@ -71,6 +72,7 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.layout, self.metadata, self.header_bytes = read_layout(path)
+        self.digests: dict[tuple[int, int], int] = {}
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         # A service's thread may still be reading when a round lets go of the source. So the
         # descriptor is closed with the last reference, never under a reader.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import signal
 from pathlib import Path
 
 _SYNC_FILE_RANGE_WRITE = 2  # from <fcntl.h>
@@ -58,19 +59,39 @@ def open_to_write(path: Path, *, keep: bool) -> int:
         OSError: it cannot be opened, or made.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o644)
-    if keep or _is_ours_alone(fd):
-        return fd
-    os.close(fd)
+    try:
+        fd = os.open(path, flags, 0o644)
+    except PermissionError:  # one that may be removed, but not written
+        if keep:
+            raise
+    else:
+        if keep or _is_alone(fd):
+            return fd
+        os.close(fd)
     path.unlink()
     return os.open(path, flags, 0o644)
 
 
-def _is_ours_alone(fd: int) -> bool:
+def is_ours_alone(path: Path) -> bool:
+    """Whether :func:`open_to_write` would write over a file that is there."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return _is_alone(fd)
+    finally:
+        os.close(fd)
+
+
+def _is_alone(fd: int) -> bool:
+    """Whether a file has no other name, and nobody else has it open or mapped."""
     if os.fstat(fd).st_nlink > 1:
         return False
     try:
-        # The kernel grants this lease to none but one who alone has the file.
+        # The kernel grants this lease to none but one who alone has the file. Should somebody come
+        # meanwhile it says so with a signal, which is to be one that nobody minds.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError:  # also where the file system knows no leases

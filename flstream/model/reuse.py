@@ -33,8 +33,9 @@ class ModelMemory:
     """Memory for the models that a site receives.
 
     A tensor's memory is used again once nothing refers to it any more, no view of it either. It is
-    held back only from :meth:`keep` to the next :meth:`allocate`; at any other time what a script
-    lets go of is free at once, so that the process never has more than without this class.
+    held back from :meth:`keep` to the next :meth:`allocate` or :meth:`release`, which is while a
+    site that has answered waits for the next round; at any other time what a script lets go of is
+    free at once.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,10 @@ class ModelMemory:
     def keep(self) -> None:
         """Hold back what is let go of from now on: the next model will need it."""
         self._kept = [memory for each, _ in self._lent if (memory := each()) is not None]
+
+    def release(self) -> None:
+        """Hold nothing back: the next model is not near, or goes elsewhere."""
+        self._kept, self._lent = [], []
 
     def allocate(self, layout: Layout, framework: Framework) -> MemoryBody:
         """Uninitialised memory for a model, as :meth:`MemoryBody.allocate` gives it.
@@ -57,7 +62,7 @@ class ModelMemory:
             memory = each()
             if memory is not None and array() is None:
                 free[len(memory)].append(memory)
-        self._kept, self._lent = [], []
+        self.release()
         return MemoryBody.allocate(layout, framework, partial(self._empty, free))
 
     def _empty(

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from flstream.inspection.examine import Findings
 from flstream.inspection.overview import Count, Inspection, Streaming
-from flstream.inspection.overview import inspect_checkpoint as inspect_checkpoint
 from flstream.inspection.tree import Module
 from flstream.model.formats.file import CheckpointFile
 from flstream.report.checkpoint_findings import (
@@ -64,11 +63,6 @@ def print_json(console: Console, document: Mapping[str, Any]) -> None:
     while batch := "".join(islice(pieces, _BATCH)):
         console.out(batch, highlight=False, end="")
     console.out("", highlight=False)
-
-
-def print_inspection(console: Console, inspection: Inspection) -> None:
-    """Print the tensors, the totals, the ties and the metadata."""
-    print_findings(console, Findings(inspection))
 
 
 def _tensor_lines(inspection: Inspection, width: int | None) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -52,6 +52,22 @@ def new_table(*columns: str) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
     return table
+
+
+def print_section(console: Console, title: str, *content: RenderableType) -> None:
+    """Print a blank line, a head, and what is below it."""
+    console.print()
+    console.print(Text(title, style="bold"))
+    for each in content:
+        console.print(each)
+
+
+def is_live(console: Console) -> bool:
+    """Whether what is on a console may be changed again.
+
+    One may be told to use colours in a pipe (FORCE_COLOR), but never to move the cursor there.
+    """
+    return console.file.isatty() and not console.is_dumb_terminal
 
 
 def report_error(message: str) -> None:

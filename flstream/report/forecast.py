@@ -10,9 +10,9 @@ from rich.text import Text
 
 from flstream.job import Job
 from flstream.report.columns import wrapped
-from flstream.report.console import new_table
-from flstream.report.text import counted, elide, printable
-from flstream.simulator.fitting import Fit, Room
+from flstream.report.console import new_table, print_section
+from flstream.report.text import counted, elide, pieces, printable
+from flstream.simulator.fitting import Available, Fit
 from flstream.simulator.forecast import Forecast, Traffic
 from flstream.units import format_bytes
 
@@ -23,23 +23,23 @@ _TRAINING = (
 )
 
 
-def print_forecast(console: Console, job: Job, need: Forecast, room: Room, fit: Fit) -> None:
+def print_forecast(console: Console, job: Job, need: Forecast, room: Available, fit: Fit) -> None:
     """Print what runs, what it moves, what it takes, and whether that fits."""
     width = console.width if console.is_terminal else None
     for name, value in _facts(job, need):
         line = name.ljust(_LABEL_WIDTH) + printable(value)
         console.print(Text(line if width is None else elide(line, width)), soft_wrap=True)
-    _section(console, f"A round ({_mode(need)})", _traffic_table(need))
+    print_section(console, f"A round ({_mode(need)})", _traffic_table(need))
     memory = _memory_table(need, room)
-    _section(console, "Peak memory (over idle; of all processes, all they have)", memory)
+    print_section(console, "Peak memory (over idle; of all processes, all they have)", memory)
     for line in wrapped([_TRAINING], console.width):
         console.print(Text(line, style="dim"))
-    _section(console, "Disk", _disk_table(job, need, room))
+    print_section(console, "Disk", _disk_table(job, need, room))
     console.print()
     _print_verdict(console, need, room, fit, width)
 
 
-def forecast_json(job: Job, need: Forecast, room: Room, fit: Fit) -> dict[str, Any]:
+def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[str, Any]:
     """The same for scripts; bytes are plain numbers."""
 
     def way(traffic: Traffic) -> dict[str, int]:
@@ -117,9 +117,7 @@ def _short(job: Job, path: str) -> str:
 
 
 def _mode(need: Forecast) -> str:
-    size = need.chunk_size
-    pieces = f"chunks of {format_bytes(size)}" if size else "each model in one piece"
-    return f"{need.mode} mode, {pieces}"
+    return f"{need.mode} mode, {pieces(need.chunk_size)}"
 
 
 def _traffic_table(need: Forecast) -> Table:
@@ -133,7 +131,7 @@ def _traffic_table(need: Forecast) -> Table:
     return table
 
 
-def _memory_table(need: Forecast, room: Room) -> Table:
+def _memory_table(need: Forecast, room: Available) -> Table:
     table = new_table("", "at most", "available")
     table.add_row("server", format_bytes(need.server_bytes), "")
     each = "client" if need.workers == 1 else f"each of {need.workers} clients"
@@ -143,7 +141,7 @@ def _memory_table(need: Forecast, room: Room) -> Table:
     return table
 
 
-def _disk_table(job: Job, need: Forecast, room: Room) -> Table:
+def _disk_table(job: Job, need: Forecast, room: Available) -> Table:
     table = new_table("", "at most", "free")
     table.add_row("a round", format_bytes(need.round_disk_bytes), "")
     free = "not told" if room.disk is None else format_bytes(room.disk)
@@ -152,14 +150,8 @@ def _disk_table(job: Job, need: Forecast, room: Room) -> Table:
     return table
 
 
-def _section(console: Console, title: str, table: Table) -> None:
-    console.print()
-    console.print(Text(title, style="bold"))
-    console.print(table)
-
-
 def _print_verdict(
-    console: Console, need: Forecast, room: Room, fit: Fit, width: int | None
+    console: Console, need: Forecast, room: Available, fit: Fit, width: int | None
 ) -> None:
     head, style = ("fits", "bold green") if fit.fits else ("does not fit", "bold red")
     sentences = [f"{head}: {each}" for each in fit.lacking]

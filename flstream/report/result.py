@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from flstream.report.columns import column_lines
-from flstream.report.console import new_table
+from flstream.report.console import new_table, print_section
+from flstream.report.metrics import final_scores
 from flstream.report.rounds import rounds_table
-from flstream.report.text import clip, counted, elide, format_metrics, format_rate, printable
+from flstream.report.text import (
+    clip,
+    counted,
+    elide,
+    format_metrics,
+    format_rate,
+    pieces,
+    printable,
+    shown_path,
+)
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.summary import Summary
 from flstream.telemetry.events import Transfer
@@ -42,15 +51,12 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
         model = format_bytes(summary.model.bytes)
         sections.append((f"Peak memory (the model is {model})", _memory_table(summary)))
     for title, table in sections:
-        console.print()
-        console.print(Text(title, style="bold"))
-        console.print(table)
+        print_section(console, title, table)
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
     if summary.failures:
-        console.print()
-        console.print(Text(_failures_title(summary), style="bold"))
+        print_section(console, _failures_title(summary))
         for line in _failure_lines(summary, console.width):
             console.print(line, soft_wrap=True)
     for warning in summary.warnings:
@@ -63,9 +69,8 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
 
 
 def _mode(summary: Summary) -> str:
-    size = summary.transfer.chunk_size
-    pieces = f"chunks of {format_bytes(size)}" if size else "each model in one piece"
-    return f"{summary.transfer.mode} mode, {pieces}"
+    transfer = summary.transfer
+    return f"{transfer.mode} mode, {pieces(transfer.chunk_size)}"
 
 
 def _transfer_table(summary: Summary) -> Table:
@@ -100,8 +105,7 @@ def _memory_table(summary: Summary) -> Table:
 
 def _memory_row(memory: ProcessMemory) -> list[str]:
     # Zero says that it was never seen: the process did not come that far.
-    over = memory.peak_rss - memory.idle_rss if memory.idle_rss else 0
-    sizes = (memory.idle_rss, memory.peak_rss, over, memory.peak_uss)
+    sizes = (memory.idle_rss, memory.peak_rss, memory.over_idle, memory.peak_uss)
     return [format_bytes(size) if size else "-" for size in sizes]
 
 
@@ -147,7 +151,7 @@ def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, T
         best = format_metrics({summary.best.metric: summary.best.value})
         where = f"{summary.best.round}, {best}"
         facts.append(("best round", Text(elide(where, width - _LABEL_WIDTH))))
-    scores = _final_scores(summary)
+    scores = final_scores(summary)
     if scores:
         facts.append(("final model", Text(format_metrics(scores, width - _LABEL_WIDTH))))
     style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
@@ -161,19 +165,9 @@ def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, T
         facts.append(("asked no more", Text(_benched(summary))))
     model = _model(summary, run)
     if model is not None:
-        facts.append(("model", Text(printable(_shown(model)))))
-    facts.append(("run directory", Text(printable(_shown(run.path)))))
+        facts.append(("model", Text(printable(shown_path(model)))))
+    facts.append(("run directory", Text(printable(shown_path(run.path)))))
     return facts
-
-
-def _final_scores(summary: Summary) -> dict[str, float]:
-    """The metrics of the last model that was scored, the one that decides first."""
-    key = summary.best.metric if summary.best else None
-    for row in reversed(summary.metrics):
-        names = [name for name in row if name not in ("round", "train")]
-        if names:
-            return {name: row[name] for name in sorted(names, key=lambda name: name != key)}
-    return {}
 
 
 def _model(summary: Summary, run: RunDirectory) -> Path | None:
@@ -181,9 +175,3 @@ def _model(summary: Summary, run: RunDirectory) -> Path | None:
     if summary.status == "finished":
         return run.final_model
     return run.checkpoint(summary.rounds_completed) if summary.model.bytes else None
-
-
-def _shown(path: Path) -> str:
-    """A path as short as it can be typed from here."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

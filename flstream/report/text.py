@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 
@@ -108,3 +110,14 @@ def counted(count: int, noun: str) -> str:
     """A number with its noun: ``1 site``, ``4 sites``, ``2 processes``."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
+def pieces(chunk_size: int) -> str:
+    """How a model is cut up to be sent: ``chunks of 2 MiB``; 0 bytes stand for not at all."""
+    return f"chunks of {format_bytes(chunk_size)}" if chunk_size else "each model in one piece"
+
+
+def shown_path(path: Path) -> str:
+    """A path as short as it can be typed from here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

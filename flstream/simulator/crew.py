@@ -32,7 +32,7 @@ REPORT_SECONDS = 0.1
 """How often whoever listens to the crew gets a turn while nothing is said."""
 
 # How often in a row a worker may fail to get ready: then so will the next.
-_MOST_VAIN = 3
+_MOST_FAILED_STARTS = 3
 
 
 class Lost(NamedTuple):
@@ -131,7 +131,7 @@ class Crew:
                     if slot.own:
                         self._said.put(Lost(slot.name, str(error)))
                         return
-                    self._count_vain(slot, error)
+                    self._count_failed_start(slot, error)
 
         yield from self._together([partial(get_ready, slot) for slot in self._slots.values()])
 
@@ -248,20 +248,20 @@ class Crew:
             # It is no fault of the sites'.
             batches.give_back(batch)
             if not slot.is_ending:
-                self._count_vain(slot, error)
+                self._count_failed_start(slot, error)
             return
         try:
             perform(worker, batch, partial(self._say, done))
-            slot.stale = 0
+            slot.lost_before_task = 0
         except (AbortedError, CheckpointError, SimulationError):
             raise  # it is not the worker that has failed
         except FlstreamError as error:
             slot.drop()
             left = [site for site in batch if site not in done]
             at_work = error.site if isinstance(error, WorkerLostError) else None
-            if isinstance(error, WorkerLostError) and error.is_stale and not slot.stale:
+            if isinstance(error, WorkerLostError) and error.is_stale and not slot.lost_before_task:
                 # It failed after its last answer, which counts. Another may do better.
-                slot.stale += 1
+                slot.lost_before_task += 1
                 self._said.put(Replaced(slot.name, str(error)))
                 batches.give_back(left)
             elif len(batch) == 1:
@@ -279,18 +279,18 @@ class Crew:
         done.update(settled)
         self._said.put(said)
 
-    def _count_vain(self, slot: Slot, error: WorkerLostError) -> None:
+    def _count_failed_start(self, slot: Slot, error: WorkerLostError) -> None:
         """Hire nobody for a slot any more whose workers fail to get ready again and again.
 
         Raises:
             SimulationError: that goes for all slots.
         """
-        slot.vain += 1
-        if slot.vain < _MOST_VAIN:
+        slot.failed_starts += 1
+        if slot.failed_starts < _MOST_FAILED_STARTS:
             return
         reason = (
-            f"{slot.name} did not get ready {slot.vain} times in a row: {error}; its log is "
-            f"{slot.name}.log"
+            f"{slot.name} did not get ready {slot.failed_starts} times in a row: {error}; its log "
+            f"is {slot.name}.log"
         )
         with self._retiring:  # of two that are the last, one has to see it
             slot.is_retired = True

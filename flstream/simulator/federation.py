@@ -16,6 +16,7 @@ from flstream.client.state import discard_after
 from flstream.errors import ChannelClosedError, SimulationError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.descriptors import is_ours_alone
 from flstream.model.layout import Layout
 from flstream.simulator.crew import Crew, Lost, Retired
 from flstream.simulator.disk import check_round, check_run
@@ -310,7 +311,7 @@ class LocalFederation:
         folder = self._run.updates(number)
         there = list(folder.iterdir()) if folder.is_dir() else []
         models = self._run.checkpoint(number), self._run.optimizer_state(number)
-        there += [path for path in map(temporary_of, models) if path.is_file()]
+        there += filter(is_ours_alone, map(temporary_of, models))
         return sum(path.stat().st_size for path in there)
 
     def _retire(self, last: int) -> None:

@@ -18,7 +18,7 @@ from flstream.units import format_bytes
 
 
 @dataclass(frozen=True)
-class Room:
+class Available:
     """What a machine has to give.
 
     Attributes:
@@ -50,7 +50,7 @@ class Fit:
         return not self.lacking
 
 
-def room_here(folder: Path) -> Room:
+def available_in(folder: Path) -> Available:
     """What this machine has now.
 
     Args:
@@ -59,32 +59,33 @@ def room_here(folder: Path) -> Room:
     there = folder.absolute()
     while not there.is_dir():
         there = there.parent
-    return Room(psutil.virtual_memory().available, free_bytes(there), folder)
+    return Available(psutil.virtual_memory().available, free_bytes(there), folder)
 
 
-def fit(job: Job, layout: Layout, need: Forecast, room: Room) -> Fit:
+def fit(job: Job, layout: Layout, need: Forecast, available: Available) -> Fit:
     """Compare what a job needs with what there is.
 
     Args:
         job: the job.
         layout: of its model.
         need: what it needs.
-        room: what there is.
+        available: what there is.
     """
     lacking, advice = [], []
-    if need.total_bytes > room.memory:
+    memory, disk = available.memory, available.disk
+    if need.total_bytes > memory:
         lacking.append(
             f"{need.mode} mode with {need.workers} "
             f"{'process' if need.workers == 1 else 'processes'} for the sites needs about "
-            f"{format_bytes(need.total_bytes)} of memory, {format_bytes(room.memory)} are available"
+            f"{format_bytes(need.total_bytes)} of memory, {format_bytes(memory)} are available"
         )
-        advice += _smaller(job, layout, room.memory) or ["make the model smaller, or free memory"]
-    if room.disk is not None and need.disk_bytes > room.disk:
+        advice += _smaller(job, layout, memory) or ["make the model smaller, or free memory"]
+    if disk is not None and need.disk_bytes > disk:
         lacking.append(
             f"the run takes up to {format_bytes(need.disk_bytes)} of disk, "
-            f"{format_bytes(room.disk)} are free in {room.folder}"
+            f"{format_bytes(disk)} are free in {available.folder}"
         )
-        keep = _fitting_keep(job, layout, room.disk)
+        keep = _fitting_keep(job, layout, disk)
         advice.append(
             f"set checkpoints.keep = {keep}" if keep else "make room, or name another --run-dir"
         )
@@ -94,14 +95,14 @@ def fit(job: Job, layout: Layout, need: Forecast, room: Room) -> Fit:
 def _smaller(job: Job, layout: Layout, available: int) -> list[str]:
     """The mildest ways to need less memory, each of which is enough."""
 
-    def fits(changed: Job) -> int | None:
+    def need_if_it_fits(changed: Job) -> int | None:
         need = forecast(changed, layout).total_bytes
         return need if need <= available else None
 
     advice, streamed = [], job
     if forecast(job, layout).mode == "native":
         streamed = _streamed(job)
-        need = fits(streamed)
+        need = need_if_it_fits(streamed)
         if need is not None:
             changes = "set streaming.mode = pull"
             if job.streaming.mode != "native":
@@ -110,7 +111,7 @@ def _smaller(job: Job, layout: Layout, available: int) -> list[str]:
     if not advice:
         also = " and streaming.mode = pull" if streamed is not job else ""
         for workers, changed in _with_fewer_workers(streamed):
-            need = fits(changed)
+            need = need_if_it_fits(changed)
             if need is not None:
                 said = f"set clients.parallel = {workers}{also}"
                 advice.append(f"{said}, which needs about {format_bytes(need)}")

@@ -9,10 +9,13 @@ from __future__ import annotations
 import ast
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
+
+from flstream.job.code import top_level_imports
 
 LIBRARIES = "FLSTREAM_LIBRARIES"
 """The variable in which the fork server is told what to import."""
@@ -42,8 +45,9 @@ class LibraryImport(NamedTuple):
 def library_imports(source: Path) -> list[LibraryImport]:
     """Find what can be imported before workers are forked.
 
-    That is what statements at the top level of a file import, which run whatever happens. The files
-    are the training code, and what it imports from beside itself. One that cannot be read or parsed
+    That is what the statements at the head of a file import, which run whatever happens and before
+    the file could set anything that a library heeds when it is imported. The files are the training
+    code, and what it imports from beside itself. One that cannot be read or parsed
     counts as empty: the site that runs it will say what is wrong.
 
     Args:
@@ -56,14 +60,26 @@ def library_imports(source: Path) -> list[LibraryImport]:
         with suppress(OSError, SyntaxError, ValueError):
             text = path.read_bytes()
             uses_optimizer |= b"optim" in text
-            for statement in _statements(ast.parse(text)):
+            head = ast.Module([*takewhile(_sets_nothing, ast.parse(text).body)], [])
+            for _, module, names in top_level_imports(head):
+                statement = LibraryImport(module, names)
                 own = _files_beside(source.parent, statement)
                 files += [file for file in own if file not in files]
-                if not own and statement.module.partition(".")[0] in FORK_SAFE:
+                if not own and module.partition(".")[0] in FORK_SAFE:
                     found.append(statement)
     if uses_optimizer:
         found.append(LibraryImport(_OPTIMIZERS_IMPORT, []))
     return found
+
+
+def _sets_nothing(statement: ast.stmt) -> bool:
+    """Whether a statement does nothing that a library imported after it could notice."""
+    match statement:
+        case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant()):
+            return True
+        case ast.Assign(targets=[ast.Name()]):
+            return not any(isinstance(node, ast.Call) for node in ast.walk(statement))
+    return False
 
 
 def render_imports(imports: Iterable[LibraryImport]) -> str:
@@ -81,15 +97,6 @@ def import_libraries(rendered: str) -> None:
             # It is to fail there in the same way, so nothing stays behind half imported.
             for name in set(sys.modules) - before:
                 del sys.modules[name]
-
-
-def _statements(tree: ast.Module) -> Iterator[LibraryImport]:
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield LibraryImport(alias.name, [])
-        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
-            yield LibraryImport(node.module, [alias.name for alias in node.names])
 
 
 def _files_beside(folder: Path, statement: LibraryImport) -> list[Path]:

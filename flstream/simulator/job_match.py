@@ -34,8 +34,8 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
         raise JobError(run.job_file, hocon.problems)
     differences = []
     for key in job_keys().values():
-        there = _as_written(key, hocon.values, run)
-        here = _render(key, _value(job, key))
+        there = as_written(key, hocon.values, run)
+        here = key.render(key.value_in(job))
         has_more_rounds = key.name == "rounds" and there.isdigit() and job.rounds > int(there)
         if here != there and not has_more_rounds and key.name not in _FREE:
             differences.append(f"{key.name} is {there} there and {here} here")
@@ -47,27 +47,16 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
         )
 
 
-def _as_written(key: Key, values: Mapping[str, Any], run: RunDirectory) -> str:
+def as_written(key: Key, values: Mapping[str, Any], run: RunDirectory) -> str:
     """A key's value in a run's job file, in the words in which a job is written out."""
     raw: Any = values
     for name in key.path:
         raw = raw.get(name, _ABSENT) if isinstance(raw, Mapping) else _ABSENT
     if raw is _ABSENT:
         # The version that made the run did not know the key.
-        return _render(key, key.default)
+        return key.render(key.default)
     try:
-        return _render(key, None if raw is None else key.rule.parse(raw, run.path))
+        return key.render(None if raw is None else key.rule.parse(raw, run.path))
     except PydanticCustomError:
         # What was right then need not be now: a script may have been moved.
         return render_value(raw)
-
-
-def _value(job: Job, key: Key) -> Any:
-    value: Any = job
-    for name in key.path:
-        value = getattr(value, name)
-    return value
-
-
-def _render(key: Key, value: Any) -> str:
-    return "null" if value is None else key.rule.render(value)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from flstream.errors import SimulationError
 from flstream.simulator.summary import TALLIED
+from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import (
     AnyEvent,
     Evaluated,
@@ -180,17 +181,13 @@ def read_journal(path: Path) -> Journal:
         SimulationError: it cannot be read, or another line is damaged; the message names the line.
     """
     journal = Journal()
-    number, most = 0, most_line_bytes(0)
+    lines = WholeLines(path, most_line_bytes(0))
     try:
-        with path.open("rb") as file:
-            while line := file.readline(most):
-                number += 1
-                if not line.endswith(b"\n") and len(line) < most:
-                    break
-                event = decode_event(line)
-                journal.apply(event)
-                if isinstance(event, RunStarted):
-                    most = most_line_bytes(event.clients)
+        for line in lines:
+            event = decode_event(line)
+            journal.apply(event)
+            if isinstance(event, RunStarted):
+                lines.most = most_line_bytes(event.clients)
     except FileNotFoundError:
         return journal
     except OSError as error:
@@ -201,7 +198,7 @@ def read_journal(path: Path) -> Journal:
         last = journal.last_round
         until = "the beginning" if last is None else f"round {last}"
         raise SimulationError(
-            f"{path}, line {number}, is damaged: {error}; put the file back from a copy, or cut it "
-            f"off before this line to go on from {until}"
+            f"{path}, line {lines.number}, is damaged: {error}; put the file back from a copy, or "
+            f"cut it off before this line to go on from {until}"
         ) from error
     return journal

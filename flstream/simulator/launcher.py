@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -18,13 +18,13 @@ from flstream.job import Job, render_job
 from flstream.simulator.hiring import Recruiter
 from flstream.simulator.host import host_for
 from flstream.simulator.initial_model import builder_main
+from flstream.simulator.interruption import STOPS, handling
 from flstream.simulator.links import LinkEnd
 from flstream.simulator.processes import ProcessHost
 from flstream.simulator.resume import ResumePoint, take_up
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.server_process import server_main
 from flstream.simulator.settings import stream_settings
-from flstream.simulator.small_files import write_atomically
 from flstream.simulator.summary import Status, Summary, Tally
 from flstream.simulator.worker_process import worker_main
 from flstream.telemetry.events import (
@@ -34,6 +34,7 @@ from flstream.telemetry.events import (
     ProcessReady,
     RunFinished,
 )
+from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
@@ -76,17 +77,19 @@ def simulate(
         What is in ``summary.json``.
     """
     began = time.monotonic()
-    write_atomically(run.job_file, render_job(job))
+    run.write(run.job_file, render_job(job))
+    # Of a run that goes on, it is the last sitting's.
+    run.write(run.versions, json.dumps(this_machine().in_words(), indent=2) + "\n")
     tally = Tally(job) if resume is None else take_up(job, run, resume)
     host = host or host_for(job)
     # The summary is written whatever happens, and no Ctrl-C comes between.
-    with _Interruption() as interruption:
+    with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
             follower = _Follower(tally, sampler, listener)
             try:
                 with host, closing(_recruiter(job, run, host, sampler)) as recruiter:
                     server = _start(job, run, host, sampler, resume, recruiter)
-                    status = follower.follow(server, interruption, host)
+                    status = follower.follow(server, stop, host)
                     recruiter.close()
                     if status == "finished":
                         host.wait(_EXIT_SECONDS)
@@ -96,7 +99,7 @@ def simulate(
         summary = tally.close(sampler.peaks(), sampler.peak_total_pss, time.monotonic() - began)
         run.tidy()
         try:
-            write_atomically(run.summary, summary.to_json())
+            run.write(run.summary, summary.to_json())
         except SimulationError as error:
             # What ended the run is more than this, and most likely the cause of it.
             summary.warnings.append(str(error))
@@ -172,28 +175,6 @@ def _hint(name: str, code: int) -> str:
     return ": the machine may have too little memory for the model" if out_of_memory else ""
 
 
-class _Interruption:
-    """Turns Ctrl-C, SIGTERM and the terminal's closing into a flag that wakes whoever waits."""
-
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.flag = Signal()
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> _Interruption:
-        # Only the main thread may set handlers; a caller on another one gets no Ctrl-C either.
-        if threading.current_thread() is threading.main_thread():
-            for number in self._SIGNALS:
-                self._before[number] = signal.signal(number, lambda *_: self.flag.set())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self.flag.close()
-
-
 class _Follower:
     """Follows the server's events until there are no more."""
 
@@ -202,16 +183,14 @@ class _Follower:
         self._sampler = sampler
         self._listener = listener
 
-    def follow(
-        self, server: socket.socket, interruption: _Interruption, host: ProcessHost
-    ) -> Status:
-        """Take every event in, and return the status with which the run ended."""
+    def follow(self, server: socket.socket, stop: Signal, host: ProcessHost) -> Status:
+        """Take every event in until ``stop``, and return the status with which the run ended."""
         channel: MessageChannel[AnyEvent] = MessageChannel(
             PipeChannel(server, "the server"), "the server", AnyEvent
         )
         try:
             while self._tally.summary.status == "running":
-                self._take(channel.receive(abort=interruption.flag))
+                self._take(channel.receive(abort=stop))
         except AbortedError:
             self._stop(server, channel)
         except StreamingError:

@@ -130,7 +130,11 @@ def _limit_memory() -> int:
     """Let this process have what memory is available, and not have others killed for more."""
     available = psutil.virtual_memory().available
     used = psutil.Process().memory_info().data
-    resource.setrlimit(resource.RLIMIT_DATA, (used + available, resource.RLIM_INFINITY))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = used + available
+    if hard != resource.RLIM_INFINITY:  # which only root may raise
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     return available
 
 

@@ -14,7 +14,6 @@ from flstream.model.checkpoint import FileSource, body_digest
 from flstream.simulator.job_match import check_same_job
 from flstream.simulator.journal import Journal, read_journal
 from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.small_files import write_atomically
 from flstream.simulator.summary import Summary, Tally
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import AnyEvent, Evaluated, Metrics, RunResumed
@@ -123,7 +122,7 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
     except FileNotFoundError:
         summary = Tally(job, point.events, point.seconds).close({}, 0, 0.0)
-        write_atomically(run.summary, summary.to_json())
+        run.write(run.summary, summary.to_json())
     except (OSError, ValueError) as error:
         raise SimulationError(
             f"{run.summary} cannot be read: {error}; remove it, and it is made again from the "

@@ -134,12 +134,15 @@ class Retention:
         """
         try:
             with _opened(path.parent) as folder:
-                if not stat.S_ISREG(os.lstat(path.name, dir_fd=folder).st_mode):
+                info = os.lstat(path.name, dir_fd=folder)
+                if not stat.S_ISREG(info.st_mode):
                     return True
-                if heir is None:
+                if heir is None or info.st_nlink > 1:
                     os.unlink(path.name, dir_fd=folder)
                 else:
                     os.rename(path.name, heir.name, src_dir_fd=folder, dst_dir_fd=folder)
+                    # Before it is written over: its old name may not come back after a power cut.
+                    os.fsync(folder)
         except FileNotFoundError:
             return True
         except OSError as error:

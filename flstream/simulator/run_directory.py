@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from flstream.errors import UsageError
+from flstream.errors import SimulationError, UsageError
 from flstream.model.descriptors import sync_directory
-from flstream.simulator.small_files import sync_file, temporary_of
+from flstream.simulator.small_files import sync_file, temporary_of, write_whole
 from flstream.telemetry.locks import lock_file
 
 # What a folder may have in it when a run was cut off before it had written its job file.
@@ -146,6 +146,11 @@ class RunDirectory:
         return self.path / "job.conf"
 
     @property
+    def versions(self) -> Path:
+        """What the run runs on: versions and machine."""
+        return self.path / "versions.json"
+
+    @property
     def summary(self) -> Path:
         """What came of the run."""
         return self.path / "summary.json"
@@ -211,6 +216,20 @@ class RunDirectory:
         """What a process that is not a site prints; it is not kept if that is nothing."""
         return self.path / f"{process}.log"
 
+    def write(self, path: Path, text: str) -> None:
+        """Write a small file of the run such that it is whole and durable, or as it was before.
+
+        Raises:
+            SimulationError: the disk refused it.
+        """
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise SimulationError(
+                f"{path} cannot be written: {error.strerror}; put that right, and go on with "
+                "--resume"
+            ) from error
+
     def tidy(self) -> None:
         """Remove what a run's processes leave that is of no use once they have ended.
 
@@ -238,7 +257,7 @@ class RunDirectory:
             if match is not None and (int(match[1]) > kept or match[2]) and not path.is_dir():
                 found.append(path)
         ends = [self.final_model, self.summary]
-        temporary = [temporary_of(path) for path in (self.job_file, *ends)]
+        temporary = [temporary_of(path) for path in (self.job_file, self.versions, *ends)]
         return found + [path for path in (*ends, *temporary) if path.is_file()]
 
     def publish_final_model(self, round_number: int) -> None:

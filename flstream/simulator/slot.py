@@ -30,8 +30,8 @@ class Slot:
 
     Attributes:
         worker: who is there; None if it is yet to be hired.
-        vain: how many in a row never got ready.
-        stale: how many in a row failed before they took up a task.
+        failed_starts: how many in a row never got ready.
+        lost_before_task: how many in a row failed before they took up a task.
         is_retired: whether nobody is hired for it any more.
     """
 
@@ -48,8 +48,8 @@ class Slot:
         self.name = name
         self.own = own
         self.worker: Worker | None = None
-        self.vain = 0
-        self.stale = 0
+        self.failed_starts = 0
+        self.lost_before_task = 0
         self.is_retired = False
         self._hiring = hiring
         self._listener = listener
@@ -92,7 +92,7 @@ class Slot:
             message = self._listener.hear(worker, deadline, "call init()")
             if isinstance(message, Failed):
                 raise WorkerLostError(message.reason)
-        self.vain = 0
+        self.failed_starts = 0
         return worker
 
     def end(self) -> None:

@@ -6,15 +6,14 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from flstream.errors import SimulationError
 from flstream.model.descriptors import sync_directory
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file such that it is either whole and durable or not there.
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file such that it is either whole and durable or as it was before.
 
     Raises:
-        SimulationError: the disk refused it.
+        OSError: the disk refused it.
     """
     temporary = temporary_of(path)
     try:
@@ -22,12 +21,10 @@ def write_atomically(path: Path, text: str) -> None:
         sync_file(temporary)
         temporary.replace(path)
         sync_directory(path.parent)
-    except OSError as error:
+    except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise SimulationError(
-            f"{path} cannot be written: {error.strerror}; put that right, and go on with --resume"
-        ) from error
+        raise
 
 
 def temporary_of(path: Path) -> Path:

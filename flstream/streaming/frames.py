@@ -31,9 +31,6 @@ _PIECE_BYTES = 256 << 10
 # Digests that are kept for those who get the same file: of 16 GiB in chunks of 2 MiB, in 2 MiB.
 _MOST_KNOWN = 8192
 
-Digests = dict[tuple[int, int], int]
-"""Of chunks that were sent, by where they begin and end."""
-
 
 @dataclass(eq=False)
 class Demand:
@@ -147,16 +144,13 @@ class Frame:
     has_begun: bool = False
 
     @classmethod
-    def read(
-        cls, demand: Demand, source: Source, scratch: Scratch, known: Digests | None = None
-    ) -> Frame:
+    def read(cls, demand: Demand, source: Source, scratch: Scratch) -> Frame:
         """Digest the next chunk of a demand.
 
         Args:
             demand: what it answers.
             source: of the bytes.
             scratch: for files; what it holds afterwards is of no use.
-            known: digests of chunks of the same file that others were sent; None if nobody else is.
 
         Raises:
             FlstreamError: the source cannot be read there.
@@ -165,11 +159,7 @@ class Frame:
         stop = min(start + demand.chunk_size, demand.stop) if demand.chunk_size else demand.stop
         length, lent = stop - start, demand.chunk_size and stop - start >= _LEAST_LENT
         if lent and isinstance(source, FileSource):
-            digest = None if known is None else known.get((start, stop))
-            if digest is None:
-                digest = _digest_in_file(source, start, stop, scratch)
-                if known is not None and len(known) < _MOST_KNOWN:
-                    known[start, stop] = digest
+            digest = _digest_in_file(source, start, stop, scratch)
             content: Content = InFile(source, start, stop)
         else:
             staged = Scratch()
@@ -203,8 +193,14 @@ class Frame:
 
 
 def _digest_in_file(source: FileSource, start: int, stop: int, scratch: Scratch) -> int:
+    """The digest of a chunk, which is taken once for all who are sent it."""
+    known = source.digests.get((start, stop))
+    if known is not None:
+        return known
     digest = xxhash.xxh3_64()
     for first in range(start, stop, _PIECE_BYTES):
         (piece,) = source.views(first, min(first + _PIECE_BYTES, stop), scratch)
         digest.update(piece)
+    if len(source.digests) < _MOST_KNOWN:
+        source.digests[start, stop] = digest.intdigest()
     return digest.intdigest()

@@ -128,7 +128,7 @@ class Outbox:
         reason = "the ref settled before this was sent"
         if ref is not None and (source := ref.source) is not None:
             try:
-                return Frame.read(demand, source, self._scratch, ref.digests)
+                return Frame.read(demand, source, self._scratch)
             except FlstreamError as error:
                 reason = str(error)
         self.drop(demand)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from flstream.model.body import Source
-from flstream.streaming.frames import Digests
 from flstream.streaming.wire import TOKEN_BYTES
 
 Status = Literal["finished", "timed out", "aborted"]
@@ -69,13 +68,11 @@ class Ref:
         deliveries: what each declared receiver has had; a receiver that was not done when the ref
             settled has no ``closed_at``.
         quorum: how many receivers have to have the snapshot; None for all of them.
-        digests: of chunks that one receiver was sent, for the others; None where there are none.
     """
 
     token: bytes
     deliveries: dict[str, Delivery]
     quorum: int | None
-    digests: Digests | None
     _source: Source | None
     _on_settled: Callable[[Ref], None]
     _outcome: Outcome | None = None
@@ -100,9 +97,7 @@ class Ref:
                 f"a quorum of {quorum!r} cannot be had of {len(deliveries)} receivers; it must be "
                 "a whole number from 1 to theirs, or None for all of them"
             )
-        digests: Digests | None = {} if len(deliveries) > 1 else None
-        token = secrets.token_bytes(TOKEN_BYTES)
-        return cls(token, deliveries, quorum, digests, source, on_settled)
+        return cls(secrets.token_bytes(TOKEN_BYTES), deliveries, quorum, source, on_settled)
 
     @property
     def source(self) -> Source | None:

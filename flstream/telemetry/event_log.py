@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -99,3 +100,33 @@ def _end_of_last_line(fd: int) -> int:
             return start + found + 1
         stop = start
     return 0
+
+
+class WholeLines:
+    """The lines of a file of events, but for a last one that was being written at a crash.
+
+    Args:
+        path: of the file.
+        most: bytes that a line may have. One that is longer comes in pieces without an end, none
+            of which is an event.
+
+    Attributes:
+        most: as given; whoever reads may change it from one line to the next.
+        number: of the line that came last, from 1.
+
+    Raises:
+        OSError: while it is read.
+    """
+
+    def __init__(self, path: Path, most: int) -> None:
+        self._path = path
+        self.most = most
+        self.number = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            while line := file.readline(self.most):
+                if not line.endswith(b"\n") and len(line) < self.most:
+                    return
+                self.number += 1
+                yield line

@@ -307,9 +307,9 @@ def decode_event(line: bytes) -> AnyEvent:
     return _decoder.decode(line)
 
 
-# What any event may take: a site's reason, say. And what a site adds to a round's events: its name,
-# its weight, and a mark or two.
-_EVENT_BYTES = 1 << 20
+# What any event may take: well above what a message may, such as one with a site's thousands of
+# metrics. And what a site adds to a round's events: its name, its weight, and a mark or two.
+_EVENT_BYTES = 64 << 20
 _SITE_BYTES = 64
 
 

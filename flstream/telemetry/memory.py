@@ -3,8 +3,9 @@
 RSS counts shared and file-backed pages; USS counts what is a process's own; PSS shares out what
 several processes map. RSS is read at every tick. USS and PSS make the kernel walk the process's
 page tables, about 4 ms for each GiB, while the process waits for its own page faults; so they are
-read as often as costs at most a twentieth of the time. The kernel's own high-water mark of RSS
-sees peaks between two ticks.
+read as often as costs at most a twentieth of the time. Between two readings PSS is carried on with
+RSS: what a process has more or less since is its own, as a model is. The kernel's own high-water
+mark of RSS sees peaks between two ticks.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class ProcessMemory(msgspec.Struct):
     peak_rss: int = 0
     peak_uss: int = 0
 
+    @property
+    def over_idle(self) -> int:
+        """The peak of RSS beyond idle, in bytes; 0 where the process never got ready.
+
+        The kernel counts a peak a little late, so that it may even lie below idle.
+        """
+        return max(self.peak_rss - self.idle_rss, 0) if self.idle_rss else 0
+
 
 def own_rss() -> int:
     """Resident bytes of this process, now."""
@@ -76,8 +85,8 @@ class _Watched:
     def __init__(self, pid: int) -> None:
         self.process = psutil.Process(pid)
         self.status = Path(f"/proc/{pid}/status")
-        self.pss = 0
         self.rss = 0
+        self.shared = 0  # what RSS counted more than PSS when both were read
         self.next_full_read = 0.0
 
     def high_water(self) -> int:
@@ -139,7 +148,10 @@ class MemorySampler:
 
     @property
     def peak_total_pss(self) -> int:
-        """The highest sum of PSS (USS where there is no PSS) over all processes, in bytes."""
+        """The highest sum of PSS (USS where there is no PSS) over all processes, in bytes.
+
+        Where it was not read at a tick, it is carried on with RSS.
+        """
         return self._peak_total_pss
 
     def _run(self) -> None:
@@ -155,7 +167,7 @@ class MemorySampler:
                     del self._watched[name]
                     continue
                 self._write(self._encoder.encode(sample) + b"\n")
-            total = sum(watched.pss for watched in self._watched.values())
+            total = sum(max(each.rss - each.shared, 0) for each in self._watched.values())
             self._peak_total_pss = max(self._peak_total_pss, total)
 
     def _write(self, line: bytes) -> None:
@@ -174,7 +186,7 @@ class MemorySampler:
         if began >= watched.next_full_read:
             info: Any = watched.process.memory_full_info()
             sample = Sample(now, name, info.rss, info.uss, getattr(info, "pss", None))
-            watched.pss = info.uss if sample.pss is None else sample.pss
+            watched.shared = info.rss - (info.uss if sample.pss is None else sample.pss)
             peak.peak_uss = max(peak.peak_uss, info.uss)
             ended = time.monotonic()
             watched.next_full_read = ended + (ended - began) / _FULL_READ_SHARE

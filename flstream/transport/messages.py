@@ -48,6 +48,10 @@ class MessageChannel(Generic[MessageT]):
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is something to be received; False if nothing is after ``seconds``."""
+        return self._channel.wait(seconds)
+
     def send(self, message: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
         """Send a message.
 

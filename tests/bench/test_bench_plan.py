@@ -4,7 +4,7 @@ import pytest
 
 from flstream.bench.needs import Need, fits, predict
 from flstream.bench.plan import MODES, Case, Plan
-from flstream.simulator.fitting import Room
+from flstream.simulator.fitting import Available
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -72,4 +72,4 @@ def test_the_builder_of_the_initial_model_holds_it_in_every_mode():
 )
 def test_what_fits_has_enough_of_both(memory, disk, expected, tmp_path):
     need = Need(memory=10, server=1, client=1, disk=10)
-    assert fits(need, Room(memory, disk, tmp_path)) is expected
+    assert fits(need, Available(memory, disk, tmp_path)) is expected

@@ -46,24 +46,6 @@ def test_the_last_round_and_the_largest_client_are_what_counts():
     assert run.total_peak_pss == 2000
 
 
-def test_the_total_is_carried_on_between_two_readings_of_pss():
-    summary = msgspec.structs.replace(
-        SUMMARY, memory=msgspec.structs.replace(SUMMARY.memory, peak_total_pss=10)
-    )
-    samples = {
-        "builder": [Sample(1.0, "builder", 500, uss=400, pss=450)],
-        "server": [
-            Sample(1.1, "server", 100, uss=10, pss=40),
-            Sample(2.1, "server", 900),
-            Sample(3.1, "server", 300, uss=210, pss=240),
-        ],
-        "site-2": [Sample(2.2, "site-2", 200, uss=40, pss=50), Sample(3.2, "site-2", 190)],
-    }
-    # At the second tick: 900 less what is shared of the server, and 50; the builder has ended.
-    assert figures(summary, samples, Moments({}, 2.0)).total_peak_pss == 840 + 50
-    assert figures(summary, samples, Moments({}, 3.0)).total_peak_pss == 240 + 40
-
-
 def test_idle_uss_is_read_where_the_process_said_that_it_was_idle():
     run = figures(SUMMARY, SAMPLES, MOMENTS)
     assert (run.server_idle_uss, run.server_peak_uss) == (30, 20)

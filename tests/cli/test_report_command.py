@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import Flstream, WriteJob
+from cli_support import Flstream, WriteJob, environment
 
 from flstream.report.console import make_console
 from flstream.report.html import run_page
@@ -14,6 +14,14 @@ from flstream.report.html.run_end import leave_report
 from flstream.simulator.run_directory import RunDirectory
 
 MINE = "<h1>mine</h1>"
+STOPPED_WHILE_DRAWING = """
+import os, signal, sys
+from flstream.__main__ import main
+from flstream.report.html import run_page
+run_page.write_report = lambda path: os.kill(os.getpid(), signal.SIGTERM)
+sys.argv = ["flstream", "simulate", "job", "--run-dir", "run", "--json"]
+main()
+"""
 
 
 def a_run(folder: Path) -> Path:
@@ -80,7 +88,7 @@ def test_the_page_goes_where_it_is_told_to(flstream: Flstream, tmp_path: Path) -
     [
         (("job",), "job is not a run directory: it has neither events.jsonl nor summary.json"),
         (("one", "-o", "mine.html"), "mine.html was not made by flstream report"),
-        ((), "Missing argument 'RUN...'"),
+        ((), "Missing argument 'RUN'"),
     ],
 )
 def test_what_cannot_be_reported_gets_a_sentence_and_exit_2(
@@ -127,6 +135,20 @@ def test_a_report_that_fails_costs_a_line_and_not_the_run(
     [line] = printed.err.splitlines()
     assert line.startswith(f"warning: no report was made: {said}")
     assert f"flstream report {run.path}" in line
+
+
+def test_a_run_that_is_ended_while_its_report_is_drawn_has_its_result(
+    write_job: WriteJob, tmp_path: Path
+) -> None:
+    write_job()
+    command = [sys.executable, "-c", STOPPED_WHILE_DRAWING]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["status"] == "finished"
+    [line] = done.stderr.splitlines()
+    assert line.startswith("warning: no report was made: it was stopped")
 
 
 def test_help_imports_nothing_to_draw_with() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 from cli_support import Flstream, WriteJob, environment
 
+from flstream import __version__
+
 WAITS_IN_ROUND_2 = "if model.current_round == 1: import time; time.sleep(600)"
 
 
@@ -113,6 +115,8 @@ def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(
     pids = {event["pid"] for event in events if event["kind"] == "process_ready"}
     assert len(pids) == 3
     assert pids <= {each.pid for each in processes}
+    # A run that is killed now would have said already what it ran on.
+    assert json.loads((tmp_path / "run" / "versions.json").read_text())["flstream"] == __version__
 
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

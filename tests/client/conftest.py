@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from serving import Serving, worker_info, write
 
-import flstream.client
 from flstream.client.code import LearnerClass, Script
 from flstream.client.run_learner import serve_learner
 from flstream.client.run_script import serve_own_site, serve_sites
@@ -24,7 +23,7 @@ def _as_if_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """What running training code changes in this process is put back."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(flstream.client, "_session", None)
+    monkeypatch.setattr("flstream.client.session._session", None)
     modules = set(sys.modules)
     yield
     for name in set(sys.modules) - modules:

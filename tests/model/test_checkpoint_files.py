@@ -306,3 +306,12 @@ def test_what_somebody_else_has_of_an_older_file_stays_as_it_is(tmp_path, who):
         write_checkpoint(path, MemoryBody.of({"t": torch.arange(9)}))
         assert theirs() == b"\xff" * 5000
     assert_same_tensors(safetensors.torch.load_file(path), {"t": torch.arange(9)})
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any file")
+def test_an_older_file_that_may_not_be_written_is_replaced(tmp_path):
+    path, temporary = tmp_path / "m.safetensors", tmp_path / "m.safetensors.tmp"
+    temporary.write_bytes(b"\xff" * 5000)
+    temporary.chmod(0o444)
+    write_checkpoint(path, MemoryBody.of({"t": torch.arange(9)}))
+    assert_same_tensors(safetensors.torch.load_file(path), {"t": torch.arange(9)})

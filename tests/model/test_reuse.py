@@ -76,3 +76,14 @@ def test_memory_of_another_size_is_given_back() -> None:
     other = memory.allocate(Layout.of([("large", "F32", (512, 1025))]), "numpy")
     assert alive() is None
     assert other.tensors["large"].shape == (512, 1025)
+
+
+def test_what_was_held_back_can_be_let_go_of() -> None:
+    memory = ModelMemory()
+    params = dict(memory.allocate(PLAIN, "numpy").tensors)
+    alive = weakref.ref(params["large"].base.base.obj)
+    memory.keep()
+    params.clear()
+    assert alive() is not None
+    memory.release()
+    assert alive() is None

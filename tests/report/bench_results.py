@@ -7,7 +7,7 @@ from flstream.bench.limits import Limits
 from flstream.bench.measurement import Measurement, Trace
 from flstream.bench.needs import Need
 from flstream.bench.plan import MODES, Plan
-from flstream.simulator.fitting import Room
+from flstream.simulator.fitting import Available
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMITS = Limits(memcpy=8 * GIB, pipe={2 * MIB: 2 * GIB}, disk=0.5 * GIB)
@@ -54,9 +54,9 @@ def make_result(plan, case, *, fits=True):
         client=2 * GIB,
         disk=5 * GIB,
     )
-    result = Result(case, plan.label(case), need, Room(21 * GIB, 90 * GIB, Path("runs")))
+    result = Result(case, plan.label(case), need, Available(21 * GIB, 90 * GIB, Path("runs")))
     if fits:
-        result.room = Room(64 * GIB, 90 * GIB, Path("runs"))
+        result.available = Available(64 * GIB, 90 * GIB, Path("runs"))
         result.runs += [make_measurement(case.mode)] * plan.repeat
         peak = int(result.runs[0].server_peak_rss)
         result.trace = Trace([(0.0, 0), (1.0, peak), (2.0, 0)], [(0.0, 0), (1.5, GIB)])

@@ -1,6 +1,6 @@
 """Events of runs, as the server tells them."""
 
-from flstream.report.state import RunState
+from flstream.report.live.state import RunState
 from flstream.telemetry.events import (
     AnyEvent,
     Evaluated,

@@ -6,8 +6,8 @@ import pytest
 from bench_results import make_plan, make_results
 
 from flstream.errors import UsageError
-from flstream.report.bench_files import PICTURES, Target
-from flstream.report.bench_plot import draw_memory
+from flstream.report.bench.files import PICTURES, Target
+from flstream.report.bench.plot import draw_memory
 
 
 @pytest.mark.parametrize("kind", PICTURES)

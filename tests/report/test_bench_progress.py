@@ -3,7 +3,7 @@
 import io
 
 from flstream.bench.schedule import Step
-from flstream.report.bench_progress import watching_bench
+from flstream.report.bench.progress import watching_bench
 from flstream.report.console import make_console
 
 
@@ -22,9 +22,9 @@ def test_a_log_has_a_line_for_each_step_and_no_escape_codes():
         watcher.stepped(Step("native, run 1 of 1", 2, 2, 0.5, 20.2))
     assert file.getvalue().splitlines() == [
         "what this machine can do",
-        "2 runs, about 1m 35s in all",
-        "[1/2] pull, run 1 of 1; about 1m 35s left",
-        "[2/2] native, run 1 of 1; about 20 s left",
+        "2 runs, about 1m 40s in all",
+        "[1/2] pull, run 1 of 1; about 1m 40s left",
+        "[2/2] native, run 1 of 1; about 21 s left",
     ]
 
 
@@ -38,7 +38,7 @@ def test_a_terminal_has_a_bar_on_one_line_with_the_time_left(monkeypatch):
         watcher.stepped(Step("native, run 10 of 10", 27, 27, 0.34, 370.0))
         watcher._progress.refresh()
     text = file.getvalue()
-    assert "27 runs, about 11m 40s in all" in text
+    assert "27 runs, about 12m in all" in text
     assert "[27/27] native, run 10 of 10" in text
     assert "34%" in text
     assert "6m 10s left" in text

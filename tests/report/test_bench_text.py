@@ -1,15 +1,16 @@
 """What a bench prints: tables and bars that fit, and a verdict that is true of what was run."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from bench_results import LIMITS, MIB, make_plan, make_results
 from rich.console import Console
 
 from flstream.bench.compare import Comparison
-from flstream.report.bench import print_comparison
-from flstream.report.bench_chart import Bar, draw
-from flstream.report.bench_verdict import shortfalls, verdict
+from flstream.report.bench.bars import Bar, draw
+from flstream.report.bench.tables import print_comparison
+from flstream.report.bench.verdict import shortfalls, verdict
 from flstream.report.console import make_console
 
 
@@ -57,7 +58,7 @@ def test_a_lack_of_disk_is_told_from_one_of_memory():
     plan = make_plan(modes=["file"])
     (result,) = make_results(plan)
     result.runs.clear()
-    result.room = result.room.__class__(result.room.memory, 3 << 30, result.room.folder)
+    result.available = replace(result.available, disk=3 << 30)
     assert shortfalls(plan, [result]) == ["file: not run, needs about 5 GiB of disk, 3 GiB free"]
 
 
@@ -83,7 +84,7 @@ def test_a_case_that_could_not_be_repeated_is_told():
     plan = make_plan(modes=["pull"], repeat=3)
     (result,) = make_results(plan)
     result.runs = result.runs[:1]
-    result.room = result.room.__class__(2 << 30, None, result.room.folder)
+    result.available = replace(result.available, memory=2 << 30, disk=None)
     assert shortfalls(plan, [result]) == ["pull: only 1 run, needs about 4 GiB, 2 GiB available"]
 
 

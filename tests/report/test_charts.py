@@ -28,7 +28,7 @@ from flstream.report.charts.style import (
     byte_ticks,
     format_second_tick,
     ink,
-    save_png,
+    save,
     second_ticks,
     spread,
     styled,
@@ -187,7 +187,7 @@ def test_many_rounds_share_bars(count: int, bars: int) -> None:
 
 def test_a_chart_is_a_png_file_too(tmp_path: Path) -> None:
     path = tmp_path / "memory.png"
-    save_png(memory_chart(view(), 400), path, scale=1)
+    save(memory_chart(view(), 400), path, scale=1)
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 400

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from html_runs import finished_run
+from run_directories import finished_run
 
 from flstream.report.html.comparison_page import write_comparison
 from flstream.report.html.run_page import write_report

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from html_runs import (
+from run_directories import (
     BEGAN,
     JOB,
     MIB,
@@ -22,7 +22,7 @@ from flstream.errors import UsageError
 from flstream.report.html.comparison_page import comparison_page, run_labels
 from flstream.report.html.page import write_page
 from flstream.report.html.run_page import headline, run_page
-from flstream.report.html.run_record import read_run
+from flstream.report.record.run import read_run
 from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, Warned
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}

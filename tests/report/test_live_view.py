@@ -16,10 +16,10 @@ from runs import (
     state_after,
 )
 
-from flstream.report.bars import bar
-from flstream.report.frame import render
-from flstream.report.rows import Memory, choose
-from flstream.report.state import RunState
+from flstream.report.live.bar import bar
+from flstream.report.live.frame import render
+from flstream.report.live.site_table import Memory, choose
+from flstream.report.live.state import RunState
 from flstream.telemetry.events import (
     AnyEvent,
     ModelReady,

@@ -5,7 +5,7 @@ import io
 from runs import START, WORKERS, evaluated, round_finished, run_started
 
 from flstream.report.console import make_console
-from flstream.report.plain import PlainView
+from flstream.report.live.plain import PlainView
 from flstream.telemetry.events import (
     AnyEvent,
     EndedEarly,

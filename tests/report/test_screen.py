@@ -10,23 +10,33 @@ from rich.console import Console
 from rich.text import Text
 from terminals import Terminal, run_on_terminal
 
-from flstream.report.screen import Screen
+from flstream.report.live.screen import Screen
 
-# A run whose events come from nowhere: it ends when the view has had time for some frames.
+# A run whose events come from nowhere: it ends once the view has shown all of them.
 VIEW = """
-import sys, time
+import sys, threading
 from flstream.report.console import make_console
-from flstream.report.view import watching
+from flstream.report.live.screen import Screen
+from flstream.report.live.view import watching
 from flstream.telemetry.memory import MemorySampler
 sys.path.insert(0, sys.argv[1])
 from runs import started
+frames, paint = threading.Semaphore(0), Screen.paint
+def counted(screen, lines, size):
+    paint(screen, lines, size)
+    frames.release()
+Screen.paint = counted
 console = make_console()
 with watching(console) as listen:
     for event in started(4, "digits"):
         listen(event, MemorySampler())
     if sys.argv[2] == "interrupted":
         raise KeyboardInterrupt
-    time.sleep(0.3)
+    if sys.argv[2] == "drawn":
+        while frames.acquire(blocking=False):
+            pass
+        # The frame under way may be of before the events; the next one is not.
+        assert frames.acquire(timeout=60) and frames.acquire(timeout=60)
 print("the result")
 """
 HERE = __file__.rpartition("/")[0]
@@ -78,7 +88,7 @@ def test_only_lines_that_changed_are_written_and_nothing_is_erased_before() -> N
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
 def test_on_a_terminal_nothing_wraps_and_everything_is_put_back(width: int, height: int) -> None:
-    output, status = run_on_terminal(VIEW, width, height, {}, HERE, "")
+    output, status = run_on_terminal(VIEW, width, height, {}, HERE, "drawn")
     assert status == 0
     before, _, rest = output.partition("\x1b[?1049h")
     live, _, after = rest.partition("\x1b[?1049l")
@@ -95,7 +105,7 @@ def test_on_a_terminal_nothing_wraps_and_everything_is_put_back(width: int, heig
 @pytest.mark.parametrize(("columns", "width"), [("150", 60), ("40", 40)])
 def test_a_width_that_the_terminal_does_not_have_is_not_believed(columns: str, width: int) -> None:
     environment = {"COLUMNS": columns, "LINES": "90"}
-    output, _ = run_on_terminal(VIEW, 60, 20, environment, HERE, "")
+    output, _ = run_on_terminal(VIEW, 60, 20, environment, HERE, "drawn")
     terminal = Terminal(width, 20)
     terminal.feed(live_part(output))
     assert terminal.wraps == 0
@@ -103,7 +113,7 @@ def test_a_width_that_the_terminal_does_not_have_is_not_believed(columns: str, w
 
 
 def test_with_no_color_nothing_is_coloured_and_bars_can_still_be_read() -> None:
-    output, _ = run_on_terminal(VIEW, 80, 24, {"NO_COLOR": "1"}, HERE, "")
+    output, _ = run_on_terminal(VIEW, 80, 24, {"NO_COLOR": "1"}, HERE, "drawn")
     terminal = Terminal(80, 24)
     terminal.feed(live_part(output))
     # Bold, dim, and back to plain: those are no colours.
@@ -112,7 +122,7 @@ def test_with_no_color_nothing_is_coloured_and_bars_can_still_be_read() -> None:
 
 
 def test_on_a_dumb_terminal_a_run_is_plain_lines() -> None:
-    output, status = run_on_terminal(VIEW, 80, 24, {"TERM": "dumb"}, HERE, "")
+    output, status = run_on_terminal(VIEW, 80, 24, {"TERM": "dumb"}, HERE, "plain")
     assert status == 0
     assert "\x1b" not in output
     assert "00:00:00  digits: 10 rounds, 4 sites, pull mode" in output
@@ -120,7 +130,7 @@ def test_on_a_dumb_terminal_a_run_is_plain_lines() -> None:
 
 def test_a_terminal_without_unicode_gets_bars_of_ascii() -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    output, status = run_on_terminal(VIEW, 80, 24, ascii_only, HERE, "")
+    output, status = run_on_terminal(VIEW, 80, 24, ascii_only, HERE, "drawn")
     assert status == 0
     assert output.isascii()
     assert "." * 12 in output

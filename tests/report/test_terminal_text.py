@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from flstream.inspection.examine import Findings
+from flstream.inspection.overview import inspect_checkpoint
 from flstream.model.checkpoint import FileSink
 from flstream.model.layout import Layout
-from flstream.report.checkpoint import inspect_checkpoint, print_inspection
+from flstream.report.checkpoint import print_findings
 from flstream.report.console import make_console
 from flstream.report.text import elide, format_metric, pad, printable
 
@@ -63,7 +65,8 @@ def test_on_a_terminal_a_checkpoint_is_listed_within_its_width(
     with FileSink(path, layout, {"note": "n" * 500}) as sink:
         sink.finish()
     file = Terminal()
-    print_inspection(make_console(file=file, width=width), inspect_checkpoint(path))
+    console = make_console(file=file, width=width)
+    print_findings(console, Findings(inspect_checkpoint(path)))
     lines = file.getvalue().splitlines()
     assert max(map(cell_len, lines)) <= width
     assert "\x1b" not in file.getvalue()

@@ -11,7 +11,6 @@ from flstream.model.checkpoint import body_digest, write_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.small_files import write_atomically
 from flstream.simulator.summary import Summary
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
@@ -163,7 +162,7 @@ def a_run(
 ) -> RunDirectory:
     """A run that was killed after its last completed round, whose evaluation it had done."""
     run = RunDirectory.create("job", folder)
-    write_atomically(run.job_file, render_job(a_job(rounds, every)))
+    run.write(run.job_file, render_job(a_job(rounds, every)))
     script = Script(rounds, every, DIGESTS, STATES if optimizer else None)
     with EventLog(run.events) as log:
         for event in script.started():

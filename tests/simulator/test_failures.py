@@ -104,7 +104,7 @@ def test_a_site_that_dies_once_its_update_is_folded_does_not_lose_the_round(jobs
         "flare.init()",
         """
 import os
-service = flare._session._worker
+service = flare.session.current().worker
 def dying(offer):
     def offering(source, receivers, **how):
         ref = offer(source, receivers, **how)

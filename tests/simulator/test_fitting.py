@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from journals import a_job
 
-from flstream.simulator.fitting import Room, fit, room_here
+from flstream.simulator.fitting import Available, available_in, fit
 from flstream.simulator.forecast import forecast, plain_layout
 
 GIB = 1 << 30
@@ -13,7 +13,7 @@ LAYOUT = plain_layout(GIB)
 
 
 def fitted(job, memory=1 << 50, disk=1 << 50):
-    return fit(job, LAYOUT, forecast(job, LAYOUT), Room(memory, disk, Path("runs")))
+    return fit(job, LAYOUT, forecast(job, LAYOUT), Available(memory, disk, Path("runs")))
 
 
 def test_what_fits_lacks_nothing_and_gets_no_advice():
@@ -77,7 +77,7 @@ def test_where_not_even_one_checkpoint_fits_there_has_to_be_room():
 
 
 def test_room_is_looked_for_where_the_folder_would_be(tmp_path):
-    room = room_here(tmp_path / "not" / "there")
-    assert room.memory > 0
-    assert room.disk is not None
-    assert room.disk > 0
+    available = available_in(tmp_path / "not" / "there")
+    assert available.memory > 0
+    assert available.disk is not None
+    assert available.disk > 0

@@ -9,7 +9,6 @@ from flstream.errors import UsageError
 from flstream.job import render_job
 from flstream.simulator.resume import plan_resume
 from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.small_files import write_atomically
 
 
 def test_another_job_is_refused_with_every_key_that_differs(tmp_path):
@@ -55,7 +54,7 @@ def test_a_job_with_everything_in_it_is_the_same_as_itself_written_out(tmp_path)
         aggregation={"include": ["^a", "b$"], "clip_norm": 0.1},
     )
     run = RunDirectory.create("job", tmp_path / "run")
-    write_atomically(run.job_file, render_job(job))
+    run.write(run.job_file, render_job(job))
     assert plan_resume(job, run) is None
     clients = job.clients.model_copy(update={"per_round": 0.4})
     with pytest.raises(UsageError, match=r"clients.per_round is 0.3 there and 0.4 here; give"):
@@ -67,7 +66,7 @@ def test_a_job_whose_script_was_moved_is_another_job(tmp_path):
     script.write_text("import flstream.client\n")
     run = RunDirectory.create("job", tmp_path / "run")
     job = a_job(train={"script": str(script)})
-    write_atomically(run.job_file, render_job(job))
+    run.write(run.job_file, render_job(job))
     script.rename(tmp_path / "moved.py")
     with pytest.raises(UsageError, match=r'train.script is ".*/client.py" there and ".*/moved.py"'):
         plan_resume(a_job(train={"script": str(tmp_path / "moved.py")}), run)

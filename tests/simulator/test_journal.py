@@ -265,7 +265,8 @@ def peak_of_reading(path) -> tuple[Journal, int]:
 
 
 @pytest.mark.parametrize("clients", [2, 1000])
-def test_a_line_without_end_is_not_read_whole(tmp_path, clients):
+def test_a_line_without_end_is_not_read_whole(tmp_path, clients, monkeypatch):
+    monkeypatch.setattr("flstream.telemetry.events._EVENT_BYTES", 1 << 20)
     path = tmp_path / "events.jsonl"
     with path.open("wb") as file:
         file.write(encode_event(begun(clients)) + b"\n")
@@ -311,7 +312,18 @@ def test_the_journal_of_a_million_clients_says_how_many_and_is_read_in_little_me
     assert peak < 8 << 20
 
 
-def test_a_round_of_as_many_sites_as_there_are_is_read(tmp_path):
+def test_a_site_with_as_many_metrics_as_a_message_may_carry_does_not_end_the_journal(tmp_path):
+    path = tmp_path / "events.jsonl"
+    script = Script(rounds=1, every=0)
+    metrics = {f"class-{number:07d}": number / 3 for number in range(100_000)}
+    told = SiteUpdate(round=1, site="site-1", weight=1.0, metrics=metrics)
+    events = [*script.started(), told, *script.round(1)]
+    path.write_bytes(b"".join(encode_event(event) + b"\n" for event in events))
+    assert read_journal(path).last_round == 1
+
+
+def test_a_round_of_as_many_sites_as_there_are_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("flstream.telemetry.events._EVENT_BYTES", 1 << 20)
     path = tmp_path / "events.jsonl"
     everyone = {f"site-{number}": 0.1 + number for number in range(1, 100_001)}
     script = Script(rounds=20, every=0)

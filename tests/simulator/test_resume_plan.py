@@ -24,7 +24,6 @@ from flstream.simulator.resume import (
     take_up,
 )
 from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.small_files import write_atomically
 from flstream.simulator.summary import Summary, Tally
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import RunFinished, RunResumed, encode_event
@@ -192,7 +191,7 @@ def test_models_without_their_journal_are_not_written_over(tmp_path):
 def test_nothing_completed_begins_from_the_beginning(tmp_path):
     run = RunDirectory.create("job", tmp_path / "run")
     assert plan_resume(a_job(), run) is None
-    write_atomically(run.job_file, render_job(a_job()))
+    run.write(run.job_file, render_job(a_job()))
     run.events.write_bytes(b'{"kind":"process_re')
     assert plan_resume(a_job(), run) is None
     assert run.events.read_bytes() == b""
@@ -258,7 +257,7 @@ def test_a_finished_run_goes_on_if_the_job_has_more_rounds(tmp_path):
     point = plan_resume(a_job(5), run)
     assert (point.round, point.is_finished) == (3, False)
     # Killed once the job was written out anew: it is still not finished.
-    write_atomically(run.job_file, render_job(a_job(5)))
+    run.write(run.job_file, render_job(a_job(5)))
     assert not plan_resume(a_job(5), run).is_finished
     take_up(a_job(5), run, point)
     assert not plan_resume(a_job(5), run).is_finished
@@ -280,7 +279,7 @@ def test_an_evaluation_made_because_a_round_was_the_last_is_void_once_it_is_not(
     }
     # However often it is cut off from then on.
     take_up(a_job(8, every=3), run, point)
-    write_atomically(run.job_file, render_job(a_job(8, every=3)))
+    run.write(run.job_file, render_job(a_job(8, every=3)))
     for _ in range(2):
         assert plan_resume(a_job(8, every=3), run).events == read_journal(run.events).events()
         with EventLog(run.events) as log:
@@ -337,7 +336,7 @@ def test_a_run_killed_and_damaged_again_and_again_ends_like_one_that_was_not(
         point = plan_resume(job, RunDirectory.reopen("job", run.path))
         if point is not None and point.is_finished:
             continue
-        write_atomically(run.job_file, render_job(job))
+        run.write(run.job_file, render_job(job))
         tally = Tally(job) if point is None else take_up(job, run, point)
         number = None if point is None else point.round
         sitting = list(script.events_from(number, point is not None and point.evaluated))

@@ -114,7 +114,7 @@ class Stuck:
             threading.Event().wait()
         return self.body.views(start, stop, scratch)
 
-service = flare._session._worker._service
+service = flare.session.current().worker._service
 offer = service.offer
 service.offer = lambda source, receivers, **how: offer(Stuck(source), receivers, **how)
 """

@@ -159,16 +159,16 @@ class Watched(FileSource):
 def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
     body = MemoryBody.of({"t": np.arange(1 << 19, dtype=np.float32)})
     in_file(tmp_path / "m.safetensors", body)
-    source, known = Watched(tmp_path / "m.safetensors"), {}
+    source = Watched(tmp_path / "m.safetensors")
     sent = []
     for _ in range(3):
         channel = Counting()
-        frame = Frame.read(Demand(b"t" * 16, 1, 0, MIB, MIB, MIB), source, Scratch(), known)
+        frame = Frame.read(Demand(b"t" * 16, 1, 0, MIB, MIB, MIB), source, Scratch())
         while frame.left:
             frame.send_some(channel)
         sent.append(channel.sent)
     assert sum(stop - start for start, stop in source.read) == MIB
     assert len(set(sent)) == 1
     # Another chunk size is another chunk.
-    Frame.read(Demand(b"t" * 16, 1, 0, MIB, MIB, MIB // 2), source, Scratch(), known)
-    assert set(known) == {(0, MIB), (0, MIB // 2)}
+    Frame.read(Demand(b"t" * 16, 1, 0, MIB, MIB, MIB // 2), source, Scratch())
+    assert set(source.digests) == {(0, MIB), (0, MIB // 2)}

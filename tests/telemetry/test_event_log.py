@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import SimulationError
-from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.event_log import EventLog, WholeLines
 from flstream.telemetry.events import (
     AnyEvent,
     Metrics,
@@ -186,3 +186,20 @@ def test_a_round_keeps_its_transfers():
         "retries": 4,
         "seconds": 5.0,
     }
+
+
+def test_whole_lines_come_numbered_and_a_torn_last_one_does_not(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"one\ntwo\nthr")
+    lines = WholeLines(path, 10)
+    assert [(lines.number, line) for line in lines] == [(1, b"one\n"), (2, b"two\n")]
+
+
+def test_a_line_that_is_too_long_comes_in_pieces_until_more_is_allowed(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"0123456789\n0123456789\n")
+    lines, found = WholeLines(path, 6), []
+    for line in lines:
+        found.append(line)
+        lines.most = 20 if len(found) == 2 else lines.most
+    assert found == [b"012345", b"6789\n", b"0123456789\n"]

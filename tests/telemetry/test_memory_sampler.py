@@ -1,12 +1,14 @@
 """The sampler sees every process's peak, and its lines can be read."""
 
+import math
+import mmap
 import os
 import subprocess
 import sys
 
 import msgspec
 
-from flstream.telemetry.memory import MemorySampler, Sample, own_peak_rss, own_rss
+from flstream.telemetry.memory import MemorySampler, ProcessMemory, Sample, own_peak_rss, own_rss
 
 MIB = 1 << 20
 # Takes 64 MiB, gives them back, and says so; ends when its input does.
@@ -59,6 +61,18 @@ def test_the_peak_of_a_child_is_seen_after_it_gave_the_memory_back(tmp_path):
     assert first.uss is not None
 
 
+def test_the_total_grows_with_a_process_whose_pss_is_not_read_again():
+    sampler = MemorySampler()
+    sampler.watch("this", os.getpid())
+    sampler._tick()
+    before = sampler.peak_total_pss
+    sampler._watched["this"].next_full_read = math.inf
+    with mmap.mmap(-1, 64 * MIB) as block:
+        block.write(b"1" * 64 * MIB)
+        sampler._tick()
+    assert 60 * MIB <= sampler.peak_total_pss - before < 140 * MIB
+
+
 def own_rss_of(pid: int) -> int:
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -99,6 +113,12 @@ def test_peaks_are_a_copy_that_does_not_change_later():
         before = sampler.peaks()
         sampler.note("site-1", peak_rss=2)
     assert before["site-1"].peak_rss == 1
+
+
+def test_a_peak_over_idle_is_never_below_nothing():
+    assert ProcessMemory(idle_rss=100, peak_rss=130).over_idle == 30
+    assert ProcessMemory(idle_rss=100, peak_rss=90).over_idle == 0
+    assert ProcessMemory(idle_rss=0, peak_rss=90).over_idle == 0
 
 
 def test_a_process_knows_its_own_memory():

@@ -255,19 +255,23 @@ def _top(group: Sequence[float], spacing: float) -> float:
     return _bottom(group, spacing) + (len(group) - 1) * spacing
 
 
-def save_png(made: Figure, path: Path, *, scale: float = 2.0) -> None:
-    """Write a figure as a PNG file in the colours of the light page.
+def save(made: Figure, path: Path, *, kind: str = ".png", scale: float = 2.0) -> None:
+    """Write a figure as a file in the colours of the light page.
 
     Args:
         made: the figure.
-        path: of the file; what is there is replaced.
-        scale: pixels of the file for each pixel of the figure.
+        path: of the file, whatever its ending; what is there is replaced.
+        kind: what the file is: ``.png``, ``.svg`` or ``.pdf``.
+        scale: pixels of a PNG file for each pixel of the figure.
 
     Raises:
         OSError: the file cannot be written.
     """
     with styled():
-        made.savefig(path, format="png", dpi=_DPI * scale, metadata={"Software": None})
+        # A PNG file would name the version of matplotlib that drew it.
+        metadata = {"Software": None} if kind == ".png" else None
+        form = kind.removeprefix(".")
+        made.savefig(path, format=form, dpi=_DPI * scale, metadata=metadata)
 
 
 def _fix(axis: Axis, ticks: Sequence[float], form: Callable[[float], str]) -> None:

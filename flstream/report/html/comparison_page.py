@@ -16,15 +16,14 @@ from flstream.report.html.drawings import (
 )
 from flstream.report.html.page import check_replaceable, render, write_page
 from flstream.report.html.run_page import remarks
-from flstream.report.html.run_record import RunRecord, read_run
 from flstream.report.html.tables import (
     NOTHING,
     Row,
     Table,
     duration,
-    over_idle,
     phase_seconds,
 )
+from flstream.report.record.run import RunRecord, read_run
 from flstream.report.text import format_metric, printable
 from flstream.units import format_bytes
 
@@ -113,7 +112,7 @@ def _glance(runs: Sequence[RunRecord]) -> list[Row]:
         return f"{format_metric(found.value)} {printable(found.metric)} (round {found.round:,})"
 
     def largest(run: RunRecord) -> int:
-        return max(map(over_idle, run.summary.memory.clients.values()), default=0)
+        return max((each.over_idle for each in run.summary.memory.clients.values()), default=0)
 
     lines: Mapping[str, Callable[[RunRecord], str]] = {
         "status": lambda run: run.status,
@@ -121,7 +120,7 @@ def _glance(runs: Sequence[RunRecord]) -> list[Row]:
         "sites": lambda run: f"{run.summary.clients:,}",
         "best": best,
         "time": lambda run: duration(run.seconds),
-        "server over idle": lambda run: size(over_idle(run.summary.memory.server)),
+        "server over idle": lambda run: size(run.summary.memory.server.over_idle),
         "largest client over idle": lambda run: size(largest(run)),
         "all processes (PSS)": lambda run: size(run.summary.memory.peak_total_pss),
         "model": lambda run: size(run.summary.model.bytes),

@@ -14,8 +14,9 @@ from flstream.report.charts.metrics import MetricCurve, metric_chart
 from flstream.report.charts.seconds import PHASE_COLORS, seconds_chart
 from flstream.report.charts.style import ink
 from flstream.report.charts.svg import to_svg
-from flstream.report.html.events_record import PHASES
-from flstream.report.html.run_record import HELPERS, RunRecord
+from flstream.report.metrics import metrics_of, values_by_round
+from flstream.report.record.events import PHASES
+from flstream.report.record.run import HELPERS, RunRecord
 from flstream.report.text import counted, elide, printable
 from flstream.telemetry.events import SERVER
 from flstream.units import format_bytes
@@ -44,56 +45,31 @@ class Drawing(NamedTuple):
     wide: Markup | None = None
 
 
-def metric_names(runs: Sequence[RunRecord]) -> list[tuple[str, str]]:
-    """Every metric as (kind, name), the one that decides first; kind is "train" or empty."""
-    names = dict.fromkeys(
-        name for run in runs for row in run.summary.metrics for name in flat_metrics(row)
-    )
-    keys = {("", run.summary.best.metric) for run in runs if run.summary.best}
-    return sorted(names, key=lambda name: (name not in keys, name[0]))
-
-
-def flat_metrics(row: Mapping[str, object]) -> dict[tuple[str, str], float]:
-    """A round's metrics by (kind, name); those that were not finite are left out."""
-    flat: dict[tuple[str, str], float] = {}
-    for name, value in row.items():
-        inner = value.items() if isinstance(value, dict) else [("", value)]
-        for key, number in inner:
-            if isinstance(number, int | float) and math.isfinite(number) and name != "round":
-                flat[(name, key) if isinstance(value, dict) else ("", name)] = float(number)
-    return flat
-
-
 def metric_drawings(
     runs: Sequence[RunRecord], colors: Sequence[str], labels: Sequence[str]
 ) -> list[Drawing]:
     """A chart for each metric, with a line for each run that has it."""
     drawings = []
-    for index, key in enumerate(metric_names(runs)[:_MOST_METRICS]):
+    summaries = [run.summary for run in runs]
+    rounds = [values_by_round(summary) for summary in summaries]
+    for index, metric in enumerate(metrics_of(summaries)[:_MOST_METRICS]):
         curves = []
-        for run, color, label in zip(runs, colors, labels, strict=True):
-            points = [(row["round"], flat_metrics(row).get(key)) for row in run.summary.metrics]
-            points = [(number, value) for number, value in points if value is not None]
-            best = run.summary.best
+        for summary, values, color, label in zip(summaries, rounds, colors, labels, strict=True):
+            points = {number: each[metric] for number, each in values.items() if metric in each}
+            best = summary.best
             if points:
                 curves.append(
                     MetricCurve(
                         elide(printable(label), _NAME_WIDTH),
-                        [number for number, _ in points],
-                        [value for _, value in points if value is not None],
+                        list(points),
+                        list(points.values()),
                         color,
-                        best.round if best and key == ("", best.metric) else None,
+                        best.round if best and metric == ("", best.metric) else None,
                     )
                 )
-        name = metric_title(key)
-        made = metric_chart(elide(name, 40), curves, NARROW)
-        drawings.append(Drawing(_svg(made, f"metric-{index}", f"{name} over rounds")))
+        made = metric_chart(elide(metric.title, 40), curves, NARROW)
+        drawings.append(Drawing(_svg(made, f"metric-{index}", f"{metric.title} over rounds")))
     return drawings
-
-
-def metric_title(key: tuple[str, str]) -> str:
-    """A metric's name as it is shown: ``accuracy``, ``train loss``."""
-    return " ".join(printable(part) for part in key if part)
 
 
 def over_idle_drawing(

@@ -14,7 +14,7 @@ from markupsafe import Markup
 import flstream
 from flstream.errors import SimulationError, UsageError
 from flstream.report.charts.style import COLORS
-from flstream.simulator.small_files import write_atomically
+from flstream.simulator.small_files import write_whole
 
 _GENERATOR = "flstream report"
 # Where a page of ours says that it is one.
@@ -67,12 +67,11 @@ def write_page(path: Path, text: str) -> None:
     """
     check_replaceable(path)
     try:
-        write_atomically(path, text)
-    except SimulationError as error:
-        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+        write_whole(path, text)
+    except OSError as error:
         raise SimulationError(
-            f"the report {path} cannot be written: {reason}; put that right, and make it with "
-            "flstream report"
+            f"the report {path} cannot be written: {error.strerror}; put that right, and make it "
+            "with flstream report"
         ) from error
 
 

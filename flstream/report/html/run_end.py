@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.text import Text
 
 from flstream.errors import FlstreamError
 from flstream.report.console import error_console
-from flstream.report.text import printable
+from flstream.report.text import printable, shown_path
 from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.small_files import temporary_of
 
@@ -28,7 +27,7 @@ def leave_report(run: RunDirectory, console: Console, *, has_run: bool) -> None:
     if not has_run and run.report.exists():
         return
     try:
-        flaw = _write(run, has_run)
+        flaw = _write(run)
     except KeyboardInterrupt:
         flaw = f"it was stopped; make one with flstream report {run.path}"
         with suppress(OSError):
@@ -37,21 +36,16 @@ def leave_report(run: RunDirectory, console: Console, *, has_run: bool) -> None:
         warning = f"warning: no report was made: {flaw}"
         error_console().print(Text(printable(warning), style="yellow"), soft_wrap=True)
     else:
-        shown = os.path.relpath(run.report)
-        shown = str(run.report) if shown.startswith("..") else shown
         label = Text("report".ljust(_LABEL_WIDTH), style="dim")
-        console.print(label + Text(printable(shown)), soft_wrap=True)
+        console.print(label + Text(printable(shown_path(run.report))), soft_wrap=True)
 
 
-def _write(run: RunDirectory, has_run: bool) -> str:
+def _write(run: RunDirectory) -> str:
     """Write the report; return why that was not possible, or nothing."""
     try:
         # matplotlib takes a third of a second to import: only now that the run has ended.
         from flstream.report.html.run_page import write_report
-        from flstream.report.html.versions import write_versions
 
-        if has_run:
-            write_versions(run.path)
         write_report(run.path)
     except FlstreamError as error:
         return str(error)

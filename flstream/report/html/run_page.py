@@ -10,19 +10,16 @@ from flstream.report.charts.seconds import PHASE_COLORS
 from flstream.report.charts.style import ink
 from flstream.report.html.drawings import (
     metric_drawings,
-    metric_names,
     over_idle_drawing,
     rss_drawing,
     seconds_drawing,
 )
 from flstream.report.html.page import render, write_page
-from flstream.report.html.run_record import RunRecord, read_run
 from flstream.report.html.tables import (
     NOTHING,
     Row,
     Table,
     failure_tables,
-    over_idle,
     process_tables,
     rounds_table,
     setting_tables,
@@ -30,7 +27,9 @@ from flstream.report.html.tables import (
     totals_table,
     transfer_table,
 )
-from flstream.report.text import counted, format_metric, printable
+from flstream.report.metrics import metrics_of
+from flstream.report.record.run import RunRecord, read_run
+from flstream.report.text import counted, format_metric, pieces, printable
 from flstream.simulator.run_directory import RunDirectory
 from flstream.units import format_bytes, format_seconds
 
@@ -126,7 +125,7 @@ def headline(run: RunRecord) -> str:
         ended = {"failed": "Failed", "stopped": "Stopped"}.get(run.status, "Cut off")
         of = f" of {run.planned:,}" if run.planned else ""
         first = f"{ended} after {summary.rounds_completed:,}{of} rounds with {sites}, {took}"
-    over = over_idle(summary.memory.server)
+    over = summary.memory.server.over_idle
     if not over or not summary.model.bytes:
         return f"{first}."
     return (
@@ -162,10 +161,10 @@ def facts(run: RunRecord) -> list[Fact]:
         where = f"best, after round {best.round:,}"
         found.append(Fact(printable(best.metric), format_metric(best.value), where))
     found.append(Fact("time", format_seconds(run.seconds), counted(len(summary.rounds), "round")))
-    over = over_idle(memory.server)
+    over = memory.server.over_idle
     if over:
         found.append(Fact("server over idle", format_bytes(over), _times(over, model)))
-    largest = max(map(over_idle, memory.clients.values()), default=0)
+    largest = max((client.over_idle for client in memory.clients.values()), default=0)
     if largest:
         found.append(
             Fact("largest client over idle", format_bytes(largest), _times(largest, model))
@@ -201,11 +200,11 @@ def _where(run: RunRecord) -> str:
 
 
 def _metrics_note(run: RunRecord) -> str:
-    names = metric_names([run])
+    metrics = metrics_of([run.summary])
     said = []
-    if any(not kind for kind, _ in names):
+    if any(not metric.kind for metric in metrics):
         said.append("Scores are of the model that a round ended with, by all sites that evaluated")
-    if any(kind for kind, _ in names):
+    if any(metric.kind for metric in metrics):
         said.append("train values are what sites reported with their updates, weighted alike")
     if run.summary.best is not None:
         said.append("the circle is the best round")
@@ -221,12 +220,7 @@ def _no_metrics(run: RunRecord) -> str:
 
 def _transfer_note(run: RunRecord) -> str:
     transfer = run.summary.transfer
-    pieces = (
-        f"chunks of {format_bytes(transfer.chunk_size)}"
-        if transfer.chunk_size
-        else "each model in one piece"
-    )
-    said = f"{transfer.mode.capitalize() or NOTHING} mode, {pieces}."
+    said = f"{transfer.mode.capitalize() or NOTHING} mode, {pieces(transfer.chunk_size)}."
     retries = transfer.down.retries + transfer.up.retries
     if retries:
         said += f" {counted(retries, 'request')} asked again for what had not arrived sound."

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flstream.report.charts.seconds import PHASE_COLORS
-from flstream.report.html.drawings import flat_metrics, metric_names, metric_title
-from flstream.report.html.events_record import PHASES, SiteRecord
-from flstream.report.html.run_record import RunRecord
-from flstream.report.html.settings_record import Setting
+from flstream.report.metrics import metrics_of, values_by_round
+from flstream.report.record.events import PHASES, SiteRecord
+from flstream.report.record.run import RunRecord
+from flstream.report.record.settings import Setting
 from flstream.report.text import format_metric, format_rate, printable
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
@@ -54,16 +54,17 @@ class Table(NamedTuple):
 
 def rounds_table(run: RunRecord) -> Table:
     """Every round: its metrics, and where its seconds went."""
-    names = metric_names([run])
-    scores = {row["round"]: flat_metrics(row) for row in run.summary.metrics}
+    metrics = metrics_of([run.summary])
+    scores = values_by_round(run.summary)
     best = run.summary.best.round if run.summary.best else None
     rows = []
     for each in run.summary.rounds:
-        values = [format_metric(scores.get(each.round, {}).get(name)) for name in names]
+        values = [format_metric(scores.get(each.round, {}).get(metric)) for metric in metrics]
         spent = (each.download, each.train, each.upload_and_fold, each.checkpoint, each.evaluate)
         cells = [str(each.round), *values, *(f"{seconds:.2f}" for seconds in spent)]
         rows.append(Row(cells, "best" if each.round == best else ""))
-    return Table(["round", *map(metric_title, names), *(f"{phase} s" for phase in PHASES)], rows)
+    titles = [metric.title for metric in metrics]
+    return Table(["round", *titles, *(f"{phase} s" for phase in PHASES)], rows)
 
 
 def process_tables(run: RunRecord) -> tuple[Table, Table]:
@@ -79,14 +80,9 @@ def process_tables(run: RunRecord) -> tuple[Table, Table]:
 
 
 def _process_row(name: str, memory: ProcessMemory) -> Row:
-    sizes = (memory.idle_rss, memory.peak_rss, over_idle(memory), memory.peak_uss)
+    sizes = (memory.idle_rss, memory.peak_rss, memory.over_idle, memory.peak_uss)
     # Zero says that it was never seen: the process did not come that far.
     return Row([printable(name), *(format_bytes(size) if size else NOTHING for size in sizes)])
-
-
-def over_idle(memory: ProcessMemory) -> int:
-    """Bytes that a process took at most beyond its idle memory; 0 where that is not known."""
-    return max(memory.peak_rss - memory.idle_rss, 0) if memory.idle_rss else 0
 
 
 def phase_seconds(run: RunRecord) -> dict[str, float]:

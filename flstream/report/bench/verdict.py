@@ -1,0 +1,81 @@
+"""What a bench says in a sentence: what streaming saves, and how close to the limit it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flstream.bench.compare import Result
+from flstream.bench.limits import Limits
+from flstream.bench.measurement import Measurement
+from flstream.bench.needs import fits
+from flstream.bench.plan import Plan
+from flstream.bench.ratios import ratios
+from flstream.report.text import counted, printable
+from flstream.units import format_bytes
+
+
+def shortfalls(plan: Plan, results: Sequence[Result]) -> list[str]:
+    """A sentence for each case that was not run, or not as often as planned, with the reason."""
+    lines = []
+    for result in results:
+        if result.failure is not None:
+            lines.append(f"{result.label}: failed: {printable(result.failure)}")
+        elif not result.runs:
+            lines.append(f"{result.label}: not run, {_lack(result)}")
+        elif len(result.runs) < plan.repeat:
+            times = counted(len(result.runs), "run")
+            lines.append(f"{result.label}: only {times}, {_lack(result)}")
+    return lines
+
+
+def verdict(plan: Plan, results: Sequence[Result], limits: Limits | None) -> str:
+    """What streaming saves on this machine, and how close to its limit it runs.
+
+    Of several cases that stream, the one with the quickest round speaks for them.
+    """
+    native = next((each for each in results if each.case.mode == "native"), None)
+    streamed = [
+        (run.download + run.upload_and_fold, index, result, run)
+        for index, result in enumerate(results)
+        if result.case.mode != "native" and (run := result.median) is not None
+    ]
+    if not streamed or limits is None:
+        return _without_streaming(native)
+    _, _, best, run = min(streamed)
+    times = ratios(plan, best.case, run, limits).exchange_pipe
+    pace = f"its transfers took {times:.1f} times what a bare pipe would"
+    total, server = (format_bytes(round(size)) for size in (run.total_peak_pss, _server(run)))
+    took = f"{best.label} took {total} in all and {server} in the server"
+    if native is None:
+        return f"Streaming with {took}; {pace}."
+    whole = native.median
+    if whole is not None:
+        saved = 1 - run.total_peak_pss / whole.total_peak_pss
+        fewer = whole.server_peak_rss / max(run.server_peak_rss, 1)
+        words = f"{saved:.0%} less memory in all" if saved > 0 else "no less memory in all"
+        return (
+            f"Streaming with {best.label} took {words} and {fewer:,.0f} times less in the server "
+            f"({server}) than native; {pace}."
+        )
+    if native.failure is not None:
+        return f"Streaming with {took}, where native failed; {pace}."
+    return f"Streaming with {took}, where native {_lack(native)}; {pace}."
+
+
+def _without_streaming(native: Result | None) -> str:
+    if native is not None and native.runs:
+        return "Nothing that streams was run, so there is nothing to compare native with."
+    return "Nothing was run; see above for what each case needs."
+
+
+def _server(run: Measurement) -> float:
+    return run.server_peak_rss
+
+
+def _lack(result: Result) -> str:
+    """What a case needs that this machine lacks: ``needs about 41 GiB, 21 GiB available``."""
+    need, room = result.need, result.available
+    if need.memory > room.memory or fits(need, room):
+        return f"needs about {format_bytes(need.memory)}, {format_bytes(room.memory)} available"
+    free = format_bytes(room.disk or 0)
+    return f"needs about {format_bytes(need.disk)} of disk, {free} free"

@@ -1,0 +1,244 @@
+"""One frame of the live view: what is said of a run on a terminal of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from flstream.report.live.bar import bar, percent
+from flstream.report.live.fixed_table import Column, Row, table_lines
+from flstream.report.live.progress import download_done, seconds_left, task_done
+from flstream.report.live.site_table import STYLES, Memory, row_lines
+from flstream.report.live.state import RunState
+from flstream.report.text import (
+    counted,
+    elide,
+    format_elapsed,
+    format_left,
+    format_metric,
+    format_metrics,
+    pieces,
+    printable,
+    steady_bytes,
+)
+from flstream.telemetry.events import SERVER
+from flstream.units import format_bytes
+
+# On fewer lines than this, only the title, the bars, the sites and the rates are there.
+_ROOMY = 15
+_LABEL_WIDTH = 8
+_MOST_BAR, _LEAST_BAR, _BESIDE_BAR = 140, 6, 42
+_BESIDE_WIDE_BAR = 56
+# There is room for more than what matters most.
+_WIDE = 100
+_LEAST_PAST, _MOST_PAST = 2, 12
+
+
+def render(
+    state: RunState,
+    memory: Memory,
+    now: float,
+    width: int,
+    height: int,
+    *,
+    ascii_only: bool = False,
+) -> list[Text]:
+    """The lines of a frame: none wider than ``width``, and no more than ``height`` of them.
+
+    Args:
+        state: of the run.
+        memory: of its processes.
+        now: in seconds since the epoch.
+        width: columns of the terminal.
+        height: its lines.
+        ascii_only: whether it cannot show more than ASCII.
+    """
+    roomy = height >= _ROOMY
+    top = [_title(state, now, width)]
+    bottom: list[Text] = []
+    if state.job:
+        if roomy:
+            top += [_facts(state, width), Text()]
+        top += _bars(state, now, width, ascii_only)
+        bottom = _footer(state, memory, now, width)
+        bottom = [Text(), *bottom] if roomy else bottom[:1]
+        gap = [Text()] if roomy else []
+        room = height - len(top) - len(bottom) - len(gap)
+        rows = row_lines(state, memory, now, width, room, ascii_only=ascii_only)
+        if rows:
+            top += gap + rows
+        top += _past(state, width, height - len(top) - len(bottom))
+    lines = [*top, *bottom][:height]
+    for line in lines:
+        line.no_wrap = True
+        line.truncate(width)
+    return lines
+
+
+def _title(state: RunState, now: float, width: int) -> Text:
+    clock = format_elapsed(now - state.began)
+    if not state.job:
+        return Text.assemble(("flstream", "bold"), f"  {state.phase}  {clock}")
+    left = seconds_left(state, now)
+    if left is not None and left >= 1:
+        clock = f"{clock}, about {format_left(left)} left"
+    where = (
+        f"round {state.round} of {state.rounds}" if state.round else counted(state.rounds, "round")
+    )
+    room = width - len(f"  {where}  {state.phase}  {clock}")
+    name = elide(printable(state.job), max(room, 8))
+    title = Text.assemble((name, "bold"), f"  {where}  ", (_phase(state, now), "bold cyan"))
+    # At the right, so that nothing moves when the phase has another name.
+    gap = max(width - title.cell_len - len(clock), 2)
+    return title.append(" " * gap).append(clock, "dim")
+
+
+def _phase(state: RunState, now: float) -> str:
+    if state.is_quick:
+        return "training"
+    return "downloading" if download_done(state, now) is not None else state.phase
+
+
+def _facts(state: RunState, width: int) -> Text:
+    model = []
+    if state.model_bytes:
+        tensors = f" in {counted(state.tensors, 'tensor')}" if state.tensors else ""
+        model = [f"model of {format_bytes(state.model_bytes)}{tensors}"]
+    sites = counted(state.count, "site")
+    if state.is_shared:
+        sites += f" in {counted(len(state.workers), 'process')}"
+    facts = [*model, sites, f"{state.mode} mode", pieces(state.chunk_size)]
+    while len(facts) > 1 and len(", ".join(facts)) > width:
+        facts.pop()
+    return Text(", ".join(facts), style="dim")
+
+
+def _bars(state: RunState, now: float, width: int, ascii_only: bool) -> list[Text]:
+    """How far the job is, and how far the task."""
+    over = state.history[-1].number if state.history else max(state.round - 1, 0)
+    rounds = [f"{over:,} of {state.rounds:,}"]
+    each = state.pace.seconds_a_round
+    if each is not None:
+        rounds.append(f"{each:.2f} s each" if each < 60 else f"{format_left(each)} each")
+    lines = [_bar_line("rounds", over, state.rounds, rounds, "green", width, ascii_only)]
+    if state.is_quick:  # nobody could read their bar
+        said = f"{state.tasks.per_second(now):,.0f} answers/s"
+        if state.failed:
+            said += f", {len(state.failed):,} failed"
+        return [*lines, Text.assemble(("sites".ljust(_LABEL_WIDTH), "dim"), said)]
+    done = download_done(state, now) or task_done(state, now)
+    if done is None:
+        return [*lines, Text.assemble(("sites".ljust(_LABEL_WIDTH), "dim"), _between_tasks(state))]
+    if done.is_bytes:
+        label = "fold" if state.phase == "folding" else "down"
+        parts = [f"{steady_bytes(done.amount)} of {format_bytes(done.total)}"]
+    else:
+        label = "sites"
+        parts = [f"{done.amount:,} of {done.total:,} done"]
+        if state.failed:
+            parts.append(f"{len(state.failed):,} failed")
+    if done.seconds_left is not None and done.seconds_left >= 1:
+        parts.append(f"{format_left(done.seconds_left)} left")
+    if not done.is_bytes and state.is_shared:
+        parts.append(_each_second(done.amount / max(now - state.task_began, 1.0)))
+    style = STYLES.get(_phase(state, now), "magenta")
+    return [*lines, _bar_line(label, done.amount, done.total, parts, style, width, ascii_only)]
+
+
+def _between_tasks(state: RunState) -> str:
+    if not state.round:
+        return (
+            f"{len(state.started)} of {counted(len(state.workers or state.sites), 'process')} ready"
+        )
+    failed = f", {len(state.failed):,} failed" if state.failed else ""
+    return f"{state.over:,} of {state.asked:,} done{failed}"
+
+
+def _each_second(rate: float) -> str:
+    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+
+
+def _bar_line(
+    label: str, done: int, total: int, said: Sequence[str], style: str, width: int, ascii_only: bool
+) -> Text:
+    line = Text(label.ljust(_LABEL_WIDTH), style="dim")
+    beside = _BESIDE_BAR if width < _WIDE else _BESIDE_WIDE_BAR
+    room = min(width - _LABEL_WIDTH - beside, _MOST_BAR)
+    shown = bar(done, total, room, style=style, ascii_only=ascii_only) if room >= _LEAST_BAR else ""
+    line = Text.assemble(line, shown)
+    if room >= _LEAST_BAR:
+        line.append(f" {percent(done, total):>4} ")
+    # What matters most comes first, and what does not fit is left out rather than cut.
+    text, *parts = said
+    for part in parts:
+        if line.cell_len + len(f" {text}, {part}") > width:
+            break
+        text += f", {part}"
+    return line.append(f" {text}")
+
+
+def _footer(state: RunState, memory: Memory, now: float, width: int) -> list[Text]:
+    # A rate keeps its width, so that what follows it stands still.
+    moved = [
+        f"{steady_bytes(round(way.per_second(now)))}/s".rjust(12)
+        + f", {steady_bytes(way.total)} in all"
+        for way in (state.down, state.up)
+    ]
+    lines = [
+        Text.assemble(
+            ("down".ljust(_LABEL_WIDTH), "dim"), moved[0].ljust(34), ("up", "dim"), f"  {moved[1]}"
+        ),
+        Text.assemble(
+            ("memory".ljust(_LABEL_WIDTH), "dim"),
+            f"server {steady_bytes(memory.rss.get(SERVER, 0))} RSS, "
+            f"all processes at most {steady_bytes(memory.peak_total)} so far",
+        ),
+    ]
+    if state.scored:
+        after = f"after round {state.scored}: "
+        said = format_metrics(state.metrics, max(width - _LABEL_WIDTH - len(after), 1))
+        lines.append(Text.assemble(("scores".ljust(_LABEL_WIDTH), "dim"), f"{after}{said}"))
+    return lines
+
+
+def _past(state: RunState, width: int, room: int) -> list[Text]:
+    """The last rounds that are over, if there are lines to spare."""
+    count = min(room - 2, len(state.history), _MOST_PAST)
+    if count < 1 or room - 2 < _LEAST_PAST:
+        return []
+    shown = list(state.history)[-count:]
+    names = dict.fromkeys(("score", name) for each in shown for name in each.scores)
+    names |= dict.fromkeys(("train", name) for each in shown for name in each.trained)
+    columns = [
+        Column("round", "round", 7, 0, is_number=False),
+        Column("seconds", "seconds", 8, 1),
+        Column("download", "download", 8, 3),
+        Column("train", "train", 8, 3),
+        Column("fold", "up+fold", 8, 3),
+        Column("checkpoint", "checkpoint", 10, 6),
+        Column("evaluate", "evaluate", 8, 5),
+    ]
+    first = dict(reversed(names))
+    for kind, name in names:
+        head = elide(printable(f"train {name}" if kind == "train" else name), 12)
+        rank = 7 if name != first[kind] else 2 if kind == "score" else 4
+        columns.append(Column(f"{kind} {name}", head, max(cell_len(head), 9), rank))
+    rows = []
+    for each in shown:
+        seconds = (each.download, each.train, each.upload_and_fold, each.checkpoint)
+        cells = dict(
+            zip(("download", "train", "fold", "checkpoint"), map(_two, seconds), strict=True)
+        )
+        cells |= {"round": str(each.number), "seconds": _two(each.seconds)}
+        cells["evaluate"] = _two(each.evaluate) if each.evaluate else "-"
+        for kind, name in names:
+            value = (each.scores if kind == "score" else each.trained).get(name)
+            cells[f"{kind} {name}"] = format_metric(value)
+        rows.append(Row(cells))
+    return [Text(), *table_lines(columns, rows, width)]
+
+
+def _two(seconds: float) -> str:
+    return f"{seconds:.2f}"

@@ -1,0 +1,242 @@
+"""Who is at work, and how far: a row for each site, or for each process that sites share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from rich.text import Text
+
+from flstream.report.live.bar import bar, percent
+from flstream.report.live.fixed_table import Column, Row, columns_that_fit, table_lines, widest
+from flstream.report.live.progress import typical_seconds
+from flstream.report.live.site_state import GONE, MOVING, WORKING, SiteProgress
+from flstream.report.live.state import RunState
+from flstream.report.text import format_elapsed, format_metrics, printable, steady_bytes
+from flstream.telemetry.events import Work
+
+STYLES = {
+    "failed": "bold red",
+    "benched": "red",
+    "downloading": "cyan",
+    "uploading": "magenta",
+    "training": "yellow",
+    "evaluating": "blue",
+    "at work": "yellow",
+    "ready": "green",
+}
+# Who is shown when not everybody can be: failed sites, then those at work, then those that wait.
+_URGENCY = (
+    *("failed", "uploading", "training", "evaluating", "downloading", "starting"),
+    *("ready", "benched", "idle"),
+)
+# A site is slow if it takes this many times as long as the others took.
+_SLOW = 2
+_RANKS = {state: rank for rank, state in enumerate(_URGENCY)}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory now, in bytes.
+
+    Attributes:
+        rss: of each process, by name.
+        peak_rss: the highest so far of each process, by name.
+        peak_total: the highest sum over all processes so far, shared pages counted once.
+    """
+
+    rss: Mapping[str, int] = field(default_factory=dict)
+    peak_rss: Mapping[str, int] = field(default_factory=dict)
+    peak_total: int = 0
+
+
+def choose(sites: Sequence[SiteProgress], room: int) -> tuple[list[SiteProgress], int]:
+    """The sites to show on ``room`` lines, and how many are left out.
+
+    All of them in their order if they fit; else the failed, then those at work, and of these the
+    ones that have been at it for longest.
+    """
+    if len(sites) <= room:
+        return list(sites), 0
+    by_urgency = sorted(sites, key=lambda site: (_RANKS.get(site.state, 0), site.since))
+    return by_urgency[:room], len(sites) - room
+
+
+def row_lines(
+    state: RunState, memory: Memory, now: float, width: int, room: int, *, ascii_only: bool
+) -> list[Text]:
+    """The table on at most ``room`` lines; nothing if there is nobody to show."""
+    if room < 2:
+        return []
+    if state.is_shared:
+        lines = _worker_lines(state, memory, now, width, room, ascii_only)
+    else:
+        lines = _site_lines(state, memory, now, width, room, ascii_only)
+    return lines if len(lines) > 1 else []
+
+
+def _columns(first: str, names: int, width: int, *, shared: bool) -> list[Column]:
+    # At least as wide as what stands before the bars above, so that everything is in line.
+    named = min(max(names, 7), max(width - 65, 7))
+    columns = [
+        Column(first, first, named, 0, is_number=False),
+        Column("state", "state", 11, 1, is_number=False),
+        Column("sites", "sites", 20, 2, is_number=False, most=30),
+        Column("activity", "", 12, 3, is_number=False, most=30 if shared else 100),
+        Column("percent", "", 4, 7),
+        Column("time", "time", 9, 2 if shared else 8),
+        Column("rate", "rate", 12, 9),
+        Column("down", "down", 10, 5),
+        Column("up", "up", 10, 6),
+        Column("weight", "weight", 9, 11),
+        Column("rss", "RSS", 10, 4),
+        Column("peak", "peak RSS", 10, 10),
+    ]
+    absent = {"up", "weight"} if shared else {"sites"}
+    return [column for column in columns if column.key not in absent]
+
+
+def _site_lines(
+    state: RunState, memory: Memory, now: float, width: int, room: int, ascii_only: bool
+) -> list[Text]:
+    sites = list(state.sites.values())
+    shown, hidden = choose(sites, room - 1)
+    if hidden:
+        shown, hidden = choose(sites, room - 2)
+    columns = columns_that_fit(_columns("site", widest(state.sites), width, shared=False), width)
+    kinds = {column.key: column.width for column in columns}
+    rows = [_site_row(site, state, memory, now, kinds, ascii_only) for site in shown]
+    lines = table_lines(columns, rows, width)
+    if hidden:
+        lines.append(Text(f"... and {hidden:,} more", style="dim"))
+    return lines
+
+
+def _site_row(
+    site: SiteProgress,
+    state: RunState,
+    memory: Memory,
+    now: float,
+    widths: Mapping[str, int],
+    ascii_only: bool,
+) -> Row:
+    cells: dict[str, str | Text] = {
+        "site": printable(site.name),
+        "state": Text(site.state, style=STYLES.get(site.state, "dim")),
+        "down": _size(site.down),
+        "up": _size(site.up),
+        "weight": "-" if site.weight is None else f"{site.weight:,.6g}",
+        **_memory_cells(site.name, memory),
+    }
+    failure = state.failures.get(site.name)
+    if site.state in GONE and failure is not None:
+        return Row(cells, _reason(failure.round, failure.reason), "red")
+    elapsed = format_elapsed(now - site.since)
+    cells["time"] = elapsed if site.state in MOVING | WORKING else ""
+    wide = widths.get("activity", 0)
+    if site.state in MOVING:
+        style = STYLES[site.state]
+        size = state.model_bytes
+        cells["activity"] = bar(site.moved, size, wide, style=style, ascii_only=ascii_only)
+        cells["percent"] = percent(site.moved, size)
+        cells["rate"] = _rate(site.moved, now - site.since)
+    elif site.state in WORKING and "time" not in widths:
+        cells["activity"] = Text(f"for {elapsed}", style="dim")
+    elif site.state in WORKING or site.state == "ready":
+        cells["activity"] = Text(format_metrics(site.said, wide), style="dim")
+    return Row(cells)
+
+
+def _worker_lines(
+    state: RunState, memory: Memory, now: float, width: int, room: int, ascii_only: bool
+) -> list[Text]:
+    # At least half of the lines for who is at work, the rest for who has failed.
+    workers = _longest_first(state.workers, max((room - 1) // 2, room - 2 - len(state.failures)))
+    spare = room - 1 - len(workers)
+    failed = list(islice(reversed(state.failures.items()), spare))
+    if len(failed) < len(state.failures):
+        failed = failed[: spare - 1]
+    columns = columns_that_fit(_columns("worker", widest(state.workers), width, shared=True), width)
+    wide = next((each.width for each in columns if each.key == "activity"), 0)
+    rows = []
+    for name, failure in failed:
+        gone = "benched" if failure.benched else "failed"
+        said: dict[str, str | Text] = {
+            "worker": printable(name),
+            "state": Text(gone, style=STYLES[gone]),
+        }
+        rows.append(Row(said, _reason(failure.round, failure.reason), "red"))
+    rows += [
+        _worker_row(name, work, state, memory, now, wide, ascii_only) for name, work in workers
+    ]
+    lines = table_lines(columns, rows, width)
+    hidden = len(state.failures) - len(failed)
+    if hidden and len(lines) < room:
+        more = f"... and {hidden:,} more sites that failed"
+        lines.insert(1 + len(failed), Text(more, style="dim"))
+    return lines
+
+
+def _longest_first(workers: Mapping[str, Work | None], room: int) -> list[tuple[str, Work | None]]:
+    """All workers in their order if they fit; else those that have been at work for longest."""
+    rows = list(workers.items())
+    if len(rows) > room:
+        rows.sort(key=lambda row: row[1].since if row[1] is not None else float("inf"))
+    return rows[: max(room, 0)]
+
+
+def _worker_row(
+    name: str,
+    work: Work | None,
+    state: RunState,
+    memory: Memory,
+    now: float,
+    wide: int,
+    ascii_only: bool,
+) -> Row:
+    cells: dict[str, str | Text] = {"worker": name, **_memory_cells(name, memory)}
+    if work is None:
+        # Where rounds are over in a moment nobody says what each worker does in them.
+        is_busy = state.is_quick or (state.phase in WORKING and not state.is_told)
+        doing = "at work" if is_busy else "idle" if name in state.started else "starting"
+        cells["state"] = Text(doing, style=STYLES.get(doing, "dim"))
+        return Row(cells)
+    place = f", {work.over + 1:,} of {work.sites:,}" if work.sites > 1 else ""
+    elapsed = now - work.since
+    typical = typical_seconds(state, now)
+    is_slow = typical is not None and elapsed > _SLOW * typical
+    cells |= {
+        "state": Text(work.state, style=STYLES[work.state]),
+        "sites": f"{printable(work.site)}{place}",
+        "time": Text(format_elapsed(elapsed), style="bold yellow" if is_slow else ""),
+        "down": _size(work.down),
+    }
+    if work.state == "downloading":
+        size = state.model_bytes
+        cells["activity"] = bar(
+            work.down, size, wide, style=STYLES[work.state], ascii_only=ascii_only
+        )
+        cells["percent"] = percent(work.down, size)
+        cells["rate"] = _rate(work.down, elapsed)
+    return Row(cells)
+
+
+def _memory_cells(name: str, memory: Memory) -> dict[str, str]:
+    return {
+        "rss": _size(memory.rss.get(name, 0)),
+        "peak": _size(memory.peak_rss.get(name, 0)),
+    }
+
+
+def _reason(round_number: int, reason: str) -> str:
+    return printable(f"round {round_number}: {reason}" if round_number else reason)
+
+
+def _rate(count: int, seconds: float) -> str:
+    # Over the first moment it is that of a burst, or of nothing.
+    return f"{steady_bytes(round(count / seconds))}/s" if count and seconds >= 0.2 else ""
+
+
+def _size(count: int) -> str:
+    return steady_bytes(count) if count else "-"

@@ -1,0 +1,300 @@
+"""What is known of a run while it goes on, built from its events. It knows no terminal.
+
+Taking an event costs the same with four sites and with a million: what is kept of a round is what
+its events have named, and no event goes over all sites.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from flstream.report.live.pace import Pace
+from flstream.report.live.site_state import GONE, WORKING, Failure, PastRound, SiteProgress
+from flstream.report.live.throughput import Throughput
+from flstream.telemetry.events import (
+    SERVER,
+    AnyEvent,
+    Evaluated,
+    Metrics,
+    ModelReady,
+    ProcessReady,
+    Progress,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    SiteBenched,
+    SiteFailed,
+    SiteLog,
+    SiteState,
+    SiteUpdate,
+    Work,
+)
+
+# More rounds than this are never shown.
+_MOST_ROUNDS = 64
+# Nobody could read what goes on in rounds that are over sooner.
+_UNREADABLE_SECONDS = 0.5
+
+
+@dataclass
+class RunState:
+    """The run.
+
+    Attributes:
+        phase: what the run as a whole does.
+        began: when it began, in seconds since the epoch.
+        model_bytes: size of the model, 0 until it is known.
+        count: how many sites the job has.
+        sites: those with a process of their own, in the order of their numbers.
+        workers: what is done by processes that share the sites; None for one that waits.
+        started: which of the sites' processes have been ready.
+        failures: of each site that failed last, the latest at the end.
+        benched: how many sites are asked no more.
+        asked: how many sites have the task under way.
+        failed: which of them have failed at it.
+        task_began: when they were given it, in seconds since the epoch.
+        folded: bytes of the model that the walk over the updates has done.
+        fold_began: when that began.
+        history: the last rounds that are over.
+        metrics: of the model of round ``scored``.
+        down: bytes of the model on their way to the sites.
+        up: bytes of updates on their way to the server.
+        tasks: sites that answered.
+        pace: of the rounds.
+        is_told: whether it was said at all what workers do in the task under way.
+    """
+
+    began: float = 0.0
+    job: str = ""
+    rounds: int = 0
+    round: int = 0
+    phase: str = "starting"
+    mode: str = ""
+    chunk_size: int = 0
+    model_bytes: int = 0
+    tensors: int = 0
+    count: int = 0
+    sites: dict[str, SiteProgress] = field(default_factory=dict)
+    workers: dict[str, Work | None] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    benched: int = 0
+    asked: int = 0
+    failed: set[str] = field(default_factory=set)
+    task_began: float = 0.0
+    folded: int = 0
+    fold_began: float = 0.0
+    history: deque[PastRound] = field(default_factory=lambda: deque(maxlen=_MOST_ROUNDS))
+    metrics: Metrics = field(default_factory=dict)
+    scored: int = 0
+    down: Throughput = field(default_factory=Throughput)
+    up: Throughput = field(default_factory=Throughput)
+    tasks: Throughput = field(default_factory=Throughput)
+    pace: Pace = field(default_factory=Pace)
+    is_told: bool = False
+    _settled_down: int = 0
+    _settled_up: int = 0
+    _answered: set[str] = field(default_factory=set)
+    _told_over: int = 0
+    _is_over: bool = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether processes share the sites."""
+        return bool(self.workers)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether rounds are over before anybody could read what goes on in them."""
+        each = self.pace.seconds_a_round
+        is_over = self.phase in ("finished", "failed", "stopped")
+        return each is not None and each < _UNREADABLE_SECONDS and not is_over
+
+    @property
+    def over(self) -> int:
+        """How many sites have done the task under way, whether or not that has come in."""
+        over = max(len(self._answered), self._told_over)
+        return min(over, max(self.asked - len(self.failed), 0))
+
+    def apply(self, event: AnyEvent) -> None:
+        """Take one event, in the order in which they happened."""
+        match event:
+            case SiteUpdate():
+                self._update(event)
+            case SiteState():
+                self._change(event)
+            case Progress():
+                self._progress(event)
+            case SiteLog():
+                site = self.sites.get(event.site)
+                if site is not None:
+                    site.said = {event.key: event.value}
+            case SiteFailed():
+                self._fail(event)
+            case RunStarted():
+                self._start(event)
+            case ModelReady():
+                self.model_bytes, self.tensors = event.bytes, event.tensors
+                self.phase = "starting the sites"
+            case ProcessReady():
+                if event.process != SERVER:
+                    self.started.add(event.process)
+                site = self.sites.get(event.process)
+                if site is not None and site.state == "starting":
+                    site.enter("idle", event.time)
+            case RoundStarted():
+                self.round, self._is_over = event.round, False
+                self.pace.begin_round(event.time)
+                self._begin("training", len(event.sites), event.time)
+            case RoundFinished():
+                self._finish_round(event)
+            case Evaluated():
+                self._evaluated(event)
+            case SiteBenched():
+                self._bench(event)
+            case RunFinished():
+                self.phase = event.status
+
+    def _start(self, event: RunStarted) -> None:
+        self.job, self.rounds, self.phase = event.job, event.rounds, "preparing the model"
+        self.mode, self.chunk_size = event.mode, event.chunk_size
+        self.count = event.clients
+        if event.workers:
+            self.workers = dict.fromkeys(event.workers)
+        else:
+            self.sites = {name: SiteProgress(name, since=event.time) for name in event.sites}
+
+    def _begin(self, phase: str, asked: int, time: float) -> None:
+        """A task begins."""
+        self.phase, self.asked, self.task_began = phase, asked, time
+        self._answered, self.failed = set(), set()
+        self._told_over = self.folded = 0
+        self.is_told = False
+        for name in self.workers:
+            self.workers[name] = None
+
+    def _begin_evaluation(self, time: float) -> None:
+        if self._is_over and self.phase != "evaluating":
+            self._begin("evaluating", self.count - self.benched, time)
+
+    def _update(self, event: SiteUpdate) -> None:
+        self._answer(event.site, event.time)
+        failure = self.failures.get(event.site)
+        if failure is not None and not failure.benched:
+            del self.failures[event.site]
+        site = self.sites.get(event.site)
+        if site is not None:
+            site.weight, site.said = event.weight, event.metrics
+        elif self.is_shared:
+            # Its update was fetched before this was said.
+            self.up.add(event.time, self.model_bytes)
+
+    def _answer(self, name: str, time: float) -> None:
+        if name not in self._answered:
+            self._answered.add(name)
+            self.tasks.add(time, 1)
+
+    def _change(self, event: SiteState) -> None:
+        if event.state == "downloading":
+            self._begin_evaluation(event.time)
+        if event.state == "ready":
+            self._answer(event.site, event.time)
+        if self.is_shared:
+            return
+        site = self._site(event.site)
+        site.enter(event.state, event.time)
+        if event.state == "downloading":
+            site.down = site.up = 0
+        elif event.state in WORKING:
+            # The last report of progress may be a moment old.
+            self._move_down(site, self.model_bytes, event.time)
+
+    def _progress(self, event: Progress) -> None:
+        self.model_bytes = self.model_bytes or event.size
+        if event.folded:
+            self._fold(event)
+        elif self.is_shared:
+            self._share(event)
+        else:
+            for name, count in event.down.items():
+                self._move_down(self._site(name), count, event.time)
+
+    def _share(self, event: Progress) -> None:
+        if any(work.state == "evaluating" for work in event.workers.values()):
+            self._begin_evaluation(event.time)
+        self.down.settle(event.time, self._settled_down + event.sent)
+        self._told_over = event.answered + sum(work.over for work in event.workers.values())
+        self.is_told = True
+        for name in self.workers:
+            self.workers[name] = event.workers.get(name)
+
+    def _fold(self, event: Progress) -> None:
+        # Where updates are added to a sum as they come, the others are still at work.
+        if self.is_shared and len(self._answered) + len(self.failed) < self.asked:
+            return
+        if self.phase != "folding":
+            self.fold_began = event.time
+            for name in self.workers:
+                self.workers[name] = None
+        self.folded = event.folded
+        is_done = event.folded >= event.size
+        self.phase = "writing the checkpoint" if is_done else "folding"
+        for name, count in event.up.items():
+            site = self._site(name)
+            site.enter("ready" if is_done else "uploading", event.time)
+            self.up.add(event.time, max(count - site.up, 0))
+            site.up = count
+
+    def _finish_round(self, event: RoundFinished) -> None:
+        self._is_over = True
+        self.phase = "round is over"
+        self._settle(event.time, event.down.bytes, event.up.bytes)
+        steps = event.download, event.train, event.upload_and_fold, event.checkpoint
+        self.history.append(PastRound(event.round, *steps, event.metrics))
+        self._rest(event.time)
+
+    def _evaluated(self, event: Evaluated) -> None:
+        self.metrics, self.scored = event.metrics, event.round
+        self.phase = "round is over"
+        self._settle(event.time, event.down.bytes, 0)
+        if self.history and self.history[-1].number == event.round:
+            self.history[-1].evaluate = event.seconds
+            self.history[-1].scores = event.metrics
+        self._rest(event.time)
+
+    def _settle(self, time: float, down: int, up: int) -> None:
+        """The server has told what a task's transfers were in the end."""
+        self._settled_down += down
+        self._settled_up += up
+        self.down.settle(time, self._settled_down)
+        self.up.settle(time, self._settled_up)
+
+    def _fail(self, event: SiteFailed) -> None:
+        self._answered.discard(event.site)
+        self.failed.add(event.site)
+        self.failures.pop(event.site, None)
+        self.failures[event.site] = Failure(event.round, event.reason)
+        if not self.is_shared:
+            self._site(event.site).enter("failed", event.time)
+
+    def _bench(self, event: SiteBenched) -> None:
+        self.benched += 1
+        failure = self.failures.setdefault(event.site, Failure(event.round, "it kept failing"))
+        failure.benched = True
+        if not self.is_shared:
+            self._site(event.site).enter("benched", event.time)
+
+    def _site(self, name: str) -> SiteProgress:
+        return self.sites.setdefault(name, SiteProgress(name))
+
+    def _move_down(self, site: SiteProgress, count: int, time: float) -> None:
+        self.down.add(time, max(count - site.down, 0))
+        site.down = max(site.down, count)
+
+    def _rest(self, time: float) -> None:
+        # Those with a process of their own are few.
+        for site in self.sites.values():
+            if site.state not in GONE:
+                site.enter("idle", time)

@@ -1,0 +1,169 @@
+"""All that a run directory tells of its run, whatever became of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from flstream.errors import UsageError
+from flstream.job import JobError
+from flstream.job.sections import Clients, FedAvgArgs, Job, Workflow
+from flstream.report.record.clock import Clock
+from flstream.report.record.events import EventsRecord, read_events
+from flstream.report.record.memory import MemoryRecord, read_memory
+from flstream.report.record.settings import Setting, read_settings
+from flstream.report.record.versions import read_versions
+from flstream.report.text import counted
+from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.summary import MemorySummary, Summary, Tally
+from flstream.telemetry.events import SERVER
+from flstream.telemetry.memory import ProcessMemory
+
+HELPERS = ("launcher", "fork-server", "model-builder")
+"""Processes of a run that are neither its server nor do the work of sites."""
+
+
+class RunRecord(NamedTuple):
+    """A run.
+
+    Attributes:
+        path: its folder.
+        status: finished, failed or stopped; unfinished where no end was written.
+        summary: as it was written; or what the events tell, where none was.
+        planned: rounds that it was to have; 0 if that is not known.
+        clock: seconds for which it was going on.
+        versions: of what it ran on, by name; none where they were not kept.
+        notes: what is missing or damaged, a sentence each.
+    """
+
+    path: Path
+    status: str
+    summary: Summary
+    planned: int
+    events: EventsRecord
+    memory: MemoryRecord
+    clock: Clock
+    settings: Sequence[Setting]
+    versions: Mapping[str, str]
+    notes: Sequence[str]
+
+    @property
+    def seconds(self) -> float:
+        """For which it was going on."""
+        return self.summary.wall_seconds or self.clock.seconds
+
+    @property
+    def shares_workers(self) -> bool:
+        """Whether sites share processes: whether these have other names than the sites."""
+        return any(name.startswith("worker-") for name in self.events.idle_rss)
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run directory.
+
+    Memory is bounded: samples are condensed as they are read, events are added up.
+
+    Raises:
+        UsageError: it is no run directory, or cannot be read.
+    """
+    run = RunDirectory(path.absolute())
+    try:
+        if not (run.events.is_file() or run.summary.is_file()):
+            raise UsageError(
+                f"{path} is not a run directory: it has neither events.jsonl nor summary.json; "
+                "name the folder that flstream simulate made, such as runs/<job>-<time>"
+            )
+        return _read(run)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or path} cannot be read: {error.strerror}; check its permissions"
+        ) from error
+
+
+def _read(run: RunDirectory) -> RunRecord:
+    events = read_events(run.events)
+    clock = Clock(events.sittings)
+    memory = read_memory(run.memory, clock)
+    notes = []
+    try:
+        settings = read_settings(run)
+    except JobError as error:
+        settings = []
+        notes.append(f"job.conf is damaged, so no settings are shown: {error.problems[0]}.")
+    for name, damaged in (("events.jsonl", events.damaged), ("memory.jsonl", memory.damaged)):
+        if damaged:
+            said = counted(damaged, "line")
+            notes.append(f"{name} is damaged: {said} of it could not be used.")
+    summary = None
+    try:
+        summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
+    except FileNotFoundError:
+        notes.append(
+            "There is no summary.json: the run was cut off before it wrote one, or is still going "
+            "on. What follows is what its events tell."
+        )
+    except (ValueError, RecursionError):
+        notes.append("summary.json is damaged. What follows is what the events of the run tell.")
+    if summary is None:
+        summary = _from_events(events, memory, clock, settings)
+    status = "unfinished" if summary.status == "running" else summary.status
+    return RunRecord(
+        path=run.path,
+        status=status,
+        summary=summary,
+        planned=_planned(events, settings),
+        events=events,
+        memory=memory,
+        clock=clock,
+        settings=settings,
+        versions=read_versions(run.path),
+        notes=notes,
+    )
+
+
+def _from_events(
+    events: EventsRecord, memory: MemoryRecord, clock: Clock, settings: Sequence[Setting]
+) -> Summary:
+    """The summary of a run that wrote none. The peaks are those that were seen."""
+    tally = Tally(_job_of(events, settings), events.journal.events())
+    peaks = {
+        name: ProcessMemory(
+            idle_rss=events.idle_rss.get(name, 0),
+            peak_rss=max(memory.peak(name), events.peak_rss.get(name, 0)),
+        )
+        for name in {**memory.rss, **events.idle_rss}
+        if name not in HELPERS
+    }
+    server = peaks.pop(SERVER, ProcessMemory())
+    tally.summary.memory = MemorySummary(server, peaks)
+    tally.summary.wall_seconds = clock.seconds
+    return tally.summary
+
+
+def _job_of(events: EventsRecord, settings: Sequence[Setting]) -> Job:
+    """As much of the job as a summary takes. Its code and data need not be there any more."""
+    texts = {setting.key: setting.value.strip('"') for setting in settings}
+    started = events.started
+    args = FedAvgArgs.model_construct(
+        key_metric=texts.get("workflow.args.key_metric", "accuracy"),
+        key_metric_mode=texts.get("workflow.args.key_metric_mode", "max"),
+    )
+    return Job.model_construct(
+        name=texts.get("name", started.job if started else ""),
+        seed=_whole(texts.get("seed")),
+        clients=Clients.model_construct(count=_whole(texts.get("clients.count"))),
+        workflow=Workflow.model_construct(args=args),
+    )
+
+
+def _planned(events: EventsRecord, settings: Sequence[Setting]) -> int:
+    if events.started is not None:
+        return events.started.rounds
+    return next((_whole(setting.value) for setting in settings if setting.key == "rounds"), 0)
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

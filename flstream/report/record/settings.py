@@ -1,0 +1,60 @@
+"""The settings of a run, read off the job file that it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flstream.job import JobError, Key, job_keys
+from flstream.job.hocon import read_hocon
+from flstream.simulator.job_match import as_written
+from flstream.simulator.run_directory import RunDirectory
+
+
+class Setting(NamedTuple):
+    """A key of the job file.
+
+    Attributes:
+        key: as ``clients.count``.
+        value: as it is written in a job file.
+        meaning: what the key does.
+        is_default: whether a job file need not say it.
+    """
+
+    key: str
+    value: str
+    meaning: str
+    is_default: bool
+
+
+def read_settings(run: RunDirectory) -> list[Setting]:
+    """Every setting that a run's job file has, in the order of the keys; none without the file.
+
+    The code, the data and the initial model that the file names are not looked at: they may be gone
+    by now.
+
+    Raises:
+        JobError: the file is damaged.
+    """
+    if not run.job_file.exists():
+        return []
+    hocon = read_hocon(run.job_file)
+    if hocon.problems:
+        raise JobError(run.job_file, hocon.problems)
+    settings = []
+    for key in job_keys().values():
+        if _has(hocon.values, key):
+            value = as_written(key, hocon.values, run)
+            is_default = not key.required and value == key.render(key.default)
+            meaning = key.meaning.partition("\n")[0]
+            settings.append(Setting(key.name, value, meaning, is_default))
+    return settings
+
+
+def _has(values: Mapping[str, Any], key: Key) -> bool:
+    inner: Any = values
+    for name in key.path:
+        if not isinstance(inner, Mapping) or name not in inner:
+            return False
+        inner = inner[name]
+    return True

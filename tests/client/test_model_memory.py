@@ -1,0 +1,75 @@
+"""A worker's memory for models: held back for the next one only while that is near."""
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import Serving, worker_info
+
+from flstream.client.worker import Worker
+from flstream.model.layout import Layout
+
+LARGE = Layout.of([("large", "F32", (1024, 1024))])
+
+
+def after_an_answer(worker: Worker) -> weakref.ref[Any]:
+    """Its memory, once a script has let go of a model that it had answered."""
+    tensors = worker.memory.allocate(LARGE, "numpy").tensors
+    alive = weakref.ref(tensors["large"].base.base.obj)
+    worker.memory.keep()
+    tensors.clear()
+    assert alive() is not None
+    return alive
+
+
+def serving(folder: Path, serve: Callable[[Worker], None]) -> Serving:
+    return Serving(worker_info(folder, "site-1"), serve)
+
+
+def test_who_is_not_asked_for_a_while_holds_no_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("flstream.client.worker._SOON_SECONDS", 0.01)
+
+    def serve(worker: Worker) -> None:
+        alive = after_an_answer(worker)
+        assert worker.next_task(timeout=0.02) is None
+        assert alive() is None
+
+    with serving(tmp_path, serve) as worker:
+        worker.join()
+
+
+def test_a_task_that_follows_at_once_finds_it(tmp_path):
+    def serve(worker: Worker) -> None:
+        alive = after_an_answer(worker)
+        assert worker.next_task() is not None
+        assert alive() is not None
+
+    with serving(tmp_path, serve) as worker:
+        worker.server.ask("train", {}, "site-1")
+        worker.join()
+
+
+@pytest.mark.parametrize("into", [True, False])
+def test_a_model_that_goes_elsewhere_needs_none(script, into):
+    text = f"""
+        import numpy as np, weakref
+        import flstream.client as flare
+        from flstream.client.session import current
+        flare.init()
+        first = flare.receive()
+        memory = current().worker.memory
+        flare.send(flare.FLModel(params=first.params))
+        model = flare.receive(into={{"w": np.zeros((600, 600), np.float32)}} if {into} else None)
+        kept = len(memory._kept)
+        flare.send(flare.FLModel(params=model.params, metrics={{"kept": kept}}))
+        """
+    import numpy as np
+
+    params = {"w": np.ones((600, 600), np.float32)}
+    with script(text, site="site-1", exchange_format="numpy") as worker:
+        worker.server.fetch(worker.server.train(params, "site-1"))
+        answer = worker.server.train(params, "site-1", round_number=2)
+        assert answer.sites[0].metrics == {"kept": 0}
+        worker.server.fetch(answer)

@@ -1,0 +1,201 @@
+"""What is read of a run directory: all of it, whatever became of the run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_directories import (
+    BEGAN,
+    MIB,
+    ended,
+    finished_run,
+    one_round,
+    samples,
+    started,
+    summary_of,
+    write_run,
+)
+
+from flstream.errors import UsageError
+from flstream.report.record.clock import Clock
+from flstream.report.record.memory import read_memory
+from flstream.report.record.run import read_run
+from flstream.telemetry.events import RoundStarted, RunResumed, SiteBenched, SiteFailed
+
+
+def test_a_finished_run_has_its_summary_and_what_its_sites_did(tmp_path: Path) -> None:
+    run = read_run(finished_run(tmp_path / "run"))
+    assert (run.status, run.summary, run.planned, run.notes) == ("finished", summary_of(), 3, [])
+    site = run.events.sites["site-2"]
+    assert (site.updates, site.weight, site.failures) == (3, 60.0, 0)
+    assert (site.downloads, site.trains, site.slowest) == (6.0, 15.0, 5.0)
+    assert [span.phase for span in run.events.spans[:5]] == [
+        "download", "train", "upload and fold", "checkpoint", "evaluate",
+    ]  # fmt: skip
+    assert run.clock.seconds == 38.0
+    assert run.memory.peak("site-2") == 190 * MIB
+
+
+def test_settings_are_the_job_files_and_say_which_are_defaults(tmp_path: Path) -> None:
+    settings = {each.key: each for each in read_run(finished_run(tmp_path / "run")).settings}
+    assert settings["clients.count"].value == "2"
+    assert settings["clients.count"].meaning == "How many clients (sites) the job has."
+    assert not settings["rounds"].is_default
+    assert settings["streaming.mode"].is_default
+    assert settings["workflow.args.key_metric"].is_default
+
+
+def test_settings_are_told_though_the_code_that_they_name_is_gone(tmp_path: Path) -> None:
+    gone = '"/nowhere/client.py"'
+    job = f"train {{\n  script = {gone}\n}}\nrounds = 3\n"
+    settings = read_run(write_run(tmp_path / "run", started(), job=job)).settings
+    assert [(each.key, each.value) for each in settings] == [
+        ("rounds", "3"),
+        ("train.script", gone),
+    ]
+
+
+@pytest.mark.parametrize("text", [b"rounds = {", b"\xff\xfe rounds", b"[1, 2]"])
+def test_a_damaged_job_file_is_noted_and_the_rest_is_told(tmp_path: Path, text: bytes) -> None:
+    folder = finished_run(tmp_path / "run")
+    (folder / "job.conf").write_bytes(text)
+    run = read_run(folder)
+    assert (run.settings, run.status, run.planned) == ([], "finished", 3)
+    [note] = run.notes
+    assert note.startswith("job.conf is damaged, so no settings are shown: ")
+
+
+def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "run",
+        [*started(), *one_round(1, BEGAN + 2), RoundStarted(round=2, sites=[], time=BEGAN + 14)],
+        samples(BEGAN, BEGAN + 20, "server", 130 * MIB),
+    )
+    for name in ("events.jsonl", "memory.jsonl"):
+        with (folder / name).open("a") as file:
+            file.write('{"kind":"round_fin')  # cut off in mid-line
+    run = read_run(folder)
+    assert run.status == "unfinished"
+    assert (run.summary.rounds_completed, run.planned, run.events.unfinished) == (1, 3, 2)
+    assert run.summary.metrics == [{"accuracy": 0.6, "round": 1, "train": {"loss": 1.0}}]
+    assert run.summary.best is not None
+    assert run.summary.best.value == 0.6
+    assert run.summary.memory.server.idle_rss == 100 * MIB
+    assert run.summary.memory.server.peak_rss == 130 * MIB
+    assert run.seconds == 20.0
+    [note] = run.notes
+    assert "no summary.json" in note
+
+
+def test_rounds_that_were_done_again_count_once(tmp_path: Path) -> None:
+    failed = SiteFailed(round=2, site="site-1", reason="lost", time=BEGAN + 30)
+    folder = write_run(
+        tmp_path / "run",
+        [
+            *started(),
+            *one_round(1, BEGAN + 2),
+            failed,
+            *one_round(2, BEGAN + 20),
+            RunResumed(round=1, time=BEGAN + 10_000),
+            *started(BEGAN + 10_000)[:2],
+            *one_round(2, BEGAN + 10_002),
+            *ended(BEGAN + 10_014),
+        ],
+    )
+    run = read_run(folder)
+    assert (run.status, run.summary.rounds_completed) == ("finished", 2)
+    assert run.events.resumed_from == [1]
+    assert run.events.sites["site-1"].updates == 2
+    assert run.events.sites["site-1"].failures == 0
+    assert run.summary.failures == []
+
+
+def test_the_hours_between_two_sittings_do_not_count(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path / "run",
+        [*started(), RunResumed(round=0, time=BEGAN + 10_000), *started(BEGAN + 10_001)],
+        [
+            *samples(BEGAN, BEGAN + 20, "server", MIB),
+            *samples(BEGAN + 10_000, BEGAN + 10_010, "server", MIB),
+        ],
+    )
+    clock = read_run(folder).clock
+    assert [sitting.start for sitting in clock.sittings] == [0.0, 20.0]
+    assert clock.seconds == 30.0
+    assert clock.running(BEGAN + 5_000) == 20.0
+    assert clock.running(BEGAN + 10_005) == 25.0
+
+
+def test_failures_are_kept_by_site(tmp_path: Path) -> None:
+    failures = [
+        SiteFailed(round=number, site="site-1", reason=f"reason {number}", time=BEGAN + number)
+        for number in (1, 2)
+    ]
+    benched = SiteBenched(round=2, site="site-1", failures=2, time=BEGAN + 3)
+    folder = write_run(tmp_path / "run", [*started(), *failures, benched, *ended(BEGAN + 9)])
+    site = read_run(folder).events.sites["site-1"]
+    assert (site.failures, site.reason, site.is_benched) == (2, "reason 2", True)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "memory.jsonl"])
+@pytest.mark.parametrize("line", ["garbage", '{"kind":"unheard_of"}', "\x00" * 50, "[" * 9999])
+def test_damaged_lines_are_passed_over_and_counted(tmp_path: Path, name: str, line: str) -> None:
+    folder = finished_run(tmp_path / "run")
+    lines = (folder / name).read_text().splitlines()
+    (folder / name).write_text("\n".join([*lines[:4], line, *lines[4:], ""]))
+    run = read_run(folder)
+    [note] = run.notes
+    assert note.startswith(f"{name} is damaged: 1 line ")
+    assert run.memory.peak("site-2") == 190 * MIB
+    assert run.events.sites["site-2"].updates == 3
+
+
+def test_a_damaged_summary_gives_way_to_the_events(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path / "run")
+    (folder / "summary.json").write_text('{"status": "fini')
+    run = read_run(folder)
+    assert (run.status, run.summary.rounds_completed) == ("finished", 3)
+    assert "summary.json is damaged" in run.notes[0]
+
+
+def test_a_run_that_never_began_is_one_without_anything(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", []))
+    assert (run.status, run.summary.rounds, run.clock.seconds) == ("unfinished", [], 0.0)
+
+
+@pytest.mark.parametrize("made", ["nothing", "a job", "a file"])
+def test_what_is_no_run_directory_is_said_to_be_none(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "job"
+    if made == "a file":
+        path.write_text("")
+    elif made == "a job":
+        path.mkdir()
+        (path / "job.conf").write_text("name = job")
+    with pytest.raises(UsageError, match=r"job is not a run directory: .*; name the folder"):
+        read_run(path)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e6), st.sampled_from("ab"), st.integers(0, 1 << 40))),
+    st.lists(st.floats(0, 1e6), max_size=3),
+)
+def test_no_peak_is_lost_however_many_samples_share_a_step(
+    tmp_path: Path, taken: list[tuple[float, str, int]], resumes: list[float]
+) -> None:
+    path = tmp_path / "memory.jsonl"
+    taken = sorted(taken)
+    path.write_text(
+        "".join(json.dumps({"time": t, "process": p, "rss": rss}) + "\n" for t, p, rss in taken)
+    )
+    clock = Clock([(time, time) for time in sorted({0.0, *resumes})])
+    record = read_memory(path, clock)
+    for process in "ab":
+        assert record.peak(process) == max((r for _, p, r in taken if p == process), default=0)
+    assert all(len(values) <= 1536 for values in record.rss.values())
+    starts = [sitting.start for sitting in clock.sittings]
+    assert starts == sorted(starts)
+    assert clock.seconds <= 1e6
+    running = [clock.running(time) for time, _, _ in taken]
+    assert running == sorted(running)

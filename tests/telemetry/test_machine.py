@@ -1,0 +1,29 @@
+"""What a process runs on, as it is noted beside a run and beside figures."""
+
+import os
+import sys
+
+import numpy as np
+
+import flstream
+from flstream.telemetry.machine import Machine, this_machine
+
+
+def test_the_machine_and_the_versions_are_those_of_this_process():
+    here = this_machine()
+    assert here.versions["flstream"] == flstream.__version__
+    assert here.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert here.versions["numpy"] == np.__version__
+    assert {"torch", "safetensors"} <= here.versions.keys()
+    assert here.cores == len(os.sched_getaffinity(0))
+    assert here.memory > 1 << 20
+
+
+def test_for_people_memory_is_rounded_and_python_has_its_name():
+    told = Machine("Linux 6 x86_64", "CPU", 2, 8_300_000_000, {"python": "3.11.7", "torch": "2.6"})
+    assert told.in_words() == {
+        "Python": "3.11.7",
+        "torch": "2.6",
+        "system": "Linux 6 x86_64",
+        "machine": "2 cores, 8 GiB of memory",
+    }
