@@ -62,6 +62,8 @@ def init(
 
     The folder must be new, or empty.
     """
+    from shlex import quote
+
     from flstream.report.console import make_console
 
     if template not in TEMPLATES:
@@ -75,7 +77,7 @@ def init(
     if TEMPLATES[template][1] and not _has_scikit_learn():
         console.out("  pip install scikit-learn      which this template's data come with")
     for command, what in (("validate", "what it will do and need"), ("simulate", "run it")):
-        console.out(f"  {f'flstream {command} {shown}':<28}  {what}", highlight=False)
+        console.out(f"  {f'flstream {command} {quote(shown)}':<28}  {what}", highlight=False)
     console.out(f"Then read {shown}/README.md, and change what you like.", highlight=False)
 
 
