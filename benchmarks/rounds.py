@@ -20,13 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from measure import Row, print_table
 
-from flstream.bench.limits import pipe_rate, write_seconds
+from flstream.bench.limits import best, pipe_rate, write_seconds
 from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -110,7 +111,8 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
         size = whole // scale
         moved, kept, bare_moves, bare_writes = [], [], [], []
         for _ in range(3):
-            bare_moves.append(2 * clients * size / pipe_rate(size, PIECE))
+            rate = best(partial(pipe_rate, size, PIECE))
+            bare_moves.append(2 * clients * size / rate)
             bare_writes.append(write_seconds(folder, size))
             steady = exchange(folder, size, clients, 3).summary["rounds"][1:]
             moved += [each["download"] + each["upload_and_fold"] for each in steady]
