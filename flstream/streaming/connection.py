@@ -126,6 +126,9 @@ class Connection:
         match request:
             case Open():
                 self._send(Opened(request.request, source.layout.plain_header[8:]), ref.token)
+                nbytes = source.layout.nbytes
+                if 0 < nbytes <= request.eager:
+                    self._answer(Fetch(ref.token, request.request, 0, nbytes, request.chunk_size))
             case Probe():
                 waiting = [each.request for each in self.outbox.of(ref.token)]
                 self._send(Waiting(request.request, waiting), ref.token)

@@ -28,7 +28,7 @@ class Status(NamedTuple):
     Attributes:
         code: ``ok``, or why there are no tensors.
         reason: a sentence; empty if all is well.
-        cost: bytes, requests, chunks, repairs and seconds; nothing unless it ended ``ok``.
+        cost: bytes, requests, chunks, retries and seconds; nothing unless it ended ``ok``.
     """
 
     code: Code

@@ -36,6 +36,9 @@ from flstream.transport.views import split
 # A reader from front to back keeps chunks that overtake a lost one, up to this many bytes: as much
 # as a pipe holds when the repair is asked for.
 _MOST_EARLY_BYTES = 8 << 20
+# A body that is not longer comes together with its layout. What comes in vain, to one who has part
+# of it or no place for it, is then no more than that.
+_MOST_EAGER_BYTES = 64 << 10
 # How long a receiver that has everything waits for the sender to say that it heard so.
 _CLOSE_SECONDS = 5.0
 
@@ -75,6 +78,9 @@ class RemoteSource:
         self._cursor = 0
         self._early: dict[int, memoryview] = {}
         self._opening = receiver.next_number()
+        self._most_eager = 0
+        if settings.frame_size and not settings.push:
+            self._most_eager = min(_MOST_EAGER_BYTES, settings.bytes_a_request)
         opened = self._open()
         self.layout = self._layout_of(opened)
         self._talk.allow(self.layout.nbytes)
@@ -100,6 +106,8 @@ class RemoteSource:
         )
         if self._pushed:
             requests.expect_push(self._limit)
+        elif self._is_eager:
+            requests.expect_eager(self._opening)
         return requests
 
     @property
@@ -151,6 +159,8 @@ class RemoteSource:
         Raises:
             StreamingError: the sender refused, fell silent, or is gone.
         """
+        if self._is_eager:
+            return  # all of it is on its way
         self._requests.end_push()
         unit = self._unit
         step = max(min(MAX_DIGEST_BYTES // unit, MAX_DIGESTS), 1) * unit
@@ -200,10 +210,21 @@ class RemoteSource:
         self._talk.ask(Close(self._token, number, not failure, failure), Closed, patience)
 
     def _open(self) -> Opened:
-        request = Open(self._token, self._opening)
+        frame_size = self._settings.frame_size
+        request = Open(self._token, self._opening, self._most_eager, frame_size)
         opened = self._talk.ask(request, Opened, self._patience, unasked=self._settings.push)
         self._patience.renew()
         return opened
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether the sender sends the body without being asked again."""
+        return 0 < self.layout.nbytes <= self._most_eager
+
+    @property
+    def _first_fetch(self) -> int:
+        """The number of the first request that asked for bytes."""
+        return self._opening if self._is_eager else self._opening + 1
 
     def _layout_of(self, opened: Opened) -> Layout:
         try:
@@ -292,7 +313,7 @@ class RemoteSource:
     def _heed(self, reply: Reply | None) -> None:
         match reply:
             # Also one of a probe: what refused the requests before it may have been lost.
-            case Refused(number, reason) if number > self._opening or (
+            case Refused(number, reason) if number >= self._first_fetch or (
                 self._pushed and number == PUSHED
             ):
                 raise RefusedError(f"{self.peer} refused: {reason}")

@@ -63,6 +63,12 @@ class Requests:
         self._asked = 0
         self._not_before = 0.0
 
+    def expect_eager(self, number: int) -> None:
+        """The whole body was asked for together with the layout, under that request's number."""
+        self.ledger.request(number, 0, self._layout.nbytes, urgent=False)
+        self.count += 1
+        self._asked = self._layout.nbytes
+
     def expect_push(self, limit: int) -> None:
         """The sender sends by itself, up to ``limit`` before it has to be told to go on."""
         self._asked = limit

@@ -85,10 +85,16 @@ class Header(NamedTuple):
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
-    """Receiver: what is the layout of this ref?"""
+    """Receiver: what is the layout of this ref?
+
+    A body of at most ``eager`` bytes is to be sent at once, in frames of at most ``chunk_size``, as
+    if this request had fetched it, too. That saves a small one a round trip.
+    """
 
     token: bytes
     request: Number
+    eager: int = 0
+    chunk_size: int = 0
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):

@@ -45,7 +45,8 @@ def request(rng, token):
     signed = rng.choice((-1, 1, 1, 1))
     match rng.randrange(5):
         case 0:
-            return Open(token, rng.randrange(2**32))
+            eager = rng.choice((0, 0, signed * number(rng) % 2**63))
+            return Open(token, rng.randrange(2**32), eager, number(rng) % 2**63)
         case 3:
             return Credit(token, rng.randrange(2**32), signed * number(rng) % 2**63)
         case 1:

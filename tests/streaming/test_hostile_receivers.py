@@ -45,7 +45,7 @@ def packet(payload: bytes, kind: int = MESSAGE, length: int | None = None) -> by
                 b"WORD", b"\xff" * 4
             )
         ),
-        packet(pack_message(Open(bytes(16), 1), b"")[HEADER_BYTES:-1] + b"\xff"),
+        packet(pack_message(Probe(bytes(16), 1), b"")[HEADER_BYTES:-1] + b"\xff"),
         pack_message(Closed(1), bytes(16)),
     ],
     ids=["payload", "twice", "deep", "no text", "negative", "reply"],

@@ -46,7 +46,8 @@ def test_a_silent_peer_is_asked_again_and_then_a_deadline_error(chunk_size):
         fetch(Receiver(channel, "server"), bytes(16), how)
     # The same request, so that an answer to any of them will do.
     assert len(channel.requests) >= 2
-    assert set(channel.requests) == {Open(bytes(16), 1)}
+    eager = how.request_size if chunk_size else 0
+    assert set(channel.requests) == {Open(bytes(16), 1, eager, chunk_size)}
 
 
 def test_a_peer_that_falls_silent_in_the_middle_is_a_deadline_error(hall):

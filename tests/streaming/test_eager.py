@@ -1,0 +1,137 @@
+"""A small body comes together with its layout, whatever happens on the way."""
+
+import os
+
+import numpy as np
+import pytest
+from halls import QUICK, fetch, flip
+from support import assert_same_tensors, tensor
+
+from flstream.errors import CheckpointError, RefusedError
+from flstream.model.checkpoint import FileSource
+from flstream.model.memory import MemoryBody
+from flstream.streaming.api import download_file
+from flstream.streaming.download import download
+from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.wire import Close, Fetch, Open, Opened, Probe
+
+SMALL = {"w": tensor("F32", (32, 32)), "b": tensor("F16", (5,))}
+KIB = 1 << 10
+
+
+def kinds(channel):
+    return [type(request) for request in channel.requests]
+
+
+def zeros(nbytes):
+    return MemoryBody.of({"w": np.zeros(nbytes, np.uint8)})
+
+
+def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(hall):
+    receiver, channel = hall.watched()
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate)
+    assert_same_tensors(sink.tensors, SMALL)
+    assert kinds(channel) == [Open, Close]
+    assert (cost.requests, cost.retries, cost.chunks) == (1, 0, 2)
+    assert ref.deliveries["site-1"].requests == 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "settings", "fetches"),
+    [
+        (64 * KIB, StreamSettings(), 0),
+        (64 * KIB + 1, StreamSettings(), 1),
+        (16 * KIB, QUICK, 0),
+        (16 * KIB + 1, QUICK, 2),
+        (0, QUICK, 0),
+        (100, QUICK._replace(chunk_size=0), 1),
+    ],
+    ids=["64 KiB", "more", "a request", "more than a request", "nothing", "native"],
+)
+def test_only_what_fits_one_request_and_64_kib_comes_unasked(hall, nbytes, settings, fetches):
+    receiver, channel = hall.watched()
+    ref = hall.service.offer(zeros(nbytes), ["site-1"])
+    body = fetch(receiver, ref.token, settings)
+    assert body.layout.nbytes == nbytes
+    assert kinds(channel).count(Fetch) == fetches
+    assert ref.wait(10).ok
+
+
+@pytest.mark.parametrize("change", [flip, bytearray.clear], ids=["damaged", "lost"])
+def test_a_chunk_that_breaks_is_fetched_again(hall, change):
+    receiver, channel = hall.watched(
+        on_frame=lambda header, packet: change(packet) if len(channel.frames) == 1 else None
+    )
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate)
+    assert_same_tensors(sink.tensors, SMALL)
+    assert cost.retries == 1
+    assert [(each.start, each.stop) for each in channel.requests if isinstance(each, Fetch)] == [
+        (0, 4096)
+    ]
+
+
+def test_the_last_chunk_that_is_lost_is_found_missing_by_a_probe(hall):
+    receiver, channel = hall.watched(
+        on_frame=lambda header, packet: packet.clear() if len(channel.frames) == 2 else None
+    )
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
+    assert kinds(channel) == [Open, Probe, Fetch, Close]
+
+
+def test_a_layout_that_is_lost_is_asked_for_again_and_both_bodies_do_no_harm(hall):
+    lost = []
+
+    def lose_first(reply, packet):
+        if isinstance(reply, Opened) and not lost:
+            lost.append(reply)
+            packet.clear()
+
+    receiver, channel = hall.watched(on_reply=lose_first)
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
+    assert kinds(channel) == [Open, Open, Close]
+    again = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    assert_same_tensors(fetch(receiver, again.token).tensors, SMALL)
+
+
+def test_a_file_that_became_shorter_is_refused(hall, tmp_path):
+    path = tmp_path / "small.safetensors"
+    ref = hall.service.offer(zeros(4096), ["site-1"])
+    status, _ = download_file(hall.receiver(), ref.token, path)
+    assert status.ok
+    source = FileSource(path)
+    os.truncate(path, 1000)
+    ref = hall.service.offer(source, ["site-2"])
+    with pytest.raises(RefusedError, match=r"small\.safetensors"):
+        fetch(hall.receiver("site-2"), ref.token)
+
+
+def test_bytes_that_have_no_place_are_passed_over_by_the_next_download(hall):
+    def no_place(layout):
+        raise CheckpointError("the disk is full")
+
+    receiver = hall.receiver()
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    with pytest.raises(CheckpointError):
+        download(receiver, ref.token, QUICK, no_place)
+    again = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    assert_same_tensors(fetch(receiver, again.token).tensors, SMALL)
+
+
+def test_a_small_file_is_taken_whole_and_not_compared(hall, tmp_path):
+    path = tmp_path / "model.safetensors"
+    (tmp_path / "model.safetensors.tmp").write_bytes(b"what an earlier download left")
+    receiver, channel = hall.watched()
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    status, _ = download_file(receiver, ref.token, path, QUICK, resume=True)
+    assert status.ok
+    assert kinds(channel) == [Open, Close]
+    assert_same_tensors(fetch_file(hall, path), SMALL)
+
+
+def fetch_file(hall, path):
+    ref = hall.service.offer(FileSource(path), ["reader"])
+    return fetch(hall.receiver("reader"), ref.token).tensors
