@@ -6,42 +6,60 @@ it while the first one folds.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from typing import TypeVar
 
 from flstream.model.body import Scratch
 from flstream.model.layout import Layout
 
+RANGES_TOGETHER = 2
+"""Updates whose ranges are folded together. Their sum goes through memory once for all of them."""
+
+RANGES_AHEAD = 2
+"""Ranges that are read ahead.
+
+With a second one, a walk seldom waits for a reader that had to wait for a processor: measured 1.06
+times as fast with two processors, and no faster with four ranges.
+"""
+
+RANGES_READ = RANGES_TOGETHER + RANGES_AHEAD
+"""Ranges of updates that are in memory at once."""
+
 T = TypeVar("T")
 
 
 @contextmanager
-def one_ahead(steps: Iterator[Callable[[], T]]) -> Iterator[Iterator[T]]:
-    """Do steps in turn on a thread of their own, each while the result of the last one is used.
+def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterator[T]]:
+    """Do steps in turn on a thread of their own, while the results of those before them are used.
 
     Args:
-        steps: what to do. A step is begun when the result of the one before it is asked for.
+        steps: what to do. A step is put in line when the result of the one ``depth`` before it is
+            asked for.
+        depth: how many steps may be done or in line whose results were not asked for.
 
     Yields:
         The results. What a step raises is raised where its result is asked for. When the block is
         left, no step is being done any more.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="one-ahead") as pool:
-
-        def begin() -> Future[T] | None:
-            step = next(steps, None)
-            return None if step is None else pool.submit(step)
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
+        line: deque[Future[T]] = deque()
 
         def results() -> Iterator[T]:
-            under_way = begin()
-            while under_way is not None:
-                result = under_way.result()
-                under_way = begin()
+            line.extend(pool.submit(step) for step in islice(steps, depth))
+            while line:
+                result = line.popleft().result()
+                line.extend(pool.submit(step) for step in islice(steps, 1))
                 yield result
 
-        yield results()
+        try:
+            yield results()
+        finally:
+            for future in line:
+                future.cancel()
 
 
 class WriteBehind:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flstream.aggregation.cohort import Cohort
-from flstream.aggregation.elements import FLOATS, Array
+from flstream.aggregation.elements import BLOCK, FLOATS, Array, blocks
 from flstream.aggregation.rules import Rule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.updates import Update
@@ -64,11 +64,14 @@ def _norms(
     """The L2 norm of each update's difference, over the floats of it that are aggregated."""
     cohort = Cohort(base, updates, rule, steps, looking=True)
     sums = [_SquareSum() for _ in updates]
+    room = np.empty(BLOCK)
     for start, stop in base.layout.ranges(steps.step):
-        for place, _, part, _ in cohort.parts(start, stop, cohort.begin(start, stop)):
+        for part in cohort.each_part(start, stop, cohort.begin(start, stop)):
             if part.zone.dtype in FLOATS:
-                for _, block in part.differences():
-                    sums[place].add(block)
+                for block in blocks(part.zone.numbers):
+                    values = room[: block.stop - block.start]
+                    part.differences(block, values)
+                    sums[part.place].add(values)
         on_range(0)
     return [each.root() for each in sums]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from typing import NamedTuple
 
 import numpy as np
 
-from flstream.aggregation.ahead import one_ahead
-from flstream.aggregation.elements import FLOATS, unit
-from flstream.aggregation.parts import Part, Room
+from flstream.aggregation.ahead import RANGES_AHEAD, RANGES_READ, RANGES_TOGETHER, read_ahead
+from flstream.aggregation.elements import BLOCK, FLOATS, blocks, unit
+from flstream.aggregation.parts import Part
 from flstream.aggregation.rules import Rule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.updates import Range, Reading, Update, join
@@ -27,19 +27,18 @@ _WORTH_A_THREAD = 8 << 20
 
 
 class Contribution(NamedTuple):
-    """What one update has for one zone of a range.
+    """What the updates that are read together have for one zone of a range.
 
     Attributes:
-        place: the update's, in the cohort.
         zone: the zone's place in the range.
-        part: the values.
-        weight: the update's.
+        parts: of those of them that have it, one at least.
+        are_last: their bytes are good until the next range is begun; those of others, until the
+            next contribution is asked for.
     """
 
-    place: int
     zone: int
-    part: Part
-    weight: float
+    parts: Sequence[Part]
+    are_last: bool
 
 
 class OldValues:
@@ -102,8 +101,8 @@ class Cohort:
         self._readings = [Reading(update, layout, steps.frame) for update in updates]
         self._scales = scales or [1.0] * len(updates)
         self._looking = looking and rule.on_nonfinite == "reject"
-        self._scratches = [(Scratch(), Scratch()), (Scratch(), Scratch())]
-        self._room = Room()
+        self._scratches = cycle((Scratch(), Scratch()) for _ in range(RANGES_READ))
+        self._room = np.empty(BLOCK)
         self._ahead: Iterator[Range] | None = None
         self.old = OldValues(base)
         self.zones = Zones(
@@ -120,7 +119,7 @@ class Cohort:
 
     @contextmanager
     def reading_ahead(self, step: int) -> Iterator[None]:
-        """Read each update's range while the one before it is folded, as long as the block lasts.
+        """Read updates' ranges while those before them are folded, as long as the block lasts.
 
         Args:
             step: bytes of a range; :meth:`parts` is to be asked for all of them, in order.
@@ -128,13 +127,12 @@ class Cohort:
         if self._layout.nbytes * len(self._readings) < _WORTH_A_THREAD:
             yield
             return
-        scratches = cycle(self._scratches)
         reads = (
-            partial(reading.read, start, stop, *next(scratches))
+            partial(reading.read, start, stop, *next(self._scratches))
             for start, stop in self._layout.ranges(step)
             for reading in self._readings
         )
-        with one_ahead(reads) as self._ahead:
+        with read_ahead(reads, RANGES_AHEAD) as self._ahead:
             try:
                 yield
             finally:
@@ -143,28 +141,46 @@ class Cohort:
     def _read(self, reading: Reading, start: int, stop: int) -> Range:
         if self._ahead is not None:
             return next(self._ahead)
-        return reading.read(start, stop, *self._scratches[0])
+        return reading.read(start, stop, *next(self._scratches))
 
     def parts(self, start: int, stop: int, zones: Sequence[Zone]) -> Iterator[Contribution]:
-        """Read the range of every update, in order, and give what it has for each of its zones.
+        """Read the range of every update, in order, and give what they have for each of its zones.
 
         Raises:
             UpdateRefusedError: while looking, something that is not finite was found.
         """
-        for place, reading in enumerate(self._readings):
-            read = self._read(reading, start, stop)
+        for first in range(0, len(self._readings), RANGES_TOGETHER):
+            ranges = [
+                self._read(reading, start, stop)
+                for reading in self._readings[first : first + RANGES_TOGETHER]
+            ]
+            are_last = first + RANGES_TOGETHER >= len(self._readings)
             for index, zone in enumerate(zones):
-                if zone.carried_by(place):
-                    part = Part(
-                        zone,
-                        read.data(zone.start, zone.stop),
-                        reading.update.params_type,
-                        self.old.of,
-                        self._scales[place],
-                        partial(self._refuse, reading.update.site) if self._looking else None,
-                        self._room,
-                    )
-                    yield Contribution(place, index, part, reading.update.weight)
+                parts = [
+                    self._part(place, zone, read)
+                    for place, read in enumerate(ranges, first)
+                    if zone.carried_by(place)
+                ]
+                if parts:
+                    yield Contribution(index, parts, are_last)
+
+    def each_part(self, start: int, stop: int, zones: Sequence[Zone]) -> Iterator[Part]:
+        """The parts alone: see :meth:`parts`."""
+        return chain.from_iterable(each.parts for each in self.parts(start, stop, zones))
+
+    def _part(self, place: int, zone: Zone, read: Range) -> Part:
+        update = read.reading.update
+        return Part(
+            place,
+            update.weight,
+            zone,
+            read.data(zone.start, zone.stop),
+            update.params_type,
+            self.old.of,
+            self._scales[place],
+            partial(self._refuse, update.site) if self._looking else None,
+            self._room,
+        )
 
     def _refuse(self, site: str, zone: Zone, index: int, value: float) -> None:
         where = element_at(self._layout, zone, index)
@@ -191,13 +207,14 @@ def find_not_finite(
         UpdateRefusedError: an update has an infinity or a NaN there.
     """
     cohort = Cohort(base, updates, rule, steps, looking=True)
+    room = np.empty(BLOCK)
     for start, stop in base.layout.ranges(steps.step):
         if start > folded:
             return
-        for _, _, part, _ in cohort.parts(start, stop, cohort.begin(start, stop)):
+        for part in cohort.each_part(start, stop, cohort.begin(start, stop)):
             if part.zone.dtype in FLOATS:
-                for _ in part.sent():
-                    pass
+                for block in blocks(part.zone.numbers):
+                    part.sent(block, room[: block.stop - block.start])
         on_range(folded)
 
 

@@ -11,9 +11,9 @@ from flstream.model.dtypes import BY_CODE
 
 Array = np.ndarray[Any, Any]
 
-# Elements worked on at a time. A block's float64 copy (128 KiB) stays in the L2 cache: measured 1.7
-# times as fast as a whole 2 MiB chunk at once.
-BLOCK = 16_384
+# Elements worked on at a time. A block in float64 (256 KiB) stays in the L2 cache with the one that
+# is added to it: measured 1.7 times as fast as a whole 2 MiB chunk at once.
+BLOCK = 32_768
 # Where a step makes many temporary arrays: half a dozen of these are 192 KiB.
 SMALL_BLOCK = 4096
 
@@ -36,9 +36,9 @@ def unit(dtype: str) -> int:
 
 
 def blocks(length: int, size: int = BLOCK) -> Iterator[slice]:
-    """Cut ``length`` elements into blocks of ``size``; the last may reach beyond the end."""
+    """Cut ``length`` elements into blocks of ``size``; the last may be shorter."""
     for start in range(0, length, size):
-        yield slice(start, start + size)
+        yield slice(start, min(start + size, length))
 
 
 class Elements:

@@ -17,14 +17,20 @@ class Fold(Protocol):
         """A new range begins, which consists of these zones."""
         ...
 
-    def add(self, index: int, part: Part, weight: float) -> None:
-        """Take what the next update has for the zone at ``index``. The bytes are gone afterwards.
+    def add(self, index: int, parts: Sequence[Part], *, are_last: bool) -> None:
+        """Take what the next updates have for the zone at ``index``.
 
         Updates come in the cohort's order, and all that a zone's ``carriers`` name do come.
+
+        Args:
+            index: of the zone.
+            parts: one or more.
+            are_last: their bytes are there until all results have been asked for; those of others
+                are gone afterwards.
         """
         ...
 
-    def result(self, index: int, part: slice) -> Array:
+    def result(self, index: int, block: slice) -> Array:
         """The new values of a block of a zone, asked for once.
 
         Returns:

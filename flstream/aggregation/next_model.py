@@ -22,7 +22,7 @@ from flstream.aggregation.optimizers import Optimization, OptimizerWalk
 from flstream.aggregation.rules import Rule
 from flstream.aggregation.zones import Zone
 from flstream.model.body import Sink
-from flstream.model.checkpoint import BodyDigest
+from flstream.model.digests import BodyDigest
 
 
 class NotFinite(NamedTuple):

@@ -101,8 +101,8 @@ class PartialSum:
                 zones = cohort.begin(start, stop)
                 mean.begin(zones)
                 self._load(mean, zones)
-                for _, index, part, weight in cohort.parts(start, stop, zones):
-                    mean.add(index, part, weight)
+                for index, parts, _ in cohort.parts(start, stop, zones):
+                    mean.add(index, parts, are_last=False)
                 bad = self._first_not_finite(mean, zones)
                 if bad is not None:
                     find_not_finite(base, updates, rule, steps, start, on_range)

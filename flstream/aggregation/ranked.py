@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from flstream.aggregation.elements import INTEGERS, Array
+from flstream.aggregation.elements import INTEGERS, Array, blocks
 from flstream.aggregation.integers import difference, shift
 from flstream.aggregation.parts import Part
 from flstream.aggregation.zones import Zone
@@ -70,22 +70,23 @@ class TrimmedMean:
             self._values.append(flat.reshape(count, zone.numbers))
             offset += size
 
-    def add(self, index: int, part: Part, weight: float) -> None:
-        """Take what the next update has for a zone."""
+    def add(self, index: int, parts: Sequence[Part], *, are_last: bool) -> None:
+        """Take what the next updates have for a zone."""
         values = self._values[index]
-        row = values[self._filled[index]]
-        if part.zone.dtype in INTEGERS:
-            row[:] = part.integers()
-        else:
-            for place, block in part.reals():
-                row[place] = block
-        self._filled[index] += 1
+        for part in parts:
+            row = values[self._filled[index]]
+            if part.zone.dtype in INTEGERS:
+                row[:] = part.integers()
+            else:
+                for block in blocks(len(row)):
+                    part.reals(block, row[block])
+            self._filled[index] += 1
         if self._filled[index] == len(values):
             values.sort(axis=0)
 
-    def result(self, index: int, part: slice) -> Array:
+    def result(self, index: int, block: slice) -> Array:
         """The trimmed mean of a block of a zone."""
-        ranked = self._values[index][:, part]
+        ranked = self._values[index][:, block]
         trim = self._trim(len(ranked))
         left = ranked[trim : len(ranked) - trim]
         first = left[0]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from flstream.aggregation.ahead import RANGES_READ
 from flstream.aggregation.elements import BLOCK, INTEGERS, unit
 from flstream.aggregation.rules import Rule
 from flstream.model.layout import ALIGNMENT, Layout
 
 # Below this, Python's work for a range shows beside the work on its bytes.
 _SMALLEST_STEP = 512 << 10
-# Blocks of float64 do not grow with the step: two that updates are loaded into, and no more than
-# four beside them, which rounding, an optimiser or a mean of integers needs.
+# Blocks of float64 do not grow with the step: the values of an update and of the model, their sum,
+# and no more than three beside them, which rounding, an optimiser or a mean of integers needs.
 _BLOCKS_BYTES = 6 * 8 * BLOCK
 
 
@@ -70,8 +71,8 @@ def _codes(layout: Layout) -> set[str]:
 
 def _bytes_a_byte(dtype: str, rule: Rule, updates: int, summing: bool) -> int:
     """Bytes of buffers for each byte of a range."""
-    # The update's range and the next one's, the model's, the result's and the last one's.
-    cost = 5
+    # The ranges of updates that are folded or read ahead, the model's, the result's and the last.
+    cost = RANGES_READ + 3
     wide = -(-8 // unit(dtype))
     if dtype in INTEGERS:
         cost += 1  # the sum of a difference and the model's range

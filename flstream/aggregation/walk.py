@@ -58,8 +58,8 @@ def fold_updates(
         for start, stop in base.layout.ranges(steps.step):
             zones = cohort.begin(start, stop)
             fold.begin(zones)
-            for _, index, part, weight in cohort.parts(start, stop, zones):
-                fold.add(index, part, weight)
+            for index, parts, are_last in cohort.parts(start, stop, zones):
+                fold.add(index, parts, are_last=are_last)
             bad = model.write(start, stop, zones, fold)
             if bad is not None:
                 break

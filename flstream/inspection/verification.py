@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flstream.errors import CheckpointError
 from flstream.inspection.journal import read_journal, run_of
-from flstream.model.checkpoint import body_digest
+from flstream.model.digests import body_digest
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
 from flstream.simulator.run_directory import RunDirectory

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-import xxhash
-
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.body import Scratch, Source
 from flstream.model.descriptors import (
@@ -19,11 +17,10 @@ from flstream.model.descriptors import (
     sync_directory,
     write_at,
 )
+from flstream.model.digests import BodyDigest, ChunkDigester, ChunkDigests
 from flstream.model.header import header_length
 from flstream.model.layout import Layout, parse_header
 
-# How much is read at a time where all of a body is.
-_READ_BYTES = 1 << 20
 # After how many bytes the disk is told to begin writing.
 _WRITEBACK_BYTES = 16 << 20
 
@@ -63,16 +60,20 @@ class FileSource:
         layout: what the bytes mean.
         metadata: the header's strings.
         header_bytes: where the tensors begin in the file.
-        digests: xxh3-64 of ranges of the body that were read, for whoever needs them again.
+        digests: of chunks that were sent, or written, for whoever sends them again.
+
+    Args:
+        path: of the file.
+        digests: of its chunks, as far as they are known.
 
     Raises:
         CheckpointError: the file cannot be read or is not a sound safetensors file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, digests: ChunkDigests | None = None) -> None:
         self.path = path
         self.layout, self.metadata, self.header_bytes = read_layout(path)
-        self.digests: dict[tuple[int, int], int] = {}
+        self.digests = ChunkDigests() if digests is None else digests
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         # A service's thread may still be reading when a round lets go of the source. So the
         # descriptor is closed with the last reference, never under a reader.
@@ -125,6 +126,7 @@ class FileSink:
             header, and keep it if this attempt is not finished either.
         durable: finishing waits until the disk has it. Without, it survives the end of this
             process, but not a power cut; that is for what can be made again.
+        digester: given what is written, which then has to be from front to back.
 
     Attributes:
         resumed: whether there was one. What it holds is to be verified: see :meth:`written`.
@@ -141,6 +143,7 @@ class FileSink:
         *,
         resume: bool = False,
         durable: bool = True,
+        digester: ChunkDigester | None = None,
     ) -> None:
         self.path = path
         self.layout = layout
@@ -150,6 +153,7 @@ class FileSink:
         header = layout.header(metadata)
         self._body = len(header)
         self._keep, self._durable = resume, durable
+        self._digester = digester
         self._unsynced = 0
         self.resumed = False
         try:
@@ -192,6 +196,8 @@ class FileSink:
         """
         try:
             write_at(self._fd, view, self._body + start)
+            if self._digester is not None:
+                self._digester.take(start, view)
             self._unsynced += len(view)
             if self._durable and self._unsynced >= _WRITEBACK_BYTES:
                 # While there is more to come, the disk may as well be at work on this.
@@ -246,33 +252,6 @@ class FileSink:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class BodyDigest:
-    """xxh3-128 of a layout and of its bytes in order: the digest of a model.
-
-    It does not depend on the header's metadata nor on how the bytes were cut into ranges.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self._hash = xxhash.xxh3_128(layout.fingerprint.encode())
-
-    def update(self, views: list[memoryview]) -> None:
-        """Take the next bytes of the body."""
-        for view in views:
-            self._hash.update(view)
-
-    def hexdigest(self) -> str:
-        """32 hexadecimal digits."""
-        return self._hash.hexdigest()
-
-
-def body_digest(source: Source) -> str:
-    """The digest of a source, read in ranges of 1 MiB: see :class:`BodyDigest`."""
-    digest, scratch = BodyDigest(source.layout), Scratch()
-    for start, stop in source.layout.ranges(_READ_BYTES):
-        digest.update(list(source.views(start, stop, scratch)))
-    return digest.hexdigest()
 
 
 def write_checkpoint(

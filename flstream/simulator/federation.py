@@ -17,6 +17,7 @@ from flstream.errors import ChannelClosedError, SimulationError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.descriptors import is_ours_alone
+from flstream.model.digests import ChunkDigester
 from flstream.model.layout import Layout
 from flstream.simulator.crew import Crew, Lost, Retired
 from flstream.simulator.disk import check_round, check_run
@@ -37,6 +38,7 @@ from flstream.simulator.spool import Spool
 from flstream.simulator.tasks import Assignment
 from flstream.simulator.training import Training
 from flstream.simulator.weights import check_weights, weighted_metrics
+from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (
     AnyEvent,
@@ -148,7 +150,7 @@ class LocalFederation:
     def train(self, model: GlobalModel, cohort: Sequence[str]) -> Training:
         """Have the cohort train the model."""
         number = model.round + 1
-        base = FileSource(model.path)
+        base = FileSource(model.path, model.chunks)
         plan = self._plan(base.layout, len(cohort))
         disk, there = plan_disk(self._job, base.layout, len(cohort)), self._present(number)
         check_round(disk, self._run.path, number, present=there)
@@ -187,8 +189,12 @@ class LocalFederation:
         base, number = FileSource(model.path), model.round + 1
         path = self._run.checkpoint(number)
         metadata = {"format": "pt", "flstream.round": str(number)}
+        # The sites will be sent it in chunks, whose digests are at hand now and not after.
+        chunk_size = self._stream_settings().frame_size
+        digester = ChunkDigester(base.layout.nbytes, chunk_size) if chunk_size else None
         with ExitStack() as stack:
-            sink = stack.enter_context(FileSink(path, base.layout, metadata))
+            sink = FileSink(path, base.layout, metadata, digester=digester)
+            stack.enter_context(sink)
             optimization = self._files.optimization(stack, number, base.layout)
             digest = training.finish(lambda fold, left: fold.finish(left, sink, optimization))
             folded = time.monotonic()
@@ -217,12 +223,12 @@ class LocalFederation:
         training.release()
         self._retire(number)
         self._bench(number)
-        return GlobalModel(number, path, digest)
+        return GlobalModel(number, path, digest, digester.digests if digester else None)
 
     def evaluate(self, model: GlobalModel, cohort: Sequence[str]) -> Mapping[str, float]:
         """Have the cohort score the model."""
         began = time.monotonic()
-        base = FileSource(model.path)
+        base = FileSource(model.path, model.chunks)
         plan = self._plan(base.layout, len(cohort))
         evaluation = Evaluation(self._job, self._service, self._tell, cohort, plan)
         assignment = self._assignment("evaluate", model.round, base, cohort)
@@ -289,7 +295,7 @@ class LocalFederation:
         self, kind: TaskKind, number: int, base: FileSource, cohort: Sequence[str]
     ) -> Assignment:
         job = self._job
-        settings = stream_settings(job, job.train.exchange_format)
+        settings = self._stream_settings()
         frame = plan_steps(
             base.layout,
             self._rule,
@@ -299,6 +305,9 @@ class LocalFederation:
         ).frame
         seconds = job.clients.round_timeout
         return Assignment(kind, number, job.rounds, base, job.seed, settings, frame, seconds)
+
+    def _stream_settings(self) -> StreamSettings:
+        return stream_settings(self._job, self._job.train.exchange_format)
 
     def _plan(self, layout: Layout, cohort: int) -> RoundPlan:
         return plan_round(self._job, layout.nbytes, cohort, is_ranked=self._rule.is_ranked)

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.aggregation.rules import Rule
 from flstream.job import Job
-from flstream.model.checkpoint import FileSink, FileSource, body_digest
+from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.simulator.retention import Retention
 from flstream.simulator.run_directory import RunDirectory

@@ -10,7 +10,8 @@ import msgspec
 
 from flstream.errors import CheckpointError, SimulationError
 from flstream.job import Job
-from flstream.model.checkpoint import FileSource, body_digest
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
 from flstream.simulator.job_match import check_same_job
 from flstream.simulator.journal import Journal, read_journal
 from flstream.simulator.run_directory import RunDirectory

@@ -16,7 +16,8 @@ import xxhash
 
 from flstream.client.messages import TrainedSite
 from flstream.errors import CheckpointError
-from flstream.model.checkpoint import FileSink, FileSource, body_digest
+from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.simulator.updates import Collected, check_fits
 from flstream.simulator.worker import Worker

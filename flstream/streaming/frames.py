@@ -28,8 +28,6 @@ _LEAST_VIEW = 16 << 10
 _MAX_GATHER = 128
 # A file is digested in pieces that stay in the processor's cache while they are read.
 _PIECE_BYTES = 256 << 10
-# Digests that are kept for those who get the same file: of 16 GiB in chunks of 2 MiB, in 2 MiB.
-_MOST_KNOWN = 8192
 
 
 @dataclass(eq=False)
@@ -193,14 +191,13 @@ class Frame:
 
 
 def _digest_in_file(source: FileSource, start: int, stop: int, scratch: Scratch) -> int:
-    """The digest of a chunk, which is taken once for all who are sent it."""
-    known = source.digests.get((start, stop))
+    """The digest of a chunk, which is taken once for all who are sent it, if it is not known."""
+    known = source.digests.get(start, stop)
     if known is not None:
         return known
     digest = xxhash.xxh3_64()
     for first in range(start, stop, _PIECE_BYTES):
         (piece,) = source.views(first, min(first + _PIECE_BYTES, stop), scratch)
         digest.update(piece)
-    if len(source.digests) < _MOST_KNOWN:
-        source.digests[start, stop] = digest.intdigest()
+    source.digests.note(start, stop, digest.intdigest())
     return digest.intdigest()

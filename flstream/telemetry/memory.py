@@ -3,9 +3,10 @@
 RSS counts shared and file-backed pages; USS counts what is a process's own; PSS shares out what
 several processes map. RSS is read at every tick. USS and PSS make the kernel walk the process's
 page tables, about 4 ms for each GiB, while the process waits for its own page faults; so they are
-read as often as costs at most a twentieth of the time. Between two readings PSS is carried on with
-RSS: what a process has more or less since is its own, as a model is. The kernel's own high-water
-mark of RSS sees peaks between two ticks.
+read as often as costs at most a fiftieth of a core's time for all processes together, and more
+often, a twentieth for each, while a process grows beyond what it had at any reading. Between two
+readings PSS is carried on with RSS: what a process has more or less since is its own, as a model
+is. The kernel's own high-water mark of RSS sees peaks between two ticks.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import psutil
 INTERVAL = 0.05
 """Seconds between two ticks."""
 
-# Share of the time that may go into reading USS and PSS of one process.
-_FULL_READ_SHARE = 0.05
+# Share of the time that may go into reading USS and PSS of all processes.
+_FULL_READ_SHARE = 0.02
+# The same for one process that has more than it ever had when they were read, by this factor.
+_GROWING_READ_SHARE, _GROWTH = 0.05, 1.02
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
@@ -87,7 +90,23 @@ class _Watched:
         self.status = Path(f"/proc/{pid}/status")
         self.rss = 0
         self.shared = 0  # what RSS counted more than PSS when both were read
-        self.next_full_read = 0.0
+        self._read_at = 0  # the highest RSS at which both were read
+        self._next_read = self._next_growing_read = 0.0
+
+    def is_to_be_read(self, rss: int) -> bool:
+        """Whether USS and PSS are to be read now."""
+        grows = rss > _GROWTH * self._read_at
+        return time.monotonic() >= (self._next_growing_read if grows else self._next_read)
+
+    def read(self, share: float) -> Any:
+        """Read USS and PSS, which may cost this share of the time."""
+        began = time.monotonic()
+        info: Any = self.process.memory_full_info()
+        ended = time.monotonic()
+        self._next_read = ended + (ended - began) / share
+        self._next_growing_read = ended + (ended - began) / _GROWING_READ_SHARE
+        self._read_at = max(self._read_at, info.rss)
+        return info
 
     def high_water(self) -> int:
         """The kernel's high-water mark of RSS, or 0 where it does not tell."""
@@ -182,16 +201,14 @@ class MemorySampler:
     def _sample(self, name: str, watched: _Watched) -> Sample:
         now = time.time()
         peak = self._peaks[name]
-        began = time.monotonic()
-        if began >= watched.next_full_read:
-            info: Any = watched.process.memory_full_info()
+        rss = int(watched.process.memory_info().rss)
+        if watched.is_to_be_read(rss):
+            info = watched.read(_FULL_READ_SHARE / len(self._watched))
             sample = Sample(now, name, info.rss, info.uss, getattr(info, "pss", None))
             watched.shared = info.rss - (info.uss if sample.pss is None else sample.pss)
             peak.peak_uss = max(peak.peak_uss, info.uss)
-            ended = time.monotonic()
-            watched.next_full_read = ended + (ended - began) / _FULL_READ_SHARE
         else:
-            sample = Sample(now, name, int(watched.process.memory_info().rss))
+            sample = Sample(now, name, rss)
         watched.rss = sample.rss
         peak.peak_rss = max(peak.peak_rss, sample.rss, watched.high_water())
         return sample

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
+from flstream.model.digests import ChunkDigests
 from flstream.telemetry.events import Metrics
 
 TrainingT = TypeVar("TrainingT")
@@ -18,11 +19,13 @@ class GlobalModel(NamedTuple):
         round: the round it is the result of; 0 is the initial model.
         path: its checkpoint.
         digest: of it.
+        chunks: digests of its chunks, as far as they were taken while it was written.
     """
 
     round: int
     path: Path
     digest: str
+    chunks: ChunkDigests | None = None
 
 
 class Federation(Protocol[TrainingT]):

@@ -4,32 +4,33 @@ import threading
 
 import pytest
 
-from flstream.aggregation.ahead import WriteBehind, one_ahead
+from flstream.aggregation.ahead import WriteBehind, read_ahead
 from flstream.errors import CheckpointError
 from flstream.model.layout import Layout
 
 LAYOUT = Layout.of([("w", "U8", (100,))])
 
 
-def test_a_step_is_done_while_the_result_of_the_last_one_is_used():
-    begun = [threading.Event() for _ in range(3)]
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_steps_are_done_while_the_result_of_one_before_them_is_used(depth):
+    begun = [threading.Event() for _ in range(6)]
 
     def step(number):
         begun[number].set()
         return number
 
-    with one_ahead((lambda n=n: step(n)) for n in range(3)) as results:
+    with read_ahead(((lambda n=n: step(n)) for n in range(6)), depth) as results:
         assert next(results) == 0
-        assert begun[1].wait(5)
-        assert not begun[2].is_set()  # not further ahead than one
-        assert list(results) == [1, 2]
+        assert begun[depth].wait(5)
+        assert not begun[depth + 1].is_set()  # not further ahead than that
+        assert list(results) == [1, 2, 3, 4, 5]
 
 
 def test_what_a_step_raises_is_raised_where_its_result_is_asked_for():
     def fail():
         raise CheckpointError("broken")
 
-    with one_ahead(iter([lambda: 1, fail, lambda: 3])) as results:
+    with read_ahead(iter([lambda: 1, fail, lambda: 3]), 2) as results:
         assert next(results) == 1
         with pytest.raises(CheckpointError, match="broken"):
             next(results)
@@ -37,7 +38,7 @@ def test_what_a_step_raises_is_raised_where_its_result_is_asked_for():
 
 def test_no_step_is_under_way_once_the_block_is_left():
     threads = threading.active_count()
-    with one_ahead(iter([lambda: 1, lambda: 2, lambda: 3])) as results:
+    with read_ahead(iter([lambda: 1, lambda: 2, lambda: 3]), 2) as results:
         next(results)
     assert threading.active_count() == threads
 

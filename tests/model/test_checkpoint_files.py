@@ -19,13 +19,8 @@ from support import as_bytes, assert_same_tensors, body_of, cuts, entries, every
 
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
-from flstream.model.checkpoint import (
-    BodyDigest,
-    FileSink,
-    FileSource,
-    read_layout,
-    write_checkpoint,
-)
+from flstream.model.checkpoint import FileSink, FileSource, read_layout, write_checkpoint
+from flstream.model.digests import BodyDigest
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody

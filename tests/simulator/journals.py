@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from flstream.job import Job, render_job
-from flstream.model.checkpoint import body_digest, write_checkpoint
+from flstream.model.checkpoint import write_checkpoint
+from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.simulator.run_directory import RunDirectory

@@ -14,7 +14,8 @@ from journals import DIGESTS, Script, a_job, a_run, model, results
 
 from flstream.errors import SimulationError
 from flstream.job import render_job
-from flstream.model.checkpoint import FileSink, FileSource, body_digest, write_checkpoint
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.simulator.journal import read_journal
 from flstream.simulator.resume import (

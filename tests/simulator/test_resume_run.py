@@ -10,7 +10,8 @@ import pytest
 from scripts import LARGE, QUIET, adding, cohorts, noisy, of_kind, results
 
 from flstream.errors import UsageError
-from flstream.model.checkpoint import FileSource, body_digest
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
 from flstream.simulator.resume import plan_resume
 from flstream.telemetry.events import ProcessReady, RoundFinished, SiteLog, SiteState, SiteUpdate
 

@@ -13,7 +13,8 @@ from scripts import QUIET
 
 from flstream.job import load_job
 from flstream.model.body import Scratch
-from flstream.model.checkpoint import BodyDigest, FileSource
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import BodyDigest
 from flstream.simulator.launcher import simulate
 from flstream.simulator.run_directory import RunDirectory
 from flstream.telemetry.events import RoundStarted, decode_event

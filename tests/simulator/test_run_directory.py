@@ -8,7 +8,8 @@ import pytest
 from journals import DIGESTS, a_job, a_run
 
 from flstream.errors import UsageError
-from flstream.model.checkpoint import FileSource, body_digest
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
 from flstream.simulator.resume import plan_resume
 from flstream.simulator.run_directory import RunDirectory
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from halls import fetch, open_hall
 
-from flstream.errors import RefusedError
+from flstream.errors import IntegrityError, RefusedError
 from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.digests import ChunkDigester
 from flstream.model.memory import MemoryBody
 from flstream.streaming.frames import Demand, Frame
 from flstream.streaming.receiver import StreamSettings
@@ -44,8 +45,8 @@ class Counting:
         return len(data)
 
 
-def in_file(path, body):
-    with FileSink(path, body.layout) as sink:
+def in_file(path, body, digester=None):
+    with FileSink(path, body.layout, digester=digester) as sink:
         for start, stop in body.layout.ranges(MIB):
             (view,) = sink.views(start, stop)
             view[:] = b"".join(body.views(start, stop))
@@ -147,8 +148,8 @@ def test_tensors_are_let_go_while_their_pages_are_on_the_way():
 class Watched(FileSource):
     """A file that notes what is read of it."""
 
-    def __init__(self, path):
-        super().__init__(path)
+    def __init__(self, path, digests=None):
+        super().__init__(path, digests)
         self.read = []
 
     def views(self, start, stop, scratch):
@@ -171,4 +172,31 @@ def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
     assert len(set(sent)) == 1
     # Another chunk size is another chunk.
     Frame.read(Demand(b"t" * 16, 1, 0, MIB, MIB, MIB // 2), source, Scratch())
-    assert set(source.digests) == {(0, MIB), (0, MIB // 2)}
+    assert source.digests.get(0, MIB) != source.digests.get(0, MIB // 2)
+    assert len(source.digests) == 2
+
+
+class TestDigestsTakenWhileWriting:
+    BODY = MemoryBody.of({"t": np.arange(1 << 19, dtype=np.float32)})
+
+    def written(self, path):
+        digester = ChunkDigester(self.BODY.layout.nbytes, MIB)
+        in_file(path, self.BODY, digester)
+        return Watched(path, digester.digests)
+
+    def test_a_file_is_sent_without_being_read(self, hall, tmp_path):
+        source = self.written(tmp_path / "m.safetensors")
+        ref = hall.service.offer(source, ["site-1"])
+        body = fetch(hall.receiver(), ref.token, LARGE)
+        assert b"".join(body.views(0, 2 * MIB)) == b"".join(self.BODY.views(0, 2 * MIB))
+        assert source.read == []
+
+    def test_what_the_disk_changed_since_is_found_by_who_receives_it(self, hall, tmp_path):
+        path = tmp_path / "m.safetensors"
+        source = self.written(path)
+        with path.open("r+b") as file:
+            file.seek(-1000, os.SEEK_END)
+            file.write(b"rot")
+        ref = hall.service.offer(source, ["site-1"])
+        with pytest.raises(IntegrityError, match="does not match its digest"):
+            fetch(hall.receiver(), ref.token, LARGE)

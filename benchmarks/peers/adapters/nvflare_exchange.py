@@ -3,7 +3,7 @@
 python nvflare_exchange.py CLIENTS ROUNDS [tensors | offload]
 """
 
-# mypy: disable-error-code="import-not-found"
+# mypy: disable-error-code="import-not-found, misc"
 
 from __future__ import annotations
 
@@ -12,13 +12,31 @@ from pathlib import Path
 
 import torch
 from journal import note_result
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_opt.pt.recipes import FedAvgRecipe
 from nvflare.client.config import ExchangeFormat
 from nvflare.recipe import SimEnv
+from nvflare.widgets.widget import Widget
 from nvflare_parts import RoundListener
 from sums import check
 
 NAME = "exchange"
+
+
+class ResultsCell(Widget):
+    """Makes disk offload take effect in the simulator of NVFlare 2.9.0; the setting alone does not.
+
+    FedAvg turns it on in the cell that the server's engine has. That has to be the one to which
+    clients send results: a deployed job's process makes it so (``runner_process.py``), the
+    simulator leaves the engine with the server's own, which never receives a tensor.
+    """
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Give the engine the job's cell before FedAvg runs, as a deployed job's process does."""
+        if event_type == EventType.START_RUN:
+            engine = fl_ctx.get_engine()
+            engine.set_cell(engine.server.job_cell)
 
 
 def main(clients: int, rounds: int, setting: str) -> None:
@@ -41,6 +59,8 @@ def main(clients: int, rounds: int, setting: str) -> None:
         **more,
     )
     recipe._job.to_server(RoundListener(), id="rounds")
+    if setting == "offload":
+        recipe._job.to_server(ResultsCell(), id="results_cell")
     workspace = Path("workspace").absolute()
     recipe.execute(SimEnv(num_clients=clients, workspace_root=str(workspace)))
     saved = next((workspace / NAME / "server").rglob("FL_global_model.pt"))

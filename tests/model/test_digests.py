@@ -1,0 +1,79 @@
+"""Digests of chunks that are taken while a body is written, whatever it was cut into."""
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.model import digests as digests_module
+from flstream.model.checkpoint import FileSink
+from flstream.model.digests import ChunkDigester, ChunkDigests
+from flstream.model.memory import MemoryBody
+
+BODY = np.random.default_rng(5).bytes(10_000)
+
+
+def expected(chunk_size):
+    return {
+        (start, min(start + chunk_size, len(BODY))): xxhash.xxh3_64_intdigest(
+            BODY[start : start + chunk_size]
+        )
+        for start in range(0, len(BODY), chunk_size)
+    }
+
+
+def take(digester, cuts):
+    for start, stop in zip([0, *cuts], [*cuts, len(BODY)], strict=True):
+        digester.take(start, memoryview(BODY)[start:stop])
+
+
+def assert_known(digests, chunk_size):
+    known = expected(chunk_size)
+    assert {place: digests.get(*place) for place in known} == known
+    assert len(digests) == len(known)
+
+
+@given(
+    st.sampled_from([16, 1024, 4096, 9_984, 10_000, 16_384]),
+    st.sets(st.integers(1, len(BODY) - 1), max_size=12),
+)
+def test_chunks_have_the_same_digests_however_the_body_is_written(chunk_size, cuts):
+    digester = ChunkDigester(len(BODY), chunk_size)
+    take(digester, sorted(cuts))
+    assert_known(digester.digests, chunk_size)
+
+
+def test_a_body_that_is_written_again_from_its_beginning_has_the_digests_of_the_last_time():
+    digester = ChunkDigester(len(BODY), 4096)
+    digester.take(0, memoryview(bytes(5000)))
+    take(digester, [6000])
+    assert_known(digester.digests, 4096)
+
+
+def test_what_does_not_follow_is_refused():
+    digester = ChunkDigester(len(BODY), 4096)
+    digester.take(0, memoryview(BODY)[:100])
+    with pytest.raises(ValueError, match="bytes from 101 on do not follow"):
+        digester.take(101, memoryview(BODY)[101:200])
+
+
+def test_there_is_room_for_so_many_digests_and_no_more(monkeypatch):
+    monkeypatch.setattr(digests_module, "_MOST_CHUNKS", 2)
+    digests = ChunkDigests()
+    for number in range(3):
+        digests.note(number, number + 1, number)
+    digests.note(1, 2, 7)
+    assert [digests.get(number, number + 1) for number in range(3)] == [0, 7, None]
+
+
+def test_a_file_sink_gives_what_it_writes_to_its_digester(tmp_path):
+    layout = MemoryBody.of({"w": np.frombuffer(BODY, np.uint8)}).layout
+    digester = ChunkDigester(layout.nbytes, 4096)
+    with FileSink(tmp_path / "w.safetensors", layout, digester=digester) as sink:
+        for start, stop in layout.ranges(2048):
+            (view,) = sink.views(start, stop)
+            view[:] = BODY[start:stop]
+            sink.commit(start, stop)
+        sink.finish()
+    assert_known(digester.digests, 4096)
