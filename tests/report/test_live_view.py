@@ -152,10 +152,45 @@ def test_when_not_all_sites_fit_the_failed_and_the_slow_are_on_top() -> None:
         SiteState(time=START + 1, round=1, site="site-4", state="training"),
         SiteFailed(time=START, round=1, site="site-6", reason="out of memory"),
     )
-    shown, hidden = choose(list(state.sites.values()), 5)
+    shown, hidden = choose(list(state.sites.values()), set(), 5)
     assert [site.name for site in shown] == ["site-6", "site-4", "site-3", "site-2", "site-5"]
     assert hidden == 1
     assert line_of(frame(state), "site-6").endswith("round 1: out of memory")
+
+
+def sites_in(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines if line.startswith("site-")]
+
+
+def test_where_all_sites_fit_the_failed_and_the_slow_are_on_top_as_well() -> None:
+    state = state_after(
+        *started(6),
+        *(SiteState(time=START, round=1, site=f"site-{n}", state="training") for n in range(1, 7)),
+        SiteFailed(time=START + 1, round=1, site="site-4", reason="out of memory"),
+        *(SiteState(time=START + 10, round=1, site=f"site-{n}", state="ready") for n in (1, 3, 5)),
+    )
+    # Half of them took ten seconds, so nobody is slow before twenty.
+    order = ["site-4", "site-1", "site-2", "site-3", "site-5", "site-6"]
+    assert sites_in(frame(state, now=START + 19)) == order
+    order = ["site-4", "site-2", "site-6", "site-1", "site-3", "site-5"]
+    assert sites_in(frame(state, now=START + 21)) == order
+
+
+def test_of_processes_that_share_sites_the_slow_are_on_top() -> None:
+    work = {
+        "worker-1": Work("training", "site-20", 0, 1, START + 9, 0),
+        "worker-2": Work("training", "site-51", 0, 1, START + 1, 0),
+    }
+    told = Progress(time=START, down={}, up={}, size=MIB, sent=0, answered=8, workers=work)
+    state = state_after(*shared(), told)
+
+    def workers(now: float) -> list[str]:
+        lines = frame(state, 120, now=now)
+        return [line.split()[0] for line in lines if line.startswith("worker-")]
+
+    # Eight are done by two: after ten seconds one takes two and a half, and after 1.5 less.
+    assert workers(START + 1.5) == ["worker-1", "worker-2"]
+    assert workers(START + 10) == ["worker-2", "worker-1"]
 
 
 def test_sites_go_through_their_states_and_the_run_through_its_phases() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import NamedTuple
 
-from flstream.report.live.site_state import WORKING
+from flstream.report.live.site_state import MOVING, WORKING
 from flstream.report.live.state import RunState
+
+# Slow is who takes this many times as long as the others took.
+_SLOW = 2
 
 
 class Done(NamedTuple):
@@ -72,12 +76,23 @@ def seconds_left_of(done: float, seconds: float) -> float | None:
     return seconds * (1 - min(done, 1.0)) / done
 
 
-def typical_seconds(state: RunState, now: float) -> float | None:
-    """How long a site has taken on average for the task under way, where processes share them.
-
-    Returns:
-        None if too few are done to tell.
-    """
+def slow_workers(state: RunState, now: float) -> set[str]:
+    """The processes whose site takes long beside what a site has taken on average so far."""
     if not state.is_shared or state.over < len(state.workers):
-        return None
-    return (now - state.task_began) * len(state.workers) / state.over
+        return set()
+    typical = (now - state.task_began) * len(state.workers) / state.over
+    return {
+        name
+        for name, work in state.workers.items()
+        if work is not None and now - work.since > _SLOW * typical
+    }
+
+
+def slow_sites(state: RunState, now: float) -> set[str]:
+    """The sites that are still at it, long after half of all were ready."""
+    ready = [site.since for site in state.sites.values() if site.state == "ready"]
+    if not ready or 2 * len(ready) < state.asked or state.phase not in WORKING:
+        return set()
+    if now - state.task_began <= _SLOW * (median(ready) - state.task_began):
+        return set()
+    return {site.name for site in state.sites.values() if site.state in MOVING | WORKING}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from flstream.report.live.bar import bar, percent
 from flstream.report.live.fixed_table import Column, Row, columns_that_fit, table_lines, widest
-from flstream.report.live.progress import typical_seconds
+from flstream.report.live.progress import slow_sites, slow_workers
 from flstream.report.live.site_state import GONE, MOVING, WORKING, SiteProgress
 from flstream.report.live.state import RunState
 from flstream.report.text import format_elapsed, format_metrics, printable, steady_bytes
@@ -31,8 +31,6 @@ _URGENCY = (
     *("failed", "uploading", "training", "evaluating", "downloading", "starting"),
     *("ready", "benched", "idle"),
 )
-# A site is slow if it takes this many times as long as the others took.
-_SLOW = 2
 _RANKS = {state: rank for rank, state in enumerate(_URGENCY)}
 
 
@@ -51,16 +49,21 @@ class Memory:
     peak_total: int = 0
 
 
-def choose(sites: Sequence[SiteProgress], room: int) -> tuple[list[SiteProgress], int]:
+def choose(
+    sites: Sequence[SiteProgress], slow: Collection[str], room: int
+) -> tuple[list[SiteProgress], int]:
     """The sites to show on ``room`` lines, and how many are left out.
 
-    All of them in their order if they fit; else the failed, then those at work, and of these the
-    ones that have been at it for longest.
+    The failed are on top, and then the slow. The others are in their order if all fit; else those
+    at work come first, and of these the ones that have been at it for longest.
     """
-    if len(sites) <= room:
-        return list(sites), 0
-    by_urgency = sorted(sites, key=lambda site: (_RANKS.get(site.state, 0), site.since))
-    return by_urgency[:room], len(sites) - room
+    fit = len(sites) <= room
+
+    def urgency(site: SiteProgress) -> tuple[int, int, float]:
+        top = 0 if site.state == "failed" else 1 if site.name in slow else 2
+        return (top, 0, 0.0) if fit else (top, _RANKS.get(site.state, 0), site.since)
+
+    return sorted(sites, key=urgency)[:room], max(len(sites) - room, 0)
 
 
 def row_lines(
@@ -100,13 +103,16 @@ def _columns(first: str, names: int, width: int, *, shared: bool) -> list[Column
 def _site_lines(
     state: RunState, memory: Memory, now: float, width: int, room: int, ascii_only: bool
 ) -> list[Text]:
-    sites = list(state.sites.values())
-    shown, hidden = choose(sites, room - 1)
+    sites, slow = list(state.sites.values()), slow_sites(state, now)
+    shown, hidden = choose(sites, slow, room - 1)
     if hidden:
-        shown, hidden = choose(sites, room - 2)
+        shown, hidden = choose(sites, slow, room - 2)
     columns = columns_that_fit(_columns("site", widest(state.sites), width, shared=False), width)
     kinds = {column.key: column.width for column in columns}
-    rows = [_site_row(site, state, memory, now, kinds, ascii_only) for site in shown]
+    rows = [
+        _site_row(site, state, memory, now, kinds, ascii_only, is_slow=site.name in slow)
+        for site in shown
+    ]
     lines = table_lines(columns, rows, width)
     if hidden:
         lines.append(Text(f"... and {hidden:,} more", style="dim"))
@@ -120,6 +126,8 @@ def _site_row(
     now: float,
     widths: Mapping[str, int],
     ascii_only: bool,
+    *,
+    is_slow: bool,
 ) -> Row:
     cells: dict[str, str | Text] = {
         "site": printable(site.name),
@@ -133,7 +141,8 @@ def _site_row(
     if site.state in GONE and failure is not None:
         return Row(cells, _reason(failure.round, failure.reason), "red")
     elapsed = format_elapsed(now - site.since)
-    cells["time"] = elapsed if site.state in MOVING | WORKING else ""
+    if site.state in MOVING | WORKING:
+        cells["time"] = _time(elapsed, is_slow=is_slow)
     wide = widths.get("activity", 0)
     if site.state in MOVING:
         style = STYLES[site.state]
@@ -152,7 +161,9 @@ def _worker_lines(
     state: RunState, memory: Memory, now: float, width: int, room: int, ascii_only: bool
 ) -> list[Text]:
     # At least half of the lines for who is at work, the rest for who has failed.
-    workers = _longest_first(state.workers, max((room - 1) // 2, room - 2 - len(state.failures)))
+    slow = slow_workers(state, now)
+    most = max((room - 1) // 2, room - 2 - len(state.failures))
+    workers = _slow_first(state.workers, slow, most)
     spare = room - 1 - len(workers)
     failed = list(islice(reversed(state.failures.items()), spare))
     if len(failed) < len(state.failures):
@@ -168,7 +179,8 @@ def _worker_lines(
         }
         rows.append(Row(said, _reason(failure.round, failure.reason), "red"))
     rows += [
-        _worker_row(name, work, state, memory, now, wide, ascii_only) for name, work in workers
+        _worker_row(name, work, state, memory, now, wide, ascii_only, is_slow=name in slow)
+        for name, work in workers
     ]
     lines = table_lines(columns, rows, width)
     hidden = len(state.failures) - len(failed)
@@ -178,11 +190,17 @@ def _worker_lines(
     return lines
 
 
-def _longest_first(workers: Mapping[str, Work | None], room: int) -> list[tuple[str, Work | None]]:
-    """All workers in their order if they fit; else those that have been at work for longest."""
+def _slow_first(
+    workers: Mapping[str, Work | None], slow: Collection[str], room: int
+) -> list[tuple[str, Work | None]]:
+    """The slow on top, and the others in their order, or by how long they have been at work.
+
+    The latter where not all fit.
+    """
     rows = list(workers.items())
     if len(rows) > room:
         rows.sort(key=lambda row: row[1].since if row[1] is not None else float("inf"))
+    rows.sort(key=lambda row: row[0] not in slow)
     return rows[: max(room, 0)]
 
 
@@ -194,6 +212,8 @@ def _worker_row(
     now: float,
     wide: int,
     ascii_only: bool,
+    *,
+    is_slow: bool,
 ) -> Row:
     cells: dict[str, str | Text] = {"worker": name, **_memory_cells(name, memory)}
     if work is None:
@@ -204,12 +224,10 @@ def _worker_row(
         return Row(cells)
     place = f", {work.over + 1:,} of {work.sites:,}" if work.sites > 1 else ""
     elapsed = now - work.since
-    typical = typical_seconds(state, now)
-    is_slow = typical is not None and elapsed > _SLOW * typical
     cells |= {
         "state": Text(work.state, style=STYLES[work.state]),
         "sites": f"{printable(work.site)}{place}",
-        "time": Text(format_elapsed(elapsed), style="bold yellow" if is_slow else ""),
+        "time": _time(format_elapsed(elapsed), is_slow=is_slow),
         "down": _size(work.down),
     }
     if work.state == "downloading":
@@ -220,6 +238,10 @@ def _worker_row(
         cells["percent"] = percent(work.down, size)
         cells["rate"] = _rate(work.down, elapsed)
     return Row(cells)
+
+
+def _time(elapsed: str, *, is_slow: bool) -> Text:
+    return Text(elapsed, style="bold yellow" if is_slow else "")
 
 
 def _memory_cells(name: str, memory: Memory) -> dict[str, str]:
