@@ -52,7 +52,7 @@ EXCHANGE = (
     Contestant("flstream", "flstream", "flstream", _FLSTREAM, ("exchange",), _SIZES),
     Contestant("nvflare", "nvflare", "NVFlare, defaults", _NVFLARE),
     Contestant("nvflare-tensors", "nvflare", "NVFlare, tensors", _NVFLARE, (), ("tensors",)),
-    Contestant("nvflare-offload", "nvflare", "NVFlare, disk offload", _NVFLARE, (), ("offload",)),
+    Contestant("nvflare-offload", "nvflare", "NVFlare, least memory", _NVFLARE, (), ("offload",)),
     Contestant("flower", "flower", "Flower, defaults", _FLOWER),
     Contestant("flower-1cpu", "flower", "Flower, 1 CPU a client", _FLOWER, (), ("1",)),
 )

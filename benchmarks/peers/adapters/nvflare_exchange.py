@@ -7,6 +7,7 @@ python nvflare_exchange.py CLIENTS ROUNDS [tensors | offload]
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -46,16 +47,19 @@ def main(clients: int, rounds: int, setting: str) -> None:
         clients: number of sites.
         rounds: number of rounds.
         setting: none takes the recipe as it comes: parameters travel as NumPy arrays. ``tensors``
-            exchanges tensors; ``offload`` has the server also receive them into files.
+            exchanges tensors; ``offload`` has the server also receive them into files, and keep as
+            little freed memory as NVFlare's guide to memory management knows how to.
     """
     more = {"server_expected_format": ExchangeFormat.PYTORCH} if setting else {}
+    if setting == "offload":
+        more |= {"enable_tensor_disk_offload": True, "server_memory_gc_rounds": 1}
+        os.environ["MALLOC_ARENA_MAX"] = "4"  # for the simulator's processes, which are to come
     recipe = FedAvgRecipe(
         name=NAME,
         model={"class_path": "nvflare_parts.Exchanged", "args": {}},
         min_clients=clients,
         num_rounds=rounds,
         train_script=str(Path(__file__).with_name("nvflare_client.py")),
-        enable_tensor_disk_offload=setting == "offload",
         **more,
     )
     recipe._job.to_server(RoundListener(), id="rounds")
