@@ -21,8 +21,8 @@ from flstream.report.live.frame import render
 from flstream.report.live.progress import download_done
 from flstream.report.live.site_table import Memory
 from flstream.report.live.state import RunState
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.simulator.launcher import simulate
-from flstream.simulator.run_directory import RunDirectory
 from flstream.telemetry.events import AnyEvent, RunStarted
 from flstream.telemetry.memory import MemorySampler
 

@@ -25,6 +25,8 @@ ROOMS = (
     "job",
     "telemetry",
 )
+# The same within the simulator; what starts processes lies beside these.
+SIMULATOR = ("forecasting", "rounds", "crew", "files")
 # Anyone may import these, and they import no room.
 LEAVES = ("errors", "units")
 # Aggregation folds; who trains is none of its business, though that is listed below it.
@@ -95,6 +97,20 @@ def test_imports_between_rooms_point_downward(module):
         ):
             wrong.append(f"{module}:{line} imports {name}")
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [m for m in MODULES if m.startswith(tuple(f"simulator/{each}/" for each in SIMULATOR))],
+)
+def test_imports_within_the_simulator_point_downward(module):
+    tree, package = parse(module)
+    here = Path(module).parts[1]
+    for line, name in imported(tree, package):
+        there = name.removeprefix("flstream.simulator.").partition(".")[0]
+        if name.startswith("flstream.simulator.") and there in SIMULATOR:
+            is_below = SIMULATOR.index(there) >= SIMULATOR.index(here)
+            assert is_below, f"{module}:{line} imports {name}"
 
 
 @pytest.mark.parametrize("module", MODULES)

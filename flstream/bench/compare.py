@@ -24,10 +24,10 @@ from flstream.bench.needs import Need, fits, predict
 from flstream.bench.plan import Case, Plan
 from flstream.bench.schedule import RunShare, Schedule, Step, Watcher, expected_seconds
 from flstream.errors import AbortedError, SimulationError
-from flstream.simulator.fitting import Available, available_in
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.forecasting.fitting import Available, available_in
 from flstream.simulator.interruption import undisturbed
 from flstream.simulator.launcher import simulate
-from flstream.simulator.run_directory import RunDirectory
 from flstream.telemetry.events import (
     AnyEvent,
     ProcessReady,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from flstream.bench.plan import ROUNDS
-from flstream.simulator.summary import Summary
+from flstream.simulator.files.summary import Summary
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import ProcessMemory, Sample
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flstream.bench.plan import Case, Plan
-from flstream.simulator.fitting import Available
-from flstream.simulator.forecast import Forecast, forecast, plain_layout
+from flstream.simulator.forecasting.fitting import Available
+from flstream.simulator.forecasting.forecast import Forecast, forecast, plain_layout
 
 # How many tensors the exchange job's mix has, about: it counts for the header's size alone.
 _TENSORS = 34

@@ -68,10 +68,10 @@ def _run(
     from flstream.report.html.run_end import leave_report
     from flstream.report.live.view import watching
     from flstream.report.result import print_result
+    from flstream.simulator.files.resume import final_summary, plan_resume
+    from flstream.simulator.files.run_directory import RunDirectory
     from flstream.simulator.interruption import stoppable
     from flstream.simulator.launcher import simulate as run_job
-    from flstream.simulator.resume import final_summary, plan_resume
-    from flstream.simulator.run_directory import RunDirectory
 
     run = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, run_dir)
     console = make_console()

@@ -13,7 +13,7 @@ from flstream.cli.status import DONE, FAILED
 if TYPE_CHECKING:
     from flstream.job import Job
     from flstream.model.layout import Layout
-    from flstream.simulator.forecast import Forecast
+    from flstream.simulator.forecasting.forecast import Forecast
 
 
 def validate(
@@ -46,7 +46,7 @@ def validate(
     from flstream.job import load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
-    from flstream.simulator.fitting import available_in, fit
+    from flstream.simulator.forecasting.fitting import available_in, fit
 
     path = job_file(job)
     loaded = load_job(path, overrides or ())
@@ -67,8 +67,8 @@ def _plan(path: Path, job: Job) -> tuple[Layout, Forecast]:
     from flstream.errors import CheckpointError, ModelError, UsageError
     from flstream.job import JobError, Problem
     from flstream.job.code_check import code_problems
-    from flstream.simulator.forecast import forecast
-    from flstream.simulator.model_layout import model_layout
+    from flstream.simulator.forecasting.forecast import forecast
+    from flstream.simulator.forecasting.model_layout import model_layout
 
     problems = code_problems(job)
     # A factory in a file that cannot be imported would only say the same again.

@@ -22,7 +22,7 @@ from flstream.inspection.tree import Module, build_tree
 from flstream.inspection.verification import Verification, verify, verify_optimizer_state
 from flstream.model.body import Scratch
 from flstream.model.formats.opening import check_file, open_checkpoint
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.run_directory import RunDirectory
 
 
 class Request(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from flstream.errors import CheckpointError
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import most_line_bytes
 

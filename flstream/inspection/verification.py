@@ -10,7 +10,7 @@ from flstream.inspection.journal import read_journal, run_of
 from flstream.model.digests import body_digest
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.run_directory import RunDirectory
 
 
 class Verification(NamedTuple):

@@ -12,8 +12,8 @@ from flstream.job import Job
 from flstream.report.columns import wrapped
 from flstream.report.console import new_table, print_section
 from flstream.report.text import counted, elide, pieces, printable
-from flstream.simulator.fitting import Available, Fit
-from flstream.simulator.forecast import Forecast, Traffic
+from flstream.simulator.forecasting.fitting import Available, Fit
+from flstream.simulator.forecasting.forecast import Forecast, Traffic
 from flstream.units import format_bytes
 
 _LABEL_WIDTH = 15

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flstream.report.text import printable
-from flstream.simulator.summary import Summary
+from flstream.simulator.files.summary import Summary
 
 
 class Metric(NamedTuple):

@@ -25,8 +25,8 @@ from flstream.report.text import (
     printable,
     shown_path,
 )
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.summary import Summary
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.summary import Summary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
 from flstream.units import format_bytes, format_seconds

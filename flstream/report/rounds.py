@@ -11,7 +11,7 @@ from rich.table import Table
 from flstream.report.console import new_table
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.text import elide, format_metric
-from flstream.simulator.summary import RoundSummary, Summary
+from flstream.simulator.files.summary import RoundSummary, Summary
 
 _PHASES = ("download", "train", "up+fold", "checkpoint", "evaluate")
 # Of a longer run, the first and the last rounds are shown, and the best one.

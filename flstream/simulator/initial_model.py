@@ -22,7 +22,7 @@ from flstream.job.code import find_named
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.simulator.child import end_with_peer, redirect_output
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.telemetry.events import SERVER
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel

@@ -15,17 +15,17 @@ from flstream.client.code import train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.errors import AbortedError, SimulationError, StreamingError
 from flstream.job import Job, render_job
-from flstream.simulator.hiring import Recruiter
+from flstream.simulator.crew.hiring import Recruiter
+from flstream.simulator.crew.links import LinkEnd
+from flstream.simulator.files.resume import ResumePoint, take_up
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.summary import Status, Summary, Tally
 from flstream.simulator.host import host_for
 from flstream.simulator.initial_model import builder_main
 from flstream.simulator.interruption import STOPS, handling
-from flstream.simulator.links import LinkEnd
 from flstream.simulator.processes import ProcessHost
-from flstream.simulator.resume import ResumePoint, take_up
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.rounds.settings import stream_settings
 from flstream.simulator.server_process import server_main
-from flstream.simulator.settings import stream_settings
-from flstream.simulator.summary import Status, Summary, Tally
 from flstream.simulator.worker_process import worker_main
 from flstream.telemetry.events import (
     SERVER,

@@ -12,13 +12,13 @@ from contextlib import closing, suppress
 from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, SimulationError
 from flstream.job import Job
 from flstream.simulator.child import redirect_output
-from flstream.simulator.crew import Crew
-from flstream.simulator.federation import LocalFederation
-from flstream.simulator.hiring import Hiring
+from flstream.simulator.crew.crew import Crew
+from flstream.simulator.crew.hiring import Hiring
+from flstream.simulator.files.resume import ResumePoint
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.simulator.initial_model import BuildReport
-from flstream.simulator.resume import ResumePoint
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.settings import stream_settings
+from flstream.simulator.rounds.federation import LocalFederation
+from flstream.simulator.rounds.settings import stream_settings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (

@@ -16,8 +16,8 @@ from flstream.client.worker import Selection, Worker
 from flstream.client.worker_info import WorkerInfo
 from flstream.errors import FlstreamError
 from flstream.simulator.child import SiteLogs, end_with_peer, redirect_output
-from flstream.simulator.links import LinkEnd
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.crew.links import LinkEnd
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER

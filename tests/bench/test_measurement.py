@@ -6,7 +6,7 @@ from flstream.bench.limits import Limits
 from flstream.bench.measurement import Moments, figures, median, read_samples, trace
 from flstream.bench.plan import Case, Plan
 from flstream.bench.ratios import ratios
-from flstream.simulator.summary import MemorySummary, RoundSummary, Summary, TransferSummary
+from flstream.simulator.files.summary import MemorySummary, RoundSummary, Summary, TransferSummary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory, Sample
 

@@ -11,7 +11,7 @@ from cli_support import Flstream, WriteJob, environment
 from flstream.report.console import make_console
 from flstream.report.html import run_page
 from flstream.report.html.run_end import leave_report
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.run_directory import RunDirectory
 
 MINE = "<h1>mine</h1>"
 STOPPED_WHILE_DRAWING = """

@@ -51,7 +51,7 @@ def test_another_job_or_folder_and_a_damaged_journal_are_refused(
 def test_a_run_that_another_process_is_in_is_refused(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
-    from flstream.simulator.run_directory import RunDirectory
+    from flstream.simulator.files.run_directory import RunDirectory
 
     job = write_job()
     with RunDirectory.create("mini", tmp_path / "run").in_use():

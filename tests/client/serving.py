@@ -24,7 +24,7 @@ from flstream.client.worker import Selection, Worker
 from flstream.client.worker_info import WorkerInfo
 from flstream.errors import ChannelClosedError
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.simulator.links import LinkEnd, link
+from flstream.simulator.crew.links import LinkEnd, link
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService

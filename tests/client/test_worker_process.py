@@ -11,9 +11,9 @@ from serving import Server, worker_info, write
 
 from flstream.client.code import LearnerClass, Script, TrainCode
 from flstream.client.messages import Failed, Goodbye, Ready, Stop, Trained
-from flstream.simulator.links import link
+from flstream.simulator.crew.links import link
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.simulator.processes import ProcessHost
-from flstream.simulator.run_directory import RunDirectory
 from flstream.simulator.worker_process import worker_main
 
 MIB = 1 << 20

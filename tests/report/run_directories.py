@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flstream.simulator.summary import (
+from flstream.simulator.files.summary import (
     Best,
     MemorySummary,
     ModelSummary,

@@ -1,7 +1,7 @@
 """Metrics come in one order everywhere, and what is no number is not taken for one."""
 
 from flstream.report.metrics import Metric, final_scores, metrics_of, values_by_round
-from flstream.simulator.summary import Best, Summary
+from flstream.simulator.files.summary import Best, Summary
 
 LOSS, ACCURACY, TRAIN_LOSS = Metric("", "loss"), Metric("", "accuracy"), Metric("train", "loss")
 

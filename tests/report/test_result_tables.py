@@ -7,8 +7,8 @@ import pytest
 
 from flstream.report.console import make_console
 from flstream.report.result import print_result
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.summary import (
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.summary import (
     Best,
     Failure,
     MemorySummary,

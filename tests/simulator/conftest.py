@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from flstream.job import Job, load_job
+from flstream.simulator.files.resume import ResumePoint, plan_resume
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.summary import Summary
 from flstream.simulator.host import host_for
 from flstream.simulator.launcher import Listener, simulate
 from flstream.simulator.processes import ProcessHost
-from flstream.simulator.resume import ResumePoint, plan_resume
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.summary import Summary
 from flstream.telemetry.events import AnyEvent, ProcessReady
 from flstream.telemetry.memory import MemorySampler
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from flstream.client.messages import Ready, ToWorker
 from flstream.errors import StreamingError
-from flstream.simulator.links import link
+from flstream.simulator.crew.links import link
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
 

@@ -11,8 +11,8 @@ from flstream.model.checkpoint import write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.summary import Summary
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.summary import Summary
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     SERVER,

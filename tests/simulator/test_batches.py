@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.simulator.batches import Batches
+from flstream.simulator.crew.batches import Batches
 
 COHORT = [f"site-{number}" for number in range(1, 8)]
 PATIENCE = 20.0

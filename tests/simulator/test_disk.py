@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import SimulationError
-from flstream.simulator.disk import DiskPlan, check_round, check_run, free_bytes
-from flstream.simulator.retention import superseded
+from flstream.simulator.files.retention import superseded
+from flstream.simulator.rounds.disk import DiskPlan, check_round, check_run, free_bytes
 
 GIB = 1 << 30
 RUN = Path("runs/x")
@@ -196,7 +196,7 @@ ON_A_SMALL_DISK = """
 import sys
 from pathlib import Path
 from flstream.errors import SimulationError
-from flstream.simulator.disk import DiskPlan, check_round, free_bytes
+from flstream.simulator.rounds.disk import DiskPlan, check_round, free_bytes
 
 folder, MIB = Path(sys.argv[1]), 1 << 20
 print(free_bytes(folder) // MIB)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.simulator.failures import FailureRecord, brief
+from flstream.simulator.rounds.failures import FailureRecord, brief
 from flstream.telemetry.events import RoundFinished, SiteBenched, SiteFailed, Transfer
 
 

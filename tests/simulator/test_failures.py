@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from flstream.errors import UsageError
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.telemetry.events import ProcessReady, RoundFinished, SiteState, decode_event
 
 HEADER = """
@@ -231,7 +231,7 @@ def test_processes_that_cannot_be_started_make_a_failed_run_with_a_summary(
     def refuse(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("flstream.simulator.hiring.link", refuse)
+    monkeypatch.setattr("flstream.simulator.crew.hiring.link", refuse)
     run = jobs.run(noise)
     assert run.summary.status == "failed"
     assert "Too many open files" in run.summary.error

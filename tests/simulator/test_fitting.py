@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from journals import a_job
 
-from flstream.simulator.fitting import Available, available_in, fit
-from flstream.simulator.forecast import forecast, plain_layout
+from flstream.simulator.forecasting.fitting import Available, available_in, fit
+from flstream.simulator.forecasting.forecast import forecast, plain_layout
 
 GIB = 1 << 30
 LAYOUT = plain_layout(GIB)

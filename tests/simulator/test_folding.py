@@ -11,9 +11,9 @@ from flstream.client.messages import TrainedSite
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
-from flstream.simulator.folding import RoundFold
-from flstream.simulator.gathering import Gathering
-from flstream.simulator.updates import Collected
+from flstream.simulator.rounds.folding import RoundFold
+from flstream.simulator.rounds.gathering import Gathering
+from flstream.simulator.rounds.updates import Collected
 from flstream.telemetry.events import Transfer
 
 # Three ranges of the smallest walk, and some of a fourth.

@@ -8,8 +8,8 @@ from journals import a_job
 from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
-from flstream.simulator.forecast import Forecast, Traffic, forecast, plain_layout
-from flstream.simulator.summary import Summary
+from flstream.simulator.files.summary import Summary
+from flstream.simulator.forecasting.forecast import Forecast, Traffic, forecast, plain_layout
 from flstream.telemetry.memory import own_rss
 
 MIB = 1 << 20

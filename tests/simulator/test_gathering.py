@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import SimulationError
-from flstream.simulator import gathering as module
-from flstream.simulator.gathering import Gathering
+from flstream.simulator.rounds import gathering as module
+from flstream.simulator.rounds.gathering import Gathering
 
 COHORT = ["site-1", "site-2", "site-3", "site-4"]
 

@@ -12,8 +12,8 @@ from contextlib import closing
 import pytest
 
 from flstream.errors import AbortedError, WorkerLostError
-from flstream.simulator.hiring import Hired, Hiring, Recruiter
-from flstream.simulator.links import link
+from flstream.simulator.crew.hiring import Hired, Hiring, Recruiter
+from flstream.simulator.crew.links import link
 from flstream.transport.channel import Signal
 
 

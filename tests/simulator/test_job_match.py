@@ -7,8 +7,8 @@ from journals import a_job, a_run
 
 from flstream.errors import UsageError
 from flstream.job import render_job
-from flstream.simulator.resume import plan_resume
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.resume import plan_resume
+from flstream.simulator.files.run_directory import RunDirectory
 
 
 def test_another_job_is_refused_with_every_key_that_differs(tmp_path):

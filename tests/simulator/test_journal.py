@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from journals import Script, a_job, results
 
 from flstream.errors import SimulationError
-from flstream.simulator.journal import Journal, read_journal
-from flstream.simulator.summary import TALLIED, Tally
+from flstream.simulator.files.journal import Journal, read_journal
+from flstream.simulator.files.summary import TALLIED, Tally
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     AnyEvent,

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from flstream.errors import CheckpointError, ModelError
 from flstream.job import load_job
 from flstream.model.memory import MemoryBody
-from flstream.simulator.model_layout import built_layout, model_layout
+from flstream.simulator.forecasting.model_layout import built_layout, model_layout
 from flstream.simulator.processes import ProcessHost
 
 MODEL = """

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journals import a_job
 
-from flstream.simulator.plan import RoundPlan, plan_round
+from flstream.simulator.rounds.plan import RoundPlan, plan_round
 
 MIB = 1 << 20
 

@@ -17,15 +17,15 @@ from flstream.job import render_job
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
-from flstream.simulator.journal import read_journal
-from flstream.simulator.resume import (
+from flstream.simulator.files.journal import read_journal
+from flstream.simulator.files.resume import (
     Scores,
     final_summary,
     plan_resume,
     take_up,
 )
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.summary import Summary, Tally
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.summary import Summary, Tally
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import RunFinished, RunResumed, encode_event
 

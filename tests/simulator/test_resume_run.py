@@ -12,7 +12,7 @@ from scripts import LARGE, QUIET, adding, cohorts, noisy, of_kind, results
 from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
-from flstream.simulator.resume import plan_resume
+from flstream.simulator.files.resume import plan_resume
 from flstream.telemetry.events import ProcessReady, RoundFinished, SiteLog, SiteState, SiteUpdate
 
 SIX = ["clients.count=6", "rounds=3"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.simulator.retention import Retention, stored_rounds, superseded
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.small_files import temporary_of
+from flstream.simulator.files.retention import Retention, stored_rounds, superseded
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.small_files import temporary_of
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from flstream.job import load_job
 from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import BodyDigest
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.simulator.launcher import simulate
-from flstream.simulator.run_directory import RunDirectory
 from flstream.telemetry.events import RoundStarted, decode_event
 from flstream.workflows.sampling import sample_sites
 

@@ -10,8 +10,8 @@ from journals import DIGESTS, a_job, a_run
 from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
-from flstream.simulator.resume import plan_resume
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.resume import plan_resume
+from flstream.simulator.files.run_directory import RunDirectory
 
 
 def test_one_run_at_a_time_in_a_folder(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 from hands import Office
 
 from flstream.errors import DeadlineError, SimulationError, WorkerLostError
-from flstream.simulator.batches import Batches
-from flstream.simulator.crew import Crew, Lost, Retired
-from flstream.simulator.listening import Heard
+from flstream.simulator.crew.batches import Batches
+from flstream.simulator.crew.crew import Crew, Lost, Retired
+from flstream.simulator.crew.listening import Heard
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import Signal
 

@@ -12,7 +12,7 @@ from flstream.client.messages import TrainedSite
 from flstream.errors import CheckpointError, RefusedError, StreamingError, UpdateRefusedError
 from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
-from flstream.simulator.spool import Spool, Spooled
+from flstream.simulator.rounds.spool import Spool, Spooled
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.transport.pipe import PipeChannel

@@ -11,9 +11,9 @@ from flstream.client.messages import Began, Failed, Trained, TrainedSite
 from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
-from flstream.simulator import tasks as module
-from flstream.simulator.crew import Lost
-from flstream.simulator.tasks import Assignment, ask
+from flstream.simulator.crew.crew import Lost
+from flstream.simulator.rounds import tasks as module
+from flstream.simulator.rounds.tasks import Assignment, ask
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.job import load_job
-from flstream.simulator.summary import Tally
+from flstream.simulator.files.summary import Tally
 from flstream.telemetry.events import Evaluated, RoundFinished, Transfer
 from flstream.workflows.stopping import EarlyStopping
 

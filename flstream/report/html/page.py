@@ -14,7 +14,7 @@ from markupsafe import Markup
 import flstream
 from flstream.errors import SimulationError, UsageError
 from flstream.report.charts.style import COLORS
-from flstream.simulator.small_files import write_whole
+from flstream.simulator.files.small_files import write_whole
 
 _GENERATOR = "flstream report"
 # Where a page of ours says that it is one.

@@ -10,8 +10,8 @@ from rich.text import Text
 from flstream.errors import FlstreamError
 from flstream.report.console import error_console
 from flstream.report.text import printable, shown_path
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.small_files import temporary_of
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.small_files import temporary_of
 
 _LABEL_WIDTH = 15
 

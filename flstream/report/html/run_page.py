@@ -30,7 +30,7 @@ from flstream.report.html.tables import (
 from flstream.report.metrics import metrics_of
 from flstream.report.record.run import RunRecord, read_run
 from flstream.report.text import counted, format_metric, pieces, printable
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.units import format_bytes, format_seconds
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from flstream.simulator.journal import Journal
+from flstream.simulator.files.journal import Journal
 from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import (
     AnyEvent,

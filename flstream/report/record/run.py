@@ -17,8 +17,8 @@ from flstream.report.record.memory import MemoryRecord, read_memory
 from flstream.report.record.settings import Setting, read_settings
 from flstream.report.record.versions import read_versions
 from flstream.report.text import counted
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.summary import MemorySummary, Summary, Tally
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.summary import MemorySummary, Summary, Tally
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import ProcessMemory
 

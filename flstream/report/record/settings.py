@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from flstream.job import JobError, Key, job_keys
 from flstream.job.hocon import read_hocon
-from flstream.simulator.job_match import as_written
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.job_match import as_written
+from flstream.simulator.files.run_directory import RunDirectory
 
 
 class Setting(NamedTuple):

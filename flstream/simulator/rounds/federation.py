@@ -19,25 +19,25 @@ from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.descriptors import is_ours_alone
 from flstream.model.digests import ChunkDigester
 from flstream.model.layout import Layout
-from flstream.simulator.crew import Crew, Lost, Retired
-from flstream.simulator.disk import check_round, check_run
-from flstream.simulator.evaluation import Evaluation
-from flstream.simulator.failures import FailureRecord, brief
-from flstream.simulator.gathering import Gathering
+from flstream.simulator.crew.crew import Crew, Lost, Retired
+from flstream.simulator.crew.listening import Heard
+from flstream.simulator.files.model_files import ModelFiles
+from flstream.simulator.files.resume import ResumePoint
+from flstream.simulator.files.retention import stored_rounds
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.small_files import temporary_of
 from flstream.simulator.initial_model import BuildReport, NotBuilt
-from flstream.simulator.listening import Heard
-from flstream.simulator.model_files import ModelFiles
-from flstream.simulator.plan import RoundPlan, plan_disk, plan_round
-from flstream.simulator.reporting import report_heard, report_replaced
-from flstream.simulator.resume import ResumePoint
-from flstream.simulator.retention import stored_rounds
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.settings import stream_settings
-from flstream.simulator.small_files import temporary_of
-from flstream.simulator.spool import Spool
-from flstream.simulator.tasks import Assignment
-from flstream.simulator.training import Training
-from flstream.simulator.weights import check_weights, weighted_metrics
+from flstream.simulator.rounds.disk import check_round, check_run
+from flstream.simulator.rounds.evaluation import Evaluation
+from flstream.simulator.rounds.failures import FailureRecord, brief
+from flstream.simulator.rounds.gathering import Gathering
+from flstream.simulator.rounds.plan import RoundPlan, plan_disk, plan_round
+from flstream.simulator.rounds.reporting import report_heard, report_replaced
+from flstream.simulator.rounds.settings import stream_settings
+from flstream.simulator.rounds.spool import Spool
+from flstream.simulator.rounds.tasks import Assignment
+from flstream.simulator.rounds.training import Training
+from flstream.simulator.rounds.weights import check_weights, weighted_metrics
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (

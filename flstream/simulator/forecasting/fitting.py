@@ -11,9 +11,9 @@ import psutil
 
 from flstream.job import Job
 from flstream.model.layout import Layout
-from flstream.simulator.disk import free_bytes
-from flstream.simulator.forecast import Forecast, forecast
-from flstream.simulator.plan import plan_disk
+from flstream.simulator.forecasting.forecast import Forecast, forecast
+from flstream.simulator.rounds.disk import free_bytes
+from flstream.simulator.rounds.plan import plan_disk
 from flstream.units import format_bytes
 
 

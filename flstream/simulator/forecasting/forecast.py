@@ -15,8 +15,8 @@ from flstream.aggregation.steps import plan_steps
 from flstream.job import Job
 from flstream.model.layout import Layout
 from flstream.simulator.imports import library_imports
-from flstream.simulator.plan import RoundPlan, plan_disk, plan_round
-from flstream.simulator.settings import stream_settings
+from flstream.simulator.rounds.plan import RoundPlan, plan_disk, plan_round
+from flstream.simulator.rounds.settings import stream_settings
 from flstream.streaming.receiver import StreamSettings
 
 # What processes need beside models, measured as PSS: torch and the like, which they share, and
@@ -193,7 +193,7 @@ def _updates(
     settings: StreamSettings,
     rule: Rule,
 ) -> Traffic:
-    """The updates of a round, as :mod:`flstream.simulator.training` has them fetched."""
+    """The updates of a round, as :mod:`flstream.simulator.rounds.training` has them fetched."""
     cohort = job.clients.cohort_size
 
     def frame_of(partial: int) -> int:

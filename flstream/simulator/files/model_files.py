@@ -11,8 +11,8 @@ from flstream.job import Job
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
-from flstream.simulator.retention import Retention
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.retention import Retention
+from flstream.simulator.files.run_directory import RunDirectory
 from flstream.telemetry.events import Metrics
 from flstream.workflows.stopping import BestRound
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flstream.errors import SimulationError, UsageError
 from flstream.model.descriptors import sync_directory
-from flstream.simulator.small_files import sync_file, temporary_of, write_whole
+from flstream.simulator.files.small_files import sync_file, temporary_of, write_whole
 from flstream.telemetry.locks import lock_file
 
 # What a folder may have in it when a run was cut off before it had written its job file.

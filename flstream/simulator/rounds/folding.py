@@ -16,7 +16,7 @@ from flstream.aggregation.walk import fold_updates
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Sink, Source
 from flstream.model.checkpoint import FileSink
-from flstream.simulator.updates import Collected, Held
+from flstream.simulator.rounds.updates import Collected, Held
 
 ResultT = TypeVar("ResultT")
 

@@ -19,8 +19,8 @@ from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
-from flstream.simulator.updates import Collected, check_fits
-from flstream.simulator.worker import Worker
+from flstream.simulator.crew.worker import Worker
+from flstream.simulator.rounds.updates import Collected, check_fits
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.telemetry.events import Transfer

@@ -21,7 +21,7 @@ from flstream.errors import (
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
-from flstream.simulator.worker import Worker
+from flstream.simulator.crew.worker import Worker
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.remote import RemoteSource

@@ -20,9 +20,9 @@ from flstream.client.messages import (
 )
 from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
-from flstream.simulator.batches import Batch
-from flstream.simulator.crew import Crew, Lost, Say
-from flstream.simulator.worker import Worker
+from flstream.simulator.crew.batches import Batch
+from flstream.simulator.crew.crew import Crew, Lost, Say
+from flstream.simulator.crew.worker import Worker
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery, Ref
 from flstream.streaming.service import DownloadService

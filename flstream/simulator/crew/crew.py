@@ -20,11 +20,11 @@ from flstream.errors import (
     SimulationError,
     WorkerLostError,
 )
-from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.hiring import Hiring
-from flstream.simulator.listening import Listener, Replaced
-from flstream.simulator.slot import Slot
-from flstream.simulator.worker import Worker
+from flstream.simulator.crew.batches import Batch, Batches
+from flstream.simulator.crew.hiring import Hiring
+from flstream.simulator.crew.listening import Listener, Replaced
+from flstream.simulator.crew.slot import Slot
+from flstream.simulator.crew.worker import Worker
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
 

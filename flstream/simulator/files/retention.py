@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.small_files import temporary_of
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.small_files import temporary_of
 
 Keep = int | Literal["all"]
 

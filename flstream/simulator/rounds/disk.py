@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flstream.errors import SimulationError
-from flstream.simulator.retention import Keep
+from flstream.simulator.files.retention import Keep
 from flstream.units import format_bytes
 
 # Of a folder: the bytes that an ordinary user may still take, None where they cannot be told.
@@ -156,7 +156,7 @@ def check_run(
         folder: the run directory.
         done: the last completed round; 0 where only the initial model is there.
         stored: how many checkpoints there are now, the initial model among them; see
-            :func:`flstream.simulator.retention.stored_rounds`.
+            :func:`flstream.simulator.files.retention.stored_rounds`.
         present: see :func:`check_round`.
         free: tells how much is free in a folder.
 

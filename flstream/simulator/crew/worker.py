@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from flstream.client.messages import FromWorker
-from flstream.simulator.hiring import Hired
+from flstream.simulator.crew.hiring import Hired
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal

@@ -7,9 +7,9 @@ from time import monotonic
 
 from flstream.client.messages import Failed
 from flstream.errors import WorkerLostError
-from flstream.simulator.hiring import Hiring
-from flstream.simulator.listening import Listener
-from flstream.simulator.worker import Worker
+from flstream.simulator.crew.hiring import Hiring
+from flstream.simulator.crew.listening import Listener
+from flstream.simulator.crew.worker import Worker
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flstream.errors import SimulationError
-from flstream.simulator.summary import TALLIED
+from flstream.simulator.files.summary import TALLIED
 from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import (
     AnyEvent,

@@ -15,19 +15,19 @@ from flstream.client.state import discard_after
 from flstream.errors import AbortedError, UpdateRefusedError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSource
-from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.crew import REPORT_SECONDS, Crew, Lost, Retired, Say
-from flstream.simulator.failures import brief
-from flstream.simulator.folding import RoundFold
-from flstream.simulator.gathering import Gathering
-from flstream.simulator.listening import Heard, Replaced
-from flstream.simulator.plan import RoundPlan
-from flstream.simulator.reporting import TaskReport, report_heard, report_replaced
-from flstream.simulator.settings import stream_settings
-from flstream.simulator.spool import Spool
-from flstream.simulator.tasks import Arrived, Assignment, Given, ask
-from flstream.simulator.updates import Collected, Held, fetch_into_memory
-from flstream.simulator.worker import Worker
+from flstream.simulator.crew.batches import Batch, Batches
+from flstream.simulator.crew.crew import REPORT_SECONDS, Crew, Lost, Retired, Say
+from flstream.simulator.crew.listening import Heard, Replaced
+from flstream.simulator.crew.worker import Worker
+from flstream.simulator.rounds.failures import brief
+from flstream.simulator.rounds.folding import RoundFold
+from flstream.simulator.rounds.gathering import Gathering
+from flstream.simulator.rounds.plan import RoundPlan
+from flstream.simulator.rounds.reporting import TaskReport, report_heard, report_replaced
+from flstream.simulator.rounds.settings import stream_settings
+from flstream.simulator.rounds.spool import Spool
+from flstream.simulator.rounds.tasks import Arrived, Assignment, Given, ask
+from flstream.simulator.rounds.updates import Collected, Held, fetch_into_memory
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import AnyEvent, Progress, SiteFailed, SiteUpdate, Transfer

@@ -14,7 +14,7 @@ from flstream.errors import (
     StreamingError,
     WorkerLostError,
 )
-from flstream.simulator.worker import Worker
+from flstream.simulator.crew.worker import Worker
 from flstream.transport.channel import AbortSignal
 
 # How long a worker whose code has failed may take to end.

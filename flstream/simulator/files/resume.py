@@ -12,10 +12,10 @@ from flstream.errors import CheckpointError, SimulationError
 from flstream.job import Job
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
-from flstream.simulator.job_match import check_same_job
-from flstream.simulator.journal import Journal, read_journal
-from flstream.simulator.run_directory import RunDirectory
-from flstream.simulator.summary import Summary, Tally
+from flstream.simulator.files.job_match import check_same_job
+from flstream.simulator.files.journal import Journal, read_journal
+from flstream.simulator.files.run_directory import RunDirectory
+from flstream.simulator.files.summary import Summary, Tally
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import AnyEvent, Evaluated, Metrics, RunResumed
 from flstream.workflows.fedavg import evaluation_is_due
@@ -71,7 +71,7 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
 
     Args:
         job: the job, which has to be that of the run: see
-            :func:`~flstream.simulator.job_match.check_same_job`.
+            :func:`~flstream.simulator.files.job_match.check_same_job`.
         run: the run directory, in use by this process and no other.
 
     Returns:

@@ -8,9 +8,9 @@ from time import monotonic
 from typing import Literal
 
 from flstream.client.messages import Goodbye, Logged, Ready, TaskKind
-from flstream.simulator.crew import Retired
-from flstream.simulator.listening import Heard, Replaced
-from flstream.simulator.tasks import Arrived, Given
+from flstream.simulator.crew.crew import Retired
+from flstream.simulator.crew.listening import Heard, Replaced
+from flstream.simulator.rounds.tasks import Arrived, Given
 from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import (
     AnyEvent,

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from flstream.errors import AbortedError, WorkerLostError
-from flstream.simulator.links import LinkEnd, link
+from flstream.simulator.crew.links import LinkEnd, link
 from flstream.transport.channel import AbortSignal
 
 _NAME_BYTES = 256

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 from flstream.client.messages import Scored, ScoredSite
 from flstream.job import Job
-from flstream.simulator.batches import Batch, Batches
-from flstream.simulator.crew import Crew, Lost, Retired, Say
-from flstream.simulator.failures import brief
-from flstream.simulator.gathering import Gathering
-from flstream.simulator.listening import Heard, Replaced
-from flstream.simulator.plan import RoundPlan
-from flstream.simulator.reporting import TaskReport, report_heard, report_replaced
-from flstream.simulator.tasks import Arrived, Assignment, Given, ask
-from flstream.simulator.worker import Worker
+from flstream.simulator.crew.batches import Batch, Batches
+from flstream.simulator.crew.crew import Crew, Lost, Retired, Say
+from flstream.simulator.crew.listening import Heard, Replaced
+from flstream.simulator.crew.worker import Worker
+from flstream.simulator.rounds.failures import brief
+from flstream.simulator.rounds.gathering import Gathering
+from flstream.simulator.rounds.plan import RoundPlan
+from flstream.simulator.rounds.reporting import TaskReport, report_heard, report_replaced
+from flstream.simulator.rounds.tasks import Arrived, Assignment, Given, ask
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import AnyEvent, SiteFailed, Transfer
 

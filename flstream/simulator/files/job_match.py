@@ -11,7 +11,7 @@ from flstream.errors import UsageError
 from flstream.job import Job, JobError, Key, job_keys
 from flstream.job.hocon import read_hocon
 from flstream.job.values import render_value
-from flstream.simulator.run_directory import RunDirectory
+from flstream.simulator.files.run_directory import RunDirectory
 
 _ABSENT = object()
 

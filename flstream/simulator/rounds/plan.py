@@ -8,7 +8,7 @@ from flstream.aggregation.optimizers import optimizer_for
 from flstream.aggregation.rules import rule_for
 from flstream.job import Job
 from flstream.model.layout import Layout
-from flstream.simulator.disk import DiskPlan
+from flstream.simulator.rounds.disk import DiskPlan
 
 # Of models up to here, a worker trains several sites in one task, and their updates wait in memory.
 _TINY_BYTES = 1 << 20

@@ -1,0 +1,1 @@
+"""The crew: worker processes, who they work for, and what becomes of those that die."""

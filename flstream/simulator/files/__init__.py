@@ -1,0 +1,1 @@
+"""The run directory: what lies in it, what a run that goes on finds there, and what stays."""

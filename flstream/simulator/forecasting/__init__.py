@@ -1,0 +1,1 @@
+"""The forecast: what a job will need, and whether this machine has it."""
