@@ -70,7 +70,6 @@ def _chosen(rounds: Sequence[RoundSummary], best: int) -> list[RoundSummary | No
 
 
 def _seconds(each: RoundSummary) -> list[str]:
-    phases = (each.download, each.train, each.upload_and_fold, each.checkpoint)
+    *phases, evaluate = each.phases
     # No evaluation is done in no time at all: zero says that there was none.
-    evaluate = f"{each.evaluate:.2f}" if each.evaluate else "-"
-    return [*(f"{seconds:.2f}" for seconds in phases), evaluate]
+    return [*(f"{seconds:.2f}" for seconds in phases), f"{evaluate:.2f}" if evaluate else "-"]

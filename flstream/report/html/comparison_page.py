@@ -174,11 +174,4 @@ def _most_memory(views: Sequence[MemoryView]) -> float | None:
 
 
 def _most_seconds(runs: Sequence[RunRecord]) -> float | None:
-    return max(
-        (
-            each.download + each.train + each.upload_and_fold + each.checkpoint + each.evaluate
-            for run in runs
-            for each in run.summary.rounds
-        ),
-        default=None,
-    )
+    return max((sum(each.phases) for run in runs for each in run.summary.rounds), default=None)

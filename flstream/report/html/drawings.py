@@ -127,10 +127,7 @@ def seconds_drawing(
     if not rounds:
         return None
     numbers = [each.round for each in rounds]
-    columns = zip(
-        *((r.download, r.train, r.upload_and_fold, r.checkpoint, r.evaluate) for r in rounds),
-        strict=True,
-    )
+    columns = zip(*(each.phases for each in rounds), strict=True)
     seconds = dict(zip(PHASES, columns, strict=True))
     text = "Seconds of each phase over rounds"
     narrow = _svg(seconds_chart(numbers, seconds, NARROW, greatest), f"{name}-narrow", text)

@@ -60,8 +60,7 @@ def rounds_table(run: RunRecord) -> Table:
     rows = []
     for each in run.summary.rounds:
         values = [format_metric(scores.get(each.round, {}).get(metric)) for metric in metrics]
-        spent = (each.download, each.train, each.upload_and_fold, each.checkpoint, each.evaluate)
-        cells = [str(each.round), *values, *(f"{seconds:.2f}" for seconds in spent)]
+        cells = [str(each.round), *values, *(f"{seconds:.2f}" for seconds in each.phases)]
         rows.append(Row(cells, "best" if each.round == best else ""))
     titles = [metric.title for metric in metrics]
     return Table(["round", *titles, *(f"{phase} s" for phase in PHASES)], rows)
@@ -87,16 +86,9 @@ def _process_row(name: str, memory: ProcessMemory) -> Row:
 
 def phase_seconds(run: RunRecord) -> dict[str, float]:
     """Seconds of each phase over all rounds, and what is left of the run, under ``the rest``."""
-    rounds = run.summary.rounds
-    spent = (
-        sum(each.download for each in rounds),
-        sum(each.train for each in rounds),
-        sum(each.upload_and_fold for each in rounds),
-        sum(each.checkpoint for each in rounds),
-        sum(each.evaluate for each in rounds),
-    )
-    found = dict(zip(PHASES, spent, strict=True))
-    return {**found, "the rest": max(run.seconds - sum(spent), 0.0)}
+    phases = [each.phases for each in run.summary.rounds]
+    found = {phase: sum(each[place] for each in phases) for place, phase in enumerate(PHASES)}
+    return {**found, "the rest": max(run.seconds - sum(found.values()), 0.0)}
 
 
 def totals_table(run: RunRecord) -> Table:

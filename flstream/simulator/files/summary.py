@@ -72,6 +72,11 @@ class RoundSummary(msgspec.Struct):
     checkpoint: float
     evaluate: float = 0.0
 
+    @property
+    def phases(self) -> tuple[float, float, float, float, float]:
+        """Seconds of download, training, upload and fold, checkpoint, and evaluation."""
+        return (self.download, self.train, self.upload_and_fold, self.checkpoint, self.evaluate)
+
 
 class MemorySummary(msgspec.Struct):
     """Peaks in bytes: of the server, of each site, and of the whole run at one time."""
