@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
+from threading import Event
 from typing import TypeVar
 
 from flstream.model.body import Scratch
@@ -42,24 +43,33 @@ def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterato
         depth: how many steps may be done or in line whose results were not asked for.
 
     Yields:
-        The results. What a step raises is raised where its result is asked for. When the block is
-        left, no step is being done any more.
+        The results. What a step raises is raised where its result is asked for, and none that is in
+        line after it is done. When the block is left, no step is being done any more.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
         line: deque[Future[T]] = deque()
+        over = Event()
+
+        def do(step: Callable[[], T]) -> T:
+            if over.is_set():
+                raise CancelledError
+            try:
+                return step()
+            except BaseException:
+                over.set()
+                raise
 
         def results() -> Iterator[T]:
-            line.extend(pool.submit(step) for step in islice(steps, depth))
+            line.extend(pool.submit(do, step) for step in islice(steps, depth))
             while line:
                 result = line.popleft().result()
-                line.extend(pool.submit(step) for step in islice(steps, 1))
+                line.extend(pool.submit(do, step) for step in islice(steps, 1))
                 yield result
 
         try:
             yield results()
         finally:
-            for future in line:
-                future.cancel()
+            over.set()
 
 
 class WriteBehind:

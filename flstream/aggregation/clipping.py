@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flstream.aggregation.cohort import Cohort
-from flstream.aggregation.elements import BLOCK, FLOATS, Array, blocks
+from flstream.aggregation.elements import FLOATS, Array, block_room, blocks
 from flstream.aggregation.rules import Rule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.updates import Update
@@ -64,7 +64,7 @@ def _norms(
     """The L2 norm of each update's difference, over the floats of it that are aggregated."""
     cohort = Cohort(base, updates, rule, steps, looking=True)
     sums = [_SquareSum() for _ in updates]
-    room = np.empty(BLOCK)
+    room = block_room(FLOATS, steps.step)
     for start, stop in base.layout.ranges(steps.step):
         for part in cohort.each_part(start, stop, cohort.begin(start, stop)):
             if part.zone.dtype in FLOATS:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flstream.aggregation.ahead import RANGES_AHEAD, RANGES_READ, RANGES_TOGETHER, read_ahead
-from flstream.aggregation.elements import BLOCK, FLOATS, blocks, unit
+from flstream.aggregation.elements import FLOATS, block_room, blocks, unit
 from flstream.aggregation.parts import Part
 from flstream.aggregation.rules import Rule
 from flstream.aggregation.steps import Steps
@@ -101,8 +101,8 @@ class Cohort:
         self._readings = [Reading(update, layout, steps.frame) for update in updates]
         self._scales = scales or [1.0] * len(updates)
         self._looking = looking and rule.on_nonfinite == "reject"
-        self._scratches = cycle((Scratch(), Scratch()) for _ in range(RANGES_READ))
-        self._room = np.empty(BLOCK)
+        self._scratches = [(Scratch(), Scratch()) for _ in range(RANGES_READ)]
+        self._room = block_room({spec.dtype for spec in layout.tensors}, steps.step)
         self._ahead: Iterator[Range] | None = None
         self.old = OldValues(base)
         self.zones = Zones(
@@ -127,8 +127,9 @@ class Cohort:
         if self._layout.nbytes * len(self._readings) < _WORTH_A_THREAD:
             yield
             return
+        scratches = cycle(self._scratches)
         reads = (
-            partial(reading.read, start, stop, *next(self._scratches))
+            partial(reading.read, start, stop, *next(scratches))
             for start, stop in self._layout.ranges(step)
             for reading in self._readings
         )
@@ -138,10 +139,11 @@ class Cohort:
             finally:
                 self._ahead = None
 
-    def _read(self, reading: Reading, start: int, stop: int) -> Range:
+    def _read(self, place: int, start: int, stop: int) -> Range:
         if self._ahead is not None:
             return next(self._ahead)
-        return reading.read(start, stop, *next(self._scratches))
+        scratches = self._scratches[place % RANGES_TOGETHER]
+        return self._readings[place].read(start, stop, *scratches)
 
     def parts(self, start: int, stop: int, zones: Sequence[Zone]) -> Iterator[Contribution]:
         """Read the range of every update, in order, and give what they have for each of its zones.
@@ -149,12 +151,11 @@ class Cohort:
         Raises:
             UpdateRefusedError: while looking, something that is not finite was found.
         """
-        for first in range(0, len(self._readings), RANGES_TOGETHER):
-            ranges = [
-                self._read(reading, start, stop)
-                for reading in self._readings[first : first + RANGES_TOGETHER]
-            ]
-            are_last = first + RANGES_TOGETHER >= len(self._readings)
+        count = len(self._readings)
+        for first in range(0, count, RANGES_TOGETHER):
+            next_first = min(first + RANGES_TOGETHER, count)
+            ranges = [self._read(place, start, stop) for place in range(first, next_first)]
+            are_last = next_first == count
             for index, zone in enumerate(zones):
                 parts = [
                     self._part(place, zone, read)
@@ -207,7 +208,7 @@ def find_not_finite(
         UpdateRefusedError: an update has an infinity or a NaN there.
     """
     cohort = Cohort(base, updates, rule, steps, looking=True)
-    room = np.empty(BLOCK)
+    room = block_room(FLOATS, steps.step)
     for start, stop in base.layout.ranges(steps.step):
         if start > folded:
             return

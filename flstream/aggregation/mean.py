@@ -28,7 +28,7 @@ class WeightedMean:
 
     Attributes:
         sums: of each zone of the range: float64, of the values times the weights of all updates but
-            the last. Of integers, of their differences from the first.
+            those that were added as the last. Of integers, of their differences from the first.
         firsts: of each zone of integers the first update's; of others nothing.
     """
 
@@ -39,7 +39,7 @@ class WeightedMean:
         self._last: list[Sequence[Part]] = []
         self._sums_buffer = np.empty(0)
         self._firsts_buffer = bytearray()
-        self._values, self._mean = np.empty(BLOCK), np.empty(BLOCK)
+        self._values = self._mean = np.empty(0)
         self.sums: list[Array] = []
         self.firsts: list[memoryview] = []
 
@@ -50,6 +50,9 @@ class WeightedMean:
         self._summed = [bool(zone.before) for zone in zones]
         self._last = [()] * len(zones)
         numbers = [zone.numbers for zone in zones]
+        longest = min(max(numbers), BLOCK)
+        if len(self._mean) < longest:
+            self._values, self._mean = np.empty(longest), np.empty(longest)
         if len(self._sums_buffer) < sum(numbers):
             self._sums_buffer = np.empty(sum(numbers))
         self.sums = np.split(self._sums_buffer[: sum(numbers)], np.cumsum(numbers)[:-1])

@@ -48,6 +48,7 @@ class Part:
         self._scale = scale
         self._not_finite = not_finite
         self._room = room
+        self._old_elements: Elements | None = None
 
     def integers(self) -> Array:
         """The new values of a zone of integers. They wrap, as differences of them do."""
@@ -95,4 +96,6 @@ class Part:
         return old
 
     def _old_values(self) -> Elements:
-        return Elements(self.zone.dtype, self._old(self.zone))
+        if self._old_elements is None:
+            self._old_elements = Elements(self.zone.dtype, self._old(self.zone))
+        return self._old_elements

@@ -11,9 +11,9 @@ from flstream.model.layout import ALIGNMENT, Layout
 
 # Below this, Python's work for a range shows beside the work on its bytes.
 _SMALLEST_STEP = 512 << 10
-# Blocks of float64 do not grow with the step: the values of an update and of the model, their sum,
-# and no more than three beside them, which rounding, an optimiser or a mean of integers needs.
-_BLOCKS_BYTES = 6 * 8 * BLOCK
+# Blocks of float64: the values of an update and of the model, their sum, and no more than three
+# beside them, which rounding, an optimiser or a mean of integers needs.
+_BLOCKS = 6
 
 
 class Steps(NamedTuple):
@@ -52,21 +52,28 @@ def plan_steps(
     Returns:
         The step and the frame. They are a few bytes where not even that fits.
     """
-    costs = [_bytes_a_byte(code, rule, updates, summing) for code in _codes(layout)]
-    cost, frames = max(costs, default=1), 0
+    codes = {spec.dtype for spec in layout.tensors}
+    cost = max((_bytes_a_byte(code, rule, updates, summing) for code in codes), default=1)
+    frames = 0
     if partial:
         # A range is received into one buffer and put together with what was left in another. Both
         # reach up to the end of a frame.
-        cost, frames = cost + 1, partial + 2
-    room = memory_budget - _BLOCKS_BYTES
-    frame = min(chunk_size or _SMALLEST_STEP, room // (cost + frames) // ALIGNMENT * ALIGNMENT)
+        cost, frames = cost + RANGES_READ, partial + 2 * RANGES_READ
+    longest = chunk_size or _SMALLEST_STEP
+    # A range that is shorter than a block is itself the block.
+    in_blocks = max((-(-_BLOCKS * 8 // unit(code)) for code in codes), default=1)
+    return max(
+        _largest(memory_budget - _BLOCKS * 8 * BLOCK, cost, frames, longest),
+        _largest(memory_budget, cost + in_blocks, frames, longest),
+    )
+
+
+def _largest(room: int, cost: int, frames: int, longest: int) -> Steps:
+    """The largest steps of which each byte takes ``cost``, and each frame so many more."""
+    frame = min(longest, room // (cost + frames)) // ALIGNMENT * ALIGNMENT
     frame = max(frame, ALIGNMENT)
     largest = (room - frames * frame) // cost
     return Steps(step=frame * max(1, min(_SMALLEST_STEP, largest) // frame), frame=frame)
-
-
-def _codes(layout: Layout) -> set[str]:
-    return {spec.dtype for spec in layout.tensors}
 
 
 def _bytes_a_byte(dtype: str, rule: Rule, updates: int, summing: bool) -> int:

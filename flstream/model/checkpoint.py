@@ -94,11 +94,23 @@ class FileSource:
                 f"{error.strerror}"
             ) from error
         if count < len(view):
-            raise CheckpointError(
-                f"{self.path} ends at byte {start + count} of its tensors; it was cut short "
-                "after it was opened"
-            )
+            raise self._cut_short(start + count)
         return [view]
+
+    def require(self, stop: int) -> None:
+        """Make sure, without reading it, that the body is there up to ``stop``.
+
+        Raises:
+            CheckpointError: the file became shorter since it was opened.
+        """
+        there = os.fstat(self._fd).st_size - self.header_bytes
+        if there < stop:
+            raise self._cut_short(there)
+
+    def _cut_short(self, there: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} ends at byte {there} of its tensors; it was cut short after it was opened"
+        )
 
     def extent(self, start: int) -> tuple[int, int]:
         """Where the body's bytes from ``start`` on lie: the file's descriptor, and the offset.

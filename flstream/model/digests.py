@@ -71,11 +71,12 @@ class ChunkDigester:
         chunk_size: bytes of a chunk; the last one may be shorter.
 
     Attributes:
-        digests: of the chunks that are whole.
+        digests: of the chunks that are whole; none where there are more than there is room for.
     """
 
     def __init__(self, nbytes: int, chunk_size: int) -> None:
         self.digests = ChunkDigests()
+        self._is_idle = nbytes > chunk_size * _MOST_CHUNKS
         self._nbytes, self._chunk_size = nbytes, chunk_size
         self._hash = xxhash.xxh3_64()
         self._reached = 0
@@ -86,6 +87,8 @@ class ChunkDigester:
         Raises:
             ValueError: they do not follow.
         """
+        if self._is_idle:
+            return
         if start == 0:
             self._hash.reset()
             self._reached = 0

@@ -19,8 +19,9 @@ from flstream.transport.channel import Channel
 from flstream.transport.splice import Pages
 from flstream.transport.views import advance
 
-# Below this, asking the kernel for the pages costs more than copying the bytes.
-_LEAST_LENT = 128 << 10
+LEAST_LENT = 128 << 10
+"""The shortest frame that is lent: for others, asking for the pages costs more than a copy."""
+
 # Views shorter than this on average are copied, too: each page of each view has its price.
 _LEAST_VIEW = 16 << 10
 # A chunk made of more tensors than this is gathered into one buffer first: beyond it, handing
@@ -155,7 +156,7 @@ class Frame:
         """
         start = demand.next
         stop = min(start + demand.chunk_size, demand.stop) if demand.chunk_size else demand.stop
-        length, lent = stop - start, demand.chunk_size and stop - start >= _LEAST_LENT
+        length, lent = stop - start, demand.chunk_size and stop - start >= LEAST_LENT
         if lent and isinstance(source, FileSource):
             digest = _digest_in_file(source, start, stop, scratch)
             content: Content = InFile(source, start, stop)
@@ -194,6 +195,7 @@ def _digest_in_file(source: FileSource, start: int, stop: int, scratch: Scratch)
     """The digest of a chunk, which is taken once for all who are sent it, if it is not known."""
     known = source.digests.get(start, stop)
     if known is not None:
+        source.require(stop)
         return known
     digest = xxhash.xxh3_64()
     for first in range(start, stop, _PIECE_BYTES):

@@ -4,9 +4,10 @@ RSS counts shared and file-backed pages; USS counts what is a process's own; PSS
 several processes map. RSS is read at every tick. USS and PSS make the kernel walk the process's
 page tables, about 4 ms for each GiB, while the process waits for its own page faults; so they are
 read as often as costs at most a fiftieth of a core's time for all processes together, and more
-often, a twentieth for each, while a process grows beyond what it had at any reading. Between two
-readings PSS is carried on with RSS: what a process has more or less since is its own, as a model
-is. The kernel's own high-water mark of RSS sees peaks between two ticks.
+often, at most a twentieth for each and a fifth together, while processes grow beyond what they had
+at any reading. Between two readings PSS is carried on with RSS: what a process has more or less
+since is its own, as a model is. The kernel's own high-water mark of RSS sees peaks between two
+ticks.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ INTERVAL = 0.05
 
 # Share of the time that may go into reading USS and PSS of all processes.
 _FULL_READ_SHARE = 0.02
-# The same for one process that has more than it ever had when they were read, by this factor.
-_GROWING_READ_SHARE, _GROWTH = 0.05, 1.02
+# The same for one process, and for all, that have more than they ever had when they were read, by
+# this factor.
+_GROWING_READ_SHARE, _GROWING_READS_SHARE, _GROWTH = 0.05, 0.2, 1.02
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
@@ -98,13 +100,15 @@ class _Watched:
         grows = rss > _GROWTH * self._read_at
         return time.monotonic() >= (self._next_growing_read if grows else self._next_read)
 
-    def read(self, share: float) -> Any:
-        """Read USS and PSS, which may cost this share of the time."""
+    def read(self, processes: int) -> Any:
+        """Read USS and PSS, as one of so many processes of which they are read."""
         began = time.monotonic()
         info: Any = self.process.memory_full_info()
         ended = time.monotonic()
-        self._next_read = ended + (ended - began) / share
-        self._next_growing_read = ended + (ended - began) / _GROWING_READ_SHARE
+        cost = ended - began
+        self._next_read = ended + cost * processes / _FULL_READ_SHARE
+        growing = min(_GROWING_READ_SHARE, _GROWING_READS_SHARE / processes)
+        self._next_growing_read = ended + cost / growing
         self._read_at = max(self._read_at, info.rss)
         return info
 
@@ -203,7 +207,7 @@ class MemorySampler:
         peak = self._peaks[name]
         rss = int(watched.process.memory_info().rss)
         if watched.is_to_be_read(rss):
-            info = watched.read(_FULL_READ_SHARE / len(self._watched))
+            info = watched.read(len(self._watched))
             sample = Sample(now, name, info.rss, info.uss, getattr(info, "pss", None))
             watched.shared = info.rss - (info.uss if sample.pss is None else sample.pss)
             peak.peak_uss = max(peak.peak_uss, info.uss)

@@ -36,6 +36,20 @@ def test_what_a_step_raises_is_raised_where_its_result_is_asked_for():
             next(results)
 
 
+def test_what_is_in_line_after_a_step_that_failed_is_not_done():
+    done = []
+
+    def fail():
+        raise CheckpointError("broken")
+
+    with (
+        pytest.raises(CheckpointError, match="broken"),
+        read_ahead(iter([lambda: 1, fail, lambda: done.append(3)]), 2) as results,
+    ):
+        list(results)
+    assert done == []
+
+
 def test_no_step_is_under_way_once_the_block_is_left():
     threads = threading.active_count()
     with read_ahead(iter([lambda: 1, lambda: 2, lambda: 3]), 2) as results:

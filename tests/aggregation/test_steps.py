@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import entries, tensor
 
+from flstream.aggregation import cohort
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import Rule
@@ -15,6 +16,7 @@ from flstream.aggregation.steps import plan_steps
 from flstream.aggregation.updates import Update
 from flstream.aggregation.walk import fold_updates
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
@@ -45,6 +47,22 @@ def test_a_step_is_whole_frames_no_longer_than_a_chunk(
     assert step % frame == 0
     assert frame % 16 == 0
     assert 0 < frame <= (chunk_size or step)
+
+
+@pytest.mark.parametrize("budget", [MIB, MIB + MIB // 2, 2 * MIB])
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
+    layout = Layout.of([("a", code, (4 * MIB,))])
+    for rule, updates, summing in [(Rule(), 4, False), (Rule(), 1000, True)]:
+        step, frame = plan_steps(
+            layout,
+            rule,
+            updates=updates,
+            chunk_size=2 * MIB,
+            memory_budget=budget,
+            summing=summing,
+        )
+        assert step >= frame >= 8 << 10
 
 
 class Folder:
@@ -98,10 +116,12 @@ def peak_of(call, *args):
 @pytest.mark.parametrize("code", ["F64", "F32", "F16", "BF16", "F8_E5M2", "I64", "U64", "U8"])
 @pytest.mark.parametrize("chunk_size", [4096, 2 * MIB])
 def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type, chunk_size):
-    budget, folder = 4 * MIB, Folder(tmp_path, code, 3 * MIB)
+    folder = Folder(tmp_path, code, 3 * MIB)
     updates = folder.updates(3, params_type)
-    steps = folder.plan(Rule(), updates, budget, chunk_size)
-    assert peak_of(folder.walk, Rule(), updates, steps) <= budget
+    for budget in (MIB, 2 * MIB, 4 * MIB):
+        steps = folder.plan(Rule(), updates, budget, chunk_size)
+        # What Python keeps for itself, its threads and objects, is no buffer.
+        assert peak_of(folder.walk, Rule(), updates, steps) <= budget + (64 << 10)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +144,19 @@ def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
     steps = folder.plan(rule, updates, budget)
     # What Python keeps of an update, its objects, is no buffer.
     assert peak_of(folder.walk, rule, updates, steps) <= budget + 2048 * count
+
+
+@pytest.mark.parametrize("count", [3, 16])
+def test_and_those_of_updates_that_begin_in_the_middle_of_a_frame(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(cohort, "_WORTH_A_THREAD", 0)
+    budget, folder = 4 * MIB, Folder(tmp_path, "F32", 3 * MIB)
+    model = {"a": tensor("F32", (100_001,)), "b": tensor("F32", (686_431,))}
+    write_checkpoint(tmp_path / "base", MemoryBody.of(model))
+    write_checkpoint(tmp_path / "update", MemoryBody.of({"b": model["b"]}))
+    folder.base, folder.source = FileSource(tmp_path / "base"), FileSource(tmp_path / "update")
+    updates = folder.updates(count, "DIFF", partial=True)
+    steps = folder.plan(Rule(), updates, budget)
+    assert peak_of(folder.walk, Rule(), updates, steps) <= budget + 2048 * count
 
 
 @pytest.mark.parametrize("code", ["F32", "BF16"])

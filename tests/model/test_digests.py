@@ -67,6 +67,13 @@ def test_there_is_room_for_so_many_digests_and_no_more(monkeypatch):
     assert [digests.get(number, number + 1) for number in range(3)] == [0, 7, None]
 
 
+def test_where_there_are_more_chunks_than_room_none_is_digested(monkeypatch):
+    monkeypatch.setattr(digests_module, "_MOST_CHUNKS", 2)
+    digester = ChunkDigester(len(BODY), 4096)
+    take(digester, [6000])
+    assert len(digester.digests) == 0
+
+
 def test_a_file_sink_gives_what_it_writes_to_its_digester(tmp_path):
     layout = MemoryBody.of({"w": np.frombuffer(BODY, np.uint8)}).layout
     digester = ChunkDigester(layout.nbytes, 4096)

@@ -154,6 +154,8 @@ def test_when_not_all_sites_fit_the_failed_and_the_slow_are_on_top() -> None:
     )
     shown, hidden = choose(list(state.sites.values()), set(), 5)
     assert [site.name for site in shown] == ["site-6", "site-4", "site-3", "site-2", "site-5"]
+    shown, _ = choose(list(state.sites.values()), {"site-5", "site-3"}, 4)
+    assert [site.name for site in shown] == ["site-6", "site-3", "site-5", "site-4"]
     assert hidden == 1
     assert line_of(frame(state), "site-6").endswith("round 1: out of memory")
 

@@ -1,6 +1,7 @@
 """A small body comes together with its layout, whatever happens on the way."""
 
 import os
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -8,12 +9,16 @@ from halls import QUICK, fetch, flip
 from support import assert_same_tensors, tensor
 
 from flstream.errors import CheckpointError, RefusedError
+from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSource
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import download_file
 from flstream.streaming.download import download
-from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.wire import Close, Fetch, Open, Opened, Probe
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.remote import RemoteSource
+from flstream.streaming.wire import Close, Fetch, Open, Opened, Probe, Refused, pack_message
+from flstream.transport.channel import Deadline
+from flstream.transport.pipe import pipe
 
 SMALL = {"w": tensor("F32", (32, 32)), "b": tensor("F16", (5,))}
 KIB = 1 << 10
@@ -95,6 +100,59 @@ def test_a_layout_that_is_lost_is_asked_for_again_and_both_bodies_do_no_harm(hal
     assert kinds(channel) == [Open, Open, Close]
     again = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, again.token).tensors, SMALL)
+
+
+def test_a_sender_that_does_not_send_it_unasked_is_asked(hall):
+    def deaf(request, packet):
+        if isinstance(request, Open):
+            packet[:] = pack_message(Open(request.token, request.request), request.token)
+
+    receiver, channel = hall.watched(on_request=deaf)
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
+    assert kinds(channel) == [Open, Probe, Fetch, Close]
+
+
+def test_what_overtakes_the_layout_is_fetched_again(hall):
+    held = []
+
+    def hold_back(reply, packet):
+        if isinstance(reply, Opened):
+            held.append(bytes(packet))
+            packet.clear()
+
+    def let_go(_header, packet):
+        if len(channel.frames) == 1 and held:
+            packet += held.pop()
+
+    receiver, channel = hall.watched(on_frame=let_go, on_reply=hold_back)
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
+    assert kinds(channel) == [Open, Fetch, Close]
+
+
+def test_a_refusal_after_the_layout_ends_the_download(hall):
+    ours, theirs = pipe("server", "site-1")
+    layout = MemoryBody.of(SMALL).layout.plain_header[8:]
+    token = bytes(range(16))
+    refused = [Opened(1, layout), Refused(1, "256 requests are waiting")]
+    with closing(ours), closing(theirs):
+        packets = b"".join(pack_message(each, token) for each in refused)
+        ours.send([memoryview(packets)], Deadline(10))
+        with pytest.raises(RefusedError, match="256 requests are waiting"):
+            fetch(Receiver(theirs, "server"), token, QUICK._replace(request_timeout=1.0))
+
+
+def test_a_body_that_nobody_read_is_passed_over_by_the_next_reader_of_the_same_ref(hall):
+    receiver = hall.receiver()
+    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    RemoteSource(receiver, ref.token, QUICK)
+    remote = RemoteSource(receiver, ref.token, QUICK)
+    pieces = [
+        bytes(remote.views(start, stop, Scratch())[0])
+        for start, stop in remote.layout.ranges(QUICK.frame_size)
+    ]
+    assert b"".join(pieces) == b"".join(MemoryBody.of(SMALL).views(0, remote.layout.nbytes))
 
 
 def test_a_file_that_became_shorter_is_refused(hall, tmp_path):

@@ -200,3 +200,11 @@ class TestDigestsTakenWhileWriting:
         ref = hall.service.offer(source, ["site-1"])
         with pytest.raises(IntegrityError, match="does not match its digest"):
             fetch(hall.receiver(), ref.token, LARGE)
+
+    def test_a_file_that_became_shorter_is_refused_by_its_name(self, hall, tmp_path):
+        path = tmp_path / "m.safetensors"
+        source = self.written(path)
+        os.truncate(path, MIB)
+        ref = hall.service.offer(source, ["site-1"])
+        with pytest.raises(RefusedError, match=r"m\.safetensors ends at byte"):
+            fetch(hall.receiver(), ref.token, LARGE)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import msgspec
+import pytest
 
+from flstream.telemetry import memory
 from flstream.telemetry.memory import MemorySampler, ProcessMemory, Sample, own_peak_rss, own_rss
 
 MIB = 1 << 20
@@ -66,11 +68,55 @@ def test_the_total_grows_with_a_process_whose_pss_is_not_read_again():
     sampler.watch("this", os.getpid())
     sampler._tick()
     before = sampler.peak_total_pss
-    sampler._watched["this"].next_full_read = math.inf
+    watched = sampler._watched["this"]
+    watched._next_read = watched._next_growing_read = math.inf
+    shared = watched.shared
     with mmap.mmap(-1, 64 * MIB) as block:
         block.write(b"1" * 64 * MIB)
         sampler._tick()
     assert 60 * MIB <= sampler.peak_total_pss - before < 140 * MIB
+    assert watched.shared == shared  # which only a reading changes
+
+
+class Clock:
+    """Time that passes as it is told, half a second in each reading."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Reading:
+    """A process whose USS takes half a second to read."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.rss = 100 * MIB
+
+    def memory_full_info(self):
+        self.clock.now += 0.5
+        return self
+
+
+@pytest.mark.parametrize(
+    ("processes", "steady", "growing"), [(1, 25.0, 10.0), (4, 100.0, 10.0), (8, 200.0, 20.0)]
+)
+def test_uss_is_read_as_often_as_its_share_of_the_time_allows_and_more_while_it_grows(
+    monkeypatch, processes, steady, growing
+):
+    clock = Clock()
+    monkeypatch.setattr(memory, "time", clock)
+    watched = memory._Watched(os.getpid())
+    watched.process = Reading(clock)
+    assert watched.is_to_be_read(100 * MIB)
+    watched.read(processes)
+    for rss, pause in [(101 * MIB, steady), (103 * MIB, growing)]:
+        clock.now = 0.5 + pause - 0.01
+        assert not watched.is_to_be_read(rss)
+        clock.now = 0.5 + pause
+        assert watched.is_to_be_read(rss)
 
 
 def own_rss_of(pid: int) -> int:

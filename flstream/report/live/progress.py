@@ -90,9 +90,14 @@ def slow_workers(state: RunState, now: float) -> set[str]:
 
 def slow_sites(state: RunState, now: float) -> set[str]:
     """The sites that are still at it, long after half of all were ready."""
-    ready = [site.since for site in state.sites.values() if site.state == "ready"]
+    began = state.task_began
+    ready = [
+        site.since - began
+        for site in state.sites.values()
+        if site.state == "ready" and site.since >= began
+    ]
     if not ready or 2 * len(ready) < state.asked or state.phase not in WORKING:
         return set()
-    if now - state.task_began <= _SLOW * (median(ready) - state.task_began):
+    if now - began <= _SLOW * median(ready):
         return set()
     return {site.name for site in state.sites.values() if site.state in MOVING | WORKING}

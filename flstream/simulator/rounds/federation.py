@@ -38,6 +38,7 @@ from flstream.simulator.rounds.spool import Spool
 from flstream.simulator.rounds.tasks import Assignment
 from flstream.simulator.rounds.training import Training
 from flstream.simulator.rounds.weights import check_weights, weighted_metrics
+from flstream.streaming.frames import LEAST_LENT
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import (
@@ -191,7 +192,9 @@ class LocalFederation:
         metadata = {"format": "pt", "flstream.round": str(number)}
         # The sites will be sent it in chunks, whose digests are at hand now and not after.
         chunk_size = self._stream_settings().frame_size
-        digester = ChunkDigester(base.layout.nbytes, chunk_size) if chunk_size else None
+        digester = None
+        if chunk_size >= LEAST_LENT:
+            digester = ChunkDigester(base.layout.nbytes, chunk_size)
         with ExitStack() as stack:
             sink = FileSink(path, base.layout, metadata, digester=digester)
             stack.enter_context(sink)
