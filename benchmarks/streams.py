@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from measure import Link, Row, together
+from measure import Link, together
 
 from flstream.bench.drain import drain
 from flstream.model.body import Scratch, Source
@@ -116,12 +116,6 @@ class Measured(NamedTuple):
         """The median rate of the runs with a label but for the first, which warmed up."""
         rates = self.rates[label]
         return statistics.median(rates[1:] or rates)
-
-    def held_against(self, what: str, label: str, limit: str, least: float) -> Row:
-        """A line that compares two rates."""
-        ours, other = self.rate(label), self.rate(limit)
-        figures = f"{ours / 1e9:.2f} GB/s", f"{other / 1e9:.2f} GB/s {limit}"
-        return Row(what, *figures, ours / other, least=least)
 
 
 def measure(runs: list[Run], folder: Path) -> Measured:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from measure import Link, Row, print_table, together
-from streams import CHUNK, PATIENCE, REPEAT, Into, Model, Run, alternating, measure
+from streams import CHUNK, PATIENCE, REPEAT, Into, Measured, Model, Run, alternating, measure
 
 from flstream.streaming.api import add_arrays, download_tensors
 from flstream.streaming.receiver import Receiver
@@ -44,7 +44,7 @@ def one_receiver(folder: Path, scale: int) -> Iterator[Row]:
     model = Model(64, 16 * MIB // scale)
     runs = alternating(Run("bare socket pair", model, into="bare"), Run("download", model))
     what = f"1 receiver, {format_bytes(model.nbytes)} in 64 tensors"
-    yield measure(runs, folder).held_against(what, "download", "bare socket pair", 0.8)
+    yield rate_row(measure(runs, folder), what, "download", "bare socket pair", 0.8)
 
 
 def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
@@ -55,7 +55,7 @@ def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
     for into in places:
         runs = alternating(Run("one tensor", large, into=into), Run("many", small, into=into))
         what = f"{small.tensors:,} tensors of 100 KiB into {into}"
-        yield measure(runs, folder).held_against(what, "many", "one tensor", 0.8)
+        yield rate_row(measure(runs, folder), what, "many", "one tensor", 0.8)
 
 
 def four_receivers(folder: Path, scale: int) -> Iterator[Row]:
@@ -63,7 +63,7 @@ def four_receivers(folder: Path, scale: int) -> Iterator[Row]:
     model = Model(64, 16 * MIB // scale)
     runs = alternating(Run("one receiver", model), Run("four", model, receivers=4))
     what = f"4 receivers at once, {format_bytes(model.nbytes)} each"
-    yield measure(runs, folder).held_against(what, "four", "one receiver", 0.9)
+    yield rate_row(measure(runs, folder), what, "four", "one receiver", 0.9)
 
 
 def memory_over_idle(folder: Path, scale: int) -> Iterator[Row]:
@@ -85,6 +85,13 @@ def memory_over_idle(folder: Path, scale: int) -> Iterator[Row]:
         yield memory_row(f"receiver over idle, {what}", over_idle, kept + 32 * MIB)
     assert in_file.path is not None
     in_file.path.unlink()
+
+
+def rate_row(done: Measured, what: str, label: str, limit: str, least: float) -> Row:
+    """A line that compares two rates."""
+    ours, other = done.rate(label), done.rate(limit)
+    figures = f"{ours / 1e9:.2f} GB/s", f"{other / 1e9:.2f} GB/s {limit}"
+    return Row(what, *figures, ours / other, least=least)
 
 
 def memory_row(what: str, used: int, limit: int) -> Row:

@@ -25,7 +25,7 @@ ROOMS = (
     "job",
     "telemetry",
 )
-# The same within the simulator; what starts processes lies beside these.
+# The same within the simulator; the modules beside these are for any of them.
 SIMULATOR = ("forecasting", "rounds", "crew", "files")
 # Anyone may import these, and they import no room.
 LEAVES = ("errors", "units")

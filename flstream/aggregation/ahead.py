@@ -17,19 +17,6 @@ from typing import TypeVar
 from flstream.model.body import Scratch
 from flstream.model.layout import Layout
 
-RANGES_TOGETHER = 2
-"""Updates whose ranges are folded together. Their sum goes through memory once for all of them."""
-
-RANGES_AHEAD = 2
-"""Ranges that are read ahead.
-
-With a second one, a walk seldom waits for a reader that had to wait for a processor: measured 1.06
-times as fast with two processors, and no faster with four ranges.
-"""
-
-RANGES_READ = RANGES_TOGETHER + RANGES_AHEAD
-"""Ranges of updates that are in memory at once."""
-
 T = TypeVar("T")
 
 
@@ -43,8 +30,8 @@ def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterato
         depth: how many steps may be done or in line whose results were not asked for.
 
     Yields:
-        The results. What a step raises is raised where its result is asked for, and none that is in
-        line after it is done. When the block is left, no step is being done any more.
+        The results. What a step raises is raised where its result is asked for, and no later step
+        is done. When the block is left, no step is being done any more.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
         line: deque[Future[T]] = deque()

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flstream.aggregation.ahead import RANGES_AHEAD, RANGES_READ, RANGES_TOGETHER, read_ahead
+from flstream.aggregation.ahead import read_ahead
 from flstream.aggregation.elements import FLOATS, block_room, blocks, unit
 from flstream.aggregation.parts import Part
 from flstream.aggregation.rules import Rule
-from flstream.aggregation.steps import Steps
+from flstream.aggregation.steps import RANGES_AHEAD, RANGES_READ, RANGES_TOGETHER, Steps
 from flstream.aggregation.updates import Range, Reading, Update, join
 from flstream.aggregation.zones import Zone, Zones
 from flstream.errors import UpdateRefusedError
@@ -173,10 +173,9 @@ class Cohort:
         update = read.reading.update
         return Part(
             place,
-            update.weight,
+            update,
             zone,
             read.data(zone.start, zone.stop),
-            update.params_type,
             self.old.of,
             self._scales[place],
             partial(self._refuse, update.site) if self._looking else None,

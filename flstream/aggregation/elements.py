@@ -58,7 +58,6 @@ class Elements:
     def __init__(self, dtype: str, data: memoryview) -> None:
         self._dtype = dtype
         self._data = data
-        self._length = len(data) // unit(dtype)
         name = "float32" if dtype == "C64" else BY_CODE[dtype].numpy_name
         self._torch: Any = None
         if name is None:
@@ -70,9 +69,6 @@ class Elements:
             self._wrap = torch.from_numpy
         else:
             self._numpy: Array = np.frombuffer(data, dtype=name)
-
-    def __len__(self) -> int:
-        return self._length
 
     def native(self) -> Array:
         """The numbers in place: for integers and bools."""

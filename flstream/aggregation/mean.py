@@ -23,12 +23,12 @@ class WeightedMean:
     agree on as it is, at any size; then rounded half to even. A bool is true where updates of
     more than half the weight say so.
 
-    The last updates' values are not summed before the results are asked for. So of two updates no
-    sum is ever in memory for more than a block.
+    The last updates' floats and bools are not summed before the results are asked for. So of two
+    updates no sum is ever in memory for more than a block.
 
     Attributes:
         sums: of each zone of the range: float64, of the values times the weights of all updates but
-            those that were added as the last. Of integers, of their differences from the first.
+            the last. Of integers, of their differences from the first.
         firsts: of each zone of integers the first update's; of others nothing.
     """
 

@@ -98,6 +98,6 @@ class NextModel:
         return None
 
     def _old_block(self, zone: Zone, part: slice) -> Array:
-        block = self._block[: min(part.stop, zone.numbers) - part.start]
+        block = self._block[: part.stop - part.start]
         Elements(zone.dtype, self._old.of(zone)).load(part, block)
         return block

@@ -173,7 +173,7 @@ class OptimizerWalk:
                 self._write(place, self._read(moment, place))
 
     def _place(self, moment: Moment, zone: Zone, part: slice) -> Place:
-        return self._companion.place(moment, zone, part.start, min(part.stop, zone.numbers))
+        return self._companion.place(moment, zone, part.start, part.stop)
 
     def _read(self, moment: Moment, place: Place) -> Array:
         block = np.full(place.numbers, self._optimizer.initial(moment))

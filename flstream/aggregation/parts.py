@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flstream.aggregation.elements import Array, Elements, first_not_finite
-from flstream.aggregation.updates import ParamsType
+from flstream.aggregation.updates import Update
 from flstream.aggregation.zones import Zone
 
 
@@ -16,10 +16,9 @@ class Part:
 
     Args:
         place: of the update, in the cohort.
-        weight: of the update.
+        update: whose; says its weight, and whether it sends differences.
         zone: where.
         data: the bytes sent.
-        params_type: whether they are new values or differences from the old ones.
         old: gives the model's bytes for a zone; asked only where they are needed.
         scale: what the difference from the old values is multiplied by.
         not_finite: called with the zone and the index and the value of the first number that is
@@ -30,20 +29,19 @@ class Part:
     def __init__(
         self,
         place: int,
-        weight: float,
+        update: Update,
         zone: Zone,
         data: memoryview,
-        params_type: ParamsType,
         old: Callable[[Zone], memoryview],
         scale: float,
         not_finite: Callable[[Zone, int, float], None] | None,
         room: Array,
     ) -> None:
         self.place = place
-        self.weight = weight
+        self.weight = update.weight
         self.zone = zone
         self._sent = Elements(zone.dtype, data)
-        self._is_difference = params_type == "DIFF"
+        self._is_difference = update.params_type == "DIFF"
         self._old = old
         self._scale = scale
         self._not_finite = not_finite

@@ -41,10 +41,10 @@ def body_digest(source: Source) -> str:
 
 
 class ChunkDigests:
-    """The xxh3-64 of chunks of a body, for whoever sends it next. There is room for 8192 of them.
+    """The xxh3-64 of chunks of a body, for whoever sends it next, as long as there is room.
 
-    Who takes a digest from here and not from the file has also checked that the file gives what
-    was written to it, once a receiver finds that it matches.
+    Where one was taken while the file was written, a receiver who finds that the bytes match it has
+    also found that the file still gives what was written.
     """
 
     def __init__(self) -> None:

@@ -192,7 +192,7 @@ class Frame:
 
 
 def _digest_in_file(source: FileSource, start: int, stop: int, scratch: Scratch) -> int:
-    """The digest of a chunk, which is taken once for all who are sent it, if it is not known."""
+    """The digest of a chunk: known since it was written, or taken once for all who are sent it."""
     known = source.digests.get(start, stop)
     if known is not None:
         source.require(stop)

@@ -28,9 +28,11 @@ INTERVAL = 0.05
 
 # Share of the time that may go into reading USS and PSS of all processes.
 _FULL_READ_SHARE = 0.02
-# The same for one process, and for all, that have more than they ever had when they were read, by
-# this factor.
-_GROWING_READ_SHARE, _GROWING_READS_SHARE, _GROWTH = 0.05, 0.2, 1.02
+# A process grows while it has this many times the most it had when both were read.
+_GROWTH = 1.02
+# Shares while processes grow: for each of them, and for all.
+_GROWING_SHARE_OF_ONE = 0.05
+_GROWING_SHARE_OF_ALL = 0.2
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
@@ -92,24 +94,27 @@ class _Watched:
         self.status = Path(f"/proc/{pid}/status")
         self.rss = 0
         self.shared = 0  # what RSS counted more than PSS when both were read
-        self._read_at = 0  # the highest RSS at which both were read
+        self._highest_read = 0  # the highest RSS at which both were read
         self._next_read = self._next_growing_read = 0.0
 
     def is_to_be_read(self, rss: int) -> bool:
         """Whether USS and PSS are to be read now."""
-        grows = rss > _GROWTH * self._read_at
+        grows = rss > _GROWTH * self._highest_read
         return time.monotonic() >= (self._next_growing_read if grows else self._next_read)
 
     def read(self, processes: int) -> Any:
-        """Read USS and PSS, as one of so many processes of which they are read."""
+        """Read USS and PSS, and plan the next reading.
+
+        It is the later, the longer this one took and the more processes there are.
+        """
         began = time.monotonic()
         info: Any = self.process.memory_full_info()
         ended = time.monotonic()
         cost = ended - began
         self._next_read = ended + cost * processes / _FULL_READ_SHARE
-        growing = min(_GROWING_READ_SHARE, _GROWING_READS_SHARE / processes)
+        growing = min(_GROWING_SHARE_OF_ONE, _GROWING_SHARE_OF_ALL / processes)
         self._next_growing_read = ended + cost / growing
-        self._read_at = max(self._read_at, info.rss)
+        self._highest_read = max(self._highest_read, info.rss)
         return info
 
     def high_water(self) -> int:

@@ -19,13 +19,13 @@ class GlobalModel(NamedTuple):
         round: the round it is the result of; 0 is the initial model.
         path: its checkpoint.
         digest: of it.
-        chunks: digests of its chunks, as far as they were taken while it was written.
+        chunk_digests: of its chunks, as far as they were taken while it was written.
     """
 
     round: int
     path: Path
     digest: str
-    chunks: ChunkDigests | None = None
+    chunk_digests: ChunkDigests | None = None
 
 
 class Federation(Protocol[TrainingT]):

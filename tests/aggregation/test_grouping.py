@@ -4,7 +4,7 @@ import pytest
 from folding import fold_into, shifted, update
 from support import tensor
 
-from flstream.aggregation import ahead, cohort
+from flstream.aggregation import cohort, steps
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.aggregation.rules import Rule
 from flstream.model.memory import MemoryBody
@@ -55,7 +55,7 @@ def test_reading_ahead_and_folding_together_do_not_change_a_bit(
     rule = Rule(method=method, on_nonfinite="allow")
     monkeypatch.setattr(cohort, "RANGES_TOGETHER", 1)
     one_by_one = folded(count, kind, rule, is_optimized)
-    monkeypatch.setattr(cohort, "RANGES_TOGETHER", ahead.RANGES_TOGETHER)
+    monkeypatch.setattr(cohort, "RANGES_TOGETHER", steps.RANGES_TOGETHER)
     assert folded(count, kind, rule, is_optimized) == one_by_one
     monkeypatch.setattr(cohort, "_WORTH_A_THREAD", 0)
     assert folded(count, kind, rule, is_optimized) == one_by_one

@@ -79,7 +79,7 @@ def test_the_total_grows_with_a_process_whose_pss_is_not_read_again():
 
 
 class Clock:
-    """Time that passes as it is told, half a second in each reading."""
+    """Time that passes as it is told."""
 
     def __init__(self):
         self.now = 0.0

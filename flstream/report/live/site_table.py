@@ -26,9 +26,9 @@ STYLES = {
     "at work": "yellow",
     "ready": "green",
 }
-# Who is shown when not everybody can be: failed sites, then those at work, then those that wait.
+# Who comes next, after the failed and the slow, where not everybody can be shown.
 _URGENCY = (
-    *("failed", "uploading", "training", "evaluating", "downloading", "starting"),
+    *("uploading", "training", "evaluating", "downloading", "starting"),
     *("ready", "benched", "idle"),
 )
 _RANKS = {state: rank for rank, state in enumerate(_URGENCY)}
@@ -193,10 +193,7 @@ def _worker_lines(
 def _slow_first(
     workers: Mapping[str, Work | None], slow: Collection[str], room: int
 ) -> list[tuple[str, Work | None]]:
-    """The slow on top, and the others in their order, or by how long they have been at work.
-
-    The latter where not all fit.
-    """
+    """The slow on top; the others in order or, where not all fit, the longest at work first."""
     rows = list(workers.items())
     if len(rows) > room:
         rows.sort(key=lambda row: row[1].since if row[1] is not None else float("inf"))

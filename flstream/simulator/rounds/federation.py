@@ -151,7 +151,7 @@ class LocalFederation:
     def train(self, model: GlobalModel, cohort: Sequence[str]) -> Training:
         """Have the cohort train the model."""
         number = model.round + 1
-        base = FileSource(model.path, model.chunks)
+        base = FileSource(model.path, model.chunk_digests)
         plan = self._plan(base.layout, len(cohort))
         disk, there = plan_disk(self._job, base.layout, len(cohort)), self._present(number)
         check_round(disk, self._run.path, number, present=there)
@@ -190,7 +190,8 @@ class LocalFederation:
         base, number = FileSource(model.path), model.round + 1
         path = self._run.checkpoint(number)
         metadata = {"format": "pt", "flstream.round": str(number)}
-        # The sites will be sent it in chunks, whose digests are at hand now and not after.
+        # Sites are sent it in chunks, whose digests are at hand now. Frames that are not lent do
+        # not look them up: those are digested while they are copied.
         chunk_size = self._stream_settings().frame_size
         digester = None
         if chunk_size >= LEAST_LENT:
@@ -231,7 +232,7 @@ class LocalFederation:
     def evaluate(self, model: GlobalModel, cohort: Sequence[str]) -> Mapping[str, float]:
         """Have the cohort score the model."""
         began = time.monotonic()
-        base = FileSource(model.path, model.chunks)
+        base = FileSource(model.path, model.chunk_digests)
         plan = self._plan(base.layout, len(cohort))
         evaluation = Evaluation(self._job, self._service, self._tell, cohort, plan)
         assignment = self._assignment("evaluate", model.round, base, cohort)
