@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from flstream.errors import LayoutError, ProtocolError, RefusedError
+from flstream.errors import ProtocolError, RefusedError
 from flstream.model.body import Scratch
-from flstream.model.layout import ALIGNMENT, Layout, parse_header
+from flstream.model.layout import ALIGNMENT
 from flstream.streaming.conversation import Conversation
+from flstream.streaming.layouts import layout_told
 from flstream.streaming.receiver import Patience, Receiver, StreamSettings
 from flstream.streaming.requesting import Requests
 from flstream.streaming.wire import (
@@ -82,7 +83,7 @@ class RemoteSource:
         if settings.frame_size and not settings.push:
             self._most_eager = min(_MOST_EAGER_BYTES, settings.bytes_a_request)
         opened = self._open()
-        self.layout = self._layout_of(opened)
+        self.layout = layout_told(opened.layout, self.peer)
         self._talk.allow(self.layout.nbytes)
         self._head = 0 if settings.chunk_size else len(self.layout.plain_header)
         self._pushed = self._is_pushed(opened)
@@ -225,13 +226,6 @@ class RemoteSource:
     def _first_fetch(self) -> int:
         """The number of the first request that asked for bytes."""
         return self._opening if self._is_eager else self._opening + 1
-
-    def _layout_of(self, opened: Opened) -> Layout:
-        try:
-            layout, _ = parse_header(opened.layout, self.peer)
-        except LayoutError as error:
-            raise ProtocolError(str(error)) from error
-        return layout
 
     def _is_pushed(self, opened: Opened) -> bool:
         """Whether the model comes unasked, in frames that fit the places there are for them."""
