@@ -48,7 +48,7 @@ def one_receiver(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
-    """Many small tensors against one large one."""
+    """Many small tensors against one large one. After the first time their layout is known."""
     small = Model(10_000 // scale, 100 << 10)
     large = Model(1, small.nbytes)
     places: tuple[Into, ...] = ("scratch", "existing memory")
