@@ -177,6 +177,7 @@ def _loaded(name: str, saved: bytes) -> torch.Tensor:
     import safetensors.torch
 
     try:
+        # Bytes of a safetensors file: a header and numbers. Nothing in them is unpickled or run.
         tensors = safetensors.torch.load(saved)
     except Exception as error:  # the library lets torch's own errors through, of any type
         raise PayloadError(f"tensor {name!r} of a payload cannot be loaded: {error}") from error

@@ -221,6 +221,11 @@ class RoundFinished(Event, tag="round_finished"):
     up: Transfer
     optimizer_state: str = ""
 
+    @property
+    def phases(self) -> tuple[float, float, float, float]:
+        """Seconds of download, training, upload and fold, and checkpoint."""
+        return (self.download, self.train, self.upload_and_fold, self.checkpoint)
+
 
 class RunFinished(Event, tag="run_finished"):
     """The run is over: ``finished``, ``failed`` or ``stopped``."""

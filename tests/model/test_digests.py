@@ -1,4 +1,6 @@
-"""Digests of chunks that are taken while a body is written, whatever it was cut into."""
+"""Digests of a whole body in little memory, and of its chunks while it is written."""
+
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.model import digests as digests_module
-from flstream.model.checkpoint import FileSink
-from flstream.model.digests import ChunkDigester, ChunkDigests
+from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
+from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
 BODY = np.random.default_rng(5).bytes(10_000)
@@ -84,3 +87,18 @@ def test_a_file_sink_gives_what_it_writes_to_its_digester(tmp_path):
             sink.commit(start, stop)
         sink.finish()
     assert_known(digester.digests, 4096)
+
+
+def test_the_digest_of_a_large_model_takes_little_memory(tmp_path):
+    path = tmp_path / "large.safetensors"
+    layout = Layout.of([("w", "U8", (256 << 20,))])
+    with FileSink(path, layout) as sink:
+        sink.finish()
+    tracemalloc.start()
+    try:
+        body_digest(FileSource(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        path.unlink()
+    assert peak < 4 << 20

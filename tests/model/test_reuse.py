@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,13 +67,19 @@ def test_before_the_answer_what_is_let_go_of_is_free_at_once() -> None:
     assert alive() is None
 
 
-def test_memory_of_another_size_is_given_back() -> None:
-    memory = ModelMemory()
+def held_back(memory: ModelMemory) -> weakref.ref[Any]:
+    """Have a model's memory held back that nobody uses any more; tells whether it is there."""
     params = dict(memory.allocate(PLAIN, "numpy").tensors)
     alive = weakref.ref(params["large"].base.base.obj)
     memory.keep()
     params.clear()
     assert alive() is not None
+    return alive
+
+
+def test_memory_of_another_size_is_given_back() -> None:
+    memory = ModelMemory()
+    alive = held_back(memory)
     other = memory.allocate(Layout.of([("large", "F32", (512, 1025))]), "numpy")
     assert alive() is None
     assert other.tensors["large"].shape == (512, 1025)
@@ -80,10 +87,6 @@ def test_memory_of_another_size_is_given_back() -> None:
 
 def test_what_was_held_back_can_be_let_go_of() -> None:
     memory = ModelMemory()
-    params = dict(memory.allocate(PLAIN, "numpy").tensors)
-    alive = weakref.ref(params["large"].base.base.obj)
-    memory.keep()
-    params.clear()
-    assert alive() is not None
+    alive = held_back(memory)
     memory.release()
     assert alive() is None

@@ -1,5 +1,6 @@
 """What a run would write into its journal, without the run."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,12 @@ def a_run(
         if optimizer and number:
             write_checkpoint(run.optimizer_state(number), state(number))
     return run
+
+
+def flip(path: Path) -> None:
+    """Damage a file's last byte."""
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        (value,) = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([value ^ 1]))

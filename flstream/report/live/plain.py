@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from flstream.report.record.events import PHASES
 from flstream.report.text import counted, format_clock, format_metrics, pieces, printable
 from flstream.telemetry.events import (
     AnyEvent,
@@ -138,12 +139,7 @@ def _started(event: RunStarted) -> str:
 
 
 def _finished(event: RoundFinished) -> str:
-    steps = {
-        "download": event.download,
-        "train": event.train,
-        "upload and fold": event.upload_and_fold,
-        "checkpoint": event.checkpoint,
-    }
-    split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in steps.items())
+    steps = zip(PHASES, event.phases, strict=False)
+    split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in steps)
     trained = f"; sites report {format_metrics(event.metrics)}" if event.metrics else ""
-    return f"done in {format_seconds(sum(steps.values()))} ({split}){trained}"
+    return f"done in {format_seconds(sum(event.phases))} ({split}){trained}"

@@ -251,8 +251,7 @@ class RunState:
         self._is_over = True
         self.phase = "round is over"
         self._settle(event.time, event.down.bytes, event.up.bytes)
-        steps = event.download, event.train, event.upload_and_fold, event.checkpoint
-        self.history.append(PastRound(event.round, *steps, event.metrics))
+        self.history.append(PastRound(event.round, *event.phases, event.metrics))
         self._rest(event.time)
 
     def _evaluated(self, event: Evaluated) -> None:

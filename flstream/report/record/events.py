@@ -161,9 +161,8 @@ class EventsRecord:
 
     def _add_spans(self, event: RoundFinished) -> None:
         self.unfinished = None
-        lengths = (event.download, event.train, event.upload_and_fold, event.checkpoint)
         begin = self._round_began
-        for phase, seconds in zip(PHASES, lengths, strict=False):
+        for phase, seconds in zip(PHASES, event.phases, strict=False):
             self.spans.append(Span(phase, begin, begin + seconds))
             begin += seconds
 

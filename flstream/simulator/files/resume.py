@@ -91,9 +91,17 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
         _check_nothing_is_there(run)
         return None
     if journal.is_finished and journal.planned_rounds == job.rounds:
-        return _finished(journal, run)
+        return _point(journal, journal.last_round, run, journal.events(), is_finished=True)
     found, flaws = _last_sound(journal, run)
-    return _point(job, journal, found, run, _explain(journal, found, flaws, run))
+    is_due = found is not None and evaluation_is_due(job, found)
+    return _point(
+        journal,
+        found,
+        run,
+        journal.events_until(found, evaluated=is_due),
+        leftovers=run.leftovers(found),
+        warnings=_explain(journal, found, flaws, run),
+    )
 
 
 def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> Tally:
@@ -132,41 +140,26 @@ def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
     return summary
 
 
-def _finished(journal: Journal, run: RunDirectory) -> ResumePoint:
-    number, events = journal.last_round, journal.events()
-    evaluations = _evaluations(events)
-    return ResumePoint(
-        round=number,
-        checkpoint=None if number is None else run.checkpoint(number),
-        evaluated=any(scores.round == number for scores in evaluations),
-        is_finished=True,
-        events=events,
-        evaluations=evaluations,
-        seconds=journal.seconds,
-        leftovers=(),
-        warnings=(),
-    )
-
-
 def _point(
-    job: Job,
     journal: Journal,
     number: int | None,
     run: RunDirectory,
-    warnings: Sequence[str],
+    events: Sequence[AnyEvent],
+    *,
+    is_finished: bool = False,
+    leftovers: Sequence[Path] = (),
+    warnings: Sequence[str] = (),
 ) -> ResumePoint:
-    is_due = number is not None and evaluation_is_due(job, number)
-    events = journal.events_until(number, evaluated=is_due)
     evaluations = _evaluations(events)
     return ResumePoint(
         round=number,
         checkpoint=None if number is None else run.checkpoint(number),
         evaluated=any(scores.round == number for scores in evaluations),
-        is_finished=False,
+        is_finished=is_finished,
         events=events,
         evaluations=evaluations,
         seconds=journal.seconds,
-        leftovers=run.leftovers(number),
+        leftovers=leftovers,
         warnings=warnings,
     )
 

@@ -198,11 +198,7 @@ class Tally:
         summary = self.summary
         summary.rounds_completed = event.round
         summary.model.digest = event.digest
-        summary.rounds.append(
-            RoundSummary(
-                event.round, event.download, event.train, event.upload_and_fold, event.checkpoint
-            )
-        )
+        summary.rounds.append(RoundSummary(event.round, *event.phases))
         trained = {"train": event.metrics} if event.metrics else {}
         summary.metrics.append({"round": event.round, **trained})
         summary.transfer.down += event.down
