@@ -50,13 +50,16 @@ def simulate(
     A run that was stopped, killed or failed goes on with --resume, and a finished one too if
     the job has more rounds now. The job must be the same in all else.
     """
-    from flstream.job import load_job
-    from flstream.simulator.host import host_for
+    from flstream.simulator.host import needs_of, new_host
 
-    loaded = load_job(job_file(job), overrides or ())
-    with closing(host_for(loaded)) as host:
+    path = job_file(job)
+    with closing(new_host()) as host:
         # Its imports take longest. What this process needs, it imports meanwhile.
         host.begin()
+        from flstream.job import load_job
+
+        loaded = load_job(path, overrides or ())
+        host.prepare(needs_of(loaded))
         raise typer.Exit(_run(loaded, host, run_dir, resume, as_json, quiet))
 
 

@@ -8,7 +8,10 @@ milliseconds, and what they all need is held once.
 # ruff: noqa: E402
 
 import gc
+import json
 import os
+import sys
+from contextlib import suppress
 
 # Imports leave next to no garbage: to look for some, again and again, is a quarter of their time.
 gc.disable()
@@ -22,11 +25,25 @@ if os.getpid() != os.getpgrp():
 if os.environ.get("PYTHONSAFEPATH") == "flstream":
     del os.environ["PYTHONSAFEPATH"]
 
+# First what no job has a say in, while the launcher reads the job. All else loads NumPy or torch,
+# which look at the variables that the job sets.
+import flstream.job
+import flstream.telemetry.memory
+from flstream.simulator.imports import LIBRARIES, import_libraries
+from flstream.simulator.processes import NEEDS
+
+if NEEDS in os.environ:
+    line = ""
+    with suppress(OSError), open(os.environ.pop(NEEDS)) as needs:
+        line = needs.readline()
+    if not line:
+        sys.exit()  # the launcher is gone
+    os.environ.update(json.loads(line))
+
 import torch
 
 import flstream.simulator.server_process
 import flstream.simulator.worker_process
-from flstream.simulator.imports import LIBRARIES, import_libraries
 
 import_libraries(os.environ.pop(LIBRARIES, "[]"))
 

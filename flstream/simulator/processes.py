@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import resource
@@ -16,6 +17,8 @@ from typing import Any, Self
 
 PRELOAD = "flstream.simulator.preload"
 SAFE_PATH = "PYTHONSAFEPATH"
+NEEDS = "FLSTREAM_NEEDS"
+"""The variable that names the pipe on which the fork server is told what the job needs."""
 
 # How long a process may take to end once it was asked to, before it is killed.
 _GRACE_SECONDS = 2.0
@@ -27,11 +30,14 @@ class ProcessHost:
     Use it as a context manager.
 
     Args:
-        environment: variables for every process.
+        environment: variables for every process, from its first instruction on.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
+        # What the job needs: the fork server reads it here as soon as it is known.
+        self._needs: tuple[int, int] | None = os.pipe()
+        self._is_prepared = False
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD])
         self._processes: dict[str, ForkServerProcess] = {}
@@ -93,6 +99,12 @@ class ProcessHost:
         with suppress(OSError):
             self._ensure_running()
 
+    def prepare(self, variables: Mapping[str, str]) -> None:
+        """Tell the fork server, begun or not, what the job needs. It waits for that to go on."""
+        self._is_prepared = True
+        if self._needs is not None:
+            os.write(self._needs[1], json.dumps(dict(variables)).encode() + b"\n")
+
     def close(self) -> None:
         """End every process, the fork server, too. It may be called again."""
         living = [process for process in self._all() if process.is_alive()]
@@ -107,9 +119,14 @@ class ProcessHost:
                 process.close()
         self._processes, self._replaced = {}, []
         self._stop_fork_server()
+        for end in self._needs or ():
+            os.close(end)
+        self._needs = None
 
     def __enter__(self) -> Self:
         self._ensure_running()
+        if not self._is_prepared:
+            self.prepare({})
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,6 +137,8 @@ class ProcessHost:
         # The fork server is a `python -c`, for which the working directory comes first on the path:
         # a script there named like a module of Python's would be run instead of it.
         variables = {SAFE_PATH: "flstream", **self._environment}
+        if self._needs is not None:
+            variables[NEEDS] = f"/proc/{os.getpid()}/fd/{self._needs[0]}"
         with _environment(variables), _without_main_module():
             forkserver.ensure_running()
 

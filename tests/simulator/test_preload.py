@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -18,7 +19,7 @@ from flstream.simulator.imports import (
     library_imports,
     render_imports,
 )
-from flstream.simulator.processes import ProcessHost
+from flstream.simulator.processes import NEEDS, ProcessHost
 
 DYNAMO = ("torch._dynamo", [])
 
@@ -154,6 +155,63 @@ def test_a_fork_server_that_began_early_and_forked_nothing_is_gone_once_it_is_cl
     assert not server.is_running()
     host.close()
     assert host.fork_server_pid() is None
+
+
+# Prints, when NumPy is about to be imported, whether the job's variables are there.
+WATCH_FOR_NUMPY = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            threads = os.environ.get("OPENBLAS_NUM_THREADS")
+            print(threads, "flstream.job" in sys.modules, flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Watch())
+import flstream.simulator.preload
+"""
+
+
+def watched_preload(needs):
+    """What the fork server prints if it is told what is needed at this path."""
+    variables = {**os.environ, NEEDS: needs, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WATCH_FOR_NUMPY]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    return done.stdout, done.stderr
+
+
+def test_the_fork_server_heeds_the_job_before_it_imports_what_looks_at_it(tmp_path):
+    needs = tmp_path / "needs"
+    needs.write_text('{"OPENBLAS_NUM_THREADS": "3"}\n')
+    assert watched_preload(str(needs)) == ("3 True\n", "")
+
+
+def test_a_fork_server_that_nobody_tells_what_is_needed_ends(tmp_path):
+    empty, missing = tmp_path / "empty", tmp_path / "missing"
+    empty.touch()
+    for needs in (empty, missing):
+        assert watched_preload(str(needs)) == ("", "")
+
+
+def test_a_fork_server_is_told_what_is_needed_before_or_after_it_began():
+    for prepare_first in (True, False):
+        with closing(ProcessHost({})) as host:
+            if prepare_first:
+                host.prepare({"FLSTREAM_TEST": "told"})
+            host.begin()
+            if not prepare_first:
+                host.prepare({"FLSTREAM_TEST": "told"})
+            with host:
+                ours, theirs = socket.socketpair()
+                with ours, theirs:
+                    host.start("child", tell_variable, theirs)
+                    assert ours.recv(100) == b"told None"
+
+
+def tell_variable(pipe):
+    """In a process of the host: what its variables are."""
+    pipe.sendall(f"{os.environ.get('FLSTREAM_TEST')} {os.environ.get(NEEDS)}".encode())
 
 
 def test_a_fork_server_may_open_as_many_files_as_the_system_allows():
