@@ -6,18 +6,66 @@ it while the first one folds.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import CancelledError
+from contextlib import closing, contextmanager
+from functools import partial
 from itertools import islice
-from threading import Event
-from typing import TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Generic, TypeVar
 
 from flstream.model.body import Scratch
 from flstream.model.layout import Layout
 
 T = TypeVar("T")
+
+
+class Beside(Generic[T]):
+    """A thread that makes calls in the order in which they were given.
+
+    An executor's futures do the same, at ten times the price of a call: measured 85 microseconds
+    against 8 in a fold, where it is paid two or three times a range.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
+        self._is_over = False
+        self._thread = Thread(target=self._make_calls, name=name)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], T]) -> None:
+        """Put a call in line."""
+        self._calls.put(call)
+
+    def result(self) -> T:
+        """Wait for the first of the calls whose results were not asked for; raise what it raised.
+
+        Raises:
+            CancelledError: a call before it raised something, so it was not made.
+        """
+        result, error = self._outcomes.get()
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # one of the two is there
+
+    def close(self) -> None:
+        """Make no more calls, and wait until none is being made. It may be called again."""
+        self._is_over = True
+        self._calls.put(None)
+        self._thread.join()
+
+    def _make_calls(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self._is_over:
+                self._outcomes.put((None, CancelledError()))
+                continue
+            try:
+                self._outcomes.put((call(), None))
+            except BaseException as error:
+                self._is_over = True
+                self._outcomes.put((None, error))
 
 
 @contextmanager
@@ -26,37 +74,29 @@ def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterato
 
     Args:
         steps: what to do. A step is put in line when the result of the one ``depth`` before it is
-            asked for.
-        depth: how many steps may be done or in line whose results were not asked for.
+            asked for: what used the results before that one is done with them.
+        depth: how many steps may be done or in line beside the one whose result is asked for.
 
     Yields:
         The results. What a step raises is raised where its result is asked for, and no later step
         is done. When the block is left, no step is being done any more.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
-        line: deque[Future[T]] = deque()
-        over = Event()
+    with closing(Beside[T]("read-ahead")) as reader:
 
-        def do(step: Callable[[], T]) -> T:
-            if over.is_set():
-                raise CancelledError
-            try:
-                return step()
-            except BaseException:
-                over.set()
-                raise
+        def put_in_line(most: int) -> int:
+            count = 0
+            for step in islice(steps, most):
+                reader.submit(step)
+                count += 1
+            return count
 
         def results() -> Iterator[T]:
-            line.extend(pool.submit(do, step) for step in islice(steps, depth))
-            while line:
-                result = line.popleft().result()
-                line.extend(pool.submit(do, step) for step in islice(steps, 1))
-                yield result
+            waiting = put_in_line(depth)
+            while waiting := waiting + put_in_line(1):
+                waiting -= 1
+                yield reader.result()
 
-        try:
-            yield results()
-        finally:
-            over.set()
+        yield results()
 
 
 class WriteBehind:
@@ -72,8 +112,8 @@ class WriteBehind:
         self._write = write
         self._scratches = [Scratch(), Scratch()]
         self._view = memoryview(b"")
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="write-behind")
-        self._writing: Future[None] | None = None
+        self._writer = Beside[None]("write-behind")
+        self._is_writing = False
 
     def views(self, start: int, stop: int) -> list[memoryview]:
         """A buffer for the bytes ``[start, stop)``."""
@@ -84,16 +124,17 @@ class WriteBehind:
     def commit(self, start: int, stop: int) -> None:
         """Have the buffer written; raise what writing the one before it raised."""
         self._wait()
-        self._writing = self._pool.submit(self._write, start, self._view)
+        self._writer.submit(partial(self._write, start, self._view))
+        self._is_writing = True
 
     def close(self) -> None:
         """Wait until all is written, and raise what that raised."""
         try:
             self._wait()
         finally:
-            self._pool.shutdown()
+            self._writer.close()
 
     def _wait(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        if self._is_writing:
+            self._is_writing = False
+            self._writer.result()

@@ -14,7 +14,7 @@ from flstream.aggregation.ahead import read_ahead
 from flstream.aggregation.elements import FLOATS, block_room, blocks, unit
 from flstream.aggregation.parts import Part
 from flstream.aggregation.rules import Rule
-from flstream.aggregation.steps import RANGES_AHEAD, RANGES_READ, RANGES_TOGETHER, Steps
+from flstream.aggregation.steps import GROUPS_READ, RANGES_TOGETHER, Steps
 from flstream.aggregation.updates import Range, Reading, Update, join
 from flstream.aggregation.zones import Zone, Zones
 from flstream.errors import UpdateRefusedError
@@ -24,6 +24,10 @@ from flstream.model.layout import Layout
 
 # Below this, handing work to a thread costs more than it saves.
 _WORTH_A_THREAD = 8 << 20
+
+
+Room = Sequence[tuple[Scratch, Scratch]]
+"""Where the ranges of a group are read into."""
 
 
 class Contribution(NamedTuple):
@@ -101,9 +105,11 @@ class Cohort:
         self._readings = [Reading(update, layout, steps.frame) for update in updates]
         self._scales = scales or [1.0] * len(updates)
         self._looking = looking and rule.on_nonfinite == "reject"
-        self._scratches = [(Scratch(), Scratch()) for _ in range(RANGES_READ)]
+        self._rooms = [
+            [(Scratch(), Scratch()) for _ in range(RANGES_TOGETHER)] for _ in range(GROUPS_READ)
+        ]
         self._room = block_room({spec.dtype for spec in layout.tensors}, steps.step)
-        self._ahead: Iterator[Range] | None = None
+        self._ahead: Iterator[list[Range]] | None = None
         self.old = OldValues(base)
         self.zones = Zones(
             layout,
@@ -127,23 +133,30 @@ class Cohort:
         if self._layout.nbytes * len(self._readings) < _WORTH_A_THREAD:
             yield
             return
-        scratches = cycle(self._scratches)
+        rooms = cycle(self._rooms)
         reads = (
-            partial(reading.read, start, stop, *next(scratches))
+            partial(self._read, group, start, stop, next(rooms))
             for start, stop in self._layout.ranges(step)
-            for reading in self._readings
+            for group in self._groups
         )
-        with read_ahead(reads, RANGES_AHEAD) as self._ahead:
+        with read_ahead(reads, GROUPS_READ - 1) as self._ahead:
             try:
                 yield
             finally:
                 self._ahead = None
 
-    def _read(self, place: int, start: int, stop: int) -> Range:
-        if self._ahead is not None:
-            return next(self._ahead)
-        scratches = self._scratches[place % RANGES_TOGETHER]
-        return self._readings[place].read(start, stop, *scratches)
+    @property
+    def _groups(self) -> Iterator[range]:
+        """The places of updates whose ranges are read and folded together."""
+        count = len(self._readings)
+        for first in range(0, count, RANGES_TOGETHER):
+            yield range(first, min(first + RANGES_TOGETHER, count))
+
+    def _read(self, group: range, start: int, stop: int, room: Room) -> list[Range]:
+        return [
+            self._readings[place].read(start, stop, *scratches)
+            for place, scratches in zip(group, room, strict=False)  # the last group may be smaller
+        ]
 
     def parts(self, start: int, stop: int, zones: Sequence[Zone]) -> Iterator[Contribution]:
         """Read the range of every update, in order, and give what they have for each of its zones.
@@ -151,15 +164,16 @@ class Cohort:
         Raises:
             UpdateRefusedError: while looking, something that is not finite was found.
         """
-        count = len(self._readings)
-        for first in range(0, count, RANGES_TOGETHER):
-            next_first = min(first + RANGES_TOGETHER, count)
-            ranges = [self._read(place, start, stop) for place in range(first, next_first)]
-            are_last = next_first == count
+        for group in self._groups:
+            if self._ahead is not None:
+                ranges = next(self._ahead)
+            else:
+                ranges = self._read(group, start, stop, self._rooms[0])
+            are_last = group.stop == len(self._readings)
             for index, zone in enumerate(zones):
                 parts = [
                     self._part(place, zone, read)
-                    for place, read in enumerate(ranges, first)
+                    for place, read in zip(group, ranges, strict=True)
                     if zone.carried_by(place)
                 ]
                 if parts:

@@ -11,14 +11,10 @@ from flstream.model.layout import ALIGNMENT, Layout
 RANGES_TOGETHER = 2
 """Updates whose ranges are folded together. Their sum goes through memory once for all of them."""
 
-RANGES_AHEAD = 2
-"""Ranges that are read ahead.
+GROUPS_READ = 2
+"""Groups of so many ranges that are in memory at once: one is read while another is folded."""
 
-With a second one, a walk seldom waits for a reader that had to wait for a processor: measured 1.06
-times as fast with two processors, and no faster with four ranges.
-"""
-
-RANGES_READ = RANGES_TOGETHER + RANGES_AHEAD
+RANGES_READ = RANGES_TOGETHER * GROUPS_READ
 """Ranges of updates that are in memory at once."""
 
 # Below this, Python's work for a range shows beside the work on its bytes. A longer step gains
