@@ -41,6 +41,7 @@ class PacketReader:
         self._channel = channel
         self._peer = peer
         self._ahead = bytearray()
+        self._room = memoryview(bytearray(HEADER_BYTES))
 
     def header(self, wait: Wait) -> Header:
         """The header of the next packet; its payload is to be read or skipped next.
@@ -75,7 +76,7 @@ class PacketReader:
                 left[0][:count] = self._ahead[:count]
                 del self._ahead[:count]
             else:
-                count = self._channel.receive_some(left) if heard else 0
+                count = self._receive(left) if heard else 0
             if count:
                 # At once, piece by piece: the bytes are still in the processor's cache, and the
                 # sender fills the channel meanwhile.
@@ -86,6 +87,15 @@ class PacketReader:
             else:
                 heard = wait() and heard
         return digest.intdigest()
+
+    def _receive(self, views: Sequence[memoryview]) -> int:
+        """Receive what is there, into the views and then, in the same call, the next header."""
+        count = self._channel.receive_some([*views, self._room])
+        over = count - sum(map(len, views))
+        if over > 0:
+            self._ahead += self._room[:over]
+            return count - over
+        return count
 
     def skip(self, length: int, wait: Wait) -> None:
         """Pass over what follows."""

@@ -121,14 +121,15 @@ def test_payloads_are_passed_over_or_scattered_into_views(given_payloads, piece_
         assert into == payload
 
 
-def test_no_more_is_read_than_the_packet_that_is_asked_for():
+def test_no_more_is_read_than_the_packet_that_is_asked_for_and_the_next_header():
     # So that a payload goes from the kernel to where it belongs, and not by way of a buffer.
-    channel = Pieces([packet(b"abc") * 2])
+    channel = Pieces([packet(b"abc") * 3])
     reader = PacketReader(channel, "server")
     reader.header(channel.wait)
     assert channel.most == HEADER_BYTES
     reader.payload([memoryview(bytearray(3))], channel.wait)
-    assert channel.most == HEADER_BYTES + 3
+    assert channel.most == HEADER_BYTES + 3 + HEADER_BYTES
+    assert list(read_all(channel, reader)) == [b"abc", b"abc"]
 
 
 def test_a_packet_whose_length_is_a_lie_is_passed_over_in_little_memory():
