@@ -5,9 +5,9 @@ several processes map. RSS is read at every tick. USS and PSS make the kernel wa
 page tables, about 4 ms for each GiB, while the process waits for its own page faults; so they are
 read as often as costs at most a fiftieth of a core's time for all processes together, and more
 often, at most a twentieth for each and a fifth together, while processes grow beyond what they had
-at any reading. Between two readings PSS is carried on with RSS: what a process has more or less
-since is its own, as a model is. The kernel's own high-water mark of RSS sees peaks between two
-ticks.
+at any reading, or were read before the latest one was started, with which they share pages since.
+Between two readings PSS is carried on with RSS: what a process has more or less since is its own,
+as a model is. The kernel's own high-water mark of RSS sees peaks between two ticks.
 """
 
 from __future__ import annotations
@@ -94,13 +94,14 @@ class _Watched:
         self.status = Path(f"/proc/{pid}/status")
         self.rss = 0
         self.shared = 0  # what RSS counted more than PSS when both were read
+        self.started = 0  # how many processes had been started by then
         self._highest_read = 0  # the highest RSS at which both were read
         self._next_read = self._next_growing_read = 0.0
 
-    def is_to_be_read(self, rss: int) -> bool:
-        """Whether USS and PSS are to be read now."""
-        grows = rss > _GROWTH * self._highest_read
-        return time.monotonic() >= (self._next_growing_read if grows else self._next_read)
+    def is_to_be_read(self, rss: int, started: int) -> bool:
+        """Whether USS and PSS are to be read now, with so many processes started so far."""
+        is_urgent = rss > _GROWTH * self._highest_read or started > self.started
+        return time.monotonic() >= (self._next_growing_read if is_urgent else self._next_read)
 
     def read(self, processes: int) -> Any:
         """Read USS and PSS, and plan the next reading.
@@ -144,7 +145,8 @@ class MemorySampler:
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
         self._peaks: dict[str, ProcessMemory] = {}
-        self._peak_total_pss = 0
+        self._started = 0  # processes, so far
+        self._peak_total_pss = self._rough_total_pss = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
 
@@ -155,6 +157,7 @@ class MemorySampler:
                 self._watched[name] = _Watched(pid)
             except psutil.NoSuchProcess:
                 return
+            self._started += 1
             self._peaks.setdefault(name, ProcessMemory())
 
     def note(self, name: str, *, idle_rss: int = 0, peak_rss: int = 0) -> None:
@@ -178,9 +181,11 @@ class MemorySampler:
     def peak_total_pss(self) -> int:
         """The highest sum of PSS (USS where there is no PSS) over all processes, in bytes.
 
-        Where it was not read at a tick, it is carried on with RSS.
+        Where it was not read at a tick, it is carried on with RSS. While some were read before the
+        latest one was started, a sum counts twice what these share. It is passed over then, unless
+        there is no other.
         """
-        return self._peak_total_pss
+        return self._peak_total_pss or self._rough_total_pss
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):
@@ -196,7 +201,9 @@ class MemorySampler:
                     continue
                 self._write(self._encoder.encode(sample) + b"\n")
             total = sum(max(each.rss - each.shared, 0) for each in self._watched.values())
-            self._peak_total_pss = max(self._peak_total_pss, total)
+            if all(each.started == self._started for each in self._watched.values()):
+                self._peak_total_pss = max(self._peak_total_pss, total)
+            self._rough_total_pss = total or self._rough_total_pss
 
     def _write(self, line: bytes) -> None:
         # A run on a full disk has to end with its own error. Peaks are known without the file.
@@ -211,8 +218,9 @@ class MemorySampler:
         now = time.time()
         peak = self._peaks[name]
         rss = int(watched.process.memory_info().rss)
-        if watched.is_to_be_read(rss):
+        if watched.is_to_be_read(rss, self._started):
             info = watched.read(len(self._watched))
+            watched.started = self._started
             sample = Sample(now, name, info.rss, info.uss, getattr(info, "pss", None))
             watched.shared = info.rss - (info.uss if sample.pss is None else sample.pss)
             peak.peak_uss = max(peak.peak_uss, info.uss)

@@ -78,6 +78,41 @@ def test_the_total_grows_with_a_process_whose_pss_is_not_read_again():
     assert watched.shared == shared  # which only a reading changes
 
 
+def test_what_a_process_shares_with_one_forked_since_it_was_read_is_not_counted_twice():
+    sampler = MemorySampler()
+    with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        block.write(b"1" * 64 * MIB)
+        sampler.watch("this", os.getpid())
+        sampler._tick()
+        before = sampler.peak_total_pss
+        sampler._watched["this"]._next_growing_read = math.inf
+        read, write = os.pipe()
+        if not (pid := os.fork()):
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        sampler.watch("fork", pid)
+        sampler._tick()
+        stale = sampler.peak_total_pss
+        sampler._watched["this"]._next_growing_read = 0.0
+        sampler._tick()
+        after = sampler.peak_total_pss
+        os.close(read)
+        os.close(write)
+        os.waitpid(pid, 0)
+    assert stale == before
+    assert before <= after < before + 32 * MIB
+
+
+def test_a_total_of_old_readings_is_better_than_none():
+    sampler = MemorySampler()
+    sampler.watch("this", os.getpid())
+    sampler._watched["this"].started = -1
+    sampler._watched["this"]._next_growing_read = math.inf
+    sampler._tick()
+    assert sampler.peak_total_pss > 0
+
+
 class Clock:
     """Time that passes as it is told."""
 
@@ -110,13 +145,15 @@ def test_uss_is_read_as_often_as_its_share_of_the_time_allows_and_more_while_it_
     monkeypatch.setattr(memory, "time", clock)
     watched = memory._Watched(os.getpid())
     watched.process = Reading(clock)
-    assert watched.is_to_be_read(100 * MIB)
+    assert watched.is_to_be_read(100 * MIB, 0)
     watched.read(processes)
     for rss, pause in [(101 * MIB, steady), (103 * MIB, growing)]:
         clock.now = 0.5 + pause - 0.01
-        assert not watched.is_to_be_read(rss)
+        assert not watched.is_to_be_read(rss, 0)
         clock.now = 0.5 + pause
-        assert watched.is_to_be_read(rss)
+        assert watched.is_to_be_read(rss, 0)
+    # Another process was started since.
+    assert watched.is_to_be_read(101 * MIB, 1)
 
 
 def own_rss_of(pid: int) -> int:
