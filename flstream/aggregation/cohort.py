@@ -26,7 +26,7 @@ from flstream.model.layout import Layout
 _WORTH_A_THREAD = 8 << 20
 
 
-Room = Sequence[tuple[Scratch, Scratch]]
+GroupScratch = Sequence[tuple[Scratch, Scratch]]
 """Where the ranges of a group are read into."""
 
 
@@ -105,7 +105,7 @@ class Cohort:
         self._readings = [Reading(update, layout, steps.frame) for update in updates]
         self._scales = scales or [1.0] * len(updates)
         self._looking = looking and rule.on_nonfinite == "reject"
-        self._rooms = [
+        self._group_scratches = [
             [(Scratch(), Scratch()) for _ in range(RANGES_TOGETHER)] for _ in range(GROUPS_READ)
         ]
         self._room = block_room({spec.dtype for spec in layout.tensors}, steps.step)
@@ -133,9 +133,9 @@ class Cohort:
         if self._layout.nbytes * len(self._readings) < _WORTH_A_THREAD:
             yield
             return
-        rooms = cycle(self._rooms)
+        scratches = cycle(self._group_scratches)
         reads = (
-            partial(self._read, group, start, stop, next(rooms))
+            partial(self._read, group, start, stop, next(scratches))
             for start, stop in self._layout.ranges(step)
             for group in self._groups
         )
@@ -152,10 +152,10 @@ class Cohort:
         for first in range(0, count, RANGES_TOGETHER):
             yield range(first, min(first + RANGES_TOGETHER, count))
 
-    def _read(self, group: range, start: int, stop: int, room: Room) -> list[Range]:
+    def _read(self, group: range, start: int, stop: int, scratch: GroupScratch) -> list[Range]:
         return [
-            self._readings[place].read(start, stop, *scratches)
-            for place, scratches in zip(group, room, strict=False)  # the last group may be smaller
+            self._readings[place].read(start, stop, *pair)
+            for place, pair in zip(group, scratch, strict=False)  # the last group may be smaller
         ]
 
     def parts(self, start: int, stop: int, zones: Sequence[Zone]) -> Iterator[Contribution]:
@@ -168,7 +168,7 @@ class Cohort:
             if self._ahead is not None:
                 ranges = next(self._ahead)
             else:
-                ranges = self._read(group, start, stop, self._rooms[0])
+                ranges = self._read(group, start, stop, self._group_scratches[0])
             are_last = group.stop == len(self._readings)
             for index, zone in enumerate(zones):
                 parts = [

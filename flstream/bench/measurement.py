@@ -38,7 +38,7 @@ class Measurement:
         client_peak_rss: over idle, of the client with the highest peak.
         client_peak_uss: over idle, of the client with the highest peak.
         total_peak_pss: of all processes at one time, with what they have at idle. Where PSS was not
-            read, it is carried on with RSS.
+            read, it is carried on with RSS; :mod:`flstream.telemetry.memory` says how.
         wall_seconds: of the whole run, from its first process to its last.
     """
 

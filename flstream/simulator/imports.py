@@ -18,7 +18,7 @@ from typing import NamedTuple
 from flstream.job.code import top_level_imports
 
 LIBRARIES = "FLSTREAM_LIBRARIES"
-"""The variable in which the fork server is told what to import."""
+"""The variable that says what the fork server is to import."""
 
 # Importing these prints nothing, opens nothing, and starts no threads but OpenBLAS's, which end
 # before a fork: so it can be done before one. All others are left to the worker, where they come

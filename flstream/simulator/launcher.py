@@ -70,8 +70,8 @@ def simulate(
         listener: called with every event as it happens, and with the sampler that knows the
             memory of every process.
         resume: where the run goes on; None if it begins.
-        host: what its processes start from, if :func:`~flstream.simulator.host.host_for` has been
-            called already. It is closed in the end.
+        host: what its processes start from, if there is one already, made ready for the job: see
+            :mod:`flstream.simulator.host`. It is closed in the end.
 
     Returns:
         What is in ``summary.json``.

@@ -34,8 +34,12 @@ from flstream.simulator.processes import NEEDS
 
 if NEEDS in os.environ:
     line = ""
-    with suppress(OSError), open(os.environ.pop(NEEDS)) as needs:
-        line = needs.readline()
+    with suppress(FileNotFoundError):
+        # Where nobody has it open for writing, it is at its end instead of waiting for somebody.
+        fd = os.open(os.environ.pop(NEEDS), os.O_RDONLY | os.O_NONBLOCK)
+        os.set_blocking(fd, True)
+        with open(fd) as needs:
+            line = needs.readline()
     if not line:
         sys.exit()  # the launcher is gone
     os.environ.update(json.loads(line))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import resource
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver
@@ -34,10 +36,9 @@ class ProcessHost:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        # What the job needs: the fork server reads it here as soon as it is known.
-        self._needs: tuple[int, int] | None = os.pipe()
+        self._environment = dict(environment)
         self._is_prepared = False
+        self._needs: _Needs | None = None
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD])
         self._processes: dict[str, ForkServerProcess] = {}
@@ -95,15 +96,25 @@ class ProcessHost:
         return [*self._processes.values(), *self._replaced]
 
     def begin(self) -> None:
-        """Have the fork server get ready already. If it cannot be started, entering says why."""
+        """Have the fork server begin already. If it cannot be started, entering says why.
+
+        It goes only half of its way before it is known what the job needs: see :meth:`prepare`.
+        """
         with suppress(OSError):
+            if not self._is_prepared and self._needs is None:
+                self._needs = _Needs()
             self._ensure_running()
 
     def prepare(self, variables: Mapping[str, str]) -> None:
-        """Tell the fork server, begun or not, what the job needs. It waits for that to go on."""
+        """Say what the job needs, before the fork server has begun or after.
+
+        Args:
+            variables: for every process.
+        """
         self._is_prepared = True
+        self._environment.update(variables)
         if self._needs is not None:
-            os.write(self._needs[1], json.dumps(dict(variables)).encode() + b"\n")
+            self._needs.tell(variables)
 
     def close(self) -> None:
         """End every process, the fork server, too. It may be called again."""
@@ -119,14 +130,14 @@ class ProcessHost:
                 process.close()
         self._processes, self._replaced = {}, []
         self._stop_fork_server()
-        for end in self._needs or ():
-            os.close(end)
-        self._needs = None
+        if self._needs is not None:
+            self._needs.close()
+            self._needs = None
 
     def __enter__(self) -> Self:
-        self._ensure_running()
         if not self._is_prepared:
             self.prepare({})
+        self._ensure_running()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,8 +148,8 @@ class ProcessHost:
         # The fork server is a `python -c`, for which the working directory comes first on the path:
         # a script there named like a module of Python's would be run instead of it.
         variables = {SAFE_PATH: "flstream", **self._environment}
-        if self._needs is not None:
-            variables[NEEDS] = f"/proc/{os.getpid()}/fd/{self._needs[0]}"
+        if self._needs is not None and not self._is_prepared:
+            variables[NEEDS] = self._needs.path
         with _environment(variables), _without_main_module():
             forkserver.ensure_running()
 
@@ -155,6 +166,25 @@ class ProcessHost:
         # The standard library starts another one when asked to, once it knows this one is gone.
         # It has no public way to be told; its own tests use this one.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+class _Needs:
+    """A named pipe on which a fork server that has begun is told what the job needs."""
+
+    def __init__(self) -> None:
+        # Where the fork server's socket is, too; it is taken away when this process ends.
+        folder = multiprocessing.util.get_temp_dir()
+        self.path = os.path.join(folder, f"needs-{uuid.uuid4().hex}")
+        os.mkfifo(self.path, 0o600)
+        # For both, so that it neither waits for a reader nor lets one that opens it see an end.
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+
+    def tell(self, variables: Mapping[str, str]) -> None:
+        os.write(self._fd, json.dumps(dict(variables)).encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._fd)
+        os.unlink(self.path)
 
 
 def _raise_file_limit() -> None:

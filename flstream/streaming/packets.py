@@ -41,7 +41,7 @@ class PacketReader:
         self._channel = channel
         self._peer = peer
         self._ahead = bytearray()
-        self._room = memoryview(bytearray(HEADER_BYTES))
+        self._following = memoryview(bytearray(HEADER_BYTES))
 
     def header(self, wait: Wait) -> Header:
         """The header of the next packet; its payload is to be read or skipped next.
@@ -89,11 +89,14 @@ class PacketReader:
         return digest.intdigest()
 
     def _receive(self, views: Sequence[memoryview]) -> int:
-        """Receive what is there, into the views and then, in the same call, the next header."""
-        count = self._channel.receive_some([*views, self._room])
+        """Receive what is there: into the views, and what follows, in the same call, ahead.
+
+        Most often that is the next header.
+        """
+        count = self._channel.receive_some([*views, self._following])
         over = count - sum(map(len, views))
         if over > 0:
-            self._ahead += self._room[:over]
+            self._ahead += self._following[:over]
             return count - over
         return count
 

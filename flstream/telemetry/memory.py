@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, NamedTuple, Self
 
 import msgspec
 import psutil
@@ -28,7 +28,8 @@ INTERVAL = 0.05
 
 # Share of the time that may go into reading USS and PSS of all processes.
 _FULL_READ_SHARE = 0.02
-# A process grows while it has this many times the most it had when both were read.
+# A process grows while it has this many times the most it had when both were read. It is read as
+# soon where another one was started since.
 _GROWTH = 1.02
 # Shares while processes grow: for each of them, and for all.
 _GROWING_SHARE_OF_ONE = 0.05
@@ -94,13 +95,13 @@ class _Watched:
         self.status = Path(f"/proc/{pid}/status")
         self.rss = 0
         self.shared = 0  # what RSS counted more than PSS when both were read
-        self.started = 0  # how many processes had been started by then
+        self.started_when_read = 0  # how many processes had been, when both were read
         self._highest_read = 0  # the highest RSS at which both were read
         self._next_read = self._next_growing_read = 0.0
 
     def is_to_be_read(self, rss: int, started: int) -> bool:
         """Whether USS and PSS are to be read now, with so many processes started so far."""
-        is_urgent = rss > _GROWTH * self._highest_read or started > self.started
+        is_urgent = rss > _GROWTH * self._highest_read or started > self.started_when_read
         return time.monotonic() >= (self._next_growing_read if is_urgent else self._next_read)
 
     def read(self, processes: int) -> Any:
@@ -130,6 +131,13 @@ class _Watched:
         return 0
 
 
+class _RoughPeak(NamedTuple):
+    """The highest sum of PSS with old readings among it, and of how many processes at most."""
+
+    total: int = 0
+    processes: int = 0
+
+
 class MemorySampler:
     """Samples processes on a thread of its own, and writes each sample as a line of JSON.
 
@@ -146,7 +154,8 @@ class MemorySampler:
         self._watched: dict[str, _Watched] = {}
         self._peaks: dict[str, ProcessMemory] = {}
         self._started = 0  # processes, so far
-        self._peak_total_pss = self._rough_total_pss = 0
+        self._peak_total_pss = 0
+        self._rough_peak = _RoughPeak()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
 
@@ -182,10 +191,10 @@ class MemorySampler:
         """The highest sum of PSS (USS where there is no PSS) over all processes, in bytes.
 
         Where it was not read at a tick, it is carried on with RSS. While some were read before the
-        latest one was started, a sum counts twice what these share. It is passed over then, unless
-        there is no other.
+        latest one was started, a sum counts twice what these share. It stands until there is a
+        better one of as many processes.
         """
-        return self._peak_total_pss or self._rough_total_pss
+        return max(self._peak_total_pss, self._rough_peak.total)
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):
@@ -201,9 +210,14 @@ class MemorySampler:
                     continue
                 self._write(self._encoder.encode(sample) + b"\n")
             total = sum(max(each.rss - each.shared, 0) for each in self._watched.values())
-            if all(each.started == self._started for each in self._watched.values()):
-                self._peak_total_pss = max(self._peak_total_pss, total)
-            self._rough_total_pss = total or self._rough_total_pss
+            count = len(self._watched)
+            rough = self._rough_peak
+            if any(each.started_when_read < self._started for each in self._watched.values()):
+                self._rough_peak = _RoughPeak(max(rough.total, total), max(rough.processes, count))
+                return
+            self._peak_total_pss = max(self._peak_total_pss, total)
+            if count >= rough.processes:
+                self._rough_peak = _RoughPeak()
 
     def _write(self, line: bytes) -> None:
         # A run on a full disk has to end with its own error. Peaks are known without the file.
@@ -220,7 +234,7 @@ class MemorySampler:
         rss = int(watched.process.memory_info().rss)
         if watched.is_to_be_read(rss, self._started):
             info = watched.read(len(self._watched))
-            watched.started = self._started
+            watched.started_when_read = self._started
             sample = Sample(now, name, info.rss, info.uss, getattr(info, "pss", None))
             watched.shared = info.rss - (info.uss if sample.pss is None else sample.pss)
             peak.peak_uss = max(peak.peak_uss, info.uss)

@@ -1,6 +1,9 @@
 """Beside the walk: the same results in the same order, and every mistake where it belongs."""
 
+import gc
 import threading
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -48,6 +51,30 @@ def test_what_is_in_line_after_a_step_that_failed_is_not_done():
     ):
         list(results)
     assert done == []
+
+
+def test_an_error_keeps_nothing_alive_once_it_was_handled():
+    def fail():
+        raise CheckpointError("broken")
+
+    def walk():
+        buffer = Buffer()
+        buffers.add(buffer)
+        with read_ahead(iter([fail]), 1) as results:
+            next(results)
+
+    buffers = weakref.WeakSet()
+    gc.disable()
+    try:
+        with suppress(CheckpointError):
+            walk()
+        assert not buffers
+    finally:
+        gc.enable()
+
+
+class Buffer:
+    """What a walk has while it lasts."""
 
 
 def test_no_step_is_under_way_once_the_block_is_left():

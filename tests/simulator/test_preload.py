@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import multiprocessing.util
 import os
 import re
 import resource
@@ -203,10 +204,42 @@ def test_a_fork_server_is_told_what_is_needed_before_or_after_it_began():
             if not prepare_first:
                 host.prepare({"FLSTREAM_TEST": "told"})
             with host:
-                ours, theirs = socket.socketpair()
-                with ours, theirs:
-                    host.start("child", tell_variable, theirs)
-                    assert ours.recv(100) == b"told None"
+                assert variable_in(host) == b"told None"
+
+
+def variable_in(host):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        host.start("child", tell_variable, theirs)
+        return ours.recv(100)
+
+
+def test_a_fork_server_that_is_started_again_knows_what_is_needed():
+    with closing(ProcessHost({})) as host:
+        host.begin()
+        host.prepare({"FLSTREAM_TEST": "told"})
+        first = psutil.Process(host.fork_server_pid())
+        first.kill()
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # whoever started it, reaps it
+        with host:
+            assert host.fork_server_pid() != first.pid
+            assert variable_in(host) == b"told None"
+
+
+def test_a_host_that_was_closed_leaves_no_descriptor_and_no_file():
+    def ours():
+        folder = multiprocessing.util.get_temp_dir()
+        return len(os.listdir("/proc/self/fd")), sorted(os.listdir(folder))
+
+    ProcessHost({}).close()
+    before = ours()
+    for _ in range(2):
+        host = ProcessHost({})
+        host.begin()
+        host.close()
+    host_for_nobody = ProcessHost({})
+    host_for_nobody.prepare({"FLSTREAM_TEST": "told"})
+    assert ours() == before
 
 
 def tell_variable(pipe):
