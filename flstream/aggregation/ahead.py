@@ -24,8 +24,8 @@ T = TypeVar("T")
 class InTurn(Generic[T]):
     """A thread that makes calls in the order in which they were given.
 
-    An executor's futures do the same, at ten times the price of a call: measured 85 microseconds
-    against 8 in a fold, where it is paid two or three times a range.
+    An executor's futures do the same at a higher price: measured with small ranges of two updates,
+    67 microseconds of CPU for each range read ahead, against 38 here.
     """
 
     def __init__(self, name: str) -> None:
