@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, repeat
 from queue import SimpleQueue
 from threading import Thread
 from typing import Generic, TypeVar
@@ -89,18 +89,12 @@ def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterato
     """
     with closing(InTurn[T]("read-ahead")) as reader:
 
-        def put_in_line(most: int) -> int:
-            count = 0
-            for step in islice(steps, most):
-                reader.submit(step)
-                count += 1
-            return count
-
         def results() -> Iterator[T]:
-            waiting = put_in_line(depth)
-            while waiting := waiting + put_in_line(1):
-                waiting -= 1
-                yield reader.result()
+            for place, step in enumerate(chain(steps, repeat(None, depth))):
+                if step is not None:
+                    reader.submit(step)
+                if place >= depth:
+                    yield reader.result()
 
         yield results()
 

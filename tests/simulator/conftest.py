@@ -15,7 +15,7 @@ from flstream.job import Job, load_job
 from flstream.simulator.files.resume import ResumePoint, plan_resume
 from flstream.simulator.files.run_directory import RunDirectory
 from flstream.simulator.files.summary import Summary
-from flstream.simulator.host import host_for, needs_of, new_host
+from flstream.simulator.host import host_for
 from flstream.simulator.launcher import Listener, simulate
 from flstream.simulator.processes import ProcessHost
 from flstream.telemetry.events import AnyEvent, ProcessReady
@@ -71,9 +71,7 @@ class SharedHost(ProcessHost):
 
 def shared_host_for(job: Job) -> ProcessHost:
     """What a job's processes start from, if it need not be of its own."""
-    host = SharedHost(new_host()._environment)
-    host.prepare(needs_of(job))
-    return host
+    return SharedHost(host_for(job)._environment)
 
 
 class Jobs(NamedTuple):
