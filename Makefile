@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs bench bench-peers kills clean
+.PHONY: help demo test test-fast check format docs bench bench-peers against kills damage clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -23,8 +23,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/digits)
 	$(BIN)/flstream simulate jobs/digits/job.conf
 
-test: $(STAMP) ## Install into .venv if need be, then run the tests
-	$(BIN)/python -m pytest
+# Two files at a time on any machine, for what is measured depends on what runs beside it; and a file
+# in one process, so that what its tests share is made once.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test: $(STAMP) ## Install into .venv if need be, then run all tests (minutes; ARGS=... goes to pytest)
+	$(PYTEST) $(ARGS)
+
+test-fast: $(STAMP) ## Run the tests that are not marked slow (under two minutes)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 check: $(STAMP) ## Lint, formatting and types
 	$(BIN)/ruff check .
@@ -53,8 +60,15 @@ bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=2
 	$(BIN)/python $(PEERS)/compare.py --size $(SIZE) --clients $(CLIENTS) $(ARGS) \
 		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md --plot $(PEERS)/.work/peers.png
 
-kills: $(STAMP) ## Kill runs at random instants, resume them, and compare the bits (50 cases)
-	$(BIN)/python benchmarks/kills.py
+against: $(STAMP) ## Compare rows with another checkout in pairs; OTHER=path ARGS='--scale 8 --rows growth'
+	@test -n "$(OTHER)" || { echo 'name the other checkout: make against OTHER=path' >&2; exit 2; }
+	$(BIN)/python benchmarks/against.py $(OTHER) $(ARGS)
+
+kills: $(STAMP) ## Kill runs at random instants, resume them, and compare the bits (ten minutes)
+	$(BIN)/python benchmarks/kills.py $(ARGS)
+
+damage: $(STAMP) ## Damage runs that were killed, resume them, and compare the bits (50 cases)
+	$(BIN)/python benchmarks/damage.py $(ARGS)
 
 clean: ## Remove the virtual environment and caches (runs/ is left alone)
 	rm -rf $(VENV) $(PEERS)/.venvs $(PEERS)/.work .pytest_cache .mypy_cache .ruff_cache .hypothesis

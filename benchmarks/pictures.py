@@ -21,21 +21,28 @@ from flstream.report.live.frame import render
 from flstream.report.live.progress import download_done
 from flstream.report.live.site_table import Memory
 from flstream.report.live.state import RunState
-from flstream.simulator.files.run_directory import RunDirectory
-from flstream.simulator.launcher import simulate
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.launcher import simulate
 from flstream.telemetry.events import AnyEvent, RunStarted
 from flstream.telemetry.memory import MemorySampler
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "pictures" / "live.svg"
-# Fonts that machines have: the picture must not ask the network for one.
+# Fonts of common systems, so that the picture needs none from the network.
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-# Of the last round, so much of the model is with the sites when the picture is taken.
+# Share of the last round's download at which the picture is taken, and the picture's lines.
 PART, LINES = 0.45, 24
 
 
 class Photographer:
-    """A listener that keeps one frame of the live view."""
+    """Listener of a run that keeps one frame of the live view.
+
+    Args:
+        width: columns of the frame.
+
+    Attributes:
+        frame: lines of the frame; empty until it is taken.
+    """
 
     def __init__(self, width: int) -> None:
         self._state = RunState()
@@ -43,7 +50,7 @@ class Photographer:
         self.frame: list[Text] = []
 
     def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
-        """Take one event, and the picture if it is time for it."""
+        """Handle an event, and take the frame if it is time for it."""
         if isinstance(event, RunStarted):
             self._state.began = event.time
         self._state.apply(event)
@@ -74,7 +81,7 @@ def main() -> None:
 
 
 def svg(frame: list[Text], width: int) -> str:
-    """The lines as a picture that needs nothing from elsewhere."""
+    """Convert lines to a self-contained SVG file."""
     console = Console(
         file=io.StringIO(), record=True, force_terminal=True, color_system="truecolor", width=width
     )

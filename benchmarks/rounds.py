@@ -1,9 +1,9 @@
-"""Rounds: memory that stays flat, seconds against the machine's limits, and tiny models.
+"""Measure rounds: constant memory, seconds against the machine's limits, and tiny models.
 
 Every row is a run of the command line tool of its own. Limits are measured beside it: the rate of a
 bare socket pair, and the disk's writing and fsync of as many bytes.
 
-    python benchmarks/rounds.py [--quick]
+    python benchmarks/rounds.py [--quick] [--only PART]... [--json FILE]
 
 Takes about fifteen minutes, 20 GiB of memory and 30 GiB of disk in the current directory; with
 ``--quick``, sizes of an eighth, and fewer rounds.
@@ -11,79 +11,35 @@ Takes about fifteen minutes, 20 GiB of memory and 30 GiB of disk in the current 
 
 from __future__ import annotations
 
-import argparse
-import json
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-from measure import Row, print_table
+from rows import Part, Row, measure_parts
+from simulating import MeasuredRun, run, seconds_to_first_step
 
 from flstream.bench.limits import best, pipe_rate, write_seconds
 from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
-JOBS = Path(__file__).parent.parent / "jobs"
 PIECE = 2 * MIB
 
 
-class Done(NamedTuple):
-    """A run that has ended: its summary, its events, its samples of memory, and when it began."""
-
-    summary: dict[str, Any]
-    events: list[dict[str, Any]]
-    samples: list[dict[str, Any]]
-    began: float
-
-
-def run(job: str, folder: Path, *settings: str) -> Done:
-    """Run a job with the command line tool, and take its run directory away again."""
-    path = folder / "run"
-    command = [sys.executable, "-m", "flstream", "simulate", str(JOBS / job), "--json"]
-    command += ["--run-dir", str(path)]
-    for setting in settings:
-        command += ["--set", setting]
-    began = time.time()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    try:
-        return Done(
-            json.loads(done.stdout),
-            lines(path / "events.jsonl"),
-            lines(path / "memory.jsonl"),
-            began,
-        )
-    finally:
-        shutil.rmtree(path)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file with one a line."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def exchange(folder: Path, size: int, clients: int, rounds: int = 2, *settings: str) -> Done:
-    """Run the exchange job, which moves models and does nothing else."""
+def exchange(folder: Path, size: int, clients: int, rounds: int = 2, *settings: str) -> MeasuredRun:
+    """Run the exchange job, which moves models without training."""
     sizes = f"model.args.size={size}", f"clients.count={clients}", f"rounds={rounds}"
     return run("exchange", folder, *sizes, "checkpoints.keep=1", *settings)
 
 
 def over_idle(memory: dict[str, int]) -> int:
-    """Bytes of RSS at the peak over what the process had after its imports."""
+    """Return the peak RSS of a process over its RSS after its imports, in bytes."""
     return max(memory["peak_rss"] - memory["idle_rss"], 0)
 
 
 def flat_memory(folder: Path, scale: int) -> Iterator[Row]:
-    """The server's memory over the model's size, and over the number of clients."""
+    """Measure the server's memory for several model sizes and numbers of clients."""
     cases = [(256 * MIB, 4), (GIB, 4), (4 * GIB, 4), (64 * MIB, 4), (64 * MIB, 16), (64 * MIB, 64)]
     for whole, clients in cases:
         size = whole // scale
@@ -101,12 +57,12 @@ def flat_memory(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def against(what: str, used: int, limit: int) -> Row:
-    """A line of memory used against memory allowed."""
+    """Return a row of memory used against memory allowed, both in bytes."""
     return Row(what, format_bytes(used), format_bytes(limit), used / limit, most=1.0)
 
 
 def phases(folder: Path, scale: int) -> Iterator[Row]:
-    """Seconds of a round against the bare pipe and the bare disk."""
+    """Measure the seconds of a round against the bare pipe and the bare disk."""
     for whole, clients in ((GIB, 2), (512 * MIB, 4)):
         size = whole // scale
         moved, kept, bare_moves, bare_writes = [], [], [], []
@@ -123,14 +79,14 @@ def phases(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def seconds(what: str, ours: list[float], bare: list[float], limit: str, most: float) -> Row:
-    """A line of medians of seconds."""
+    """Return a row that compares the medians of two lists of seconds."""
     ours_median, bare_median = statistics.median(ours), statistics.median(bare)
     figures = f"{ours_median:.2f} s", f"{bare_median:.2f} s {limit}"
     return Row(what, *figures, ours_median / bare_median, most=most)
 
 
 def virtual_clients(folder: Path, scale: int) -> Iterator[Row]:
-    """Client tasks a second with a thousand clients of 18 examples each."""
+    """Measure client tasks a second, with a thousand clients of 18 examples each."""
     rounds = 100 // scale + 2
     settings = f"rounds={rounds}", "workflow.args.evaluate_every=0", "checkpoints.keep=1"
     done = run("virtual", folder, *settings)
@@ -141,12 +97,12 @@ def virtual_clients(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def growth(folder: Path, scale: int) -> Iterator[Row]:
-    """Whether memory grows with the rounds."""
+    """Measure the growth of memory with the number of rounds."""
     rounds = 200 // scale
     done = exchange(folder, 16 * MIB, 2, rounds)
     finished = [event["time"] for event in done.events if event["kind"] == "round_finished"]
     for process in ("server", "site-1"):
-        # Half of the rounds: the first ones fill caches and buffers.
+        # The second half of the rounds, since the first ones fill caches and buffers.
         samples = [
             (sample["time"], sample["rss"] / MIB)
             for sample in done.samples
@@ -161,16 +117,8 @@ def growth(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def first_step(folder: Path, scale: int) -> Iterator[Row]:
-    """From the command to the first site that trains."""
-    taken = []
-    for _ in range(3):
-        done = run("digits", folder, "clients.count=4", "rounds=1")
-        steps = [
-            event["time"]
-            for event in done.events
-            if event["kind"] == "site_state" and event["state"] == "training"
-        ]
-        taken.append(min(steps) - done.began)
+    """Measure the time from the command to the first site that trains."""
+    taken = [seconds_to_first_step(folder, "clients.count=4") for _ in range(3)]
     median = statistics.median(taken)
     yield Row(
         "command to first training step, 4 clients",
@@ -181,7 +129,7 @@ def first_step(folder: Path, scale: int) -> Iterator[Row]:
     )
 
 
-PARTS: list[Callable[[Path, int], Iterator[Row]]] = [
+PARTS: list[Part] = [
     first_step,
     virtual_clients,
     growth,
@@ -190,20 +138,5 @@ PARTS: list[Callable[[Path, int], Iterator[Row]]] = [
 ]
 
 
-def main(quick: bool, only: list[str]) -> None:
-    """Measure, and print the table."""
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="flstream-bench-", dir=".") as name:
-        for part in PARTS:
-            if not only or part.__name__ in only:
-                print(f"measuring: {part.__name__.replace('_', ' ')}", file=sys.stderr, flush=True)
-                rows += part(Path(name), 8 if quick else 1)
-    print_table(rows)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Measure rounds.")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer rounds")
-    parser.add_argument("only", nargs="*", help="which of: " + ", ".join(p.__name__ for p in PARTS))
-    chosen = parser.parse_args()
-    main(chosen.quick, chosen.only)
+    measure_parts(PARTS, "Measure rounds.", 8)

@@ -1,8 +1,7 @@
-"""Models sent once and received once, by processes that are there for many such runs.
+"""Measurement of downloads between a sender and its receivers, which live for many runs.
 
-Sender and receivers are joined by socket pairs. A run tells what is sent, to how many receivers,
-and into what they receive it; what came of it is bytes a second, peaks of memory and numbers of
-requests.
+The processes are connected by socket pairs. A run has a model, a number of receivers and a kind of
+sink; its results are bytes a second, peaks of memory and numbers of requests.
 """
 
 from __future__ import annotations
@@ -39,7 +38,13 @@ Into = Literal["bare", "scratch", "existing memory", "new memory", "file"]
 
 
 class Model(NamedTuple):
-    """A model to send: so many tensors of so many bytes each, in memory or in a sparse file."""
+    """A model to send.
+
+    Attributes:
+        tensors: number of tensors.
+        each: size of each tensor in bytes.
+        path: path of a sparse file with the model; None for a model in memory.
+    """
 
     tensors: int
     each: int
@@ -47,11 +52,11 @@ class Model(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in all."""
+        """Size of the model in bytes."""
         return self.tensors * self.each
 
     def make(self) -> Source:
-        """The model as something to offer. Its file stays; in memory every page is touched."""
+        """Create the model as a source. A file is kept; in memory every page is touched."""
         if self.path is None:
             arrays = {
                 f"t{number:05d}": np.full(self.each, number % 251, np.uint8)
@@ -68,14 +73,14 @@ class Model(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One model sent once, to the first so many receivers at once.
+    """A model sent once to one or more receivers at a time.
 
     Attributes:
-        label: runs with the same label are repeats of each other.
-        model: what is sent.
-        receivers: how many receive it.
-        into: what each receives it into; ``bare`` is a socket with nothing around the bytes.
-        request_size: bytes a request covers.
+        label: name of the measurement; runs with the same label are repetitions.
+        model: model to send.
+        receivers: number of receivers.
+        into: kind of sink of each receiver; ``bare`` is a socket without a protocol.
+        request_size: bytes that a request covers.
     """
 
     label: str
@@ -86,26 +91,36 @@ class Run(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What the sender saw: its peak of RSS over idle, and the fetch requests of each run."""
+    """Measurements of the sender.
+
+    Attributes:
+        over_idle: peak RSS over idle in bytes.
+        requests: number of fetch requests of each run.
+    """
 
     over_idle: int
     requests: list[int]
 
 
 class Received(NamedTuple):
-    """What a receiver saw: its peak of RSS over idle, and when its runs began and ended."""
+    """Measurements of a receiver.
+
+    Attributes:
+        over_idle: peak RSS over idle in bytes.
+        spans: beginning and end of its runs by the monotonic clock, by number of the run.
+    """
 
     over_idle: int
     spans: dict[int, tuple[float, float]]
 
 
 class Measured(NamedTuple):
-    """What came of a list of runs.
+    """Results of a list of runs.
 
     Attributes:
-        rates: bytes a second of each run, of all its receivers together, by label.
-        sent: what the sender saw.
-        received: what each receiver saw.
+        rates: bytes a second of each run, over all its receivers together, by label.
+        sent: measurements of the sender.
+        received: measurements of each receiver.
     """
 
     rates: dict[str, list[float]]
@@ -113,13 +128,13 @@ class Measured(NamedTuple):
     received: list[Received]
 
     def rate(self, label: str) -> float:
-        """The median rate of the runs with a label but for the first, which warmed up."""
+        """Return the median rate of a label's runs without the first, which warms up."""
         rates = self.rates[label]
         return statistics.median(rates[1:] or rates)
 
 
 def measure(runs: list[Run], folder: Path) -> Measured:
-    """Do the runs in order, with the same processes throughout."""
+    """Run all runs in order, with the same processes throughout."""
     count = max(run.receivers for run in runs)
     sent, received = together(send, receive, count, runs, folder)
     rates: dict[str, list[float]] = {}
@@ -131,7 +146,7 @@ def measure(runs: list[Run], folder: Path) -> Measured:
 
 
 def send(links: list[Link], runs: list[Run], _folder: Path) -> Sent:
-    """Hold the models, and send each when its turn comes."""
+    """Run the sender: make all models, and send that of each run."""
     models = {model: model.make() for model in dict.fromkeys(run.model for run in runs)}
     requests = []
     idle = own_rss()
@@ -151,7 +166,7 @@ def send(links: list[Link], runs: list[Run], _folder: Path) -> Sent:
                 outcome = ref.wait(PATIENCE)
                 assert outcome.ok, outcome.reason
             for link in chosen:
-                link.control.recv()  # its clock has stopped
+                link.control.recv()  # the receiver has all of it
             requests.append(sum(delivery.requests for delivery in ref.deliveries.values()))
         over_idle = own_peak_rss() - idle
         for link in links:
@@ -160,7 +175,7 @@ def send(links: list[Link], runs: list[Run], _folder: Path) -> Sent:
 
 
 def send_bare(source: Source, sock: socket.socket) -> None:
-    """Send a body with nothing around it."""
+    """Send a body without a protocol."""
     scratch = Scratch()
     for start, stop in source.layout.ranges(CHUNK):
         for view in source.views(start, stop, scratch):
@@ -168,7 +183,7 @@ def send_bare(source: Source, sock: socket.socket) -> None:
 
 
 def receive(link: Link, runs: list[Run], folder: Path) -> Received:
-    """Take in every run that the sender announces."""
+    """Run a receiver: receive the model of every run that the sender announces."""
     receiver = Receiver(PipeChannel(link.data, "sender"), "sender")
     spans: dict[int, tuple[float, float]] = {}
     memory: dict[Model, MemoryBody] = {}
@@ -192,7 +207,7 @@ def receive_one(
     memory: dict[Model, MemoryBody],
     buffer: Scratch,
 ) -> None:
-    """Take in one run."""
+    """Receive the model of a run into the run's kind of sink."""
     settings = DEFAULTS._replace(request_size=run.request_size)
     match run.into:
         case "bare":
@@ -221,5 +236,5 @@ def receive_one(
 
 
 def alternating(*runs: Run, repeat: int = REPEAT) -> list[Run]:
-    """The runs in turn: once to warm up, and as often again as is told."""
+    """Repeat runs in turn: once to warm up, and ``repeat`` times more."""
     return [run for _ in range(repeat + 1) for run in runs]

@@ -1,10 +1,10 @@
-"""Streaming: how fast, and in how much memory, each against a limit measured in the same run.
+"""Measure the rate and memory of streaming, against limits measured in the same run.
 
-Sender and receivers are processes of their own, joined by socket pairs. What is compared
-alternates, and medians are taken, so that the ratios hold on a noisy machine. The bare socket pair
-checks nothing and asks for nothing; a download verifies a digest for every chunk.
+Sender and receivers are processes of their own, connected by socket pairs. Compared runs alternate,
+and medians are taken, so that the ratios hold on a noisy machine. The bare socket pair has neither
+digests nor requests; a download verifies a digest for every chunk.
 
-    python benchmarks/transfer.py [--quick]
+    python benchmarks/transfer.py [--quick] [--only PART]... [--json FILE]
 
 Takes about two minutes and 4 GiB of disk in the current directory; with ``--quick``, a tenth of the
 sizes, for trying it out.
@@ -12,18 +12,15 @@ sizes, for trying it out.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from measure import Link, Row, print_table, together
+from measure import Link, together
+from rows import Part, Row, measure_parts
 from streams import CHUNK, PATIENCE, REPEAT, Into, Measured, Model, Run, alternating, measure
 
 from flstream.streaming.api import add_arrays, download_tensors
@@ -34,13 +31,13 @@ from flstream.transport.pipe import PipeChannel
 from flstream.units import format_bytes
 
 MIB = 1 << 20
-# Tiny downloads that come before those that count.
+# Number of tiny downloads before those that are measured.
 WARM_UPS = 50
 OPENFL_REQUESTS = 160
 
 
 def one_receiver(folder: Path, scale: int) -> Iterator[Row]:
-    """A download against the bare socket pair, from the same cold memory."""
+    """Measure a download against the bare socket pair, from the same cold memory."""
     model = Model(64, 16 * MIB // scale)
     runs = alternating(Run("bare socket pair", model, into="bare"), Run("download", model))
     what = f"1 receiver, {format_bytes(model.nbytes)} in 64 tensors"
@@ -48,7 +45,7 @@ def one_receiver(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
-    """Many small tensors against one large one. After the first time their layout is known."""
+    """Measure many small tensors against one large one, with layouts known after the first run."""
     small = Model(10_000 // scale, 100 << 10)
     large = Model(1, small.nbytes)
     places: tuple[Into, ...] = ("scratch", "existing memory")
@@ -59,7 +56,7 @@ def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def four_receivers(folder: Path, scale: int) -> Iterator[Row]:
-    """Four receivers at once against one."""
+    """Measure four receivers at once against one."""
     model = Model(64, 16 * MIB // scale)
     runs = alternating(Run("one receiver", model), Run("four", model, receivers=4))
     what = f"4 receivers at once, {format_bytes(model.nbytes)} each"
@@ -67,7 +64,7 @@ def four_receivers(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def memory_over_idle(folder: Path, scale: int) -> Iterator[Row]:
-    """Peaks of RSS over idle, with new processes for each download."""
+    """Measure peaks of RSS over idle, with new processes for each download."""
     in_memory = Model(64, 16 * MIB // scale)
     in_file = Model(1, 3072 * MIB // scale, folder / "sparse.safetensors")
     cases: list[tuple[Model, Into]] = [
@@ -88,21 +85,21 @@ def memory_over_idle(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def rate_row(done: Measured, what: str, label: str, limit: str, least: float) -> Row:
-    """A line that compares two rates."""
+    """Return a row that compares the rates of two labels."""
     ours, other = done.rate(label), done.rate(limit)
     figures = f"{ours / 1e9:.2f} GB/s", f"{other / 1e9:.2f} GB/s {limit}"
     return Row(what, *figures, ours / other, least=least)
 
 
 def memory_row(what: str, used: int, limit: int) -> Row:
-    """A line of memory used against memory allowed."""
-    # The kernel counts the peak a little late, so it may lie below what was read at idle.
+    """Return a row of memory used against memory allowed, both in bytes."""
+    # The kernel counts the peak a little late, so it may lie below the value read at idle.
     used = max(used, 0)
     return Row(what, format_bytes(used), format_bytes(limit), used / limit, most=1.0)
 
 
 def growth(folder: Path, scale: int) -> Iterator[Row]:
-    """Time by size. Where it grows with the bytes alone, the rate is the same for every size."""
+    """Measure rates over sizes, which are equal if the time grows with the bytes alone."""
     sizes = [size * MIB // scale for size in (64, 256, 1024, 4096)]
     models = [Model(1, size, folder / f"sparse-{size}.safetensors") for size in sizes]
     runs = [Run(format_bytes(model.nbytes), model) for model in models]
@@ -116,7 +113,7 @@ def growth(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def tiny(_folder: Path, scale: int) -> Iterator[Row]:
-    """A download of one tensor of 4 KiB, from the call until the sender's ref has settled."""
+    """Measure a download of a 4 KiB tensor, from the call until the sender's ref has settled."""
     count = 1000 // scale + WARM_UPS
     settled, (began,) = together(send_tiny, receive_tiny, 1, count)
     pairs = list(zip(began, settled, strict=True))[WARM_UPS:]
@@ -126,7 +123,7 @@ def tiny(_folder: Path, scale: int) -> Iterator[Row]:
 
 
 def send_tiny(links: list[Link], count: int) -> list[float]:
-    """Offer a tiny tensor again and again, and return when each ref settled."""
+    """Offer a tiny tensor repeatedly, and return the times at which the refs settled."""
     (link,) = links
     arrays = {"weight": np.zeros(1024, np.float32)}
     settled: dict[bytes, float] = {}
@@ -137,7 +134,7 @@ def send_tiny(links: list[Link], count: int) -> list[float]:
     with DownloadService() as service:
         service.attach(PipeChannel(link.data, link.receiver), link.receiver)
         for _ in range(count):
-            # One at a time, as in use: a service has few refs on offer.
+            # One ref at a time, as in use, where a service offers few of them.
             ref = add_arrays(service, arrays, [link.receiver], note)
             link.control.send(ref.token)
             outcome = ref.wait(PATIENCE)
@@ -147,7 +144,7 @@ def send_tiny(links: list[Link], count: int) -> list[float]:
 
 
 def receive_tiny(link: Link, count: int) -> list[float]:
-    """Download a tiny tensor again and again, and return when each download began."""
+    """Download a tiny tensor repeatedly, and return the times at which the downloads began."""
     receiver = Receiver(PipeChannel(link.data, "sender"), "sender")
     began = []
     for _ in range(count):
@@ -160,7 +157,7 @@ def receive_tiny(link: Link, count: int) -> list[float]:
 
 
 def histology(folder: Path, scale: int) -> Iterator[Row]:
-    """The shape of OpenFL's histology round: 20 tensors, 64 MB, 8 receivers."""
+    """Measure a round with the shape of OpenFL's histology task: 20 tensors, 64 MB, 8 receivers."""
     model = Model(20, 3_200_000 // scale)
     whole = Run("default", model, receivers=8, into="new memory")
     pieces = whole._replace(label="1 MiB", request_size=MIB)
@@ -174,7 +171,7 @@ def histology(folder: Path, scale: int) -> Iterator[Row]:
     yield memory_row("server over idle, the same round", done.sent.over_idle, 64 * MIB)
 
 
-PARTS: list[Callable[[Path, int], Iterator[Row]]] = [
+PARTS: list[Part] = [
     one_receiver,
     small_tensors,
     four_receivers,
@@ -185,25 +182,6 @@ PARTS: list[Callable[[Path, int], Iterator[Row]]] = [
 ]
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for large files, on the disk of the current directory: /tmp may be memory."""
-    with tempfile.TemporaryDirectory(prefix="flstream-bench-", dir=".") as name:
-        yield Path(name)
-
-
-def main(quick: bool) -> None:
-    """Measure everything, and print one table."""
-    rows: list[Row] = []
-    for part in PARTS:
-        print(f"measuring: {part.__name__.replace('_', ' ')}", file=sys.stderr, flush=True)
-        with scratch_folder() as folder:
-            rows += part(folder, 10 if quick else 1)
-    print(f"Medians of {REPEAT}, chunks of {format_bytes(CHUNK)}, every chunk verified.")
-    print_table(rows)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Measure streaming.")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the sizes")
-    main(parser.parse_args().quick)
+    print(f"Medians of {REPEAT}, chunks of {format_bytes(CHUNK)}, every chunk verified.")
+    measure_parts(PARTS, "Measure streaming.", 10)

@@ -1,12 +1,16 @@
-"""Every error flstream raises on purpose: one sentence that names the thing and the next step."""
+"""Exceptions raised by flstream; each message is a sentence that names its object and a remedy."""
 
 
 class FlstreamError(Exception):
-    """The root of them all."""
+    """Base class of all flstream errors."""
 
 
 class UsageError(FlstreamError):
-    """What was asked for is wrong; the command line ends with exit status 2."""
+    """Invalid input from the user; the command line ends with exit status 2."""
+
+
+class ResumeRefusedError(UsageError):
+    """A run that cannot go on to the same bits, since something that it needs is gone."""
 
 
 class LayoutError(FlstreamError):
@@ -18,7 +22,7 @@ class CheckpointError(FlstreamError):
 
 
 class ModelError(FlstreamError):
-    """A model factory that failed or did not make a model."""
+    """A model factory that failed or returned something other than a model."""
 
 
 class PayloadError(FlstreamError):
@@ -26,47 +30,47 @@ class PayloadError(FlstreamError):
 
 
 class StreamingError(FlstreamError):
-    """A download that did not deliver."""
+    """A failed download."""
 
 
 class ChannelClosedError(StreamingError):
-    """The peer at the other end of a channel is gone."""
+    """A channel whose peer closed its end or died."""
 
 
 class DeadlineError(StreamingError):
-    """A peer did not answer within the time it was given."""
+    """A peer that did not answer within its deadline."""
 
 
 class ProtocolError(StreamingError):
-    """A peer sent something that the protocol does not allow."""
+    """A message from a peer that violates the protocol."""
 
 
 class IntegrityError(StreamingError):
-    """Bytes arrived that do not match their digest."""
+    """Received bytes that do not match their digest."""
 
 
 class RefusedError(StreamingError):
-    """The sender refused a request; the message carries its reason."""
+    """A request that the sender refused; the message includes the sender's reason."""
 
 
 class AbortedError(StreamingError):
-    """A transfer was called off from this side."""
+    """A transfer that was cancelled by this process."""
 
 
 class ClientError(FlstreamError):
-    """A training script used the client API in a way it does not allow."""
+    """A call to the client API that is not allowed, such as sending without a task."""
 
 
 class AggregationError(FlstreamError):
-    """Updates of which no next model can be made; the message names the tensor."""
+    """Updates that cannot be aggregated into a model; the message names the tensor."""
 
 
 class UpdateRefusedError(FlstreamError):
-    """One site's update must not be part of the next model; without it, the others may make one.
+    """A single site's update that cannot be aggregated, while those of other sites may be.
 
     Attributes:
-        site: whose update it is.
-        reason: what is wrong with it, to be read after "the update of <site>".
+        site: name of the site that sent the update.
+        reason: the defect, worded as the continuation of "the update of <site>".
     """
 
     def __init__(self, site: str, reason: str) -> None:
@@ -79,18 +83,28 @@ class UpdateRefusedError(FlstreamError):
 
 
 class WorkerLostError(FlstreamError):
-    """A worker process that is of no use any more; the message says what became of it.
+    """A worker process that died or can no longer be used; the message gives the cause.
 
     Attributes:
-        site: whose work it was doing, None where that is not known.
-        is_stale: whether it failed before it took up its task.
+        site: Site whose task it was doing; None where that is not known.
+        is_acknowledged: Whether it had acknowledged its task; if not, it has failed no site.
+        has_raised: Whether its training code raised before it was ready, as it would again.
     """
 
-    def __init__(self, reason: str, site: str | None = None, *, is_stale: bool = False) -> None:
+    def __init__(self, reason: str, site: str | None = None, *, has_raised: bool = False) -> None:
         super().__init__(reason)
         self.site = site
-        self.is_stale = is_stale
+        self.is_acknowledged = False
+        self.has_raised = has_raised
+
+
+class WorkflowError(FlstreamError):
+    """A workflow asked for something that cannot be done; the message names the effect."""
+
+
+class ReplayMismatchError(WorkflowError):
+    """A workflow asked for another effect on replay than it did before; the message names both."""
 
 
 class SimulationError(FlstreamError):
-    """A job that cannot go on; the message names each site and its reason."""
+    """A run that cannot continue; the message names each failed site with its reason."""

@@ -1,7 +1,7 @@
-"""Sizes and durations: the one place that parses them and prints them.
+"""Parsing and printing of sizes and durations.
 
 The spellings are those of HOCON: a single letter (`2M`) and an `i` (`2 MiB`) count in
-powers of two, `2 MB` and `2 megabytes` in powers of ten. Letter case is forgiven.
+powers of two, `2 MB` and `2 megabytes` in powers of ten. Letter case does not matter.
 """
 
 import math
@@ -56,13 +56,18 @@ _AMOUNT = re.compile(
 
 
 def parse_bytes(value: str | int | float) -> int:
-    """Read a size in bytes, in any spelling HOCON users write.
+    """Parse a size in any of HOCON's spellings.
 
-    A fraction of a unit is rounded to the nearest byte (`1.5 GiB`, `0.3 KiB`).
+    Args:
+        value: a number of bytes, or text such as `1.5 GiB`. A fraction of a unit is rounded to
+            the nearest byte.
+
+    Returns:
+        The size in bytes.
 
     Raises:
-        ValueError: it is no size, is negative, or is not a whole number of bytes where no
-            larger unit is named; the text says what is allowed.
+        ValueError: the value is no size, is negative, or is not a whole number of bytes where no
+            larger unit is named; the message lists what is allowed.
     """
     amount, unit = _split(value, SIZE_ALLOWED)
     if unit not in _SIZE_UNITS:
@@ -76,10 +81,16 @@ def parse_bytes(value: str | int | float) -> int:
 
 
 def parse_seconds(value: str | int | float | timedelta) -> float:
-    """Read a duration and return it in seconds; a bare number is in seconds already.
+    """Parse a duration in any of HOCON's spellings.
+
+    Args:
+        value: a number of seconds, a timedelta, or text such as `10 minutes`.
+
+    Returns:
+        The duration in seconds.
 
     Raises:
-        ValueError: it is no duration or is negative; the text says what is allowed.
+        ValueError: the value is no duration or is negative; the message lists what is allowed.
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -93,7 +104,7 @@ def parse_seconds(value: str | int | float | timedelta) -> float:
 
 
 def _split(value: str | int | float, allowed: str) -> tuple[Fraction, str]:
-    """Return the exact amount and the unit in lower case, `""` where none is written."""
+    """Split a value into its exact amount and its unit in lower case, `""` without one."""
     if isinstance(value, str):
         match = _AMOUNT.fullmatch(value)
         if match is None:
@@ -108,7 +119,7 @@ def _split(value: str | int | float, allowed: str) -> tuple[Fraction, str]:
 
 
 def format_bytes(size: int) -> str:
-    """Print a size for people: `2 MiB` where that is exact, else one decimal: `17.3 MiB`."""
+    """Format a size in bytes for display: `2 MiB` where that is exact, else `17.3 MiB`."""
     if size < 0:
         return f"-{format_bytes(-size)}"
     if size < 1024:
@@ -122,7 +133,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_bytes_exact(size: int) -> str:
-    """Print a size so that `parse_bytes` gives it back: `64 MiB`, or a plain number."""
+    """Format a size in bytes without loss, as `64 MiB` or a plain number, for `parse_bytes`."""
     for power in range(len(_BINARY_UNITS), 0, -1):
         count, rest = divmod(size, 1024**power)
         if count and not rest:
@@ -131,7 +142,7 @@ def format_bytes_exact(size: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Print a duration for people: `0.5 s`, `12.3 s`, `2m 05s`, `1h 02m 05s`."""
+    """Format a duration in seconds for display: `0.5 s`, `12.3 s`, `2m 05s`, `1h 02m 05s`."""
     if seconds < 59.95:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -140,5 +151,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_seconds_exact(seconds: float) -> str:
-    """Print a duration so that `parse_seconds` gives it back: `600 s`, `0.5 s`."""
+    """Format a duration in seconds without loss, as `600 s` or `0.5 s`, for `parse_seconds`."""
     return f"{int(seconds) if seconds.is_integer() else seconds!r} s"

@@ -11,3 +11,5 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("flstream")
+
+pytest_plugins = ["run_fixtures"]

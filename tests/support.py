@@ -50,6 +50,15 @@ def assert_same_tensors(given: Mapping[str, torch.Tensor], due: Mapping[str, tor
         assert as_bytes(given[name]) == as_bytes(value), name
 
 
+class PlainSource:
+    """What the sources of tests state: they are read in any order, and can nothing else."""
+
+    random_access = True
+    lendable = False
+    extent = None
+    deliver = None
+
+
 def body_of(source: Source) -> bytes:
     return b"".join(source.views(0, source.layout.nbytes, Scratch()))
 

@@ -1,6 +1,7 @@
 """The walls: imports between the rooms point downward, and torch is imported where it is used."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,24 +16,23 @@ ROOMS = (
     "report",
     "inspection",
     "bench",
-    "simulator",
     "workflows",
-    "aggregation",
+    "simulation",
+    "server",
+    "engines",
+    "runs",
     "client",
+    "aggregation",
     "streaming",
     "transport",
     "model",
     "job",
     "telemetry",
 )
-# The same within the simulator; the modules beside these are for any of them.
-SIMULATOR = ("forecasting", "rounds", "crew", "files")
 # Anyone may import these, and they import no room.
 LEAVES = ("errors", "units")
-# Aggregation folds; who trains is none of its business, though that is listed below it.
-FORBIDDEN = {("aggregation", "client")}
 # What the fork server has in memory before it forks.
-IMPORTS_TORCH = {"simulator/preload.py"}
+IMPORTS_TORCH = {"simulation/preload.py"}
 # It starts the command line, and so stands above all rooms.
 ABOVE = ("__main__.py",)
 
@@ -90,27 +90,9 @@ def test_imports_between_rooms_point_downward(module):
         if there is None or there in (*LEAVES, here, "__version__"):
             continue
         assert there in ROOMS, f"{module}:{line} imports {name}, which is in no room"
-        if (
-            here not in ROOMS
-            or ROOMS.index(there) < ROOMS.index(here)
-            or (here, there) in FORBIDDEN
-        ):
+        if here not in ROOMS or ROOMS.index(there) < ROOMS.index(here):
             wrong.append(f"{module}:{line} imports {name}")
     assert wrong == []
-
-
-@pytest.mark.parametrize(
-    "module",
-    [m for m in MODULES if m.startswith(tuple(f"simulator/{each}/" for each in SIMULATOR))],
-)
-def test_imports_within_the_simulator_point_downward(module):
-    tree, package = parse(module)
-    here = Path(module).parts[1]
-    for line, name in imported(tree, package):
-        there = name.removeprefix("flstream.simulator.").partition(".")[0]
-        if name.startswith("flstream.simulator.") and there in SIMULATOR:
-            is_below = SIMULATOR.index(there) >= SIMULATOR.index(here)
-            assert is_below, f"{module}:{line} imports {name}"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -129,3 +111,70 @@ def test_torch_is_imported_only_where_it_is_used(module):
 def test_every_folder_is_a_room():
     folders = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
     assert folders <= set(ROOMS)
+
+
+RETIRED_WORDS = (
+    "companion|conversation|crew|gathering|heard|hired|hiring|ledger|outbox|recruit|said|slot|spool"
+    "|told|zone"
+)
+
+
+def definitions() -> Iterator[tuple[str, str, str]]:
+    """Every class and function of the package: file, kind and name."""
+    for module in MODULES:
+        for node in ast.walk(parse(module)[0]):
+            if isinstance(node, ast.ClassDef):
+                yield module, "class", node.name
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield module, "function", node.name
+
+
+def test_no_class_name_stands_for_two_things():
+    places: dict[str, list[str]] = {}
+    for module, kind, name in definitions():
+        if kind == "class":
+            places.setdefault(name, []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_file_name_stands_for_two_things_that_travel_together():
+    """A model's layout, an update or a state is described in one file of that name."""
+    names = [Path(module).name for module in MODULES]
+    assert "updates.py" not in names
+
+
+def retired(name: str) -> bool:
+    """Whether a name has a retired word: SpooledUpdate, spooled_update and spooledUpdate do."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return re.search(rf"(?:^|_)(?:{RETIRED_WORDS})(?:s|ed|ing)?(?:_|$)", words) is not None
+
+
+def test_names_are_the_words_of_the_field():
+    files = [(module, "file", Path(module).stem) for module in MODULES]
+    wrong = [
+        f"{module}: {kind} {name}"
+        for module, kind, name in [*definitions(), *files]
+        if retired(name)
+    ]
+    assert wrong == []
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every variable, parameter and attribute that a module binds, with the line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) if name != "__slots__":
+                yield node.lineno, name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_variables_are_the_words_of_the_field(module):
+    names = bound_names(parse(module)[0])
+    wrong = [f"{module}:{line} {name}" for line, name in names if retired(name)]
+    assert wrong == []

@@ -31,51 +31,53 @@ RACE_TASK = Task(clients=1000, rounds=30)
 
 
 def compare(contestants: Sequence[Contestant], task: Task, repeat: int) -> list[Result]:
-    """Run each in turn, as often as is told."""
+    """Run contestants in turn, each of them ``repeat`` times."""
     runs: dict[str, list[Run]] = {each.name: [] for each in contestants}
     for number in range(1, repeat + 1):
         for each in contestants:
-            _say(f"{each.name}, {task.clients} clients, run {number} of {repeat}")
+            _print_progress(f"{each.name}, {task.clients} clients, run {number} of {repeat}")
             run = measure(each, task)
             runs[each.name].append(run)
             steady = ", ".join(f"{seconds:.2f}" for seconds in run.rounds[1:3])
-            _say(f"  failed: {run.failure}" if run.failure else f"  steady rounds: {steady} s")
+            _print_progress(
+                f"  failed: {run.failure}" if run.failure else f"  steady rounds: {steady} s"
+            )
     return [Result(each, runs[each.name]) for each in contestants]
 
 
-def _say(what: str) -> None:
+def _print_progress(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
 def versions(peers: Sequence[str]) -> dict[str, str]:
-    """What each peer's package says of its version, with torch and Python."""
+    """Return the version of each peer's package, with those of torch and Ray."""
     asked = "import importlib.metadata as m, sys; print(*map(m.version, sys.argv[1:]))"
-    told = {}
+    found = {}
     for peer in peers:
         packages = [PACKAGES[peer], "torch", *(["ray"] if peer == "flower" else [])]
         command = [str(python_of(peer)), "-c", asked, *packages]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError):
-            told[TITLES[peer]] = "not installed"
+            found[TITLES[peer]] = "not installed"
             continue
         own, *others = done.stdout.split()
         with_them = ", ".join(
             f"{name} {version}" for name, version in zip(packages[1:], others, strict=True)
         )
-        told[TITLES[peer]] = f"{own} ({with_them})"
-    return told
+        found[TITLES[peer]] = f"{own} ({with_them})"
+    return found
 
 
 def machine() -> str:
-    """What this ran on."""
+    """Return a description of this machine."""
     here = this_machine()
     memory, python = format_bytes(here.memory), here.versions["python"]
     return f"{here.cores} cores, {memory}, {here.system}, Python {python}"
 
 
 def selected(contestants: Sequence[Contestant], only: Sequence[str]) -> list[Contestant]:
-    """Those that are asked for; whom the others are compared with is always among them."""
+    """Return the selected contestants, after the first one, which the others are compared with."""
     first, *others = contestants
     chosen = [each for each in others if not only or each.name in only or each.peer in only]
     return [first, *chosen] if chosen else []
@@ -92,7 +94,7 @@ def main(args: argparse.Namespace) -> None:
     exchange = selected(EXCHANGE, args.only)
     race = [] if args.no_race else selected(RACE, args.only)
     peers = list(dict.fromkeys(each.peer for each in [*exchange, *race]))
-    told = versions(peers)
+    found = versions(peers)
 
     # Headings, and what was measured under them.
     exchanged = [
@@ -112,7 +114,7 @@ def main(args: argparse.Namespace) -> None:
     grids += [race_grid(title, results) for title, results in raced]
     about = [
         f"{began:%Y-%m-%d}, {machine()}. Medians of {args.repeat} runs, alternating.",
-        ", ".join(f"{title} {version}" for title, version in told.items()) + ".",
+        ", ".join(f"{title} {version}" for title, version in found.items()) + ".",
     ]
     _show(grids, about)
     if args.markdown:
@@ -122,7 +124,7 @@ def main(args: argparse.Namespace) -> None:
         document = {
             "date": began.isoformat(timespec="seconds"),
             "machine": machine(),
-            "versions": told,
+            "versions": found,
             "model_bytes": size,
             "rounds": args.rounds,
             "exchange": [
@@ -138,7 +140,7 @@ def main(args: argparse.Namespace) -> None:
         parts = [Part(title, EXCHANGE_PANELS, results) for title, results in exchanged]
         parts += [Part(title, RACE_PANELS, results) for title, results in raced]
         draw(args.plot, "flstream and its peers, medians", parts)
-        _say(f"chart: {args.plot}")
+        _print_progress(f"chart: {args.plot}")
 
 
 def _show(grids: Sequence[Grid], about: Sequence[str]) -> None:

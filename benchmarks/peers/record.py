@@ -1,4 +1,4 @@
-"""What came of a run, and of all runs of one contestant."""
+"""Results of a run, and of all runs of a contestant."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Run:
 
 
 def failed(why: str) -> Run:
-    """A run with nothing to show."""
+    """Return a run that failed, with the reason."""
     return Run(0.0, (), 0, 0, 0, 0.0, why)
 
 
@@ -79,10 +79,10 @@ def read_journal(
 
 
 def last_error(log: Path) -> str:
-    """The line of a log that says best why a program ended: the last that names an error."""
+    """Return the line of a log that best explains a failure: the last one that names an error."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    told = [line for line in lines if "Error" in line or "Exception" in line]
-    return (told or [line for line in lines if line] or ["it said nothing"])[-1][:200]
+    errors = [line for line in lines if "Error" in line or "Exception" in line]
+    return (errors or [line for line in lines if line] or ["it said nothing"])[-1][:200]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Result:
 
     @property
     def good(self) -> list[Run]:
-        """The runs that count."""
+        """Runs that did not fail."""
         return [run for run in self.runs if not run.failure]
 
     @property

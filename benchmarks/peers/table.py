@@ -104,17 +104,17 @@ def _verdicts(results: Sequence[Result]) -> list[str]:
     ours = results[0]
     if not ours.good:
         return []
-    told = []
+    verdicts = []
     for peer, target in ROUND_TARGETS.items():
         theirs, server = best(results, peer, "round"), best(results, peer, "server_over_idle")
         if theirs is None or server is None:
             continue
         round_ratio, memory_ratio = theirs / ours.round, server / ours.server_over_idle
-        told.append(
+        verdicts.append(
             f"{TITLES[peer]} at its best takes {_against(round_ratio, target)} the time of a "
             f"round, and {_against(memory_ratio, MEMORY_TARGET)} the server's memory over idle."
         )
-    return told
+    return verdicts
 
 
 def _against(ratio: float, target: int) -> str:

@@ -17,7 +17,7 @@ from typing import Self
 
 import psutil
 
-from flstream.simulator.interruption import STOPS, handling
+from flstream.simulation.interruption import STOPS, handling
 
 INTERVAL = 0.05
 """Seconds between two readings of every process's high-water mark of RSS."""

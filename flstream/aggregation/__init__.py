@@ -1,1 +1,1 @@
-"""Aggregation: folding the same range of every update into that range of the next model."""
+"""Aggregation: the same range of every update is folded into that range of the next model."""

@@ -1,6 +1,6 @@
-"""Reading and writing beside a walk: the next range comes in, and the last goes out, meanwhile.
+"""Reading and writing on threads beside a walk: the next range is read, and the last one written.
 
-What waits for a pipe or a disk, or copies bytes, does not hold Python's lock. So a second core does
+Waiting for a pipe or a disk, and copying bytes, does not hold Python's lock. So a second core does
 it while the first one folds.
 """
 
@@ -21,11 +21,14 @@ from flstream.model.layout import Layout
 T = TypeVar("T")
 
 
-class InTurn(Generic[T]):
-    """A thread that makes calls in the order in which they were given.
+class SerialExecutor(Generic[T]):
+    """A thread that makes calls in the order in which they were submitted.
 
     An executor's futures do the same at a higher price: measured with small ranges of two updates,
     67 microseconds of CPU for each range read ahead, against 38 here.
+
+    Args:
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,27 +39,27 @@ class InTurn(Generic[T]):
         self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> None:
-        """Put a call in line."""
+        """Queue a call."""
         self._calls.put(call)
 
     def result(self) -> T:
-        """Wait for the first of the calls whose results were not asked for; raise what it raised.
+        """Wait for the oldest call whose result was not returned yet; return it or raise its error.
 
         Raises:
-            CancelledError: a call before it raised something, so it was not made.
+            CancelledError: An earlier call raised an error, so this one was not made.
         """
         result, error = self._outcomes.get()
         try:
             if error is not None:
                 raise error
-            return result  # type: ignore[return-value]  # one of the two is there
+            return result  # type: ignore[return-value]  # there is one of the two
         finally:
-            # Its traceback leads to this frame. Such a ring would keep the buffers of a walk that
-            # failed, while the next one has its own.
+            # The error's traceback refers to this frame. Such a cycle would keep the buffers of a
+            # failed walk alive, beside those of the next one.
             del error
 
     def close(self) -> None:
-        """Make no more calls, and wait until none is being made. It may be called again."""
+        """Cancel the queued calls, and wait for the present one. It may be called again."""
         self._is_over = True
         self._calls.put(None)
         self._thread.join()
@@ -71,23 +74,24 @@ class InTurn(Generic[T]):
             except BaseException as error:
                 self._is_over = True
                 self._outcomes.put((None, error))
-            del call  # nor may what it was to work on outlive it here
+            del call  # its buffers must not outlive it here
 
 
 @contextmanager
 def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterator[T]]:
-    """Do steps in turn on a thread of their own, while the results of those before them are used.
+    """Make steps on a thread of their own, while the results of earlier ones are used.
 
     Args:
-        steps: what to do. A step is put in line when the result of the one ``depth`` before it is
-            asked for: what used the results before that one is done with them.
-        depth: how many steps may be done or in line beside the one whose result is asked for.
+        steps: Functions to call. A step is queued when the result of the one ``depth`` before it is
+        requested: results before that one are no longer in use by then.
+        depth: Most steps that are made or queued beside the one whose result is requested.
 
     Yields:
-        The results. What a step raises is raised where its result is asked for, and no later step
-        is done. When the block is left, no step is being done any more.
+        An iterator over the results. An error of a step is raised where its result is requested,
+        and
+        ends the steps. When the block is left, no step is running.
     """
-    with closing(InTurn[T]("read-ahead")) as reader:
+    with closing(SerialExecutor[T]("read-ahead")) as reader:
 
         def results() -> Iterator[T]:
             for place, step in enumerate(chain(steps, repeat(None, depth))):
@@ -103,32 +107,40 @@ class WriteBehind:
     """A sink that writes a range while the next one is being made.
 
     Args:
-        layout: of what is written.
-        write: writes a view at an offset of the body.
+        layout: Layout of the body.
+        write: Function that writes a view at an offset of the body.
     """
+
+    # The function that writes the ranges may require this order.
+    random_access = False
+    resumed = False
 
     def __init__(self, layout: Layout, write: Callable[[int, memoryview], None]) -> None:
         self.layout = layout
         self._write = write
         self._scratches = [Scratch(), Scratch()]
         self._view = memoryview(b"")
-        self._writer = InTurn[None]("write-behind")
+        self._writer = SerialExecutor[None]("write-behind")
         self._is_writing = False
 
+    def written(self, start: int, stop: int) -> list[memoryview]:
+        """Return nothing: the sink is never resumed."""
+        return []
+
     def views(self, start: int, stop: int) -> list[memoryview]:
-        """A buffer for the bytes ``[start, stop)``."""
+        """Return a buffer for the bytes ``[start, stop)``."""
         self._scratches.reverse()
         self._view = self._scratches[0].take(stop - start)
         return [self._view]
 
     def commit(self, start: int, stop: int) -> None:
-        """Have the buffer written; raise what writing the one before it raised."""
+        """Start writing the buffer; raise the error of writing the one before it."""
         self._wait()
         self._writer.submit(partial(self._write, start, self._view))
         self._is_writing = True
 
     def close(self) -> None:
-        """Wait until all is written, and raise what that raised."""
+        """Wait until all is written, and raise the error of the last write."""
         try:
             self._wait()
         finally:

@@ -1,6 +1,6 @@
-"""Norm clipping: no update moves the model further than a given distance.
+"""Norm clipping: bounds the distance that each update moves the model.
 
-Bounding an update's norm bounds what one site can do to the model (Sun et al. 2019,
+Bounding an update's norm bounds the influence of a site on the model (Sun et al. 2019,
 arXiv:1911.07963), and is half of differential privacy for users (McMahan et al. 2018,
 arXiv:1710.06963).
 """
@@ -12,32 +12,39 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from flstream.aggregation.cohort import Cohort
 from flstream.aggregation.elements import FLOATS, Array, block_room, blocks
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
-from flstream.aggregation.updates import Update
+from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update_set import UpdateSet
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Source
 
 
 def clip_scales(
     base: Source,
-    updates: Sequence[Update],
-    rule: Rule,
+    updates: Sequence[UpdateSource],
+    rule: AggregationRule,
     steps: Steps,
     on_range: Callable[[int], None],
 ) -> list[float] | None:
-    """What to multiply each update's difference from the model by, so that it is short enough.
+    """Compute the factors that scale each update's difference from the model to the rule's limit.
 
-    It takes a pass over all updates, and calls ``on_range(0)`` after each range, as nothing is
+    It takes a pass over all updates, and calls ``on_range(0)`` after each range, since nothing is
     folded yet.
 
+    Args:
+        base: Model that the sites started from.
+        updates: Updates in the cohort's order.
+        rule: Rule with the limit ``clip_norm`` of the L2 norm.
+        steps: Ranges of the pass.
+        on_range: Called with 0 after each range that was read.
+
     Returns:
-        Numbers from 0 to 1; None where the rule does not clip.
+        Factors from 0 to 1, in the order of the updates; None where the rule does not clip.
 
     Raises:
-        UpdateRefusedError: an update does not fit the model, or its difference has no finite norm.
+        UpdateRefusedError: An update does not fit the model, or its difference has no finite norm.
     """
     if rule.clip_norm is None:
         return None
@@ -56,19 +63,19 @@ def clip_scales(
 
 def _norms(
     base: Source,
-    updates: Sequence[Update],
-    rule: Rule,
+    updates: Sequence[UpdateSource],
+    rule: AggregationRule,
     steps: Steps,
     on_range: Callable[[int], None],
 ) -> list[float]:
-    """The L2 norm of each update's difference, over the floats of it that are aggregated."""
-    cohort = Cohort(base, updates, rule, steps, looking=True)
+    """Compute the L2 norm of each update's difference, over its aggregated floats."""
+    cohort = UpdateSet(base, updates, rule, steps, checks_finite=True)
     sums = [_SquareSum() for _ in updates]
     room = block_room(FLOATS, steps.step)
     for start, stop in base.layout.ranges(steps.step):
         for part in cohort.each_part(start, stop, cohort.begin(start, stop)):
-            if part.zone.dtype in FLOATS:
-                for block in blocks(part.zone.numbers):
+            if part.region.dtype in FLOATS:
+                for block in blocks(part.region.numbers):
                     values = room[: block.stop - block.start]
                     part.differences(block, values)
                     sums[part.place].add(values)
@@ -77,10 +84,10 @@ def _norms(
 
 
 class _SquareSum:
-    """A sum of squares that does not depend on how the numbers were cut into blocks.
+    """A sum of squares that does not depend on how the numbers are cut into blocks.
 
-    They are dealt out to columns in turn. Each column is summed in order, and the sums of the
-    columns are added exactly.
+    The numbers are distributed over columns in turn. Each column is summed in order, and the sums
+    of the columns are added exactly.
     """
 
     _COLUMNS = 256
@@ -90,20 +97,20 @@ class _SquareSum:
         self._next = 0
 
     def add(self, block: Array) -> None:
-        """Take numbers, which are overwritten."""
+        """Add numbers, which are overwritten."""
         np.multiply(block, block, out=block)
         head = min(-self._next % self._COLUMNS, len(block))
         self._deal(block[:head])
         whole = (len(block) - head) // self._COLUMNS * self._COLUMNS
         rows = block[head : head + whole].reshape(-1, self._COLUMNS)
         if len(rows):
-            # Over the first axis NumPy adds row after row, each to all columns at once.
+            # Over the first axis, NumPy adds row after row, each to all columns at once.
             np.add(self._sums, rows[0], out=rows[0])
             np.add.reduce(rows, axis=0, out=self._sums)
         self._deal(block[head + whole :])
 
     def root(self) -> float:
-        """The square root of the sum."""
+        """Return the square root of the sum."""
         return math.sqrt(math.fsum(self._sums)) if np.isfinite(self._sums).all() else math.inf
 
     def _deal(self, squares: Array) -> None:

@@ -1,4 +1,4 @@
-"""What the walk asks of a rule that makes the next model out of updates."""
+"""The protocol of a rule that makes the next model of updates."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from flstream.aggregation.elements import Array
-from flstream.aggregation.parts import Part
-from flstream.aggregation.zones import Zone
+from flstream.aggregation.regions import Region
+from flstream.aggregation.update_part import UpdatePart
 
 
 class Fold(Protocol):
-    """A way to make the next model out of updates, one range at a time."""
+    """A way to make the next model of updates, one range at a time."""
 
-    def begin(self, zones: Sequence[Zone]) -> None:
-        """A new range begins, which consists of these zones."""
+    def begin(self, regions: Sequence[Region]) -> None:
+        """Begin a range that consists of these regions."""
         ...
 
-    def add(self, index: int, parts: Sequence[Part], *, are_last: bool) -> None:
-        """Take what the next updates have for the zone at ``index``.
+    def add(self, index: int, parts: Sequence[UpdatePart], *, are_last: bool) -> None:
+        """Add the parts of further updates for a region.
 
-        Updates come in the cohort's order, and all that a zone's ``carriers`` name do come.
+        Updates come in the cohort's order, and every update among a region's ``carriers`` is added.
 
         Args:
-            index: of the zone.
-            parts: one or more.
-            are_last: their bytes are there until all results have been asked for; those of others
-                are gone afterwards.
+            index: Index of the region in the range.
+            parts: One or more parts.
+            are_last: Whether these are the last parts. Their bytes stay valid until all results
+                have been
+            returned; those of others only during this call.
         """
         ...
 
     def result(self, index: int, block: slice) -> Array:
-        """The new values of a block of a zone, asked for once.
+        """Return the new values of a block of a region; called once for each block.
 
         Returns:
-            Float64, which may be changed; or integers of the zone's own type, for a zone of those.
+            Float64, which may be overwritten; or, for a region of integers, their own type.
         """
         ...

@@ -1,4 +1,4 @@
-"""Sums of integers, as differences from the first: exact where floats would not be."""
+"""Sums of integers as differences from the first one: exact where floats would not be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXACT = 2.0**62
 
 
 def difference(values: Array, first: Array) -> Array:
-    """``values - first`` of two integer arrays, in float64.
+    """Return ``values - first`` of two integer arrays, in float64.
 
     Where it is below 2^62 it is rounded once, as a whole; beyond, the values are.
     """
@@ -23,7 +23,7 @@ def difference(values: Array, first: Array) -> Array:
 
 
 def shift(first: Array, by: Array) -> Array:
-    """``first + by`` for integers, rounded half to even and kept in the type's range."""
+    """Return ``first + by`` for integers, rounded half to even and kept in the type's range."""
     by = _round_for(first, by)
     far = np.abs(by) >= _EXACT
     steps = np.where(far, 0.0, by).astype(np.int64)
@@ -43,7 +43,7 @@ def shift(first: Array, by: Array) -> Array:
 
 
 def _round_for(first: Array, by: Array) -> Array:
-    """``by`` rounded to whole numbers, such that of two as near the sum with ``first`` is even.
+    """Round ``by`` to whole numbers; where two are equally near, make the sum with ``first`` even.
 
     So a mean does not depend on which update came first.
     """

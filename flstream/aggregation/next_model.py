@@ -1,4 +1,4 @@
-"""The next model, written range by range out of what a fold gives."""
+"""The next model, written range by range from the results of a fold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flstream.aggregation.cohort import OldValues
 from flstream.aggregation.elements import (
     BLOCK,
     FLOATS,
@@ -19,31 +18,37 @@ from flstream.aggregation.elements import (
 )
 from flstream.aggregation.fold import Fold
 from flstream.aggregation.optimizers import Optimization, OptimizerWalk
-from flstream.aggregation.rules import Rule
-from flstream.aggregation.zones import Zone
+from flstream.aggregation.regions import Region
+from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.update_set import BaseValues
 from flstream.model.body import Sink
 from flstream.model.digests import BodyDigest
 
 
 class NotFinite(NamedTuple):
-    """Where the next model would have an infinity or a NaN: a zone, and which of its numbers."""
+    """The place of an infinity or a NaN in the next model.
 
-    zone: Zone
+    Attributes:
+        region: Region that has it.
+        number: Index of the number in the region.
+    """
+
+    region: Region
     number: int
 
 
 class NextModel:
-    """Takes the next model.
+    """Writes the next model.
 
     Args:
-        sink: where to.
-        old: the model before.
-        rule: says which tensors keep their values, and whether all others are to be finite.
-        optimization: makes a step of the aggregate; without one, that is the next model.
+        sink: Sink of the next model.
+        old: Values of the model before.
+        rule: Rule that selects the tensors, and says whether all numbers must be finite.
+        optimization: Server optimizer and its state; without one, the aggregate is the next model.
     """
 
     def __init__(
-        self, sink: Sink, old: OldValues, rule: Rule, optimization: Optimization | None
+        self, sink: Sink, old: BaseValues, rule: AggregationRule, optimization: Optimization | None
     ) -> None:
         self._sink = sink
         self._old = old
@@ -57,39 +62,45 @@ class NextModel:
 
     @property
     def digest(self) -> str:
-        """The digest of what was written."""
+        """Digest of what was written."""
         return self._digest.hexdigest()
 
-    def write(self, start: int, stop: int, zones: Sequence[Zone], fold: Fold) -> NotFinite | None:
-        """Write a range, unless it has something that is not finite, which is returned."""
+    def write(
+        self, start: int, stop: int, regions: Sequence[Region], fold: Fold
+    ) -> NotFinite | None:
+        """Write a range, unless it has a number that must be finite and is not.
+
+        Returns:
+            The place of that number, or None.
+        """
         (out,) = self._sink.views(start, stop)
-        for index, zone in enumerate(zones):
-            target = out[zone.start - start : zone.stop - start]
-            if zone.is_kept:
-                self._keep(zone, target)
+        for index, region in enumerate(regions):
+            target = out[region.start - start : region.stop - start]
+            if region.is_kept:
+                self._keep(region, target)
                 continue
-            bad = self._fill(index, zone, fold, Elements(zone.dtype, target))
+            bad = self._fill(index, region, fold, Elements(region.dtype, target))
             if bad is not None:
-                return NotFinite(zone, bad)
+                return NotFinite(region, bad)
         self._sink.commit(start, stop)
         self._digest.update([out])
         return None
 
-    def _keep(self, zone: Zone, target: memoryview) -> None:
-        target[:] = self._old.of(zone)
-        if self._optimizer and zone.is_selected and zone.dtype in FLOATS:
-            self._optimizer.keep(zone)
+    def _keep(self, region: Region, target: memoryview) -> None:
+        target[:] = self._old.of(region)
+        if self._optimizer and region.is_selected and region.dtype in FLOATS:
+            self._optimizer.keep(region)
 
-    def _fill(self, index: int, zone: Zone, fold: Fold, target: Elements) -> int | None:
-        if zone.dtype in INTEGERS:
-            for part in blocks(zone.numbers, SMALL_BLOCK):
+    def _fill(self, index: int, region: Region, fold: Fold, target: Elements) -> int | None:
+        if region.dtype in INTEGERS:
+            for part in blocks(region.numbers, SMALL_BLOCK):
                 target.native()[part] = fold.result(index, part)
             return None
-        is_float = zone.dtype in FLOATS
-        for part in blocks(zone.numbers, SMALL_BLOCK if self._optimizer else BLOCK):
+        is_float = region.dtype in FLOATS
+        for part in blocks(region.numbers, SMALL_BLOCK if self._optimizer else BLOCK):
             values = fold.result(index, part)
             if self._optimizer and is_float:
-                self._optimizer.advance(zone, part, values, self._old_block(zone, part))
+                self._optimizer.advance(region, part, values, self._old_block(region, part))
             target.store(part, values)
             if self._is_checked and is_float:
                 bad = target.first_not_finite(part)
@@ -97,7 +108,7 @@ class NextModel:
                     return bad
         return None
 
-    def _old_block(self, zone: Zone, part: slice) -> Array:
+    def _old_block(self, region: Region, part: slice) -> Array:
         block = self._block[: part.stop - part.start]
-        Elements(zone.dtype, self._old.of(zone)).load(part, block)
+        Elements(region.dtype, self._old.of(region)).load(part, block)
         return block

@@ -1,7 +1,7 @@
-"""Server optimisers: the aggregate's difference from the model, taken as a gradient.
+"""Server optimizers: the aggregate's difference from the model is taken as a gradient.
 
-FedAvgM is of Hsu et al. 2019 (arXiv:1909.06335); FedAdagrad, FedAdam and FedYogi are algorithm 2
-of Reddi et al. 2021 (arXiv:2003.00295). None corrects a bias of its first rounds, as there.
+FedAvgM is of Hsu et al. 2019 (arXiv:1909.06335); FedAdagrad, FedAdam and FedYogi are algorithm 2 of
+Reddi et al. 2021 (arXiv:2003.00295). As there, none corrects a bias of its first rounds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from flstream.aggregation.companion import Beside, Companion, Place
 from flstream.aggregation.elements import FLOATS, SMALL_BLOCK, Array, Elements, blocks
-from flstream.aggregation.rules import Rule
-from flstream.aggregation.updates import join
-from flstream.aggregation.zones import Zone
+from flstream.aggregation.regions import Region
+from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.side_layout import SideLayout, SideRange, SideTensor
+from flstream.aggregation.update import join
 from flstream.errors import CheckpointError
-from flstream.job.sections import ServerOptimizer as Section
+from flstream.job.sections import ServerOptimizerSection
 from flstream.model.body import Scratch, Sink, Source
 from flstream.model.layout import Layout
 
@@ -28,14 +28,14 @@ Moment = Literal["momentum", "second_moment"]
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """How the model moves by the aggregate's difference from it.
+    """An optimizer that moves the model along the aggregate's difference from it.
 
     Attributes:
-        type: the algorithm.
-        learning_rate: the paper's eta.
-        beta_1: how much of the momentum a round keeps, from 0 to below 1.
-        beta_2: how much of the second moment it keeps, likewise; FedAdagrad keeps all.
-        tau: how adaptive it is: the smaller, the more; above 0.
+        type: Name of the algorithm.
+        learning_rate: Server learning rate, eta in the papers.
+        beta_1: Share of the momentum kept in a round, from 0 to below 1.
+        beta_2: Share of the second moment kept in a round, from 0 to below 1; FedAdagrad keeps all.
+        tau: Degree of adaptivity, above 0: the smaller, the more adaptive.
     """
 
     type: OptimizerType
@@ -46,36 +46,36 @@ class ServerOptimizer:
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """What it remembers of each number from round to round."""
+        """Names of the values that are kept for each number from round to round."""
         momentum: tuple[Moment, ...] = ("momentum",) if self.beta_1 else ()
         return momentum if self.type == "fedavgm" else (*momentum, "second_moment")
 
-    def state_layout(self, model: Layout, rule: Rule) -> Layout:
-        """The layout of its state, which lies beside a model's floats that a rule aggregates."""
-        return self.companion(model, rule.selected(model)).layout
+    def state_layout(self, model: Layout, rule: AggregationRule) -> Layout:
+        """Return the layout of the state, which belongs to the floats that a rule aggregates."""
+        return self.side_layout(model, rule.selected(model)).layout
 
-    def companion(self, model: Layout, selected: Collection[str]) -> Companion:
-        """Where its state lies: in float32, that of F64 in F64."""
+    def side_layout(self, model: Layout, selected: Collection[str]) -> SideLayout:
+        """Return the places of the state: in F64 and C64 for such tensors, else in F32."""
         floats = [s for s in model.tensors if s.name in selected and s.dtype in FLOATS]
         kept_as = {"F64": "F64", "C64": "C64"}
-        return Companion(
+        return SideLayout(
             model,
-            (Beside(m, s, kept_as.get(s.dtype, "F32")) for m in self.moments for s in floats),
+            (SideTensor(m, s, kept_as.get(s.dtype, "F32")) for m in self.moments for s in floats),
         )
 
     def initial(self, moment: Moment) -> float:
-        """What a moment is before the first round."""
+        """Return the value of a moment before the first round."""
         return 0.0 if moment == "momentum" else self.tau**2
 
     def step(self, difference: Array, moments: dict[Moment, Array]) -> Array:
-        """Take a step.
+        """Make a step.
 
         Args:
-            difference: float64, aggregate minus model; overwritten.
-            moments: float64, those before the round; overwritten by those after it.
+            difference: Float64 aggregate minus model; overwritten.
+            moments: Float64 moments before the round by name; overwritten by those after it.
 
         Returns:
-            What to add to the model.
+            Float64 values to be added to the model.
         """
         if self.type != "fedavgm":
             difference *= 1 - self.beta_1
@@ -99,8 +99,8 @@ class ServerOptimizer:
         return step
 
 
-def optimizer_for(section: Section) -> ServerOptimizer | None:
-    """The server optimiser that a job file asks for; None where the aggregate is the next model."""
+def optimizer_for(section: ServerOptimizerSection) -> ServerOptimizer | None:
+    """Make the server optimizer of a job file; None where the aggregate is the next model."""
     if section.type == "none":
         return None
     rate, beta_1 = section.learning_rate, section.beta_1
@@ -112,14 +112,15 @@ def optimizer_for(section: Section) -> ServerOptimizer | None:
 
 
 class Optimization(NamedTuple):
-    """An optimiser, and its state in one round.
+    """An optimizer and its state in one round.
 
     Attributes:
-        optimizer: the algorithm.
-        state_in: what it remembers of the rounds before; None in the first.
-        state_out: takes what it is to remember. As with the model, making that durable is the
-            caller's; so the state of a round is a file of its own, and a round that is repeated
-            starts from the one before.
+        optimizer: The optimizer.
+        state_in: State after the round before; None in the first round.
+        state_out: Sink of the state after this round. As with the model, the caller makes it
+            durable.
+        The state of each round is a file of its own, so that a repeated round starts from the one
+        before.
     """
 
     optimizer: ServerOptimizer
@@ -128,61 +129,61 @@ class Optimization(NamedTuple):
 
 
 class OptimizerWalk:
-    """An optimiser at work on one model, block by block.
+    """The steps of an optimizer on one model, block by block.
 
     Raises:
-        CheckpointError: the state is of another model or optimiser.
+        CheckpointError: The state is of another model or optimizer.
     """
 
     def __init__(
         self, optimization: Optimization, model: Layout, selected: Collection[str]
     ) -> None:
         self._optimizer, self._in, self._out = optimization
-        self._companion = self._optimizer.companion(model, selected)
+        self._side_layout = self._optimizer.side_layout(model, selected)
         self._scratch, self._joined = Scratch(), Scratch()
         if self._in is not None:
-            difference = self._companion.layout.difference(self._in.layout)
+            difference = self._side_layout.layout.difference(self._in.layout)
             if difference:
                 raise CheckpointError(
                     f"the state of the server optimizer {self._optimizer.type} does not fit the "
                     f"job: {difference}; go on with the round's own, or start a new run"
                 )
 
-    def advance(self, zone: Zone, part: slice, values: Array, old: Array) -> None:
+    def advance(self, region: Region, part: slice, values: Array, old: Array) -> None:
         """Turn a block of the aggregate into one of the next model.
 
         Args:
-            zone: of floats.
-            part: the block, at most ``SMALL_BLOCK`` numbers of the zone.
-            values: float64, the aggregate; overwritten by the next model.
-            old: float64, the model.
+            region: Region of floats.
+            part: Block of at most ``SMALL_BLOCK`` numbers of the region.
+            values: Float64 aggregate; overwritten by the next model.
+            old: Float64 values of the model.
         """
         moments: dict[Moment, Array] = {}
         for moment in self._optimizer.moments:
-            moments[moment] = self._read(moment, self._place(moment, zone, part))
+            moments[moment] = self._read(moment, self._place(moment, region, part))
         np.subtract(values, old, out=values)
         np.add(old, self._optimizer.step(values, moments), out=values)
         for moment, after in moments.items():
-            self._write(self._place(moment, zone, part), after)
+            self._write(self._place(moment, region, part), after)
 
-    def keep(self, zone: Zone) -> None:
-        """Leave the state of a zone of floats as it is."""
-        for part in blocks(zone.numbers, SMALL_BLOCK):
+    def keep(self, region: Region) -> None:
+        """Copy the state of a region of floats unchanged."""
+        for part in blocks(region.numbers, SMALL_BLOCK):
             for moment in self._optimizer.moments:
-                place = self._place(moment, zone, part)
+                place = self._place(moment, region, part)
                 self._write(place, self._read(moment, place))
 
-    def _place(self, moment: Moment, zone: Zone, part: slice) -> Place:
-        return self._companion.place(moment, zone, part.start, part.stop)
+    def _place(self, moment: Moment, region: Region, part: slice) -> SideRange:
+        return self._side_layout.place(moment, region, part.start, part.stop)
 
-    def _read(self, moment: Moment, place: Place) -> Array:
+    def _read(self, moment: Moment, place: SideRange) -> Array:
         block = np.full(place.numbers, self._optimizer.initial(moment))
         if self._in is not None:
             views = self._in.views(place.start, place.stop, self._scratch)
             Elements(place.dtype, join(views, self._joined)).load(slice(None), block)
         return block
 
-    def _write(self, place: Place, block: Array) -> None:
+    def _write(self, place: SideRange, block: Array) -> None:
         (out,) = self._out.views(place.start, place.stop)
         Elements(place.dtype, out).store(slice(None), block)
         self._out.commit(place.start, place.stop)

@@ -12,25 +12,24 @@ import numpy as np
 
 from flstream.aggregation.elements import INTEGERS, Array, blocks
 from flstream.aggregation.integers import difference, shift
-from flstream.aggregation.parts import Part
-from flstream.aggregation.zones import Zone
+from flstream.aggregation.regions import Region
+from flstream.aggregation.update_part import UpdatePart
 from flstream.model.dtypes import BY_CODE
 
 Trim = Callable[[int], int]
-"""How many of so many values are left out at either end."""
+"""Function from the number of values to how many of them are left out at each end."""
 
 
 def median_trim(count: int) -> int:
-    """The median is the mean of the one or two values in the middle."""
+    """Return the trim of the median, the mean of the one or two values in the middle."""
     return (count - 1) // 2
 
 
 def fraction_trim(fraction: float) -> Trim:
-    """Leave out this fraction of the values at either end, rounded down; it is below a half."""
+    """Return the trim of a fraction of the values at each end, below 0.5 and rounded down."""
 
     def trim(count: int) -> int:
-        # A fraction such as 0.2 is a little more or less than that in binary: 5 x 0.2 is meant
-        # to be 1.
+        # In binary, a fraction such as 0.2 is a little more or less: 5 x 0.2 is meant to be 1.
         return min(math.floor(round(count * fraction, 9)), median_trim(count))
 
     return trim
@@ -40,12 +39,12 @@ class TrimmedMean:
     """The mean of each coordinate's values without the smallest and the largest.
 
     It holds a range of all updates at once. Floats are ranked and averaged in float64 and rounded
-    once; of complex numbers each part for itself. Integers are ranked as they are, and averaged as
-    by :class:`flstream.aggregation.mean.WeightedMean`. A bool is true where more than half of the
-    values that are left are. A NaN, where it is allowed, ranks above all numbers.
+    once; the parts of complex numbers are ranked separately. Integers are ranked exactly, and
+    averaged as by :class:`flstream.aggregation.mean.WeightedMean`. A bool is true where more than
+    half of the values that are left are. A NaN, where it is allowed, ranks above all numbers.
 
     Args:
-        trim: how many to leave out at either end.
+        trim: Number of values to leave out at each end, given the number of values.
     """
 
     def __init__(self, trim: Trim) -> None:
@@ -54,28 +53,28 @@ class TrimmedMean:
         self._filled: list[int] = []
         self._buffer = bytearray()
 
-    def begin(self, zones: Sequence[Zone]) -> None:
-        """A new range begins."""
-        counts = [zone.carriers.bit_count() for zone in zones]
-        types = [_value_type(zone) for zone in zones]
+    def begin(self, regions: Sequence[Region]) -> None:
+        """Begin a range."""
+        counts = [region.carriers.bit_count() for region in regions]
+        types = [_value_type(region) for region in regions]
         sizes = [
-            -(-count * zone.numbers * each.itemsize // 8) * 8
-            for count, zone, each in zip(counts, zones, types, strict=True)
+            -(-count * region.numbers * each.itemsize // 8) * 8
+            for count, region, each in zip(counts, regions, types, strict=True)
         ]
         if len(self._buffer) < sum(sizes):
             self._buffer = bytearray(sum(sizes))
-        self._values, self._filled, offset = [], [0] * len(zones), 0
-        for count, zone, each, size in zip(counts, zones, types, sizes, strict=True):
-            flat = np.frombuffer(self._buffer, each, count * zone.numbers, offset)
-            self._values.append(flat.reshape(count, zone.numbers))
+        self._values, self._filled, offset = [], [0] * len(regions), 0
+        for count, region, each, size in zip(counts, regions, types, sizes, strict=True):
+            flat = np.frombuffer(self._buffer, each, count * region.numbers, offset)
+            self._values.append(flat.reshape(count, region.numbers))
             offset += size
 
-    def add(self, index: int, parts: Sequence[Part], *, are_last: bool) -> None:
-        """Take what the next updates have for a zone."""
+    def add(self, index: int, parts: Sequence[UpdatePart], *, are_last: bool) -> None:
+        """Add the parts of further updates for a region."""
         values = self._values[index]
         for part in parts:
             row = values[self._filled[index]]
-            if part.zone.dtype in INTEGERS:
+            if part.region.dtype in INTEGERS:
                 row[:] = part.integers()
             else:
                 for block in blocks(len(row)):
@@ -85,7 +84,7 @@ class TrimmedMean:
             values.sort(axis=0)
 
     def result(self, index: int, block: slice) -> Array:
-        """The trimmed mean of a block of a zone."""
+        """Return the trimmed mean of a block of a region."""
         ranked = self._values[index][:, block]
         trim = self._trim(len(ranked))
         left = ranked[trim : len(ranked) - trim]
@@ -102,7 +101,7 @@ class TrimmedMean:
         return shift(first, np.divide(steps, len(left), out=steps))
 
 
-def _value_type(zone: Zone) -> np.dtype[np.generic]:
-    if zone.dtype in INTEGERS:
-        return np.dtype(BY_CODE[zone.dtype].numpy_name)
+def _value_type(region: Region) -> np.dtype[np.generic]:
+    if region.dtype in INTEGERS:
+        return np.dtype(BY_CODE[region.dtype].numpy_name)
     return np.dtype(np.float64)

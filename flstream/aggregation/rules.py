@@ -1,4 +1,4 @@
-"""A rule: how a job wants its updates folded, and into which of the model's tensors."""
+"""A job's rule for folding updates, and for choosing the tensors that are aggregated."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from flstream.aggregation.fold import Fold
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.ranked import TrimmedMean, fraction_trim, median_trim
 from flstream.errors import UsageError
-from flstream.job.sections import Aggregation
+from flstream.job.sections import AggregationSection
 from flstream.model.layout import Layout
 
 Method = Literal["mean", "median", "trimmed_mean"]
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How updates become the next model.
+class AggregationRule:
+    """Rule by which updates become the next model.
 
     Attributes:
-        method: what is made of the values of each coordinate.
-        trim: for ``trimmed_mean``, the fraction of values left out at either end; below a half.
-        clip_norm: the most that an update may differ from the model in L2, over all aggregated
-            floats of it; None where that is not limited.
-        include: regular expressions, one of which must be found in a tensor's name (or in that of
-            a tensor tied to it), or else it keeps its old value.
-        exclude: regular expressions of which none may be found there.
-        on_nonfinite: whether an update with an infinity or a NaN is refused or folded.
+        method: How the values of each coordinate are combined.
+        trim: For ``trimmed_mean``, the fraction of values left out at each end; below 0.5.
+        clip_norm: Limit of the L2 norm of an update's difference from the model, over all its
+        aggregated floats; None for no limit.
+        include: Regular expressions, one of which must be found in a tensor's name (or in that of a
+        tensor tied to it) for it to be aggregated.
+        exclude: Regular expressions of which none may be found there.
+        on_nonfinite: Whether an update with an infinity or a NaN is refused or folded.
     """
 
     method: Method = "mean"
@@ -41,18 +41,18 @@ class Rule:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it needs the values of all updates at once, so that sums will not do."""
+        """Whether it needs the values of all updates at once, and not only their sum."""
         return self.method != "mean"
 
     def fold(self) -> Fold:
-        """What one walk folds with."""
+        """Make the fold of one walk."""
         return _FOLDS[self.method](self)
 
     def selected(self, layout: Layout) -> frozenset[str]:
-        """The names of the tensors that are aggregated.
+        """Return the names of the tensors that are aggregated.
 
         Raises:
-            UsageError: a pattern is found in no name; the message has the key and the pattern.
+            UsageError: A pattern is found in no name; the message has the key and the pattern.
         """
         names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
         for alias, name in layout.aliases.items():
@@ -61,9 +61,9 @@ class Rule:
         return frozenset(included) - frozenset(_matching("exclude", self.exclude, names))
 
 
-def rule_for(section: Aggregation) -> Rule:
-    """The rule that a job file asks for."""
-    return Rule(
+def rule_for(section: AggregationSection) -> AggregationRule:
+    """Make the rule of a job file."""
+    return AggregationRule(
         method=section.method,
         trim=section.trim,
         clip_norm=section.clip_norm,
@@ -73,7 +73,7 @@ def rule_for(section: Aggregation) -> Rule:
     )
 
 
-_FOLDS: dict[Method, Callable[[Rule], Fold]] = {
+_FOLDS: dict[Method, Callable[[AggregationRule], Fold]] = {
     "mean": lambda _: WeightedMean(),
     "median": lambda _: TrimmedMean(median_trim),
     "trimmed_mean": lambda rule: TrimmedMean(fraction_trim(rule.trim)),

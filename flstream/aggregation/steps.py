@@ -1,36 +1,36 @@
-"""How finely a walk is cut, so that its buffers stay within a budget."""
+"""The length of a walk's ranges, chosen so that its buffers stay within a budget."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from flstream.aggregation.elements import BLOCK, INTEGERS, unit
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.model.layout import ALIGNMENT, Layout
 
 RANGES_TOGETHER = 2
-"""Updates whose ranges are folded together. Their sum goes through memory once for all of them."""
+"""Number of updates whose ranges are folded together, reading and writing their sum once."""
 
 GROUPS_READ = 2
-"""Groups of so many ranges that are in memory at once: one is read while another is folded."""
+"""Number of groups of such ranges in memory: one is read while another is folded."""
 
 RANGES_READ = RANGES_TOGETHER * GROUPS_READ
-"""Ranges of updates that are in memory at once."""
+"""Number of updates' ranges in memory."""
 
-# Below this, Python's work for a range shows beside the work on its bytes. A longer step gains
-# nothing.
+# Below this, Python's overhead for a range is noticeable beside the work on its bytes. A longer
+# step gains nothing.
 _ENOUGH = 512 << 10
-# Blocks of float64: the values of an update and of the model, their sum, and no more than three
-# beside them, which rounding, an optimiser or a mean of integers needs.
+# Blocks of float64: the values of an update and of the model, their sum, and at most three more,
+# which rounding, an optimizer or a mean of integers needs.
 _BLOCKS = 6
 
 
 class Steps(NamedTuple):
-    """How finely to cut a walk.
+    """Lengths of a walk's ranges and frames.
 
     Attributes:
-        step: bytes folded at a time, a multiple of ``frame``.
-        frame: longest frame in bytes in which updates are to be fetched.
+        step: Bytes folded at a time, a multiple of ``frame``.
+        frame: Length in bytes of the longest frame in which updates are to be fetched.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Steps(NamedTuple):
 
 def plan_steps(
     layout: Layout,
-    rule: Rule,
+    rule: AggregationRule,
     *,
     updates: int,
     chunk_size: int,
@@ -47,26 +47,29 @@ def plan_steps(
     partial: int = 0,
     summing: bool = False,
 ) -> Steps:
-    """Choose a step such that all the walk's buffers stay within a budget.
+    """Choose a step so that all the walk's buffers stay within a budget.
 
     Args:
-        layout: of the model. Small elements cost most: a byte is summed in eight.
-        rule: of the walk. One that ranks holds a range of every update at once.
-        updates: how many there are.
-        chunk_size: longest frame allowed, a multiple of 16 bytes, or 0 where nothing is fetched.
-        memory_budget: bytes that the buffers may take.
-        partial: how many of the updates are partial. Each keeps up to a frame.
-        summing: whether a partial sum is read and written too.
+        layout: Layout of the model. Small elements cost most: a byte is summed in eight.
+        rule: Rule of the walk. One that ranks holds a range of every update at once.
+        updates: Number of updates.
+        chunk_size: Length in bytes of the longest frame allowed, a multiple of 16; 0 where nothing
+            is
+        fetched.
+        memory_budget: Bytes that the buffers may take.
+        partial: Number of the updates that are partial. Each keeps up to a frame.
+        summing: Whether a partial sum is read and written too.
 
     Returns:
-        The step and the frame. They are a few bytes where not even that fits.
+        The step and the frame. They are a few bytes where the budget does not even suffice for
+        that.
     """
     codes = {spec.dtype for spec in layout.tensors}
     cost = max((_bytes_a_byte(code, rule, updates, summing) for code in codes), default=1)
     frames = 0
     if partial:
-        # A range is received into one buffer and put together with what was left in another. Both
-        # reach up to the end of a frame.
+        # A range is received into one buffer, and joined with the rest of the last one in another.
+        # Both reach up to the end of a frame.
         cost, frames = cost + RANGES_READ, partial + 2 * RANGES_READ
     longest = chunk_size or _ENOUGH
     # A range that is shorter than a block is itself the block.
@@ -79,15 +82,15 @@ def plan_steps(
 
 
 def _largest(room: int, cost: int, frames: int, longest: int) -> Steps:
-    """The largest steps that fit: ``cost`` for each byte, and so many ``frames`` besides."""
+    """Return the largest steps for which ``cost`` bytes for each byte and ``frames`` frames fit."""
     frame = min(longest, room // (cost + frames)) // ALIGNMENT * ALIGNMENT
     frame = max(frame, ALIGNMENT)
     largest = (room - frames * frame) // cost
     return Steps(step=frame * max(1, min(_ENOUGH, largest) // frame), frame=frame)
 
 
-def _bytes_a_byte(dtype: str, rule: Rule, updates: int, summing: bool) -> int:
-    """Bytes of buffers for each byte of a range."""
+def _bytes_a_byte(dtype: str, rule: AggregationRule, updates: int, summing: bool) -> int:
+    """Return the bytes of buffers for each byte of a range."""
     # The ranges of updates that are folded or read ahead, the model's, the result's and the last.
     cost = RANGES_READ + 3
     wide = -(-8 // unit(dtype))

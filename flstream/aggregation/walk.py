@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from flstream.aggregation.clipping import clip_scales
-from flstream.aggregation.cohort import Cohort, element_at, find_not_finite
 from flstream.aggregation.elements import quietly
 from flstream.aggregation.next_model import NextModel
 from flstream.aggregation.optimizers import Optimization
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
-from flstream.aggregation.updates import Update
+from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update_set import UpdateSet, element_at, find_not_finite
 from flstream.errors import AggregationError
 from flstream.model.body import Sink, Source
 
@@ -22,8 +22,8 @@ from flstream.model.body import Sink, Source
 @quietly
 def fold_updates(
     base: Source,
-    updates: Sequence[Update],
-    rule: Rule,
+    updates: Sequence[UpdateSource],
+    rule: AggregationRule,
     sink: Sink,
     steps: Steps,
     on_range: Callable[[int], None],
@@ -32,35 +32,36 @@ def fold_updates(
     """Fold updates into the next model.
 
     Args:
-        base: the model that the sites started from.
-        updates: one or more, always in the same order, since float sums depend on it.
-        rule: how to combine them.
-        sink: takes the next model. It is left unfinished: making it durable is the caller's.
-        steps: how finely to cut the walk.
-        on_range: called with the number of bytes folded so far after each range that was read;
-            what it raises ends the walk.
-        optimization: makes a step of the aggregate; without one, that is the next model.
+        base: Model that the sites started from.
+        updates: One or more updates, always in the same order, since float sums depend on it.
+        rule: Rule that combines them.
+        sink: Sink of the next model. It is left unfinished: the caller makes it durable.
+        steps: Ranges of the walk.
+        on_range: Called with the number of bytes folded so far after each range that was read; an
+        error that it raises ends the walk.
+        optimization: Server optimizer and its state; without one, the aggregate is the next model.
 
     Returns:
         The digest of the next model.
 
     Raises:
-        UpdateRefusedError: an update does not fit the model or is not finite; the message names
-            site and tensor. The walk may be repeated without that site.
-        AggregationError: the updates are sound, and still the next model would not be finite.
+        UpdateRefusedError: An update does not fit the model or is not finite; the message names
+            site
+        and tensor. The walk may be repeated without that site.
+        AggregationError: The updates are sound, and still the next model would not be finite.
     """
     scales = clip_scales(base, updates, rule, steps, on_range)
-    cohort = Cohort(base, updates, rule, steps, scales=scales, looking=rule.is_ranked)
+    cohort = UpdateSet(base, updates, rule, steps, scales=scales, checks_finite=rule.is_ranked)
     fold = rule.fold()
     model = NextModel(sink, cohort.old, rule, optimization)
     bad = None
     with cohort.reading_ahead(steps.step):
         for start, stop in base.layout.ranges(steps.step):
-            zones = cohort.begin(start, stop)
-            fold.begin(zones)
-            for index, parts, are_last in cohort.parts(start, stop, zones):
+            regions = cohort.begin(start, stop)
+            fold.begin(regions)
+            for index, parts, are_last in cohort.parts(start, stop, regions):
                 fold.add(index, parts, are_last=are_last)
-            bad = model.write(start, stop, zones, fold)
+            bad = model.write(start, stop, regions, fold)
             if bad is not None:
                 break
             on_range(stop)

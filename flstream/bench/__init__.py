@@ -1,1 +1,1 @@
-"""The bench: the exchange job run in each mode side by side, measured as every run is."""
+"""The bench: the exchange job run in each transfer mode, measured side by side."""

@@ -1,4 +1,4 @@
-"""Runs the exchange job in one case after another, beside the machine's limits."""
+"""Comparison of cases: runs of the exchange job in each of them, beside the machine's limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from flstream.bench.limits import Limits, measure_limits, median_limits
 from flstream.bench.measurement import (
     Measurement,
-    Moments,
+    RunMoments,
     Trace,
     figures,
     median,
@@ -24,10 +24,10 @@ from flstream.bench.needs import Need, fits, predict
 from flstream.bench.plan import Case, Plan
 from flstream.bench.schedule import RunShare, Schedule, Step, Watcher, expected_seconds
 from flstream.errors import AbortedError, SimulationError
-from flstream.simulator.files.run_directory import RunDirectory
-from flstream.simulator.forecasting.fitting import Available, available_in
-from flstream.simulator.interruption import undisturbed
-from flstream.simulator.launcher import simulate
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.forecasting.fitting import Available, available_in
+from flstream.simulation.interruption import undisturbed
+from flstream.simulation.launcher import simulate
 from flstream.telemetry.events import (
     AnyEvent,
     ProcessReady,
@@ -37,23 +37,24 @@ from flstream.telemetry.events import (
 )
 from flstream.telemetry.memory import MemorySampler
 
-# The pipe's reads where no case has chunks.
+# Bytes a read of the bare pipe where no case has chunks.
 _READ_SIZE = 2 << 20
 _MEASURING = "what this machine can do"
 
 
 @dataclass
 class Result:
-    """One case: what it was predicted to need, and what came of it.
+    """Predicted needs and measured figures of a case.
 
     Attributes:
         case: the case.
-        label: what it is called.
-        need: what it was predicted to need.
-        available: what this machine had before it began; or where it could not be repeated, then.
-        runs: each run's figures; none where there was no room for it, so that it was not run.
-        trace: memory over time in the first of them.
-        failure: why a run failed; it is not tried again.
+        label: name of the case in tables.
+        need: predicted memory and disk of a run, in bytes.
+        available: memory and disk of this machine before the first run, or before the run that
+            had no room any more.
+        runs: figures of each run; empty if there was no room for the case.
+        trace: memory over time in the first run.
+        failure: reason why a run failed, after which the case is not run again; None if none did.
     """
 
     case: Case
@@ -66,18 +67,17 @@ class Result:
 
     @property
     def median(self) -> Measurement | None:
-        """The median of each figure over the runs, or None if there are none."""
+        """Median of each figure over the runs; None without runs."""
         return median(self.runs) if self.runs else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a bench found.
+    """Results of a bench.
 
     Attributes:
-        limits: what the machine could do, measured before each repetition; nothing where there
-            was room for no case.
-        results: of each case, in the order of the plan.
+        limits: limits of the machine, measured before each repetition; empty if no case had room.
+        results: results of all cases, in the order of the plan.
     """
 
     limits: Sequence[Limits]
@@ -85,23 +85,26 @@ class Comparison:
 
     @property
     def median_limits(self) -> Limits | None:
-        """The median of each limit, or None if there are none."""
+        """Median of each limit; None if none were measured."""
         return median_limits(self.limits) if self.limits else None
 
 
 def compare(plan: Plan, folder: Path, watcher: Watcher) -> Comparison:
-    """Measure each case, alternating between them.
+    """Measure all cases of a plan, alternating between them.
 
     A case for which there is not enough memory or disk is not run. One that fails is not repeated.
 
     Args:
-        plan: what to measure.
-        folder: where the run directories go while they are needed, on the disk to be measured.
-        watcher: told how far it is.
+        plan: the cases, and how often to run each.
+        folder: folder for the temporary run directories, on the disk to be measured.
+        watcher: receiver of the progress.
+
+    Returns:
+        The machine's limits, and the results of all cases.
 
     Raises:
         AbortedError: Ctrl-C stopped a run.
-        KeyboardInterrupt: Ctrl-C came between two.
+        KeyboardInterrupt: Ctrl-C came between two runs.
     """
     with _folder(folder) as work:
         return _Bench(plan, work, watcher).compare()
@@ -119,7 +122,7 @@ class _Bench:
         }
 
     def compare(self) -> Comparison:
-        """Do all of it."""
+        """Measure the limits and run the cases, as often as the plan repeats them."""
         plan = self._plan
         fitting = [case for case, each in self._results.items() if fits(each.need, each.available)]
         if not fitting:
@@ -142,7 +145,7 @@ class _Bench:
         return measure_limits(list(dict.fromkeys(sizes)) or [_READ_SIZE], nbytes, self._work)
 
     def _take(self, case: Case, which: str) -> None:
-        """One run of a case, if it still can be."""
+        """Run a case once, unless it has failed before or has no room any more."""
         result = self._results[case]
         if result.failure is not None:
             return
@@ -151,7 +154,7 @@ class _Bench:
         if not result.runs or not still_fits:
             result.available = available
         if not still_fits:
-            # Something else has taken it since the bench began.
+            # Other processes have taken the memory or disk since the bench began.
             self._schedule.drop(case)
             return
         began = time.monotonic()
@@ -191,24 +194,30 @@ class _Bench:
         number = min(len(schedule.taken) + 1, len(schedule.runs))
         return Step(text, number, len(schedule.runs), done / whole if total else 1.0, left)
 
-    def tell(self, text: str, elapsed: float, share: float) -> None:
-        """Say how far the run under way is."""
+    def report(self, text: str, elapsed: float, share: float) -> None:
+        """Pass the progress of the current run to the watcher.
+
+        Args:
+            text: description of the run.
+            elapsed: seconds since the run began.
+            share: share of the run that is done, from 0 to 1.
+        """
         self._watcher.stepped(self._step(text, elapsed, share))
 
 
 class _Listener:
-    """Follows a run: for how far it is, and for when its processes were idle."""
+    """Listener of a run that reports its progress and notes when its processes were idle."""
 
     def __init__(self, bench: _Bench, text: str, share: RunShare) -> None:
         self._bench = bench
         self._text = text
         self._share = share
         self._began = time.monotonic()
-        self.moments = Moments({})
-        self._tell()
+        self.moments = RunMoments({})
+        self._report()
 
     def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
-        """Take one event."""
+        """Handle an event of the run."""
         match event:
             case ProcessReady():
                 self.moments.ready[event.process] = event.time
@@ -219,30 +228,30 @@ class _Listener:
                 self._share.moved(sum(event.down.values()), sum(event.up.values()))
             case RoundFinished():
                 self._share.round_ended()
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         elapsed = time.monotonic() - self._began
-        self._bench.tell(self._text, elapsed, self._share.share(elapsed))
+        self._bench.report(self._text, elapsed, self._share.share(elapsed))
 
 
 @contextmanager
 def _folder(folder: Path) -> Iterator[Path]:
-    """A folder of the bench's own in ``folder``, which is gone again afterwards.
+    """Create a temporary folder in ``folder``, and remove it at the end of the block.
 
-    ``folder`` goes, too, if it was not there before and is empty.
+    ``folder`` is created if it does not exist, and then removed too if it is empty.
     """
     with ExitStack() as stack:
-        # A signal that comes meanwhile takes effect when all is set for taking them away again.
+        # A signal is delayed until the removal of both folders is registered.
         with undisturbed():
             made = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             work = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
-            stack.callback(_take_away, work, folder if made else None)
+            stack.callback(_remove, work, folder if made else None)
         yield work
 
 
-def _take_away(work: Path, folder: Path | None) -> None:
+def _remove(work: Path, folder: Path | None) -> None:
     with undisturbed():
         shutil.rmtree(work)
         if folder is not None and not any(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""A bench as one JSON document: what was measured on, against what, and every run's figures."""
+"""The results of a bench as a JSON document: machine, plan, limits and the figures of every run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flstream.telemetry.machine import this_machine
 
 
 def document(plan: Plan, comparison: Comparison) -> dict[str, Any]:
-    """For JSON: bytes, seconds and bytes a second are plain numbers."""
+    """Convert the results of a bench to JSON; bytes, seconds and bytes a second are numbers."""
     limits = comparison.median_limits
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -35,7 +35,7 @@ def _limits(limits: Limits) -> dict[str, Any]:
 
 def _result(plan: Plan, limits: Limits | None, result: Result) -> dict[str, Any]:
     median = result.median
-    told: dict[str, Any] = {
+    row: dict[str, Any] = {
         "mode": result.case.mode,
         "chunk_size": result.case.chunk_size,
         "ran": median is not None,
@@ -50,10 +50,10 @@ def _result(plan: Plan, limits: Limits | None, result: Result) -> dict[str, Any]
     }
     if median is not None and limits is not None:
         moved = plan.moved_bytes
-        told["median"] = asdict(median)
-        told["rates"] = {
+        row["median"] = asdict(median)
+        row["rates"] = {
             "download": moved / median.download,
             "upload_and_fold": moved / median.upload_and_fold,
         }
-        told["ratios"] = asdict(ratios(plan, result.case, median, limits))
-    return told
+        row["ratios"] = asdict(ratios(plan, result.case, median, limits))
+    return row

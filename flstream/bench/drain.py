@@ -1,6 +1,6 @@
-"""Takes bytes from a socket and does nothing with them: the other end of the bare pipe.
+"""The receiving end of the bare pipe: a script that reads bytes from a socket and discards them.
 
-It is run as a script in a process of its own, which imports nothing that this does not need::
+It runs in a process of its own, with as few imports as possible::
 
     python -S drain.py FD BYTES READ_SIZE
 """
@@ -10,10 +10,15 @@ import sys
 
 
 def drain(sock: socket.socket, size: int, buffer: memoryview) -> None:
-    """Read ``size`` bytes, as many at a time as the buffer holds.
+    """Read and discard bytes.
+
+    Args:
+        sock: socket to read from.
+        size: number of bytes to read.
+        buffer: memory for one read.
 
     Raises:
-        EOFError: there were fewer.
+        EOFError: the socket was closed before all bytes came.
     """
     while size:
         count = sock.recv_into(buffer, min(len(buffer), size))
@@ -23,7 +28,7 @@ def drain(sock: socket.socket, size: int, buffer: memoryview) -> None:
 
 
 def main(fd: int, size: int, read_size: int) -> None:
-    """Say that this is ready, take the bytes, and say that they are here."""
+    """Send ``r`` when ready, read the bytes, and send ``d`` when all have arrived."""
     with socket.socket(fileno=fd) as sock:
         buffer = memoryview(bytearray(read_size))
         sock.sendall(b"r")
@@ -31,7 +36,7 @@ def main(fd: int, size: int, read_size: int) -> None:
             drain(sock, size, buffer)
             sock.sendall(b"d")
         except (EOFError, OSError):
-            sys.exit(1)  # whoever measures was stopped, and says so
+            sys.exit(1)  # the measuring process was stopped, and reports it
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The exchange job's client, with the model in a file instead of in memory.
+"""A client for the exchange job that keeps the model in a file instead of in memory.
 
-This is what a client does that trains a part of a model, or with one on another device: it never
-has more of it in memory than a range. Like the exchange job's script, it adds the site's own number
-to every weight; here range by range, in the file. The update is on offer from that file.
+It stands for a client that trains a part of a model, or on another device, and never has more than
+a range of the model in memory. Like the exchange job's script, it adds the site's number to every
+weight, here range by range in the file; the update is offered from that file.
 
-The client API hands a model out as tensors, so this works a layer below it, on the worker.
+The client API returns a model as tensors, so this client uses the worker directly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flstream.client.messages import Received, Task, Trained, TrainedSite
+from flstream.client.messages import MODEL, Answered, Received, SiteAnswer, Task
 from flstream.client.session import current
 from flstream.client.worker import Worker
 from flstream.errors import StreamingError
@@ -26,10 +26,10 @@ from flstream.model.layout import Layout
 _STEP = 2 << 20
 
 
-def add(path: Path, number: int) -> None:
-    """Add to every weight of a file of float32 tensors, 2 MiB at a time."""
-    source, scratch = FileSource(path), Scratch()
-    fd = os.open(path, os.O_WRONLY)
+def add(source: FileSource, number: int) -> None:
+    """Add a number to every weight of a file of float32 tensors, in place, 2 MiB at a time."""
+    scratch = Scratch()
+    fd = os.open(source.path, os.O_WRONLY)
     try:
         for start, stop in source.layout.ranges(_STEP):
             (view,) = source.views(start, stop, scratch)
@@ -41,20 +41,29 @@ def add(path: Path, number: int) -> None:
 
 
 def serve(worker: Worker, task: Task, path: Path) -> None:
-    """Fetch the model of a task into a file, train, and offer the file until it is settled."""
+    """Run a task: fetch its model into a file, change it, and offer it until it is settled.
+
+    Args:
+        worker: the worker of this process.
+        task: a training task for one site.
+        path: path of the file for the model.
+
+    Raises:
+        StreamingError: the model did not arrive, or the update was not used.
+    """
     with ExitStack() as stack:
 
         def sink_for(layout: Layout) -> FileSink:
             return stack.enter_context(closing(FileSink(path, layout, durable=False)))
 
-        sink, cost = worker.fetch(task.ref, sink_for)
-        sink.finish()
-    worker.send(Received(task.round, cost.retries))
+        sink, cost = worker.fetch(task.bodies[MODEL], sink_for)
+        source = sink.finish()
+    worker.send(Received(task.effect, cost.retries))
     (site,) = task.sites
-    add(path, int(site.site.removeprefix("site-")))
-    ref = worker.offer(FileSource(path), task.chunk_size)
-    trained = TrainedSite(site.site, 1.0, "FULL", "pytorch", {})
-    worker.send(Trained(task.round, ref.token, [trained]))
+    add(source, int(site.site.removeprefix("site-")))
+    ref = worker.offer(source, task.chunk_size)
+    answer = SiteAnswer(site.site, 1.0, {}, has_params=True)
+    worker.send(Answered(task.effect, {MODEL: ref.token}, [answer]))
     outcome = ref.wait()
     if not outcome.ok:
         raise StreamingError(f"the update of round {task.round} was not used: {outcome.reason}")

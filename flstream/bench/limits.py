@@ -1,7 +1,7 @@
-"""What this machine can do at the most, with nothing of ours around it: memory, pipe and disk.
+"""Limits of this machine for memory, pipe and disk, measured without any of flstream's code.
 
-A figure of a run says little by itself on a shared machine. Held against a limit that was measured
-beside it, it says how much is left to gain.
+The time of a run means little by itself on a shared machine. Compared with a limit measured in the
+same sitting, it shows how much could be gained.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from flstream.bench import drain
 from flstream.errors import SimulationError
 
 MIB = 1 << 20
-# What the bytes come from: more than any cache holds, so that they come from memory.
+# Size of the buffer that is copied from: more than any cache holds, so that memory is read.
 _SOURCE_BYTES = 256 * MIB
-# The best of 1, 2 and 4 MiB, which differ by a thirtieth.
+# The fastest of 1, 2 and 4 MiB, which differ by a thirtieth.
 _SEND_BUFFER = 2 * MIB
 _WRITE_BYTES = 2 * MIB
-# Enough for a steady rate, and not more than a second or so of any of them.
+# Bytes that are moved: enough for a steady rate, and at most about a second for each limit.
 _LEAST, _MOST = 64 * MIB, 1024 * MIB
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Rates in bytes a second.
+    """Highest rates of a machine, in bytes a second.
 
     Attributes:
-        memcpy: copying from memory to memory whose pages are there already, on one core.
-        pipe: through a socket pair between two processes, by the size of its reads in bytes.
-        disk: writing a file, and waiting until the disk has it.
+        memcpy: rate of copying on one core into memory whose pages are already mapped.
+        pipe: rates through a socket pair between two processes, by read size in bytes.
+        disk: rate of writing a file, including fsync.
     """
 
     memcpy: float
@@ -49,15 +49,18 @@ class Limits:
 
 
 def measure_limits(read_sizes: Sequence[int], nbytes: int, folder: Path) -> Limits:
-    """Measure each limit.
+    """Measure all limits of this machine.
 
     Args:
-        read_sizes: of the pipe, in bytes.
-        nbytes: how much is at stake; as much is moved, but at least 64 MiB and at most 1 GiB.
-        folder: on the disk to be measured.
+        read_sizes: read sizes of the pipe, in bytes.
+        nbytes: bytes to move; raised to at least 64 MiB and lowered to at most 1 GiB.
+        folder: folder on the disk to be measured.
+
+    Returns:
+        The limits.
 
     Raises:
-        SimulationError: the disk does not take the bytes.
+        SimulationError: the bytes cannot be written to the disk.
     """
     size = min(max(nbytes, _LEAST), _MOST)
     return Limits(
@@ -68,12 +71,12 @@ def measure_limits(read_sizes: Sequence[int], nbytes: int, folder: Path) -> Limi
 
 
 def best(measure: Callable[[], float]) -> float:
-    """The highest of three rates: a limit is what a machine can do when it has nothing else to."""
+    """Return the highest of three measurements, the one least disturbed by other processes."""
     return max(measure() for _ in range(3))
 
 
 def median_limits(measured: Sequence[Limits]) -> Limits:
-    """The median of each limit."""
+    """Return the median of each limit over several measurements."""
     return Limits(
         memcpy=statistics.median(each.memcpy for each in measured),
         pipe={
@@ -85,10 +88,13 @@ def median_limits(measured: Sequence[Limits]) -> Limits:
 
 
 def copy_rate(nbytes: int) -> float:
-    """Bytes a second that one core copies from memory to memory.
+    """Measure the rate at which one core copies memory.
 
     Args:
-        nbytes: how much to copy, 256 MiB at a time.
+        nbytes: bytes to copy, 256 MiB at a time.
+
+    Returns:
+        The rate in bytes a second.
     """
     source = np.ones(min(nbytes, _SOURCE_BYTES), np.uint8)
     target = np.ones_like(source)
@@ -101,21 +107,27 @@ def copy_rate(nbytes: int) -> float:
 
 
 def pipe_rate(nbytes: int, read_size: int) -> float:
-    """Bytes a second through a socket pair to another process, with nothing around them.
+    """Measure the rate of a bare socket pair to another process.
 
     Args:
-        nbytes: how much to send.
-        read_size: how much is written and read at a time at the most, in bytes.
+        nbytes: bytes to send.
+        read_size: maximum bytes of a write and of a read.
+
+    Returns:
+        The rate in bytes a second.
+
+    Raises:
+        SimulationError: the other process died.
     """
     data = np.ones(min(nbytes, _SOURCE_BYTES), np.uint8).data
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-    words = [str(number) for number in (theirs.fileno(), nbytes, read_size)]
-    # In a session of its own, it is not told of Ctrl-C; it ends when this end is closed.
+    arguments = [str(number) for number in (theirs.fileno(), nbytes, read_size)]
+    # In a session of its own it does not receive Ctrl-C; it ends when this end is closed.
     with (
         theirs,
         subprocess.Popen(
-            [sys.executable, "-S", drain.__file__, *words],
+            [sys.executable, "-S", drain.__file__, *arguments],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         ),
@@ -139,14 +151,17 @@ def _await(sock: socket.socket) -> None:
 
 
 def write_seconds(folder: Path, nbytes: int) -> float:
-    """Seconds until a new file of so many bytes is durable.
+    """Measure how long writing a new file takes until it is durable.
 
     Args:
-        folder: where to write it. It is gone again when this returns.
-        nbytes: its size.
+        folder: folder for the file, which is removed again.
+        nbytes: size of the file.
+
+    Returns:
+        The time in seconds.
 
     Raises:
-        SimulationError: the disk does not take it.
+        SimulationError: the file cannot be written.
     """
     data = memoryview(np.random.default_rng(0).bytes(_WRITE_BYTES))
     try:

@@ -1,4 +1,4 @@
-"""What a run was, in figures: from its summary, and from the samples of its processes' memory."""
+"""Figures of a run, from its summary and the memory samples of its processes."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from typing import NamedTuple
 import msgspec
 
 from flstream.bench.plan import ROUNDS
-from flstream.simulator.files.summary import Summary
+from flstream.runs.summary import Summary
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import ProcessMemory, Sample
 
-# As many points as a picture can show.
+# Points of a trace, about as many as a chart can show.
 _MOST_POINTS = 2000
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run of one case; seconds and bytes are plain numbers. Idle is after a process's imports.
+    """Figures of one run. Idle means after a process's imports.
 
     Attributes:
         download: seconds until every client had the model, in the measured round.
-        upload_and_fold: seconds until every update was folded.
-        checkpoint: seconds until the next model was durable.
-        train: seconds that the clients took to change the model.
-        requests: requests a round, both ways, of all clients.
-        server_idle_rss: of the server.
-        server_idle_uss: of the server.
-        server_peak_rss: over the server's idle.
-        server_peak_uss: over the server's idle.
-        client_idle_rss: of the client with the highest peak.
-        client_idle_uss: of the client with the highest peak.
-        client_peak_rss: over idle, of the client with the highest peak.
-        client_peak_uss: over idle, of the client with the highest peak.
-        total_peak_pss: of all processes at one time, with what they have at idle. Where PSS was not
-            read, it is carried on with RSS; :mod:`flstream.telemetry.memory` says how.
-        wall_seconds: of the whole run, from its first process to its last.
+        upload_and_fold: seconds until every update was folded, in the measured round.
+        checkpoint: seconds until the next model was durable, in the measured round.
+        train: seconds that the clients took to change the model, in the measured round.
+        requests: requests a round of all clients, in both directions.
+        server_idle_rss: RSS of the server at idle, in bytes.
+        server_idle_uss: USS of the server at idle, in bytes.
+        server_peak_rss: peak RSS of the server over its idle, in bytes.
+        server_peak_uss: peak USS of the server over its idle, in bytes.
+        client_idle_rss: RSS at idle of the client with the highest peak, in bytes.
+        client_idle_uss: USS at idle of the client with the highest peak, in bytes.
+        client_peak_rss: highest peak RSS of a client over its idle, in bytes.
+        client_peak_uss: peak USS over idle of the client with the highest peak RSS, in bytes.
+        total_peak_pss: highest sum of PSS over all processes at one time, idle included, in
+            bytes. Where PSS was not read, it is extrapolated with RSS as described in
+            :mod:`flstream.telemetry.memory`.
+        wall_seconds: seconds of the whole run, from its first process to its last.
     """
 
     download: float
@@ -60,11 +61,11 @@ class Measurement:
 
 
 class Trace(NamedTuple):
-    """Memory over time in one run: of the server, and of the client with the highest peak.
+    """Memory over time in one run.
 
     Attributes:
-        server: pairs of seconds since the first round began, and bytes of RSS over idle.
-        client: the same.
+        server: points of the server: seconds since the first round began, RSS over idle in bytes.
+        client: points of the client with the highest peak, in the same units.
     """
 
     server: list[tuple[float, int]]
@@ -72,12 +73,12 @@ class Trace(NamedTuple):
 
 
 @dataclass
-class Moments:
-    """When things happened in a run, in seconds since the epoch.
+class RunMoments:
+    """Times of events in a run, in seconds since the epoch.
 
     Attributes:
-        ready: when each process had done its imports, by its name.
-        first_round: when the first round began; 0 if it did not.
+        ready: times at which processes had done their imports, by process name.
+        first_round: time at which the first round began; 0 if none did.
     """
 
     ready: dict[str, float]
@@ -85,7 +86,7 @@ class Moments:
 
 
 def median(runs: Sequence[Measurement]) -> Measurement:
-    """The median of each figure over the runs, of which there is at least one."""
+    """Return the median of each figure over one or more runs."""
     rows = [asdict(run) for run in runs]
     return Measurement(
         **{
@@ -96,7 +97,11 @@ def median(runs: Sequence[Measurement]) -> Measurement:
 
 
 def read_samples(path: Path) -> dict[str, list[Sample]]:
-    """The samples of a run's ``memory.jsonl``, by process, in their order in time."""
+    """Read the samples in a run's ``memory.jsonl``.
+
+    Returns:
+        Samples in their order in time, by process name.
+    """
     decoder = msgspec.json.Decoder(Sample)
     samples: dict[str, list[Sample]] = {}
     with path.open("rb") as file:
@@ -107,9 +112,15 @@ def read_samples(path: Path) -> dict[str, list[Sample]]:
 
 
 def figures(
-    summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: Moments
+    summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: RunMoments
 ) -> Measurement:
-    """The figures of a run that finished."""
+    """Compute the figures of a finished run.
+
+    Args:
+        summary: summary of the run.
+        samples: memory samples by process name, as from :func:`read_samples`.
+        moments: times of the run's events.
+    """
     steady, transfer = summary.rounds[-1], summary.transfer
     largest = largest_client(summary)
     server, client = summary.memory.server, summary.memory.clients[largest]
@@ -135,13 +146,19 @@ def figures(
 
 
 def largest_client(summary: Summary) -> str:
-    """The client with the highest peak over its idle."""
+    """Return the name of the client with the highest peak RSS over its idle."""
     clients = summary.memory.clients
     return max(clients, key=lambda name: clients[name].over_idle)
 
 
-def trace(summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: Moments) -> Trace:
-    """How the memory of a run went."""
+def trace(summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: RunMoments) -> Trace:
+    """Compute the memory over time of a finished run.
+
+    Args:
+        summary: summary of the run.
+        samples: memory samples by process name, as from :func:`read_samples`.
+        moments: times of the run's events.
+    """
     client, memory = largest_client(summary), summary.memory
     return Trace(
         _points(samples.get(SERVER, ()), memory.server, moments),
@@ -150,22 +167,22 @@ def trace(summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: Mo
 
 
 def _points(
-    samples: Sequence[Sample], memory: ProcessMemory, moments: Moments
+    samples: Sequence[Sample], memory: ProcessMemory, moments: RunMoments
 ) -> list[tuple[float, int]]:
     points = [
         (sample.time - moments.first_round, _over(sample.rss, memory.idle_rss))
         for sample in samples
-        # A process that has ended, and was not waited for yet, has no memory.
+        # A zombie process has no memory.
         if sample.time >= moments.first_round and sample.rss
     ]
-    # Of neighbours that would fall on one point the highest is kept: peaks are what is looked for.
+    # Of neighbours that would fall on one point the highest is kept, so that no peak is lost.
     step = -(-len(points) // _MOST_POINTS) or 1
     groups = (points[start : start + step] for start in range(0, len(points), step))
     return [max(group, key=lambda point: point[1]) for group in groups]
 
 
-def _idle_uss(process: str, samples: Mapping[str, Sequence[Sample]], moments: Moments) -> int:
-    """USS at the sample that is closest to the process's own word that it is idle."""
+def _idle_uss(process: str, samples: Mapping[str, Sequence[Sample]], moments: RunMoments) -> int:
+    """Return the USS in bytes of the sample closest to the time at which a process was ready."""
     ready = moments.ready.get(process)
     read = [sample for sample in samples.get(process, ()) if sample.uss is not None]
     if ready is None or not read:
@@ -175,5 +192,5 @@ def _idle_uss(process: str, samples: Mapping[str, Sequence[Sample]], moments: Mo
 
 
 def _over(peak: int, idle: int) -> int:
-    # The kernel counts a peak a little late, so that it may lie below what was read at idle.
+    # The kernel counts a peak a little late, so that it may lie below the value read at idle.
     return max(peak - idle, 0)

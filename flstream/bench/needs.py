@@ -1,26 +1,26 @@
-"""What a case will need, worked out before it starts, and whether this machine has it."""
+"""Prediction of the memory and disk that a case needs, and whether this machine has them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from flstream.bench.plan import Case, Plan
-from flstream.simulator.forecasting.fitting import Available
-from flstream.simulator.forecasting.forecast import Forecast, forecast, plain_layout
+from flstream.simulation.forecasting.fitting import Available
+from flstream.simulation.forecasting.forecast import forecast, plain_layout
 
-# How many tensors the exchange job's mix has, about: it counts for the header's size alone.
+# About as many tensors as the exchange job's mix has, which matters for the header's size alone.
 _TENSORS = 34
 
 
 @dataclass(frozen=True)
 class Need:
-    """The most that a case takes, as forecast; all in bytes.
+    """Predicted peaks of a run of a case, in bytes.
 
     Attributes:
-        memory: of all its processes at one time, with what they have before they begin.
-        server: of the server over its idle.
-        client: of a client over its idle.
-        disk: in files at one time.
+        memory: peak memory of all processes together, idle included.
+        server: peak memory of the server over its idle.
+        client: peak memory of a client over its idle.
+        disk: peak size of all files together.
     """
 
     memory: int
@@ -30,24 +30,24 @@ class Need:
 
 
 def fits(need: Need, available: Available) -> bool:
-    """Whether this machine has enough."""
+    """Return whether this machine has enough memory and disk for a case."""
     disk = available.disk
     return need.memory <= available.memory and (disk is None or need.disk <= disk)
 
 
 def predict(plan: Plan, case: Case) -> Need:
-    """What a case will need."""
+    """Predict the memory and disk that a run of a case needs."""
     layout = plain_layout(plan.model_bytes, plan.tensors or _TENSORS)
-    told: Forecast = forecast(plan.job(case), layout)
+    need = forecast(plan.job(case), layout)
     if case.mode != "file":
-        return Need(told.total_bytes, told.server_bytes, told.client_bytes, told.disk_bytes)
-    # The model of each client lies on the disk instead, once: it is changed where it lies. What
-    # takes most is then the process that builds the initial model, before there are any rounds.
-    idle = told.total_bytes - told.server_bytes - plan.clients * told.client_bytes
-    client = told.client_bytes - plan.model_bytes
+        return Need(need.total_bytes, need.server_bytes, need.client_bytes, need.disk_bytes)
+    # Each client's model is on the disk instead, once, and is changed in place. The process that
+    # builds the initial model, before the first round, then takes most memory.
+    idle = need.total_bytes - need.server_bytes - plan.clients * need.client_bytes
+    client = need.client_bytes - plan.model_bytes
     return Need(
-        memory=idle + max(told.server_bytes + plan.clients * client, told.client_bytes),
-        server=told.server_bytes,
+        memory=idle + max(need.server_bytes + plan.clients * client, need.client_bytes),
+        server=need.server_bytes,
         client=client,
-        disk=told.disk_bytes + plan.moved_bytes,
+        disk=need.disk_bytes + plan.moved_bytes,
     )

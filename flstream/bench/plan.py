@@ -1,4 +1,4 @@
-"""What a bench measures: modes, each at some chunk sizes, on the exchange job."""
+"""The plan of a bench: transfer modes, each at some chunk sizes, on the exchange job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from flstream.units import format_bytes
 
 Mode = Literal["pull", "push", "native", "file"]
 MODES: tuple[Mode, ...] = ("pull", "push", "native", "file")
-"""How a model travels. In ``file``, clients pull it into a file and send the update from there."""
+"""Transfer modes. In ``file``, clients pull the model into a file and send the update from it."""
 
 _JOB = Path(flstream.__file__).parent / "templates" / "exchange" / "job.conf"
 _FILE_CLIENT = Path(__file__).with_name("file_client.py")
 
 ROUNDS = 2
-"""Rounds of a run. The first one warms up, so the second is measured."""
+"""Rounds of a run. The first one warms up, and the second is measured."""
 
 
 class Case(NamedTuple):
-    """One mode at one chunk size; None where the mode has no chunks."""
+    """A transfer mode at a chunk size.
+
+    Attributes:
+        mode: transfer mode.
+        chunk_size: chunk size in bytes; None where the mode has no chunks.
+    """
 
     mode: Mode
     chunk_size: int | None
@@ -32,15 +37,15 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """Parameters of a bench.
 
     Attributes:
-        model_bytes: bytes of the model.
+        model_bytes: size of the model in bytes.
         clients: number of clients, each a process.
-        modes: modes to compare.
-        chunk_sizes: longest frames in bytes, for the modes that have frames.
-        tensors: number of tensors, all of one size; None for a mix like a transformer's.
-        repeat: how often to run each case.
+        modes: transfer modes to compare.
+        chunk_sizes: maximum frame sizes in bytes, for the modes that have frames.
+        tensors: number of tensors of equal size; None for a mix like a transformer's.
+        repeat: number of runs of each case.
     """
 
     model_bytes: int
@@ -52,7 +57,7 @@ class Plan:
 
     @property
     def cases(self) -> list[Case]:
-        """Each mode at each chunk size; native, which has no chunks, once."""
+        """All cases: each mode at each chunk size, and native, which has no chunks, once."""
         return [
             Case(mode, size)
             for mode in self.modes
@@ -61,24 +66,24 @@ class Plan:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that a round moves one way: the model, to or from every client."""
+        """Bytes that a round moves in one direction: the model, to or from every client."""
         return self.clients * self.model_bytes
 
     def label(self, case: Case) -> str:
-        """What a case is called: its mode, and its chunk size if there are several."""
+        """Return a case's name in tables: its mode, and its chunk size if there are several."""
         if case.chunk_size is None or len(self.chunk_sizes) == 1:
             return case.mode
         return f"{case.mode} {format_bytes(case.chunk_size)}"
 
     def job(self, case: Case) -> Job:
-        """The exchange job in this case."""
+        """Load the exchange job with the settings of a case."""
         overrides = [
             f"rounds={ROUNDS}",
             f"clients.count={self.clients}",
             f"clients.parallel={self.clients}",
             f"model.args.size={self.model_bytes}",
             f"streaming.mode={'pull' if case.mode == 'file' else case.mode}",
-            # What is measured is the last round; older models would only fill the disk.
+            # Only the last round is measured; older models would just fill the disk.
             "checkpoints.keep=1",
         ]
         if case.chunk_size is not None:

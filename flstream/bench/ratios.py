@@ -1,4 +1,4 @@
-"""How close a case runs to what the machine can do."""
+"""Ratios of measured times to the machine's limits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flstream.bench.plan import Case, Plan
 
 @dataclass(frozen=True)
 class Ratios:
-    """How many times as long something took as the limit would: 1 is as fast as can be.
+    """Measured times divided by those at the machine's limits; 1 is optimal.
 
     Attributes:
-        download_pipe: the model to every client, against the bare pipe.
-        upload_pipe: the updates, and folding them, against the bare pipe.
-        exchange_pipe: both.
-        exchange_memcpy: both, against copying as many bytes in memory.
-        checkpoint_disk: making the next model durable, against writing as many bytes.
+        download_pipe: ratio of sending the model to every client to the bare pipe.
+        upload_pipe: ratio of fetching and folding the updates to the bare pipe.
+        exchange_pipe: ratio of download, upload and fold together to the bare pipe.
+        exchange_memcpy: ratio of download, upload and fold together to copying in memory.
+        checkpoint_disk: ratio of making the next model durable to writing as many bytes.
     """
 
     download_pipe: float
@@ -29,14 +29,14 @@ class Ratios:
 
 
 def ratios(plan: Plan, case: Case, seconds: Measurement, limits: Limits) -> Ratios:
-    """Hold a case against the limits.
+    """Compute the ratios of a case to the machine's limits.
 
     Args:
-        plan: what was measured.
-        case: the case. The pipe's limit is that with reads of its chunk size, and the highest one
-            where it has no chunks.
-        seconds: of a round.
-        limits: of the same run.
+        plan: plan of the bench.
+        case: case that was measured. The pipe's limit is the one with reads of the case's chunk
+            size, and the highest one where the case has no chunks.
+        seconds: measured figures of the case.
+        limits: limits of the machine, measured in the same bench.
     """
     pipe = limits.pipe.get(case.chunk_size or 0, max(limits.pipe.values()))
     one_way = plan.moved_bytes / pipe

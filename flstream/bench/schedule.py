@@ -1,7 +1,7 @@
-"""How far a bench is, and how long it will take yet.
+"""Progress of a bench, and the time that is left.
 
-Seconds are predicted from the bytes that have to move and the rate of the bare pipe; then, as runs
-end, from how long they took.
+Times are predicted from the bytes to be moved and the rate of the bare pipe at first, and from the
+runs that have ended later.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import NamedTuple, Protocol
 from flstream.bench.limits import Limits
 from flstream.bench.plan import ROUNDS, Case, Mode, Plan
 
-# How many times what the bare pipe takes a round of each mode has been seen to take, on machines
-# with few cores. It only has to be good enough for the first minute.
+# Observed times of a round of each mode, as multiples of the bare pipe's, on machines with few
+# cores. They only have to be good enough for the first minute.
 _TIMES_PIPE: dict[Mode, float] = {"pull": 4.0, "push": 3.5, "native": 13.0, "file": 9.0}
-# What a run takes besides moving models: starting processes and ending them.
+# Time of a run for starting and ending processes.
 _START_SECONDS = 4.0
-# The share of a run from which its own pace says more than what was predicted.
-_TELLING = 0.1
+# The share of a run from which on its own pace enters the prediction.
+_PACE_SHARE = 0.1
 
 
 class Step(NamedTuple):
-    """How far a bench is.
+    """Progress of a bench.
 
     Attributes:
-        text: what it is at.
-        number: of the run, from 1; 0 before the first.
-        runs: how many there are.
-        share: of the whole, from 0 to 1.
-        seconds_left: until the end, as far as is known; None while nothing is.
+        text: description of the current step.
+        number: number of the current run, from 1; 0 before the first.
+        runs: number of runs of the bench.
+        share: share of the bench that is done, from 0 to 1.
+        seconds_left: predicted seconds until the end; None if not known yet.
     """
 
     text: str
@@ -42,17 +42,17 @@ class Step(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Who is told how far a bench is. It is called from the thread that measures."""
+    """Receiver of a bench's progress, called from the thread that measures."""
 
     def planned(self, runs: int, seconds: float) -> None:
-        """Say how many runs there will be, and how long all of them may take."""
+        """Handle the plan: the number of runs, and the predicted seconds of all of them."""
 
     def stepped(self, step: Step) -> None:
-        """Say how far it is."""
+        """Handle progress."""
 
 
 def expected_seconds(plan: Plan, case: Case, limits: Limits) -> float:
-    """How long a run of a case may take, before any has been seen."""
+    """Predict the seconds of a run of a case from the machine's limits alone."""
     pipe = median(limits.pipe.values())
     moved = ROUNDS * 2 * plan.moved_bytes * _TIMES_PIPE[case.mode] / pipe
     # The initial model, and one each round.
@@ -62,12 +62,12 @@ def expected_seconds(plan: Plan, case: Case, limits: Limits) -> float:
 
 @dataclass
 class Schedule:
-    """The runs of a bench, and the time they take.
+    """The runs of a bench and their times.
 
     Attributes:
-        expected: seconds of a run of each case, as predicted.
-        runs: the cases in the order in which they are run.
-        taken: seconds of the runs that have ended.
+        expected: predicted seconds of a run, by case.
+        runs: cases of all runs, in order.
+        taken: measured seconds of the runs that have ended, in order.
     """
 
     expected: dict[Case, float]
@@ -75,38 +75,38 @@ class Schedule:
     taken: list[float] = field(default_factory=list)
 
     def seconds(self, case: Case) -> float:
-        """How long a run of a case takes, as far as is known by now."""
+        """Return the seconds of a run of a case, measured if there are runs, else predicted."""
         seen = [taken for taken, each in zip(self.taken, self.runs, strict=False) if each == case]
         return median(seen) if seen else self.expected[case] * self._slowness()
 
     def drop(self, case: Case) -> None:
-        """Leave out the runs of a case that are still to come."""
+        """Remove the remaining runs of a case."""
         done = len(self.taken)
         self.runs = [*self.runs[:done], *(each for each in self.runs[done:] if each != case)]
 
     def total(self) -> float:
-        """Seconds of all runs."""
+        """Return the seconds of all runs, measured and predicted."""
         return sum(self.taken) + sum(map(self.seconds, self.runs[len(self.taken) :]))
 
     def left(self, elapsed: float, share: float) -> float:
-        """Seconds until the end.
+        """Predict the seconds until the end of the bench.
 
         Args:
-            elapsed: since the run under way began.
-            share: of it that is done, from 0 to 1.
+            elapsed: seconds since the current run began.
+            share: share of the current run that is done, from 0 to 1.
         """
         done = len(self.taken)
         if done == len(self.runs):
             return 0.0
         whole = self.seconds(self.runs[done])
-        if share > _TELLING:
-            # The further it is, the more its own pace counts.
+        if share > _PACE_SHARE:
+            # The weight of the run's own pace grows with its progress.
             whole = (1 - share) * whole + share * (elapsed / share)
         later = sum(map(self.seconds, self.runs[done + 1 :]))
         return max((1 - share) * whole, 0.0) + later
 
     def _slowness(self) -> float:
-        """By how much the runs so far took longer than was predicted."""
+        """Return the median ratio of measured to predicted seconds; 1 before any run has ended."""
         ratios = [
             taken / self.expected[case] for taken, case in zip(self.taken, self.runs, strict=False)
         ]
@@ -114,11 +114,11 @@ class Schedule:
 
 
 class RunShare:
-    """How much of a run is done, from the bytes its rounds have moved.
+    """Share of a run that is done, computed from the bytes that its rounds have moved.
 
     Args:
-        plan: of the bench.
-        expected: seconds of the run.
+        plan: plan of the bench.
+        expected: predicted seconds of the run.
     """
 
     def __init__(self, plan: Plan, expected: float) -> None:
@@ -130,21 +130,30 @@ class RunShare:
         self._up = 0
 
     def round_began(self) -> None:
-        """A round begins: the processes are there."""
+        """Handle the beginning of a round, for which all processes have started."""
         self._began = True
         self._down = self._up = 0
 
     def moved(self, down: int, up: int) -> None:
-        """So many bytes have been sent to clients, and fetched from them, in this round."""
+        """Handle progress of a round.
+
+        Args:
+            down: bytes sent to clients in this round.
+            up: bytes fetched from clients in this round.
+        """
         self._down, self._up = max(self._down, down), max(self._up, up)
 
     def round_ended(self) -> None:
-        """A round's model is durable."""
+        """Handle the end of a round."""
         self._rounds += 1
         self._down = self._up = 0
 
     def share(self, elapsed: float) -> float:
-        """From 0 to 1, so many seconds after the run began."""
+        """Return the share of the run that is done, from 0 to 1.
+
+        Args:
+            elapsed: seconds since the run began.
+        """
         if not self._began:
             return self._starting * min(elapsed / _START_SECONDS, 1.0)
         round_share = min((self._down + self._up) / (2 * self._moved_bytes), 1.0)

@@ -1,7 +1,7 @@
-"""The commands and what they share.
+"""The Typer application with all commands.
 
-Neither this nor the top of a command's file imports anything that imports numpy or torch:
-`flstream --help` is to answer at once, and they take a second.
+Neither this module nor the top level of a command's module imports anything that imports numpy
+or torch: their import takes a second, and `flstream --help` must answer at once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from flstream.cli.validate import validate
 
 
 def _paragraphs(command: Callable[..., None]) -> str:
-    """The text of a command's docstring, for a terminal of any width: a line a paragraph."""
+    """Return a command's docstring with each paragraph on one line, for Typer to wrap."""
     paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 app = typer.Typer(
     no_args_is_help=True,
-    # Errors made on purpose are sentences; any other is a defect, and its plain traceback is what
-    # a report of it needs.
+    # Expected errors are printed as sentences. Any other exception is a defect, and a bug report
+    # needs its plain traceback.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -1,4 +1,4 @@
-"""``flstream bench``: what streaming saves, measured on this machine."""
+"""``flstream bench``: measure the transfer modes side by side on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _STDOUT = "-"
 _REPEAT = 3
-# A round that moves more than this one way is so long that it evens out what else goes on.
+# Bytes that a round moves in one direction, above which a single run is long enough to average
+# out the noise of a shared machine.
 _LONG_BYTES = 10 * 10**9
 
 
@@ -68,7 +69,7 @@ def bench(
     from flstream.bench.compare import compare
     from flstream.report.bench.progress import watching_bench
     from flstream.report.console import error_console, report_error
-    from flstream.simulator.interruption import stoppable
+    from flstream.simulation.interruption import stoppable
 
     plan = _plan(model_size, clients, modes, chunk_size, tensors, repeat)
     targets = _Targets(json, plot)
@@ -85,7 +86,15 @@ def bench(
 
 
 class _Targets:
-    """Where what was found goes."""
+    """Outputs of the bench: a table or JSON on stdout, a JSON file, a plot.
+
+    The paths are checked on construction, so that one that cannot be written is reported before
+    minutes of measuring.
+
+    Args:
+        json: value of ``--json``; None if it is not given.
+        plot: value of ``--plot``; None if it is not given.
+    """
 
     def __init__(self, json: str | None, plot: Path | None) -> None:
         from flstream.report.bench.files import Target

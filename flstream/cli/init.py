@@ -1,4 +1,4 @@
-"""``flstream init``: a new job that runs at once."""
+"""``flstream init``: create a new job from a template."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from flstream.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Jobs of the folder templates, which in a checkout is a link to jobs.
-# In the order in which they are shown: what each is, and whether it needs scikit-learn.
+# Jobs in the folder templates, which is a link to jobs in a checkout. By name, in the order of
+# the listing: a description, and whether the job needs scikit-learn.
 TEMPLATES = {
     "script": ("a training loop in torch; its data are made up, so it needs nothing", False),
     "learner": ("a learner class in NumPy: 100 sites in two processes; needs nothing", False),
@@ -82,7 +82,15 @@ def init(
 
 
 def _filler(folder: Path, template: str) -> Callable[[str], str]:
-    """What puts a job's name and place into the text of a template."""
+    """Return a function that puts a job's name and path into the text of a template file.
+
+    Args:
+        folder: the new job's folder.
+        template: name of the template.
+
+    Raises:
+        UsageError: the folder's name is not a valid job name.
+    """
     import re
 
     from pydantic_core import PydanticCustomError
@@ -94,8 +102,8 @@ def _filler(folder: Path, template: str) -> Callable[[str], str]:
     try:
         rule.parse(name, folder)
     except PydanticCustomError as error:
-        said = Problem("", given(name), rule.allowed)
-        raise UsageError(f"a job cannot be named after the folder {folder}: {said}") from error
+        problem = Problem("", given(name), rule.allowed)
+        raise UsageError(f"a job cannot be named after the folder {folder}: {problem}") from error
 
     def fill(text: str) -> str:
         text = re.sub(rf"^name = {template}$", f"name = {_quoted(name)}", text, flags=re.MULTILINE)
@@ -108,7 +116,19 @@ def _filler(folder: Path, template: str) -> Callable[[str], str]:
 
 
 def _write(folder: Path, template: str, fill: Callable[[str], str]) -> list[str]:
-    """Write a template's files, none of which may be there, and return their names."""
+    """Write a template's files into a new or empty folder.
+
+    Args:
+        folder: the new job's folder.
+        template: name of the template.
+        fill: maps the text of a template file to that of the new file.
+
+    Returns:
+        The names of the files, sorted.
+
+    Raises:
+        UsageError: the folder is not empty or cannot be written; no file is left in it then.
+    """
     source = Path(__file__).parents[1] / "templates" / template
     written: list[Path] = []
     try:
@@ -117,12 +137,12 @@ def _write(folder: Path, template: str, fill: Callable[[str], str]) -> list[str]
             raise UsageError(f"{folder} is not empty; name a new folder")
         for path in sorted(source.iterdir()):
             if not path.is_file():
-                continue  # what Python keeps of a module that was imported
+                continue  # __pycache__ of a template whose module was imported
             with (folder / path.name).open("x", encoding="utf-8") as file:
                 written.append(folder / path.name)
                 file.write(fill(path.read_text(encoding="utf-8")))
     except BaseException as error:
-        for path in written:  # half a job would be in the way of the next attempt
+        for path in written:  # an incomplete job would make the next attempt fail
             path.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise UsageError(f"{folder} cannot be written: {error.strerror}") from error

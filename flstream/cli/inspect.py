@@ -1,4 +1,4 @@
-"""``flstream inspect``: explain a checkpoint."""
+"""``flstream inspect``: describe, compare and verify checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from flstream.cli import options
 from flstream.errors import UsageError
 
-# Names in a file may have megabytes, and a message that has to name one need not.
+# Characters of an error message; a tensor's name in a damaged file may have megabytes.
 _LONGEST_MESSAGE = 1200
 
 
@@ -79,7 +79,7 @@ def inspect(
     try:
         findings = examine(request)
     except (CheckpointError, LayoutError) as error:
-        # The file is what was asked about, so its flaws are a matter of what was asked for.
+        # The file is the user's input, so a defect in it is a usage error: exit status 2.
         raise UsageError(_one_line(str(error))) from error
     console = make_console()
     if as_json:
@@ -89,7 +89,7 @@ def inspect(
 
 
 def _one_line(message: str) -> str:
-    """A message in one line of bearable length, whatever names a file makes it repeat."""
+    """Shorten an error message and make it printable on one line."""
     from flstream.report.text import printable
 
     if len(message) > _LONGEST_MESSAGE:

@@ -1,4 +1,4 @@
-"""What commands have in common: their arguments and options, and what these say."""
+"""Arguments and options that several commands share, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -26,15 +26,22 @@ _MOST_CHUNK_BYTES = 1 << 30
 
 
 def job_file(named: Path) -> Path:
-    """The job file that a path names: itself, or the one in a folder."""
+    """Return the path of a job file, given that path or the folder with a ``job.conf``."""
     return named / "job.conf" if named.is_dir() else named
 
 
 def size(option: str, text: str) -> int:
-    """The bytes that an option gives.
+    """Parse an option's value as a size.
+
+    Args:
+        option: name of the option, such as ``--model-size``, for the error message.
+        text: value of the option.
+
+    Returns:
+        The size in bytes.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: the value is not a size.
     """
     try:
         return parse_bytes(text)
@@ -43,10 +50,13 @@ def size(option: str, text: str) -> int:
 
 
 def chunk_size(text: str) -> int:
-    """The bytes that ``--chunk-size`` gives.
+    """Parse the value of ``--chunk-size``.
+
+    Returns:
+        The chunk size in bytes: a multiple of 16, at most 1 GiB.
 
     Raises:
-        UsageError: it is no size that a frame can have.
+        UsageError: the value is not a valid chunk size.
     """
     found = size("--chunk-size", text)
     if found % 16 or not 16 <= found <= _MOST_CHUNK_BYTES:

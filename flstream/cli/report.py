@@ -1,4 +1,4 @@
-"""``flstream report``: a run as a page, and several side by side."""
+"""``flstream report``: write the HTML page of a run, or a comparison of several."""
 
 from __future__ import annotations
 

@@ -12,13 +12,21 @@ from flstream.cli.options import JobPath, Overrides, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
 
 if TYPE_CHECKING:
+    from flstream.engines.processes import ProcessHost
     from flstream.job import Job
-    from flstream.simulator.processes import ProcessHost
 
 
 def simulate(
     job: JobPath,
     overrides: Overrides = None,
+    clients: Annotated[
+        int | None,
+        typer.Option("-n", "--clients", metavar="N", help="The same as --set clients.count=N."),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option("-r", "--rounds", metavar="N", help="The same as --set rounds=N."),
+    ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -31,7 +39,7 @@ def simulate(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with a run after its last completed round: the one in --run-dir, or the "
+            help="Go on with a run where it was cut off: the one in --run-dir, or the "
             "newest runs/<job>-<time>. A run that was not begun is started.",
         ),
     ] = False,
@@ -50,31 +58,49 @@ def simulate(
     A run that was stopped, killed or failed goes on with --resume, and a finished one too if
     the job has more rounds now. The job must be the same in all else.
     """
-    from flstream.simulator.host import needs_of, new_host
+    from flstream.engines.local import needs_of, new_host
 
     path = job_file(job)
     with closing(new_host()) as host:
-        # Its imports take longest. What this process needs, it imports meanwhile.
+        # The fork server's imports take longest, so this process does its own imports meanwhile.
         host.begin()
         from flstream.job import load_job
 
-        loaded = load_job(path, overrides or ())
+        loaded = load_job(path, [*(overrides or ()), *_short(clients, rounds)])
         host.prepare(needs_of(loaded))
         raise typer.Exit(_run(loaded, host, run_dir, resume, as_json, quiet))
+
+
+def _short(clients: int | None, rounds: int | None) -> list[str]:
+    """Return the overrides that the short options stand for."""
+    given = {"clients.count": clients, "rounds": rounds}
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
 def _run(
     loaded: Job, host: ProcessHost, run_dir: Path | None, resume: bool, as_json: bool, quiet: bool
 ) -> int:
-    """Run a job that was loaded, and return the exit status."""
+    """Run a loaded job.
+
+    Args:
+        loaded: the job.
+        host: process host, prepared for the job.
+        run_dir: run directory; None for a new one, or with ``resume`` for the newest one.
+        resume: whether to continue an earlier run.
+        as_json: whether to print the summary as JSON and nothing else.
+        quiet: whether to print nothing but errors.
+
+    Returns:
+        The exit status of the command.
+    """
     from flstream.report.console import make_console, report_error
     from flstream.report.html.run_end import leave_report
     from flstream.report.live.view import watching
     from flstream.report.result import print_result
-    from flstream.simulator.files.resume import final_summary, plan_resume
-    from flstream.simulator.files.run_directory import RunDirectory
-    from flstream.simulator.interruption import stoppable
-    from flstream.simulator.launcher import simulate as run_job
+    from flstream.runs.resume import final_summary, plan_resume
+    from flstream.runs.run_directory import RunDirectory
+    from flstream.simulation.interruption import stoppable
+    from flstream.simulation.launcher import simulate as run_job
 
     run = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, run_dir)
     console = make_console()
@@ -83,7 +109,7 @@ def _run(
         point = plan_resume(loaded, run) if resume else None
         if point is not None and point.is_finished:
             console.out(f"nothing is left to do: the run in {run.path} is finished")
-            run.tidy()  # whoever ran it may have been killed before that
+            run.tidy()  # the launcher may have been killed before it did this
             summary = final_summary(loaded, run, point)
         else:
             if point is not None:

@@ -1,9 +1,10 @@
-"""The exit statuses: a contract for scripts."""
+"""Exit statuses of the command line, a stable contract for scripts."""
 
 DONE = 0
+"""Exit status of a command that succeeded."""
 FAILED = 1
-"""The job failed."""
+"""Exit status of a job that failed."""
 WRONG = 2
-"""What was asked for is wrong."""
+"""Exit status of a request with invalid input, such as a mistake in the job file."""
 STOPPED = 130
-"""Ctrl-C, as a shell reports it."""
+"""Exit status after Ctrl-C, as a shell reports it."""

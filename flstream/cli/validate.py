@@ -1,4 +1,4 @@
-"""``flstream validate``: what is wrong with a job, or else what it will do and need."""
+"""``flstream validate``: check a job and forecast its traffic, memory and disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flstream.cli.status import DONE, FAILED
 if TYPE_CHECKING:
     from flstream.job import Job
     from flstream.model.layout import Layout
-    from flstream.simulator.forecasting.forecast import Forecast
+    from flstream.simulation.forecasting.forecast import Forecast
 
 
 def validate(
@@ -46,7 +46,7 @@ def validate(
     from flstream.job import load_job
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
-    from flstream.simulator.forecasting.fitting import available_in, fit
+    from flstream.simulation.forecasting.fitting import available_in, fit
 
     path = job_file(job)
     loaded = load_job(path, overrides or ())
@@ -63,15 +63,26 @@ def validate(
 
 
 def _plan(path: Path, job: Job) -> tuple[Layout, Forecast]:
-    """Describe a job's model and what the job needs, or name all that is wrong with it."""
+    """Check a job's code and model, and forecast its needs.
+
+    Args:
+        path: path of the job file, for the error message.
+        job: the loaded job.
+
+    Returns:
+        The layout of the job's model, and the forecast.
+
+    Raises:
+        JobError: the code or the model has mistakes; the message lists all of them.
+    """
     from flstream.errors import CheckpointError, ModelError, UsageError
     from flstream.job import JobError, Problem
     from flstream.job.code_check import code_problems
-    from flstream.simulator.forecasting.forecast import forecast
-    from flstream.simulator.forecasting.model_layout import model_layout
+    from flstream.simulation.forecasting.forecast import forecast
+    from flstream.simulation.forecasting.model_layout import model_layout
 
     problems = code_problems(job)
-    # A factory in a file that cannot be imported would only say the same again.
+    # If the factory's file cannot be imported, calling it would only repeat that problem.
     if not any(problem.key == "model.factory" for problem in problems):
         try:
             layout = model_layout(job)

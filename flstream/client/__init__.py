@@ -1,4 +1,4 @@
-"""What a training script imports.
+"""Client API: the functions and classes that training code imports.
 
 The functions follow NVFlare's client API, so that a script written for it moves over by changing
 its import::
@@ -11,10 +11,10 @@ its import::
         params, metrics = train(model.params)
         flare.send(flare.FLModel(params=params, metrics=metrics))
 
-They work inside ``flstream simulate`` only. If there are as many processes as sites, the script is
-run once in each, and does task after task. Otherwise it is run anew for each site and task, and the
-loop ends after that task. A class like :class:`Learner` (``train.learner``) does without the loop,
-and is the quicker way where sites are many and small.
+They work inside ``flstream simulate`` only. If there are as many worker processes as sites, the
+script is run once in each process, and its loop handles task after task. Otherwise the script is
+run anew for each site and task, and its loop ends after that task. A class like :class:`Learner`
+(``train.learner``) needs no loop, and is faster for many small sites.
 """
 
 from __future__ import annotations
@@ -52,16 +52,23 @@ __all__ = [
 
 
 def init() -> None:
-    """Report to the server as ready. Call it once, after the script's imports.
+    """Report to the server that the script is ready. Call it once, after the script's imports.
 
     Raises:
-        ClientError: the script does not run as a site.
+        ClientError: The script is not run by ``flstream simulate``.
     """
     _current().init()
 
 
 def is_running() -> bool:
-    """Whether there is another task; waits until that is known."""
+    """Wait for the next task.
+
+    Returns:
+        True once there is one; False if the run is over.
+
+    Raises:
+        ClientError: :func:`init` was not called.
+    """
     return _current().is_running()
 
 
@@ -72,75 +79,76 @@ def receive(
     """Fetch the global model, and seed Python's, NumPy's and torch's generators for this task.
 
     Args:
-        timeout: seconds to wait for a task; None waits for ever.
-        into: a module, or its state dict, whose own parameters and buffers are to receive the
-            bytes, so that there is no second copy. Without it, new memory is made.
+        timeout: Seconds to wait for a task; None to wait without a limit.
+        into: Module, or its state dict, whose parameters and buffers receive the bytes in place,
+            so that there is no second copy; None to allocate new memory.
 
     Returns:
-        The model, with writable tensors (or arrays, where ``train.exchange_format`` is numpy) in
+        The model, with writable tensors (or arrays, if ``train.exchange_format`` is numpy) in
         ``params``; None if the run is over or no task came within ``timeout``.
 
     Raises:
-        ClientError: the model does not fit ``into``, or the last one was not answered yet.
-        StreamingError: the model did not arrive.
+        ClientError: The model does not fit ``into``, or the previous one has not been answered.
+        StreamingError: The model did not arrive.
     """
     return _current().receive(timeout, into)
 
 
 def send(model: FLModel, clear_cache: bool = True) -> None:
-    """Answer the current task and wait until the server has what it needs.
+    """Answer the current task, and wait until the server has fetched the update.
 
-    If sites share a process and the model is small, a copy is kept instead, and sent with others.
-    A training task is answered with ``params``, dense tensors on the CPU or NumPy arrays of the
-    received names, dtypes and shapes. They stay where they are while the server fetches them
-    range by range. An evaluation is answered with ``metrics`` alone.
+    A training task is answered with ``params``: dense tensors on the CPU or NumPy arrays of the
+    received names, dtypes and shapes. They stay in place while the server fetches them range by
+    range. If sites share a process and the model is small, they are copied instead, and sent
+    together with the updates of other sites. An evaluation is answered with ``metrics`` alone.
 
     Args:
-        model: the answer.
-        clear_cache: afterwards let go of the tensors: those of ``model`` and those received.
+        model: The answer.
+        clear_cache: Whether to release the tensors of ``model`` and of the received model
+            afterwards.
 
     Raises:
-        ClientError: there is no task, or the answer lacks what it asks for.
-        LayoutError: a tensor cannot be streamed; the message names it.
+        ClientError: There is no task, or the answer lacks what the task asks for.
+        LayoutError: A tensor cannot be streamed; the message names it.
     """
     _current().send(model, clear_cache)
 
 
 def is_train() -> bool:
-    """Whether the current task is to train."""
+    """Whether the current task is a training."""
     return _current().kind == "train"
 
 
 def is_evaluate() -> bool:
-    """Whether the current task is to evaluate the model and send metrics."""
+    """Whether the current task is an evaluation of the model, answered with metrics."""
     return _current().kind == "evaluate"
 
 
 def get_site_name() -> str:
-    """The name of this site: ``site-1`` and up."""
+    """Name of this site: ``site-1``, ``site-2`` and so on."""
     return _current().site
 
 
 def get_state_dir() -> Path:
-    """A folder for files of the site's own that are kept from one round to the next.
+    """Folder for the site's own files, which are kept from one training to the next.
 
-    It has what the site left there in the last round in which it trained. What it holds when the
-    task is answered is kept, whole, even if the run is killed and resumed. What an evaluation
-    leaves there is not. Copying it takes its time, so it is copied when it is asked for.
+    It holds the files that the site left there in its last training. Its content at the time of
+    the answer is kept as a whole, even if the run is killed and resumed; changes made by an
+    evaluation are discarded. The first call in a task copies the files, which takes time.
 
     Raises:
-        ClientError: there is no task.
+        ClientError: There is no task, or the files cannot be copied.
     """
     return _current().context.state_dir
 
 
 def system_info() -> Mapping[str, Any]:
-    """What this site knows of the run.
+    """Facts about the run and this site.
 
     Returns:
-        ``site_name``, ``job_name``, ``clients`` (number of sites), ``total_rounds``, ``seed`` and
-        ``site_dir`` (a folder of the site's own in the run directory). During a task also
-        ``task_seed`` (of this site in this round) and ``state_dir`` (see :func:`get_state_dir`).
+        ``site_name``, ``job_name``, ``clients`` (number of sites), ``total_rounds``, ``seed`` (of
+        the job) and ``site_dir`` (the site's folder in the run directory). During a task also
+        ``task_seed`` (of this site in this task) and ``state_dir`` (see :func:`get_state_dir`).
     """
     return _current().system_info()
 
@@ -149,8 +157,8 @@ def log(key: str, value: float, data_type: Any = None, **_: Any) -> None:
     """Record a number in the run's events, with the site and the round.
 
     Args:
-        key: what it is.
-        value: the number.
-        data_type: accepted, as in NVFlare's signature, and of no effect.
+        key: Name of the value.
+        value: The number.
+        data_type: Without effect; accepted for compatibility with NVFlare.
     """
     _current().log(key, value)

@@ -1,4 +1,4 @@
-"""What training code knows of the site it works for."""
+"""Context of training code: the site, its task and its files."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from flstream.client.worker_info import WorkerInfo
 
 @dataclass(frozen=True, slots=True)
 class SiteContext:
-    """A site at work on a task.
+    """A site and its current task.
 
     Attributes:
-        name: of the site, ``site-1`` and up.
-        index: its place among the sites, from 0.
-        round: number of the round, from 1. For an evaluation, that which the model came from.
-        seed: of this site in this round; the global generators have been seeded with it.
-        job: name of the job.
-        clients: number of sites in the job.
-        total_rounds: rounds in the job.
-        folder: the site's own folder in the run directory.
-        state: its files that are kept from round to round.
+        name: Name of the site, such as ``site-1``.
+        index: Position of the site among all sites, from 0.
+        round: Number of the round, from 1; for an evaluation, of the round that made the model.
+        seed: Seed of the site's random numbers in this task; the global generators use it.
+        job: Name of the job.
+        clients: Number of sites in the job.
+        total_rounds: Number of rounds in the job.
+        folder: Path of the site's folder in the run directory.
+        state: Files of the site that are kept from one training to the next.
     """
 
     name: str
@@ -38,7 +38,16 @@ class SiteContext:
 
     @classmethod
     def of(cls, info: WorkerInfo, task: Task, site: SiteTask) -> SiteContext:
-        """The context of one site of a task."""
+        """Return the context of one site of a task.
+
+        Args:
+            info: Facts about the run and the worker.
+            task: The task.
+            site: The site's part of the task.
+
+        Raises:
+            OSError: The site's folder cannot be used.
+        """
         folder = f"{info.sites_folder}/{site.site}"
         return cls(
             name=site.site,
@@ -49,22 +58,27 @@ class SiteContext:
             clients=info.clients,
             total_rounds=task.total_rounds,
             folder=folder,
-            state=SiteState(folder, task.round, kept=task.kind == "train"),
+            state=SiteState(
+                folder,
+                task.effect,
+                site.state,
+                kept=task.kind == "train" and task.keeps_state,
+            ),
         )
 
     @property
     def state_dir(self) -> Path:
-        """A folder for the site's own files, with what its last training left there.
+        """Folder for the site's own files, with the content that its last training left.
 
-        What a training task leaves in it is there again in the next one, once the task has been
-        answered; what an evaluation leaves is not.
+        Its content when a training is answered is kept for the site's next task; changes made by
+        an evaluation are discarded.
 
         Raises:
-            ClientError: the task has been answered.
+            ClientError: The task has been answered, or the files cannot be copied.
         """
         return self.state.path
 
 
 def site_index(name: str) -> int:
-    """The place of ``site-1`` and its like among all sites, from 0."""
+    """Return the position of a site among all sites, from 0: 0 for ``site-1``."""
     return int(name.rpartition("-")[2]) - 1

@@ -1,4 +1,4 @@
-"""The record a training script receives and sends, after NVFlare's ``FLModel``."""
+"""Model record that training code receives and sends, after NVFlare's ``FLModel``."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ if TYPE_CHECKING:
 
 @default_registry.register_enum
 class ParamsType(StrEnum):
-    """What the tensors of an :class:`FLModel` are."""
+    """Kind of the tensors in an :class:`FLModel`: weights, or a difference of weights."""
 
     FULL = "FULL"
-    """The weights themselves."""
+    """Weights."""
     DIFF = "DIFF"
-    """The new weights minus those received."""
+    """New weights minus the received ones."""
 
 
 @default_registry.register_dataclass
 @dataclass
 class FLModel:
-    """A model on its way to or from a site.
+    """Model that a site receives or sends.
 
     Attributes:
-        params: tensors or arrays by name; None where only metrics are sent.
-        params_type: whether they are the weights or a difference; a string will do.
-        metrics: numbers by name, such as ``{"accuracy": 0.97}``.
-        current_round: number of the round, from 0, as in NVFlare.
-        total_rounds: rounds in the job.
-        meta: anything else. An update's weight in the mean is ``meta["num_examples"]`` (or, as in
-            NVFlare, ``meta["NUM_STEPS_CURRENT_ROUND"]``); 1 where neither is given. An update with
-            ``meta["partial"]`` true may lack tensors, which then keep their values.
+        params: Tensors or arrays by name; None if only metrics are sent.
+        params_type: Whether ``params`` are weights or a difference; a string is converted.
+        metrics: Numbers by name, such as ``{"accuracy": 0.97}``; None for none.
+        current_round: Number of the round, from 0, as in NVFlare; None in an answer.
+        total_rounds: Number of rounds in the job; None in an answer.
+        meta: Plain values by name; a site's reach the workflow, and the workflow's reach the site.
+            ``meta["num_examples"]`` (or, as in NVFlare, ``meta["NUM_STEPS_CURRENT_ROUND"]``) is
+            the update's weight in the mean, 1 by default. With ``meta["partial"]`` true the update
+            may lack tensors, which then keep their values.
+        optimizer_params: State of an optimizer as plain values, without tensors; None for none.
     """
 
     params: Params | None = None
@@ -44,6 +46,7 @@ class FLModel:
     current_round: int | None = None
     total_rounds: int | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    optimizer_params: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.params_type = ParamsType(self.params_type)

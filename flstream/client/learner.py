@@ -1,4 +1,4 @@
-"""Training code as a class, in place of a script that asks for tasks in a loop."""
+"""Training code as a class, instead of a script that asks for tasks in a loop."""
 
 from __future__ import annotations
 
@@ -7,36 +7,43 @@ from flstream.client.fl_model import FLModel
 
 
 class Learner:
-    """What ``train.learner`` names: a class with these methods, derived from this one or not.
+    """Base class of learners; ``train.learner`` may name any class with these methods.
 
-    Its constructor takes ``train.args`` as keyword arguments. What all sites share, such as a data
-    set, is best loaded there: there is one object a process, and a process may work for many
-    sites. Nothing that one site leaves in the object may matter for the next one.
+    The constructor takes ``train.args`` as keyword arguments. It is the place to load data that all
+    sites share: each process has one learner, and may use it for many sites. The results for a site
+    must not depend on attributes that another site has changed.
 
     Attributes:
-        site: the site to work for, set before each call.
+        site: Current site and task, set before each call.
     """
 
     site: SiteContext
 
     def setup(self) -> None:
-        """Prepare for ``self.site``, which is not the one it was before."""
+        """Prepare for ``self.site``; called when it is another site than in the last task."""
 
     def train(self, model: FLModel) -> FLModel:
         """Train the global model.
 
         Args:
-            model: with writable tensors (or arrays, where ``train.exchange_format`` is numpy),
-                which may be trained in place.
+            model: Global model, with writable tensors (or arrays, if ``train.exchange_format`` is
+                numpy) that may be trained in place.
 
         Returns:
-            What :func:`flstream.client.send` takes: ``params``, ``metrics``, and the weight in
-            ``meta["num_examples"]``.
+            The update, as for :func:`flstream.client.send`: ``params``, ``metrics``, and its weight
+            in ``meta["num_examples"]``.
         """
         raise NotImplementedError("a learner has to define train(self, model)")
 
     def evaluate(self, model: FLModel) -> FLModel:
-        """Score the global model; the answer has ``metrics`` and no ``params``."""
+        """Evaluate the global model.
+
+        Args:
+            model: Global model, as in :meth:`train`.
+
+        Returns:
+            A record with ``metrics`` and no ``params``.
+        """
         raise NotImplementedError(
             "a learner has to define evaluate(self, model), unless workflow.args.evaluate_every = 0"
         )

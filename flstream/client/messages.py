@@ -1,9 +1,12 @@
-"""The messages between the server and a worker: what to do, and what came of it.
+"""The messages between the server and a worker: a task, and what came of it.
 
-They travel on a channel of their own, beside the two that carry tensors. What a worker says of a
-task is, in this order: ``Received`` once the model is there, ``Failed`` and ``Logged`` as they
-happen, and one ``Trained`` or ``Scored``. Each site of the task is either in that answer or in one
-``Failed``. A process whose script has raised ends with ``Failed`` and ``Goodbye`` instead.
+They travel on a channel of their own, beside the two that carry bodies. A worker answers a task
+with, in this order: ``Acknowledged`` once it has the task, ``Received`` once the model is there,
+``Failed`` and ``Logged`` as they happen, and one ``Answered``. Each site of the task is either in
+that answer or in one ``Failed``. A process whose script has raised ends with ``Failed`` and
+``Goodbye`` instead.
+
+A worker that is lost before ``Acknowledged`` has failed nobody: the task is given again.
 """
 
 from __future__ import annotations
@@ -12,35 +15,54 @@ from typing import Literal
 
 import msgspec
 
+from flstream.client.state import StateVersion
+
 TaskKind = Literal["train", "evaluate"]
+
+MODEL = "model"
+"""The name of the body that every training task and answer has."""
 
 
 class SiteTask(msgspec.Struct, frozen=True):
-    """One site's part of a task: its name, and the seed of its random numbers in this round."""
+    """One site's part of a task.
+
+    Attributes:
+        site: Name of the site.
+        seed: Seed of its random numbers during the task, 63 bits.
+        state: Version of its own files to begin with; None for an empty folder.
+    """
 
     site: str
     seed: int
+    state: StateVersion | None = None
 
 
 class Task(msgspec.Struct, tag=True, frozen=True):
     """Server: fetch the model, once, and train or evaluate it for one site after another.
 
     Attributes:
-        kind: what to do.
-        round: number of the round, from 1.
-        total_rounds: rounds in the job.
-        ref: token of the model.
-        chunk_size: longest frame in bytes in which the update may be pushed.
-        sites: one or more. With more than one, each works on a copy of the model, so this is for
+        kind: What to do.
+        effect: Number of the workflow's effect that asks for it.
+        round: Number of the round, from 1.
+        total_rounds: Rounds of the job.
+        bodies: Token of each body on offer, by its name.
+        chunk_size: Longest frame in bytes in which the update may be pushed.
+        sites: One or more. With more than one, each works on a copy of the model, so this is for
             models that are small.
+        keeps_state: Whether what the sites leave in their state is kept. A task that is repeated
+            for the sake of its updates has kept it already.
+        meta: Payload message of the values that the workflow sends along; empty for none.
     """
 
     kind: TaskKind
+    effect: int
     round: int
     total_rounds: int
-    ref: bytes
+    bodies: dict[str, bytes]
     chunk_size: int
     sites: list[SiteTask]
+    keeps_state: bool = True
+    meta: bytes = b""
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -54,80 +76,81 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     idle_rss: int
 
 
-class Began(msgspec.Struct, tag=True, frozen=True):
-    """Worker: it is this site's turn. It is said where a task is for several sites."""
+class Acknowledged(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the task of this effect is taken up; what goes wrong from here on is the sites'."""
 
-    round: int
+    effect: int
+
+
+class Began(msgspec.Struct, tag=True, frozen=True):
+    """Worker: a site's turn begins. It is sent where a task is for several sites."""
+
+    effect: int
     site: str
 
 
 class Received(msgspec.Struct, tag=True, frozen=True):
     """Worker: the model has arrived, after so many repairs."""
 
-    round: int
+    effect: int
     retries: int = 0
 
 
-class TrainedSite(msgspec.Struct, frozen=True):
-    """What a site says of its update.
+class SiteAnswer(msgspec.Struct, frozen=True):
+    """What a site answers beside its bodies.
 
     Attributes:
-        site: whose it is.
-        weight: its share in the mean, before dividing by the sum of all.
-        params_type: whether it has the weights or a difference.
-        framework: what the script sent.
-        metrics: numbers by name.
-        partial: it need not have all tensors of the model.
+        site: Name of the site.
+        weight: Its share in a mean, before dividing by the sum of all; finite and above 0.
+        metrics: Numbers by name, of the model that it received or of its training.
+        params_type: Whether the body has the weights or their difference from the model.
+        framework: What the body was made of.
+        partial: Whether the body may lack tensors of the model.
+        has_params: Whether the site sent a model, also where only metrics were asked for.
+        state: Version of its own files after the task; None where it has kept none in it.
+        meta: Payload message of the values that it sent along; empty for none.
     """
 
     site: str
     weight: float
-    params_type: Literal["FULL", "DIFF"]
-    framework: Literal["pytorch", "numpy"]
     metrics: dict[str, float]
+    params_type: Literal["FULL", "DIFF"] = "FULL"
+    framework: Literal["pytorch", "numpy"] = "pytorch"
     partial: bool = False
-
-
-class Trained(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the updates of these sites are on offer under ``ref`` until it is settled.
-
-    If the task was for one site, the body has the tensors under their own names. If it was for
-    several, they are named ``<index>/<name>`` with the site's place in ``sites``, and tensors that
-    the model ties are there once. ``ref`` is empty if ``sites`` is.
-    """
-
-    round: int
-    ref: bytes
-    sites: list[TrainedSite]
-
-
-class ScoredSite(msgspec.Struct, frozen=True):
-    """How the model scored at a site.
-
-    ``has_params`` says that the script answered with a model too, which nobody asked for.
-    """
-
-    site: str
-    weight: float
-    metrics: dict[str, float]
     has_params: bool = False
+    state: StateVersion | None = None
+    meta: bytes = b""
 
 
-class Scored(msgspec.Struct, tag=True, frozen=True):
-    """Worker: how the model scored at these sites."""
+class Answered(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the answers of these sites.
 
-    round: int
-    sites: list[ScoredSite]
+    Attributes:
+        effect: Number of the effect whose task is answered.
+        bodies: Token of each body on offer, by its name, until the token is settled; none for an
+            evaluation, or where every site has failed. If the task was for one site, a body has the
+            tensors under their own names. If it was for several, they are named
+            ``<index>/<name>`` with the site's place in ``sites``, and tensors that the model ties
+            are there once.
+        sites: In the order of the task.
+    """
+
+    effect: int
+    bodies: dict[str, bytes]
+    sites: list[SiteAnswer]
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """Worker: a site has failed in a round, and why, in a sentence.
+    """Worker: a site has failed in a task.
 
-    With no ``site`` it is the process itself that cannot go on, and the round is 0.
+    Attributes:
+        site: Name of the site; empty where the process itself cannot go on.
+        effect: Number of the task's effect; 0 where the process itself cannot go on.
+        reason: One sentence that says why.
     """
 
     site: str
-    round: int
+    effect: int
     reason: str
 
 
@@ -147,4 +170,4 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker = Task | Stop
-FromWorker = Ready | Began | Received | Trained | Scored | Failed | Logged | Goodbye
+FromWorker = Ready | Acknowledged | Began | Received | Answered | Failed | Logged | Goodbye

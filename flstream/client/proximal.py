@@ -1,4 +1,4 @@
-"""The proximal term of FedProx, which a client adds to its loss."""
+"""Proximal term of FedProx, which a client adds to its loss."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 def proximal_term(module: torch.nn.Module, global_params: Params, mu: float) -> torch.Tensor:
-    """What training pays for leaving the global model: ``mu / 2 * ||w - w_global||^2``.
+    """Proximal term of FedProx: ``mu / 2 * ||w - w_global||^2``.
 
     FedProx (Li et al. 2020, arXiv:1812.06127) adds it to the loss of each step, so that sites
-    whose data differ do not drift apart::
+    with different data do not drift apart::
 
         loss = criterion(net(inputs), labels) + flare.proximal_term(net, model.params, mu=0.01)
 
     Args:
-        module: what is being trained. Its parameters that require a gradient count.
-        global_params: tensors or arrays as they were received, by the names of the module's state
-            dict; of the same shapes, on any device. They must not be the module's own memory, as
-            those received with ``receive(into=module)`` are.
-        mu: how much it costs; 0 or more.
+        module: Module in training. Only parameters that require a gradient are included.
+        global_params: Received tensors or arrays, by the names of the module's state dict, of the
+            parameters' shapes and on any device. They must not share memory with the module, as
+            they do after ``receive(into=module)``.
+        mu: Weight of the term; 0 or more.
 
     Returns:
-        A scalar on the parameters' device, differentiable by the module's parameters: float64 if
-        one of them is, or else float32.
+        A scalar on the parameters' device, differentiable with respect to them: float64 if one of
+        the parameters is float64, else float32.
 
     Raises:
-        ClientError: ``mu`` is negative, or a parameter has no counterpart of its shape and memory
-            of its own; the message names it.
+        ClientError: ``mu`` is negative, or a parameter has no received tensor of its shape or
+            shares memory with it; the message names the parameter.
     """
     import torch
 
@@ -45,7 +45,7 @@ def proximal_term(module: torch.nn.Module, global_params: Params, mu: float) -> 
         if not parameter.requires_grad:
             continue
         origin = _counterpart(name, parameter, global_params)
-        # Squares of half floats overflow, and their sums lose small ones.
+        # In half precision, squares overflow and small terms are lost in their sum.
         wide = torch.promote_types(parameter.dtype, torch.float32)
         drift = parameter.to(wide) - origin.to(device=parameter.device, dtype=wide)
         squares = drift.abs().square().sum()

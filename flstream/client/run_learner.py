@@ -1,4 +1,4 @@
-"""Running a job's learner: one object a process, which works for one site after another."""
+"""Execution of tasks by a learner: one object in a process, for one site after another."""
 
 from __future__ import annotations
 
@@ -8,45 +8,57 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from flstream.client.code import LearnerClass
+from flstream.client.code import LearnerCode
 from flstream.client.fl_model import FLModel
 from flstream.client.messages import Failed, SiteTask
 from flstream.client.run_script import sentence
 from flstream.client.seeding import seed_everything
 from flstream.client.session import Session, enter
-from flstream.client.work import Work
+from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
 from flstream.job.code import find_named
 
 
-def serve_learner(worker: Worker, code: LearnerClass) -> None:
-    """Work with one object for one site after another, until the server says that all is done."""
-    serving = _Serving(worker, code)
-    if not serving.start():
+def serve_learner(worker: Worker, code: LearnerCode) -> None:
+    """Execute tasks with one learner until the server stops the worker.
+
+    Args:
+        worker: The worker.
+        code: The learner's class and arguments.
+    """
+    runner = _LearnerRunner(worker, code)
+    if not runner.start():
         return
     while (task := worker.next_task()) is not None:
-        work = Work(worker, task)
+        execution = TaskExecution(worker, task)
         for site in task.sites:
-            serving.serve(work, site)
-        work.finish()
-        del work
+            runner.run(execution, site)
+        execution.finish()
+        del execution
 
 
-class _Serving:
-    def __init__(self, worker: Worker, code: LearnerClass) -> None:
+class _LearnerRunner:
+    """Runner of one learner.
+
+    Args:
+        worker: The worker.
+        code: The learner's class and arguments.
+    """
+
+    def __init__(self, worker: Worker, code: LearnerCode) -> None:
         self._worker = worker
         self._code = code
         self._learner: Any = None
         self._prepared: str | None = None
 
     def start(self) -> bool:
-        """Make the object, and report to the server."""
+        """Create the learner and report to the server; return whether that succeeded."""
         try:
-            made = find_named(self._code.named)
-            if not callable(made):
+            factory = find_named(self._code.named)
+            if not callable(factory):
                 raise ClientError(f"train.learner {self._code.named}: there is no such class")
-            self._learner = made(**self._code.arguments)
+            self._learner = factory(**self._code.arguments)
         except BaseException as error:
             traceback.print_exc()
             self._worker.send(Failed("", 0, sentence(error, self._source)))
@@ -54,42 +66,41 @@ class _Serving:
         self._worker.ready()
         return True
 
-    def serve(self, work: Work, site: SiteTask) -> None:
-        """Give a site its turn. What it raises is that site's failure alone."""
+    def run(self, execution: TaskExecution, site: SiteTask) -> None:
+        """Run the learner for one site of a task; an exception fails that site alone."""
         pid = os.getpid()
         try:
-            self._work_for(work, site)
+            self._run(execution, site)
         except BaseException as error:
             traceback.print_exc()
-            if work.site is not None and os.getpid() == pid:
-                work.fail(sentence(error, self._source))
+            if execution.site is not None and os.getpid() == pid:
+                execution.fail(sentence(error, self._source))
         if os.getpid() != pid:
             os._exit(1)  # a child that the learner forked ends here
 
-    def _work_for(self, work: Work, site: SiteTask) -> None:
+    def _run(self, execution: TaskExecution, site: SiteTask) -> None:
         learner = self._learner
-        learner.site = work.begin(site)
+        learner.site = execution.begin(site)
         if learner.site is None:
             return
-        enter(Session(self._worker, work))
+        enter(Session(self._worker, execution))
         if self._prepared != site.site:
             self._prepared = None
-            # The same for a process that is set up for the first time, and for one that was set up
-            # for this site before.
+            # So that setup() draws the same numbers whatever has run in this process before.
             seed_everything(site.seed)
             learner.setup()
             self._prepared = site.site
-        kind = work.task.kind
-        answer = (learner.train if kind == "train" else learner.evaluate)(work.receive())
+        kind = execution.task.kind
+        answer = (learner.train if kind == "train" else learner.evaluate)(execution.receive())
         if not isinstance(answer, FLModel):
             raise ClientError(
                 f"{type(learner).__name__}.{kind}() returned a {type(answer).__name__}; "
                 "it must return an FLModel"
             )
-        work.answer(answer)
+        execution.answer(answer)
 
     @property
     def _source(self) -> Path:
-        """The file in which the class is, to find its lines in a traceback."""
+        """File that defines the class, to find its lines in a traceback."""
         where = self._code.named.rpartition(":")[0]
         return Path(getattr(sys.modules.get(where), "__file__", None) or where)

@@ -1,4 +1,4 @@
-"""Running a job's training script: once in a process of its site's own, or once a site and task."""
+"""Execution of tasks by a script: run once in a site's process, or once for each site and task."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import sys
 import traceback
 from pathlib import Path
 
-from flstream.client.code import Script
+from flstream.client.code import ScriptCode
 from flstream.client.session import Session, enter
-from flstream.client.work import Work
+from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 
 _UNANSWERED = "{name} ended without answering the task; send() an FLModel for each task"
 
 
-def serve_own_site(worker: Worker, script: Script) -> None:
-    """Run the script of the site whose process this is. It asks for tasks itself."""
+def serve_own_site(worker: Worker, script: ScriptCode) -> None:
+    """Run the script once, in a site's own process; it asks for tasks itself.
+
+    Args:
+        worker: The worker.
+        script: The script and its arguments.
+    """
     session = Session(worker)
     enter(session)
     _prepare(script)
@@ -29,43 +34,47 @@ def serve_own_site(worker: Worker, script: Script) -> None:
         session.fail(failure)
 
 
-def serve_sites(worker: Worker, script: Script) -> None:
-    """Run the script once for each site and task, until the server says that the run is over.
+def serve_sites(worker: Worker, script: ScriptCode) -> None:
+    """Run the script once for each site and task, until the server stops the worker.
 
-    What it imports stays in memory from one time to the next; its own variables do not.
+    Imported modules stay in memory from one run of the script to the next; its variables do not.
+
+    Args:
+        worker: The worker.
+        script: The script and its arguments.
     """
     _prepare(script)
     worker.ready()
     worker.expect_imports()
     imported = False
     while (task := worker.next_task()) is not None:
-        work = Work(worker, task)
+        execution = TaskExecution(worker, task)
         for site in task.sites:
-            if work.begin(site) is None:
+            if execution.begin(site) is None:
                 continue
-            enter(Session(worker, work))
+            enter(Session(worker, execution))
             failure = _run(script.path)
-            # What it answered before it failed counts, and may be under way already.
-            if work.site is not None:
-                work.fail(failure or _UNANSWERED.format(name=script.path.name))
-            # The functions of a script and its variables refer to each other, so that its model
-            # would stay in memory beside the next one.
+            # An answer that it sent before it failed counts, and may be on its way already.
+            if execution.site is not None:
+                execution.fail(failure or _UNANSWERED.format(name=script.path.name))
+            # The script's functions and variables refer to each other in cycles, so its model would
+            # stay in memory beside the next one.
             gc.collect()
             if not imported:
-                # What is left is what it has imported: tens of milliseconds to look at each time.
+                # The imported modules are left: scanning them takes tens of milliseconds each time.
                 gc.freeze()
                 imported = True
-        work.finish()
-        del work
+        execution.finish()
+        del execution
 
 
-def _prepare(script: Script) -> None:
+def _prepare(script: ScriptCode) -> None:
     sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
 
 
 def _run(script: Path) -> str | None:
-    """Run a script as the interpreter would; if it fails, say why in one sentence."""
+    """Run a script as the interpreter would; return why it failed, or None if it did not."""
     pid = os.getpid()
     failure = None
     try:
@@ -82,12 +91,17 @@ def _run(script: Path) -> str | None:
 
 
 def sentence(error: BaseException, source: Path) -> str:
-    """What was raised, and the line of the training code from which it came."""
+    """Return a sentence that describes an exception, with the line of the training code.
+
+    Args:
+        error: The exception.
+        source: Path of the training code's file.
+    """
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename == str(source)
     ]
     where = f"{source.name}, line {lines[-1]}" if lines else source.name
-    said = f": {error}" if str(error) else ""
-    return f"{where} raised {type(error).__name__}{said}"
+    message = f": {error}" if str(error) else ""
+    return f"{where} raised {type(error).__name__}{message}"

@@ -1,4 +1,4 @@
-"""Seeding, in one place."""
+"""Seeding of the global random number generators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import numpy as np
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators of Python, NumPy (by its last 32 bits) and torch."""
+    """Seed the global generators of Python, NumPy and torch.
+
+    Args:
+        seed: The seed; NumPy gets its lowest 32 bits.
+    """
     import torch
 
     random.seed(seed)
@@ -17,8 +21,8 @@ def seed_everything(seed: int) -> None:
     if _has_accelerator():
         torch.manual_seed(seed)
     else:
-        # All that torch.manual_seed() does here, but for formatting a stack trace for each kind
-        # of device that might be initialised later: 30 times as long as all the rest.
+        # Without an accelerator, torch.manual_seed() does the same, but takes 30 times as long: it
+        # formats a stack trace for each kind of device that might be initialised later.
         torch.default_generator.manual_seed(seed)
 
 

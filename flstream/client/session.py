@@ -1,4 +1,4 @@
-"""What the functions of :mod:`flstream.client` work on: a site's side of a run."""
+"""Session of training code, behind the functions of :mod:`flstream.client`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
 from flstream.client.messages import Failed, Logged
-from flstream.client.work import Work
+from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.errors import ClientError, ProtocolError
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """A training script's side of a run.
+    """Session of training code with the server.
 
     Args:
-        worker: the process it runs in.
-        work: the task on which the script is to work for the site whose turn it is, and no
-            further. None where the process is the site's own: the script asks for task after task.
+        worker: The worker that runs the code.
+        execution: Execution of the one task that the code handles, for the current site; None in a
+            site's own process, in which the code asks for task after task.
 
     Attributes:
-        worker: as given.
+        worker: The worker that runs the code.
     """
 
-    def __init__(self, worker: Worker, work: Work | None = None) -> None:
+    def __init__(self, worker: Worker, execution: TaskExecution | None = None) -> None:
         self.worker = worker
-        self._work = work
-        self._is_own = work is None
-        self._context = work.site if work is not None else None
+        self._execution = execution
+        self._is_own = execution is None
+        self._context = execution.site if execution is not None else None
         self._initialised = False
         self._model: FLModel | None = None
 
     @property
     def site(self) -> str:
-        """The name of the site."""
+        """Name of the site."""
         if self._context is not None:
             return self._context.name
         assert self.worker.info.site is not None  # before the first task of its own process
@@ -46,27 +46,31 @@ class Session:
 
     @property
     def kind(self) -> str | None:
-        """What the current task asks for, or None between tasks."""
-        return self._work.task.kind if self._work is not None and self._work.site else None
+        """Kind of the current task, ``"train"`` or ``"evaluate"``; None between tasks."""
+        return (
+            self._execution.task.kind
+            if self._execution is not None and self._execution.site
+            else None
+        )
 
     @property
     def context(self) -> SiteContext:
-        """The site at work on the current task.
+        """The site and its current task.
 
         Raises:
-            ClientError: there is no task.
+            ClientError: There is no task.
         """
-        if self._work is None or self._work.site is None:
+        if self._execution is None or self._execution.site is None:
             raise ClientError("there is no task; call receive() first")
-        return self._work.site
+        return self._execution.site
 
     def init(self) -> None:
-        """Report to the server."""
+        """Report to the server that the training code is ready."""
         self._initialised = True
         self.worker.ready()
 
     def is_running(self) -> bool:
-        """Wait for the next task; False when there are no more."""
+        """Wait for the next task; return False if the run is over."""
         return self._next_task(timeout=None)
 
     def receive(
@@ -74,18 +78,31 @@ class Session:
         timeout: float | None = None,
         into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
     ) -> FLModel | None:
-        """Fetch the model of the next task; None when there is none, or none within ``timeout``."""
+        """Fetch the model of the next task.
+
+        Args:
+            timeout: Seconds to wait for a task; None to wait without a limit.
+            into: Module or state dict that receives the tensors in place; None to allocate memory.
+
+        Returns:
+            The model; None if the run is over or no task came in time.
+        """
         if not self._next_task(timeout):
             return None
-        assert self._work is not None
-        self._model = self._work.receive(into)
+        assert self._execution is not None
+        self._model = self._execution.receive(into)
         return self._model
 
     def send(self, model: FLModel, clear_cache: bool = True) -> None:
-        """Answer the task, and wait until the server has what it needs of it."""
-        if self._work is None:
+        """Answer the current task, and wait until the server has fetched the update.
+
+        Args:
+            model: The answer.
+            clear_cache: Whether to release the tensors of ``model`` and of the received model.
+        """
+        if self._execution is None:
             raise ClientError("there is no task to answer; call receive() first")
-        self._work.answer(model)
+        self._execution.answer(model)
         if clear_cache:
             model.params = None
             if self._model is not None:
@@ -93,23 +110,23 @@ class Session:
         self._model = None
 
     def log(self, key: str, value: float) -> None:
-        """Send a value to the run's events."""
+        """Record a value in the run's events."""
         number = self._context.round if self._context is not None else 0
         self.worker.send(Logged(number, self.site, key, float(value)))
 
     def fail(self, reason: str) -> None:
-        """The script cannot go on: so has its task failed, or else the process."""
-        if self._work is not None and self._work.site is not None:
-            self._work.fail(reason)
+        """Report that the training code failed: the current task, or between tasks the process."""
+        if self._execution is not None and self._execution.site is not None:
+            self._execution.fail(reason)
         else:
             self.worker.send(Failed("", 0, reason))
 
     def system_info(self) -> Mapping[str, Any]:
-        """What the site knows of the run."""
+        """Return the facts about the run and the site, by name."""
         return SystemInfo(self)
 
     def constants(self) -> dict[str, Any]:
-        """What it knows that is the same in every task."""
+        """Return the facts that are the same in every task."""
         info = self.worker.info
         return {
             "site_name": self.site,
@@ -123,19 +140,19 @@ class Session:
     def _next_task(self, timeout: float | None) -> bool:
         if not self._initialised:
             raise ClientError("call flstream.client.init() before anything else")
-        if self._work is not None and self._work.site is not None:
+        if self._execution is not None and self._execution.site is not None:
             return True
         if not self._is_own:
             return False
-        self._work = None  # with all it refers to, before the next model comes
+        self._execution = None  # frees what it refers to before the next model arrives
         while (task := self.worker.next_task(timeout)) is not None:
             if [site.site for site in task.sites] != [self.worker.info.site]:
                 raise ProtocolError(f"the server sent {self.site} a task of other sites")
-            work = Work(self.worker, task)
-            if (context := work.begin(task.sites[0])) is not None:
-                self._work, self._context = work, context
+            execution = TaskExecution(self.worker, task)
+            if (context := execution.begin(task.sites[0])) is not None:
+                self._execution, self._context = execution, context
                 return True
-            work.finish()
+            execution.finish()
         return False
 
 
@@ -143,16 +160,16 @@ _session: Session | None = None
 
 
 def enter(session: Session) -> None:
-    """Make a session the one that this process's training code works on."""
+    """Set the session of this process's training code."""
     global _session
     _session = session
 
 
 def current() -> Session:
-    """The session that this process's training code works on.
+    """Return the session of this process's training code.
 
     Raises:
-        ClientError: it does not run as a site.
+        ClientError: The process was not started by ``flstream simulate``.
     """
     if _session is None:
         raise ClientError(
@@ -163,7 +180,11 @@ def current() -> Session:
 
 
 class SystemInfo(Mapping[str, Any]):
-    """What a site knows, by name. Its state is copied only if it is looked at."""
+    """Facts about the run and the site, by name; the site's files are copied only on access.
+
+    Args:
+        session: The session.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,22 +1,29 @@
-"""A site's own files, kept from round to round such that no crash leaves them half written.
+"""A site's own files, kept from training to training such that no crash leaves them half written.
 
-In the site's folder::
-
-    state/0003        what the site had when it had trained in round 3
-    state/0007        and in round 7: the newest; the one before it is kept for a resume
-    state/0009.tmp    what it works on in round 9, a copy of the newest until it is renamed
+A training works on a copy of the version that the journal names, and leaves a version of its own:
+see :mod:`flstream.client.state_versions` for what lies where.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
+from contextlib import suppress
 from pathlib import Path
 
+from flstream.client.folder_content import folder_digest, remove_folder, sync_folder
+from flstream.client.state_versions import (
+    KEPT_VERSIONS,
+    StateFolder,
+    StateVersion,
+    error_text,
+    is_folder,
+    shown,
+)
 from flstream.errors import ClientError
+from flstream.model.descriptors import sync_directory
 
-_VERSIONS = "state"
-_UNFINISHED = ".tmp"
+__all__ = ["SiteState", "StateVersion"]
 
 
 class SiteState:
@@ -25,126 +32,157 @@ class SiteState:
     Nothing is copied, and no folder made, unless the training code asks for it.
 
     Args:
-        site_folder: the site's folder in the run directory; it need not exist yet.
-        round_number: round of the task.
-        kept: whether what the task leaves is kept. An evaluation's is not.
+        site_folder: Path of the site's folder in the run directory; it need not exist yet.
+        effect: Number of the task's effect, from 1.
+        base: The version to begin with, exactly; None for an empty folder.
+        kept: Whether what the task leaves is kept. An evaluation's is not.
+
+    Raises:
+        OSError: The site's folder cannot be used.
     """
 
-    def __init__(self, site_folder: str, round_number: int, *, kept: bool) -> None:
-        self._versions = f"{site_folder}/{_VERSIONS}"
-        self._round = round_number
+    def __init__(
+        self, site_folder: str, effect: int, base: StateVersion | None, *, kept: bool
+    ) -> None:
+        self._site = shown(os.path.basename(site_folder))
+        self._versions = StateFolder(site_folder)
+        self._effect = effect
+        self._base = base
         self._kept = kept
-        self._made: str | None = None
+        self._working: str | None = None
+        self._failure = ""
         self._is_open = True
         if kept:
-            # What an attempt at this round left that did not come to count: it must not be seen.
-            _discard(self._versions, round_number - 1)
+            self._versions.remove_unfinished("effect")
 
     @property
     def path(self) -> Path:
-        """The folder to work in: what the last round kept, as a copy.
+        """The folder to work in: a copy of the base.
 
         Raises:
-            ClientError: the task has been answered.
+            ClientError: The task has been answered; or the base is missing or damaged, or cannot be
+                copied.
         """
         if not self._is_open:
             raise ClientError(
-                f"the task of round {self._round} was answered, and its state is kept as it was; "
-                "change the files in state_dir before you answer"
+                f"{self._site} has answered its task of effect {self._effect}, and its state is "
+                "kept as it was; change the files in state_dir before you answer"
             )
-        if self._made is None:
-            self._made = self._make()
-        return Path(self._made)
+        self._check()
+        if self._working is None:
+            self._working = self._make()
+        return Path(self._working)
 
-    def keep(self) -> None:
-        """The site's work is done: what it left is what it will find next time.
+    def keep(self) -> StateVersion | None:
+        """Keep what the task left, under the name of its effect.
 
-        It is durable when this returns. Of older versions, the newest is kept, for a resume that
-        has to do the round again. After an evaluation, nothing is kept.
+        The version is durable when this returns. Three earlier ones stay beside it until the next
+        training, which shows that it counts; so a resume can fall back to any of the last three
+        that do.
+
+        Returns:
+            The version; None if nobody asked for the state, which then stays that of the base, and
+            after an evaluation.
+
+        Raises:
+            ClientError: It cannot be kept, or could not be laid out before; the message says why.
         """
-        if self._made is None or not self._kept:
+        self._check()
+        if self._working is None or not self._kept:
             self.discard()
-            return
-        _sync(self._made)
-        os.rename(self._made, f"{self._versions}/{self._round:04d}")
-        _sync_one(self._versions)
-        self._is_open, self._made = False, None
-        before = [number for number in _numbers(self._versions) if number < self._round]
-        for number in sorted(before)[:-1]:
-            _remove(f"{self._versions}/{number:04d}")
+            return None
+        try:
+            version = StateVersion(self._effect, folder_digest(self._working, writeback=True))
+            sync_folder(self._working)
+            self._publish(self._working, version)
+            self._versions.remove(
+                lambda each: each.effect == version.effect and each.digest != version.digest
+            )
+        except OSError as error:
+            raise ClientError(
+                f"the state of {self._site} after effect {self._effect} cannot be kept: "
+                f"{error_text(error)}; put that right before it trains again"
+            ) from error
+        return version
 
     def discard(self) -> None:
-        """The work came to nothing: what it left is removed."""
+        """Remove what the task left: the work came to nothing.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
         self._is_open = False
-        if self._made is not None:
-            shutil.rmtree(self._made)
-            self._made = None
+        if self._working is not None:
+            remove_folder(self._working)
+            self._working = None
+
+    def _check(self) -> None:
+        # Training code that catches the error and goes on would come to other bits.
+        if self._failure:
+            raise ClientError(self._failure)
 
     def _make(self) -> str:
-        # An evaluation of round 3's model sees what training in round 3 left.
-        last = self._round - 1 if self._kept else self._round
-        newest = max((number for number in _numbers(self._versions) if number <= last), default=0)
-        purpose = "" if self._kept else "evaluate-"
-        made = f"{self._versions}/{purpose}{self._round:04d}{_UNFINISHED}"
-        if os.path.exists(made):
-            shutil.rmtree(made)
-        if newest:
-            shutil.copytree(f"{self._versions}/{newest:04d}", made, symlinks=True)
+        working = self._versions.working_path("effect" if self._kept else "evaluate", self._effect)
+        try:
+            self._lay_out(working)
+        except ClientError as error:
+            self._failure = str(error)
+            with suppress(OSError):  # what cannot be removed now is removed before the next task
+                if is_folder(working):
+                    remove_folder(working)
+            raise
+        return working
+
+    def _lay_out(self, working: str) -> None:
+        base, flaw = self._base, None
+        try:
+            self._versions.make()
+            if self._kept:
+                self._remove_old()
+            else:
+                self._versions.remove_unfinished("evaluate")
+            if base is None:
+                os.mkdir(working)
+            else:
+                flaw = self._versions.copy(base, working)
+        except OSError as error:
+            raise ClientError(
+                f"the state of {self._site} cannot be laid out for effect {self._effect}: "
+                f"{error_text(error)}; put that right, and go on with --resume"
+            ) from error
+        if base is not None and flaw is not None:
+            raise ClientError(
+                f"the state that {self._site} had after effect {base.effect} cannot be used: "
+                f"{flaw}; put it back from a copy and go on with --resume, or leave out --resume "
+                "to start a new run"
+            )
+
+    def _publish(self, working: str, version: StateVersion) -> None:
+        """Give the working copy its name, in one step."""
+        path = self._versions.path_of(version)
+        if not os.path.lexists(path):
+            os.rename(working, path)
+        elif self._versions.flaw(version) is None:
+            # An earlier attempt at this task came to the same, and may count.
+            remove_folder(working)
         else:
-            os.makedirs(made)
-        return made
+            what = "it is in the way, and its content is not what its name says"
+            raise OSError(errno.EEXIST, what, path)
+        sync_directory(Path(self._versions.path))
+        self._is_open, self._working = False, None
 
+    def _remove_old(self) -> None:
+        """Remove what the base's predecessors have superseded, and what came to nothing.
 
-def discard_after(site_folder: Path, round_number: int) -> None:
-    """Take a site's state back to what it was after a round, for a run that goes on from there.
-
-    Args:
-        site_folder: the site's folder in the run directory.
-        round_number: the last round whose state is kept; 0 keeps none.
-    """
-    _discard(f"{site_folder}/{_VERSIONS}", round_number)
-
-
-def _discard(versions: str, round_number: int) -> None:
-    """Remove versions newer than a round, and whatever was left unfinished."""
-    try:
-        names = os.listdir(versions)
-    except FileNotFoundError:
-        return
-    for name in names:
-        if name.endswith(_UNFINISHED):
-            shutil.rmtree(f"{versions}/{name}")
-        elif name.isdecimal() and int(name) > round_number:
-            _remove(f"{versions}/{name}")
-
-
-def _numbers(versions: str) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(versions) if name.isdecimal()]
-    except FileNotFoundError:
-        return []
-
-
-def _remove(version: str) -> None:
-    """Remove a version. Half of one must never be taken for a whole one."""
-    doomed = f"{version}{_UNFINISHED}"
-    if os.path.exists(doomed):
-        shutil.rmtree(doomed)
-    os.rename(version, doomed)
-    shutil.rmtree(doomed)
-
-
-def _sync(folder: str) -> None:
-    for path, _, names in os.walk(folder):
-        for name in names:
-            if not os.path.islink(f"{path}/{name}"):
-                _sync_one(f"{path}/{name}")
-        _sync_one(path)
-
-
-def _sync_one(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        The base counts, or no task would begin with it; so it is here, and not where a version is
+        kept, that one more than those before it can go.
+        """
+        base = self._base
+        if base is None or not is_folder(self._versions.path_of(base)):
+            return
+        # What lies between the base and this task is of attempts that never came to count. What is
+        # of this task or a later one may count: a task is done again if its update was lost.
+        before = [each for each in self._versions.versions() if each.effect < self._effect]
+        counted = [each for each in before if each.effect < base.effect or each == base]
+        kept = counted[-KEPT_VERSIONS:]
+        self._versions.remove(lambda each: each in before and each not in kept)

@@ -1,11 +1,11 @@
-"""A worker's line to the server: tasks and models come in, updates are on offer."""
+"""A worker's connection to the server: tasks and models arrive, updates are offered."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
 
-from flstream.client.messages import FromWorker, Ready, Stop, Task, ToWorker
+from flstream.client.messages import Acknowledged, FromWorker, Ready, Stop, Task, ToWorker
 from flstream.client.worker_info import WorkerInfo
 from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.model.body import Source
@@ -19,29 +19,30 @@ from flstream.telemetry.events import SERVER, Transfer
 from flstream.telemetry.memory import own_rss
 from flstream.transport.messages import MessageChannel
 
-# A task that follows another comes well within this.
+# Seconds within which a task normally follows another.
 _SOON_SECONDS = 1.0
 
 Selection = Callable[[Layout], Collection[str]]
-"""Gives the names of the tensors of a layout that are aggregated."""
+"""Function that returns the names of a layout's tensors that are aggregated."""
 
 
 class Worker:
-    """A process that does the work of sites.
+    """Worker: a process that does the work of sites.
 
     Args:
-        info: what it knows of the run.
-        control: messages to and from the server.
-        down: where the server's models arrive.
-        service: where updates are on offer to the server.
-        selection: which tensors have to travel to the server; None for all.
-        enter: called with the name of each site whose work begins, and with None when it is over.
+        info: Facts about the run and the worker.
+        control: Channel for messages to and from the server.
+        down: Receiver of the server's models.
+        service: Download service that offers updates to the server.
+        selection: Function that selects the tensors to send to the server; None for all.
+        enter: Function called with the name of each site whose part of a task begins, and with None
+            when the task is over.
 
     Attributes:
-        info: what it knows of the run.
-        selection: as given.
-        enter: as given.
-        memory: for the models that it receives.
+        info: Facts about the run and the worker.
+        selection: Function that selects the tensors to send to the server; None for all.
+        enter: Function called with each site whose part of a task begins, and with None at its end.
+        memory: Memory for received models, reused from one task to the next.
     """
 
     def __init__(
@@ -64,22 +65,32 @@ class Worker:
         self._stopped = False
 
     def ready(self) -> None:
-        """Report to the server. What memory the process has now counts as its idle."""
+        """Report to the server that the worker is ready, unless that was done before.
+
+        The process's memory at this time counts as its idle memory.
+        """
         if not self._is_ready:
             self._is_ready = True
             self.send(Ready(os.getpid(), own_rss()))
 
     def expect_imports(self) -> None:
-        """Training code is yet to be imported: the next :meth:`ready` counts, too."""
+        """Let the next :meth:`ready` report again, as training code is yet to be imported."""
         self._is_ready = False
 
     def next_task(self, timeout: float | None = None) -> Task | None:
-        """Wait for a task; None if there are no more, or none came within ``timeout`` seconds."""
+        """Wait for a task, and acknowledge it.
+
+        Args:
+            timeout: Seconds to wait; None to wait without a limit.
+
+        Returns:
+            The task; None if there are no more, or none came in time.
+        """
         if self._stopped:
             return None
         soon = _SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS)
         if not self._control.wait(soon):
-            # Whoever is not sampled for a while is not to sit on the memory of a model.
+            # A worker without a task for a while must not keep the memory of a model.
             self.memory.release()
             timeout = None if timeout is None else timeout - soon
         try:
@@ -91,22 +102,37 @@ class Worker:
         if isinstance(message, Stop):
             self._stopped = True
             return None
+        self.send(Acknowledged(message.effect))
         return message
 
     def send(self, message: FromWorker) -> None:
-        """Tell the server something."""
+        """Send a message to the server."""
         self._control.send(message)
 
     def fetch(self, token: bytes, sink_for: Callable[[Layout], SinkT]) -> tuple[SinkT, Transfer]:
-        """Download a model, as :func:`flstream.streaming.download.download` does."""
+        """Download a model.
+
+        Args:
+            token: Token of the offered model.
+            sink_for: Function that returns the sink for a layout.
+
+        Returns:
+            The filled sink, and the cost of the download.
+
+        Raises:
+            StreamingError: The model did not arrive.
+        """
         return download(self._down, token, self.info.streaming, sink_for)
 
     def offer(self, source: Source, chunk_size: int) -> Ref:
         """Offer an update to the server.
 
         Args:
-            source: its body, which must not change before the ref settles.
-            chunk_size: longest frame in bytes in which it may be pushed.
+            source: Body of the update, which must not change before the ref settles.
+            chunk_size: Longest frame in bytes in which it may be pushed.
+
+        Returns:
+            The ref, which settles once the server has used the update or rejected it.
         """
         streaming = self.info.streaming
         push = streaming._replace(chunk_size=chunk_size) if streaming.push else None

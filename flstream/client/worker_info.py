@@ -1,4 +1,4 @@
-"""What a worker is told of the run."""
+"""Facts about the run and a worker, which the worker is started with."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from flstream.streaming.receiver import StreamSettings
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """What a worker knows of the run.
+    """Facts about the run and a worker.
 
     Attributes:
-        name: of the worker: its site's, or ``worker-1`` and up.
-        site: the site whose own process it is, None if it works for one site after another.
-        job: name of the job.
-        clients: number of sites in the job.
-        rounds: number of rounds.
-        seed: of the job.
-        sites_folder: where each site has a folder of its own, by its name.
-        exchange_format: what training code is handed.
-        streaming: how to fetch the model.
-        include: patterns of the tensors that are aggregated; see
-            :class:`flstream.job.sections.Aggregation`.
-        exclude: patterns of those that are not.
+        name: Name of the worker: its site's name, or ``worker-1`` and so on.
+        site: Name of the site whose own worker it is; None for a worker that sites share.
+        job: Name of the job.
+        clients: Number of sites in the job.
+        rounds: Number of rounds in the job.
+        seed: Seed of the job.
+        sites_folder: Path of the folder that holds each site's folder.
+        exchange_format: Kind of values that training code receives.
+        streaming: Settings with which models are fetched.
+        include: Regular expressions of the names of tensors that are aggregated; see
+            :class:`flstream.job.sections.AggregationSection`.
+        exclude: Regular expressions of the names of tensors that are not aggregated.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""What a checkpoint holds, range by range: statistics, differences and soundness of any size."""
+"""Inspection of checkpoints of any size, range by range: contents, statistics, differences."""

@@ -1,4 +1,4 @@
-"""How one checkpoint differs from another, tensor by tensor, streamed from both."""
+"""Differences between two checkpoints, tensor by tensor, streamed from both."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout, TensorSpec
 
-# Beyond these the square of a difference leaves the range of float64.
+# Differences outside this interval have squares outside the range of float64.
 _LARGEST, _SMALLEST = 1e140, 1e-140
 
 
 class Reshaped(NamedTuple):
-    """A tensor that both have, but not with the same dtype and shape."""
+    """A tensor that is in both checkpoints, with another dtype or shape.
+
+    Attributes:
+        name: name of the tensor.
+        dtype: safetensors code of its type in the first checkpoint.
+        shape: shape in the first checkpoint.
+        other_dtype: safetensors code of its type in the other checkpoint.
+        other_shape: shape in the other checkpoint.
+    """
 
     name: str
     dtype: str
@@ -29,15 +37,16 @@ class Reshaped(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A tensor of which at least one byte differs.
+    """A tensor that differs between two checkpoints in at least one byte.
 
     Attributes:
-        name: of the tensor.
-        bytes: that it takes.
-        equal_bytes: those of them that are the same in both.
+        name: name of the tensor.
+        bytes: size of the tensor in bytes.
+        equal_bytes: number of bytes that are the same in both.
         l2: Euclidean norm of the difference, over elements that are finite in both.
-        max_difference: the greatest absolute difference among them, exact for integers.
-        non_finite: elements that differ and are NaN or infinite in one of the two.
+        max_difference: greatest absolute difference of elements that are finite in both, exact
+            for integers.
+        non_finite: number of elements that differ and are NaN or infinite in one of the two.
     """
 
     name: str
@@ -49,17 +58,17 @@ class Changed(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What is different in the other checkpoint.
+    """The difference between a checkpoint and another one.
 
     Attributes:
-        other: its path.
-        added: tensors that only the other has.
-        removed: tensors that only this one has.
-        reshaped: tensors of another dtype or shape in the other.
-        changed: tensors of which a byte differs.
-        compared: how many tensors were compared byte by byte.
-        compared_bytes: how many bytes they take.
-        equal_bytes: how many of those are the same.
+        other: path of the other checkpoint.
+        added: tensors that only the other checkpoint has.
+        removed: tensors that only the first checkpoint has.
+        reshaped: tensors with another dtype or shape in the other checkpoint.
+        changed: tensors that differ in at least one byte.
+        compared: number of tensors that were compared byte by byte.
+        compared_bytes: size of the compared tensors in bytes.
+        equal_bytes: number of compared bytes that are the same.
     """
 
     other: str
@@ -73,16 +82,16 @@ class Difference(NamedTuple):
 
     @property
     def equal_share(self) -> float:
-        """Share of the compared bytes that are the same; 1 where there is none."""
+        """Share of the compared bytes that are the same, from 0 to 1; 1 if none were compared."""
         return self.equal_bytes / self.compared_bytes if self.compared_bytes else 1.0
 
     @property
     def l2(self) -> float:
-        """Euclidean norm of the whole difference."""
+        """Euclidean norm of the difference over all changed tensors."""
         return min(math.hypot(*(each.l2 for each in self.changed)), sys.float_info.max)
 
     def document(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Convert the difference to JSON."""
         return {
             **self._asdict(),
             "added": [_described(spec) for spec in self.added],
@@ -100,18 +109,21 @@ class Difference(NamedTuple):
 def find_difference(
     source: Source, other: Source, other_path: str, wanted: Collection[str]
 ) -> Difference:
-    """Compare two checkpoints of any formats, by the names of their tensors.
+    """Compare two checkpoints of any formats by the names of their tensors.
 
     A tied name stands for the tensor that it is tied to.
 
     Args:
-        source: one of them.
-        other: the other one.
-        other_path: where it lies.
-        wanted: names to compare; those of both checkpoints that are to be looked at.
+        source: the first checkpoint.
+        other: the other checkpoint.
+        other_path: path of the other checkpoint.
+        wanted: names of the tensors to compare.
+
+    Returns:
+        The difference.
 
     Raises:
-        CheckpointError: one of them cannot be read.
+        CheckpointError: one of the checkpoints cannot be read.
     """
     mine, theirs = _by_name(source.layout, wanted), _by_name(other.layout, wanted)
     reshaped, changed = [], []
@@ -143,7 +155,7 @@ def find_difference(
 
 
 def _by_name(layout: Layout, wanted: Collection[str]) -> dict[str, TensorSpec]:
-    """The tensors under all their names, those that are tied included."""
+    """Return the wanted tensors by name, tied names included."""
     ties = layout.aliases.items()
     aliases = [layout.by_name[name]._replace(name=alias) for alias, name in ties]
     return {spec.name: spec for spec in (*layout.tensors, *aliases) if spec.name in wanted}
@@ -158,21 +170,21 @@ def _described(spec: TensorSpec) -> dict[str, Any]:
     }
 
 
-class _Tally:
-    """How far two tensors differ, as far as they were read."""
+class _DifferenceTally:
+    """Difference of two tensors, accumulated block by block."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self.differing = 0
         self._squares = np.longdouble(0)
         self._max: float | int = 0
         self._non_finite = 0
-        # Kept, since fresh pages cost more than what is done with them.
+        # Reused for all blocks: fresh pages would cost more than the computation.
         elements = min(BLOCK, spec.elements)
         self._differ = np.empty(elements * BY_CODE[spec.dtype].itemsize, np.bool_)
         self._floats = np.empty(elements)
 
     def add(self, code: str, left: memoryview, right: memoryview) -> None:
-        """Take a block of each."""
+        """Add a block of each tensor: bytes of the same elements of both."""
         differ = self._differ[: len(left)]
         np.not_equal(np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8), out=differ)
         count = int(np.count_nonzero(differ))
@@ -211,7 +223,7 @@ class _Tally:
             self._non_finite += int(np.count_nonzero(changed & ~finite))
             if not finite.any():
                 return
-            # What is finite may still be too far apart for float64.
+            # The difference of finite elements may still be outside the range of float64.
             one, two = one[finite], two[finite]
             widest = np.clongdouble if one.dtype.kind == "c" else np.longdouble
             distances = np.abs(one.astype(widest) - two.astype(widest))
@@ -222,7 +234,7 @@ class _Tally:
         self._squares += np.einsum("i,i->", distances, distances)
 
     def close(self, name: str, nbytes: int) -> Changed:
-        """What came of it."""
+        """Return the difference of all blocks, for a tensor of this name and size in bytes."""
         norm = min(np.sqrt(self._squares), np.longdouble(sys.float_info.max))
         return Changed(
             name, nbytes, nbytes - self.differing, float(norm), self._max, self._non_finite
@@ -235,8 +247,8 @@ def _compare(
     other: Source,
     other_spec: TensorSpec,
     scratches: tuple[Scratch, Scratch],
-) -> _Tally:
-    tally = _Tally(spec)
+) -> _DifferenceTally:
+    tally = _DifferenceTally(spec)
     blocks = read_blocks(source, spec, scratches[0]), read_blocks(other, other_spec, scratches[1])
     with np.errstate(all="ignore"):
         for left, right in zip(*blocks, strict=True):

@@ -1,4 +1,4 @@
-"""A tensor's elements, block by block, as arrays that NumPy can reckon with."""
+"""Elements of a tensor, read block by block, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,32 +14,44 @@ from flstream.model.layout import TensorSpec
 Array = np.ndarray[Any, Any]
 
 READ_BYTES = 1 << 19
-"""Bytes of a tensor that are read at a time."""
+"""Bytes of a tensor read at a time."""
 
 BLOCK = 32_768
-"""Elements reckoned with at a time: their float64 copy (256 KiB) stays in the L2 cache. Of 16 Ki,
+"""Elements processed at a time: their float64 copy (256 KiB) stays in the L2 cache. Of 16 Ki,
 32 Ki and 128 Ki, measured on 256 MiB of float32, this was the fastest."""
 
 
 def read_blocks(source: Source, spec: TensorSpec, scratch: Scratch) -> Iterator[memoryview]:
-    """A tensor's bytes in order, in blocks of whole elements; each holds until the next one."""
+    """Yield the bytes of a tensor in order, in blocks of whole elements.
+
+    Args:
+        source: checkpoint with the tensor.
+        spec: the tensor.
+        scratch: memory for the source's reads. A block is valid until the next one is yielded.
+    """
     size = BLOCK * BY_CODE[spec.dtype].itemsize
     for start in range(spec.start, spec.stop, READ_BYTES):
         views = source.views(start, min(start + READ_BYTES, spec.stop), scratch)
-        # A range of one tensor is one view of every source that reads a file.
+        # Every source that reads a file returns a range of one tensor as one view.
         whole = views[0] if len(views) == 1 else memoryview(b"".join(views))
         for first in range(0, len(whole), size):
             yield whole[first : first + size]
 
 
 def as_array(code: str, data: memoryview) -> Array:
-    """The elements of a block; bfloat16 and the 8-bit floats become float32, which is exact.
+    """Convert the bytes of a block to an array, without torch, whose import takes too long.
 
-    This module does without torch, whose import takes longer than looking at most files.
+    Args:
+        code: safetensors code of the tensor's type.
+        data: bytes of whole elements.
+
+    Returns:
+        A one-dimensional array. Elements of bfloat16 and of the 8-bit floats are converted to
+        float32, which is exact.
     """
     name = BY_CODE[code].numpy_name
     if code == "BOOL":
-        # A file may hold any byte, and what is not 0 is true.
+        # A file may have any byte here; all but 0 are true.
         truth: Array = np.frombuffer(data, np.uint8) != 0
         return truth
     if name is not None:
@@ -51,7 +63,7 @@ def as_array(code: str, data: memoryview) -> Array:
 
 
 def _e4m3() -> Array:
-    """The 256 values of ``float8_e4m3fn`` (Micikevicius et al. 2022, arXiv:2209.05433)."""
+    """Return all 256 values of ``float8_e4m3fn`` (Micikevicius et al. 2022, arXiv:2209.05433)."""
     bits = np.arange(256)
     exponent, fraction = bits >> 3 & 15, bits & 7
     normal = np.ldexp(1 + fraction / 8, exponent - 7)
@@ -62,7 +74,7 @@ def _e4m3() -> Array:
 
 
 def _e5m2() -> Array:
-    """The 256 values of ``float8_e5m2``: the upper halves of float16."""
+    """Return all 256 values of ``float8_e5m2``, the upper halves of float16."""
     bits = (np.arange(256) << 8).astype(np.uint16)
     return bits.view(np.float16).astype(np.float32)
 

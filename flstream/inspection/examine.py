@@ -1,4 +1,4 @@
-"""Everything that is asked about a checkpoint, in one go."""
+"""Examination of a checkpoint or run directory: contents, statistics, difference, verification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from flstream.errors import CheckpointError
 from flstream.inspection.difference import Difference, find_difference
-from flstream.inspection.journal import Journal, checkpoints_of, read_journal
 from flstream.inspection.overview import (
     CHUNK_BYTES,
     Inspection,
@@ -17,25 +16,27 @@ from flstream.inspection.overview import (
     inspect_checkpoint,
     matches,
 )
+from flstream.inspection.run_outline import RunOutline, checkpoints_of, read_outline
 from flstream.inspection.statistics import Statistics, tensor_statistics
 from flstream.inspection.tree import Module, build_tree
 from flstream.inspection.verification import Verification, verify, verify_optimizer_state
 from flstream.model.body import Scratch
 from flstream.model.formats.opening import check_file, open_checkpoint
-from flstream.simulator.files.run_directory import RunDirectory
+from flstream.runs.model_files import ModelFile
+from flstream.runs.run_directory import RunDirectory
 
 
 class Request(NamedTuple):
-    """What is asked.
+    """Options of an examination.
 
     Attributes:
-        path: of a checkpoint of any format, or of a run directory.
-        filters: patterns of the names to show; none for all.
-        order: of the tensors.
-        chunk_size: longest frame in bytes.
-        tree: whether the modules are to be told.
-        stats: whether statistics are.
-        diff: another checkpoint or run directory to compare with.
+        path: path of a checkpoint of any format, or of a run directory.
+        filters: shell patterns of the tensor names to include; empty for all.
+        order: order of the tensors.
+        chunk_size: maximum frame size in bytes, a multiple of 16.
+        tree: whether to group the tensors by module.
+        stats: whether to compute statistics of each tensor.
+        diff: path of another checkpoint or run directory to compare with; None for none.
         verify: whether to read and check everything.
     """
 
@@ -50,16 +51,18 @@ class Request(NamedTuple):
 
 
 class RunCheckpoint(NamedTuple):
-    """A model of a run.
+    """A checkpoint in a run directory.
 
     Attributes:
-        round: after which; 0 is the initial model.
-        path: of the file.
-        bytes: of the file.
-        digest: that the run's journal has for it, or empty.
-        metrics: that it was scored with.
-        optimizer_state: digest that the journal has for what the server's optimizer remembered
-            after the round; empty without one.
+        round: round in which the model was written; 0 for the initial model.
+        path: path of the file.
+        bytes: size of the file in bytes.
+        digest: digest of the model in the run's journal; empty if it has none.
+        metrics: evaluation metrics of the model, by name.
+        optimizer_state: digest of the server optimizer's state beside it, in the run's journal;
+            empty if it has none.
+        step: number of models that the round had written before it; None for the newest of the
+            round.
     """
 
     round: int
@@ -68,19 +71,20 @@ class RunCheckpoint(NamedTuple):
     digest: str
     metrics: Mapping[str, float | None]
     optimizer_state: str = ""
+    step: int | None = None
 
 
-class Run(NamedTuple):
-    """A run directory.
+class InspectedRun(NamedTuple):
+    """A run directory and its checkpoints.
 
     Attributes:
-        path: of the folder.
-        job: name of the job; empty where the run left no journal and no summary.
-        status: of the run; empty likewise.
-        rounds_planned: rounds that were to be run; 0 if that is not known.
-        rounds_completed: the last completed round.
-        checkpoints: those that are there, by round.
-        final_model: the file of the final model, if it is there.
+        path: path of the run directory.
+        job: name of the job; empty if there is neither a journal nor a summary.
+        status: status of the run; empty if there is neither a journal nor a summary.
+        rounds_planned: number of rounds of the job; 0 if not known.
+        rounds_completed: number of the last completed round.
+        checkpoints: existing checkpoints, by rising round.
+        final_model: path of the final model; None if there is none.
     """
 
     path: Path
@@ -92,7 +96,7 @@ class Run(NamedTuple):
     final_model: Path | None
 
     def document(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Convert the record to JSON."""
         return {
             **self._asdict(),
             "path": str(self.path),
@@ -102,17 +106,26 @@ class Run(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What was found; None stands for what was not asked."""
+    """Results of an examination; None for those that were not requested.
+
+    Attributes:
+        inspection: contents of the checkpoint's headers.
+        run: the run directory; None if the path is a file.
+        tree: modules of the model.
+        statistics: statistics of the tensors, by name.
+        difference: difference from the other checkpoint.
+        verified: files that were verified.
+    """
 
     inspection: Inspection
-    run: Run | None = None
+    run: InspectedRun | None = None
     tree: Module | None = None
     statistics: Mapping[str, Statistics] | None = None
     difference: Difference | None = None
     verified: Sequence[Verification] | None = None
 
     def document(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """Convert the results to JSON."""
         document = self.inspection.document()
         if self.run is not None:
             document["run"] = self.run.document()
@@ -129,11 +142,19 @@ class Findings(NamedTuple):
 
 
 def examine(request: Request) -> Findings:
-    """Find out what is asked. Memory holds headers and a few blocks, whatever the files' size.
+    """Examine a checkpoint or run directory.
+
+    Memory holds headers and a few blocks of tensors, whatever the size of the files.
+
+    Args:
+        request: the path and the options.
+
+    Returns:
+        The requested results.
 
     Raises:
         CheckpointError: a file cannot be read, is not sound, or is not what its run wrote.
-        LayoutError: a file has a tensor that a body cannot hold.
+        LayoutError: a file has a tensor that a body cannot have.
         UsageError: no tensor matches a pattern.
     """
     run = read_run(request.path) if os.path.isdir(request.path) else None
@@ -147,7 +168,7 @@ def examine(request: Request) -> Findings:
     findings = Findings(inspection, run)
     if request.tree:
         findings = findings._replace(tree=build_tree(inspection.tensors))
-    # First what may find that the rest is not worth the while.
+    # First, since an unsound file makes the rest pointless.
     if request.verify:
         findings = findings._replace(verified=_verify(inspection, run))
     if request.stats:
@@ -164,10 +185,10 @@ def examine(request: Request) -> Findings:
 
 
 def model_at(path: Path) -> Path:
-    """The file that is meant: the path itself, or the latest model of a run directory.
+    """Return the file to examine: the path itself, or the latest model of a run directory.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no such file, or no model in the folder.
     """
     if not os.path.isdir(path):
         check_file(path)
@@ -180,42 +201,46 @@ def model_at(path: Path) -> Path:
         raise CheckpointError(
             f"{path} is a folder without a model of a run in it; name a file of tensors or an index"
         )
-    return checkpoints[max(checkpoints)]
+    return list(checkpoints.values())[-1]
 
 
-def read_run(path: Path) -> Run:
-    """What a run directory holds.
+def read_run(path: Path) -> InspectedRun:
+    """Read what a run directory has: its job, status and checkpoints.
 
     Raises:
-        CheckpointError: its journal is damaged.
+        CheckpointError: the journal is damaged.
     """
     run = RunDirectory(path)
-    journal = read_journal(run) or Journal(run.events, "", "", 0, {})
+    journal = read_outline(run) or RunOutline(run.events, "", "", 0, 0, {}, {})
     checkpoints = []
-    for number, file in checkpoints_of(run).items():
-        check_file(file)
-        known = journal.rounds.get(number)
+    for file, file_path in checkpoints_of(run).items():
+        check_file(file_path)
+        known = journal.record_of(file, run)
+        is_last = known is not None and file.step is None
         checkpoints.append(
             RunCheckpoint(
-                number,
-                file,
-                file.stat().st_size,
+                file.round,
+                file_path,
+                file_path.stat().st_size,
                 known.digest if known else "",
-                known.metrics if known else {},
+                journal.metrics.get(file.round, {}) if is_last else {},
                 known.optimizer_state if known else "",
+                file.step,
             )
         )
     final = run.final_model if os.path.isfile(run.final_model) else None
-    completed = max(journal.rounds, default=max((e.round for e in checkpoints), default=0))
-    return Run(
+    last = max((each.round for each in checkpoints), default=0)
+    completed = journal.completed if journal.models else last
+    return InspectedRun(
         path, journal.job, journal.status, journal.planned, completed, tuple(checkpoints), final
     )
 
 
-def _verify(inspection: Inspection, run: Run | None) -> list[Verification]:
-    """Verify the checkpoint; of a run directory, every one. A file of two names is read once.
+def _verify(inspection: Inspection, run: InspectedRun | None) -> list[Verification]:
+    """Verify the inspected checkpoint, and all checkpoints of a run directory.
 
-    With a run's checkpoint goes what the server's optimizer remembered: it is resumed from both.
+    The states of the server's optimizer are verified as well, since a run resumes from them too. A
+    file with two names is read once.
     """
     file = inspection.file
     checkpoints = run.checkpoints if run is not None else ()
@@ -224,14 +249,15 @@ def _verify(inspection: Inspection, run: Run | None) -> list[Verification]:
     return [verify(file), *(verify(open_checkpoint(path)) for path in due), *states]
 
 
-def _verify_states(run: Run) -> list[Verification]:
+def _verify_states(run: InspectedRun) -> list[Verification]:
     directory, found = RunDirectory(run.path), []
     for each in run.checkpoints:
-        # A state goes before its checkpoint; a run that was killed between the two is sound.
+        # A state is removed before its checkpoint, so a run that was killed in between is sound.
         is_last = each is run.checkpoints[-1]
-        is_there = directory.optimizer_state(each.round).exists()
+        is_there = directory.optimizer_state(each.round, each.step).exists()
         if each.optimizer_state and (is_there or is_last):
-            found.append(verify_optimizer_state(directory, each.round, each.optimizer_state))
+            file = ModelFile(each.round, each.step)
+            found.append(verify_optimizer_state(directory, file, each.optimizer_state))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Mean and variance of numbers that come block by block."""
+"""Mean and variance of numbers, accumulated block by block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# Beyond these a square, or a sum of squares, would leave the range of float64.
+# Numbers outside this interval have squares, or sums of squares, outside the range of float64.
 _LARGEST, _SMALLEST = 1e140, 1e-140
 
 
@@ -17,12 +17,12 @@ class Moments:
 
     Within a block deviations are from its own mean, in float64, and what rounding left of their sum
     is taken off (the corrected two-pass algorithm); blocks are merged as in Chan, Golub and LeVeque
-    1983, "Algorithms for computing the sample variance". So a large mean does not drown a small
-    deviation. Blocks whose squares float64 could not hold are reckoned with in long double.
+    1983, "Algorithms for computing the sample variance". So a small deviation is not lost beside a
+    large mean. Blocks with squares outside the range of float64 are computed in long double.
 
     Attributes:
-        count: how many numbers.
-        mean: of them; 0 for none.
+        count: number of values.
+        mean: mean of the values; 0 without any.
         squares: sum of squared deviations from the mean.
     """
 
@@ -32,13 +32,14 @@ class Moments:
         self.squares = np.longdouble(0)
 
     def add(self, values: Array, low: float, high: float, shift: int = 0) -> None:
-        """Take a block of finite float64 numbers, which is overwritten.
+        """Add a block of values.
 
         Args:
-            values: one or more.
-            low: the least of them.
-            high: the greatest.
-            shift: an integer to be added to each: beyond 2^53 float64 has not all of them.
+            values: one-dimensional array of one or more finite float64 numbers; overwritten.
+            low: minimum of the values.
+            high: maximum of the values.
+            shift: integer to be added to each value, for integers beyond 2^53, not all of which
+                are in float64.
         """
         mean, squares = np.longdouble(low), np.longdouble(0)
         if low != high:
@@ -54,7 +55,7 @@ class Moments:
 
     @property
     def deviation(self) -> np.longdouble:
-        """The standard deviation of the population: divided by the count, not by one less."""
+        """Standard deviation of the population: divided by the count, not by one less."""
         return np.longdouble(np.sqrt(self.squares / max(self.count, 1)))
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's headers say, and what it means for streaming the model."""
+"""Contents of a checkpoint's headers, and the cost of streaming the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ CHUNK_BYTES = StreamSettings().chunk_size
 
 
 class Count(NamedTuple):
-    """How much there is of something."""
+    """Counts over some tensors.
+
+    Attributes:
+        tensors: number of tensors.
+        parameters: number of elements of the tensors.
+        bytes: size of the tensors in bytes.
+    """
 
     tensors: int
     parameters: int
@@ -34,18 +40,18 @@ class Count(NamedTuple):
         return cls(len(specs), parameters, sum(spec.nbytes for spec in specs))
 
 
-class Streaming(NamedTuple):
-    """What sending the model once costs.
+class StreamingCost(NamedTuple):
+    """Cost of streaming a model once.
 
     Attributes:
-        chunk_size: longest frame in bytes.
+        chunk_size: maximum frame size in bytes.
         request_size: bytes that one request covers, a whole number of chunks.
-        chunks: frames that carry the model.
-        requests: fetch requests for it.
-        per_tensor_calls: calls that it would take if every tensor were fetched on its own.
-        largest_tensor_chunks: chunks that the largest tensor reaches into.
+        chunks: number of frames for the model.
+        requests: number of fetch requests for the model.
+        per_tensor_calls: number of calls if every tensor were fetched on its own.
+        largest_tensor_chunks: number of chunks that have bytes of the largest tensor.
         as_it_lies: whether the file's bytes are in the order in which they are streamed; if not,
-            a run that starts from it lays them out anew.
+            a run that starts from the file reorders them first.
     """
 
     chunk_size: int
@@ -57,13 +63,13 @@ class Streaming(NamedTuple):
     as_it_lies: bool
 
     @classmethod
-    def of(cls, layout: Layout, chunk_size: int, *, as_it_lies: bool) -> Streaming:
-        """Plan the way of a model.
+    def of(cls, layout: Layout, chunk_size: int, *, as_it_lies: bool) -> StreamingCost:
+        """Compute the cost of streaming a model.
 
         Args:
-            layout: of the model.
-            chunk_size: bytes, a multiple of 16.
-            as_it_lies: whether it lies in one body of that order.
+            layout: layout of the model.
+            chunk_size: chunk size in bytes, a multiple of 16.
+            as_it_lies: whether the file's bytes are in the order in which they are streamed.
         """
         settings = StreamSettings(chunk_size)
         chunk_size, request_size = settings.frame_size, settings.bytes_a_request
@@ -77,7 +83,7 @@ class Streaming(NamedTuple):
             request_size=request_size,
             chunks=-(-layout.nbytes // chunk_size),
             requests=-(-layout.nbytes // request_size),
-            # Empty tensors have no byte, but a call would have to be made for each.
+            # A tensor without bytes would take a call too.
             per_tensor_calls=len(layout.tensors),
             largest_tensor_chunks=reached,
             as_it_lies=as_it_lies,
@@ -85,15 +91,15 @@ class Streaming(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What the headers of a checkpoint say.
+    """Contents of a checkpoint's headers.
 
     Attributes:
-        file: the checkpoint, open.
-        tensors: those that were asked for, in the order that was asked for.
-        total: what there is of all tensors.
-        shown: what there is of those that were asked for.
-        dtypes: what there is of each type in the whole, the largest share first.
-        streaming: what sending the whole costs.
+        file: the open checkpoint.
+        tensors: tensors that match the filters, in the requested order.
+        total: counts over all tensors.
+        shown: counts over the tensors that match the filters.
+        dtypes: counts over all tensors by safetensors type code, by falling size.
+        streaming: cost of streaming the whole model.
     """
 
     file: CheckpointFile
@@ -101,16 +107,19 @@ class Inspection(NamedTuple):
     total: Count
     shown: Count
     dtypes: Mapping[str, Count]
-    streaming: Streaming
+    streaming: StreamingCost
 
     @property
     def ties(self) -> Mapping[str, str]:
-        """The tensors that were asked for by their further names."""
+        """Names of the tensors in ``tensors``, by the further names that are tied to them."""
         names = {spec.name for spec in self.tensors}
         return {alias: name for alias, name in self.file.layout.aliases.items() if name in names}
 
     def document(self) -> dict[str, Any]:
-        """The same for JSON; ``start`` and ``stop`` count from the first tensor's first byte."""
+        """Convert the contents to JSON.
+
+        ``start`` and ``stop`` of a tensor are byte offsets from the first byte of the body.
+        """
         return {
             "path": str(self.file.path),
             "format": self.file.format,
@@ -144,17 +153,20 @@ def inspect_checkpoint(
     order: Order = "file",
     chunk_size: int = CHUNK_BYTES,
 ) -> Inspection:
-    """Read what a checkpoint's headers say.
+    """Read the headers of a checkpoint.
 
     Args:
-        path: of a file of any format.
-        filters: patterns as a shell has them, of names; a tensor that matches one is shown.
-        order: of the tensors: as in the file, the largest first, or by name.
-        chunk_size: longest frame in bytes, a multiple of 16.
+        path: path of a checkpoint of any format.
+        filters: shell patterns of tensor names, of which a tensor must match one; empty for all.
+        order: order of the tensors: as in the file, by falling size, or by name.
+        chunk_size: maximum frame size in bytes, a multiple of 16.
+
+    Returns:
+        The contents of the headers.
 
     Raises:
         CheckpointError: the file cannot be read or is not sound.
-        LayoutError: it has a tensor that a body cannot hold.
+        LayoutError: the file has a tensor that a body cannot have.
         UsageError: no tensor matches a pattern.
     """
     file = open_checkpoint(path)
@@ -171,12 +183,12 @@ def inspect_checkpoint(
         total=Count.of(layout.tensors),
         shown=Count.of(tensors),
         dtypes=dict(sorted(counts.items(), key=lambda item: -item[1].bytes)),
-        streaming=Streaming.of(layout, chunk_size, as_it_lies=as_it_lies),
+        streaming=StreamingCost.of(layout, chunk_size, as_it_lies=as_it_lies),
     )
 
 
 def matches(name: str, filters: Collection[str]) -> bool:
-    """Whether a name matches one of some patterns; without any, every name does."""
+    """Return whether a name matches one of the shell patterns, or there are no patterns."""
     return not filters or any(fnmatchcase(name, pattern) for pattern in filters)
 
 

@@ -1,4 +1,4 @@
-"""Statistics of tensors, streamed."""
+"""Statistics of tensors, computed block by block."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ _BELOW_64_BITS = (1 << 64) - 1
 
 
 class Statistics(NamedTuple):
-    """What the elements of a tensor are like.
+    """Statistics of a tensor's elements.
 
-    The least, the greatest, the mean and the deviation are those of the finite elements, and None
-    where there is none. Of complex elements the least and the greatest are of absolute values.
+    Minimum, maximum, mean and deviation are over the finite elements, and None if there are none.
 
     Attributes:
-        finite: elements that are neither NaN nor infinite.
-        non_finite: those that are.
-        zeros: those that equal 0.
-        min: the least.
-        max: the greatest.
-        mean: the mean; a complex number for complex elements.
-        std: the standard deviation of the population (divided by the count).
+        finite: number of elements that are neither NaN nor infinite.
+        non_finite: number of elements that are NaN or infinite.
+        zeros: number of elements that equal 0.
+        min: minimum; of complex elements, of their absolute values.
+        max: maximum; of complex elements, of their absolute values.
+        mean: mean; a complex number for complex elements.
+        std: standard deviation of the population (divided by the count).
     """
 
     finite: int
@@ -39,7 +38,7 @@ class Statistics(NamedTuple):
     std: float | None
 
     def document(self) -> dict[str, object]:
-        """The same for JSON, where a complex mean is a list of two numbers."""
+        """Convert the statistics to JSON; a complex mean becomes a list of two numbers."""
         fields = self._asdict()
         if isinstance(self.mean, complex):
             fields["mean"] = [self.mean.real, self.mean.imag]
@@ -47,20 +46,28 @@ class Statistics(NamedTuple):
 
 
 def tensor_statistics(source: Source, spec: TensorSpec, scratch: Scratch) -> Statistics:
-    """The statistics of one tensor, read in ranges, in memory for a few blocks of them.
+    """Compute the statistics of a tensor, in memory for a few blocks of it.
+
+    Args:
+        source: checkpoint with the tensor.
+        spec: the tensor.
+        scratch: memory for the source's reads.
+
+    Returns:
+        The statistics.
 
     Raises:
         CheckpointError: the tensor cannot be read.
     """
-    tally = _Tally(spec.elements)
-    with np.errstate(all="ignore"):  # a NaN is what is looked for
+    tally = _StatisticsTally(spec.elements)
+    with np.errstate(all="ignore"):  # non-finite elements are counted
         for block in read_blocks(source, spec, scratch):
             tally.add(as_array(spec.dtype, block))
     return tally.close(is_complex=spec.dtype == "C64")
 
 
-class _Tally:
-    """Statistics so far."""
+class _StatisticsTally:
+    """Statistics of a tensor, accumulated block by block."""
 
     def __init__(self, elements: int) -> None:
         self._count = 0
@@ -70,12 +77,12 @@ class _Tally:
         self._max: float | int | None = None
         self._moments = Moments()
         self._imaginary = Moments()
-        # Kept, since fresh pages cost more than what is done with them.
+        # Reused for all blocks: fresh pages would cost more than the computation.
         self._buffer = np.empty(min(BLOCK, elements))
         self._flags = np.empty(min(BLOCK, elements), np.bool_)
 
     def add(self, values: Array) -> None:
-        """Take a block: bools, integers, floats or complex numbers."""
+        """Add a block of bools, integers, floats or complex numbers."""
         self._count += len(values)
         if values.dtype.kind == "c":
             self._add_complex(values)
@@ -100,7 +107,7 @@ class _Tally:
         if values.dtype.itemsize < 8:
             self._moments.add(self._widened(values), low, high)
         else:
-            # float64 has not every integer of 64 bits, but the distance from the least of a block
+            # Not every integer of 64 bits is in float64, but the distance from a block's minimum
             # is exact up to 2^53.
             above = values.view(np.uint64) - np.uint64(low & _BELOW_64_BITS)
             self._moments.add(self._widened(above), 0.0, float(high - low), shift=low)
@@ -127,7 +134,7 @@ class _Tally:
         return block
 
     def close(self, *, is_complex: bool) -> Statistics:
-        """The statistics of all blocks."""
+        """Return the statistics of all blocks."""
         mean: float | complex | None = None
         deviation: float | None = None
         if self._finite:

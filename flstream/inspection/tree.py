@@ -1,4 +1,4 @@
-"""The modules of a model, as the dots in its tensors' names tell them."""
+"""The tree of a model's modules, from the dots in its tensors' names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from flstream.model.layout import TensorSpec
 
 @dataclass
 class Module:
-    """A module: what is below it.
+    """A module in the tree of a model.
 
     Attributes:
-        name: its full name; empty for the root.
-        label: the part of it that the module above lacks.
-        total: what there is of its tensors and those of the modules below.
-        modules: directly below it, in the order of their first tensors.
-        tensors: of its own, each with the part of its name that the module lacks.
+        name: full name of the module; empty for the root.
+        label: name of the module relative to its parent.
+        total: counts over the tensors of the module and of all modules below it.
+        modules: child modules by label, in the order of their first tensors.
+        tensors: tensors of the module itself, each with its name relative to the module.
     """
 
     name: str
@@ -29,7 +29,11 @@ class Module:
     tensors: list[tuple[str, TensorSpec]] = field(default_factory=list)
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Module]]:
-        """Every module below this one, with its depth, each before those below it."""
+        """Yield every module below this one with its depth, parents before children.
+
+        Args:
+            depth: depth of the modules directly below this one.
+        """
         todo = [(depth, module) for module in reversed(self.modules.values())]
         while todo:
             here, module = todo.pop()
@@ -37,14 +41,18 @@ class Module:
             todo += [(here + 1, below) for below in reversed(module.modules.values())]
 
     def document(self) -> list[dict[str, Any]]:
-        """The totals of all modules below, for JSON."""
+        """Convert the counts of all modules below this one to JSON."""
         return [{"name": module.name, **module.total._asdict()} for _, module in self.walk()]
 
 
 def build_tree(tensors: Iterable[TensorSpec]) -> Module:
-    """The modules of some tensors. A module with one module in it and nothing else is one with it.
+    """Build the tree of modules of some tensors.
 
-    Names of more than 64 parts are not taken apart any further.
+    A module with nothing but one module in it is merged with that one. Names are split into at
+    most 65 parts.
+
+    Returns:
+        The root, whose name is empty.
     """
     root = Module("", "")
     for spec in tensors:

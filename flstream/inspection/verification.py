@@ -1,4 +1,4 @@
-"""Whether a checkpoint is sound, and whether it is the model that its run wrote."""
+"""Verification that a checkpoint is sound and is the model that its run wrote."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flstream.errors import CheckpointError
-from flstream.inspection.journal import read_journal, run_of
+from flstream.inspection.run_outline import read_outline, run_of
 from flstream.model.digests import body_digest
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
-from flstream.simulator.files.run_directory import RunDirectory
+from flstream.runs.model_files import ModelFile
+from flstream.runs.run_directory import RunDirectory
 
 
 class Verification(NamedTuple):
-    """A file that was found sound.
+    """A checkpoint that was found sound.
 
     Attributes:
-        path: of the file.
-        digest: of the model in it, which says nothing of metadata: xxh3-128 in hexadecimal digits.
-        round: whose model the run's journal says it is; None without a journal.
-        checks: what was checked, a sentence each.
+        path: path of the file.
+        digest: xxh3-128 digest of the file's body, without metadata, in hexadecimal digits.
+        round: round with this digest in the run's journal; None without a journal.
+        checks: descriptions of the checks that were made, a sentence each.
     """
 
     path: Path
@@ -29,35 +30,37 @@ class Verification(NamedTuple):
     checks: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Convert the record to JSON."""
         return {**self._asdict(), "path": str(self.path), "checks": list(self.checks)}
 
 
 def verify(file: CheckpointFile) -> Verification:
-    """Read all of a checkpoint, and compare it with what is known of it.
+    """Read all of a checkpoint, check it, and compare its digest with its run's journal.
 
-    What opening the file checks has been checked before: see the format's ``check``.
+    Args:
+        file: the open checkpoint. Opening it has checked its headers already.
 
     Raises:
-        CheckpointError: something does not hold; the message says what.
+        CheckpointError: a check failed; the message says which.
     """
     checks, digest = _read(file)
-    number, said = _compare(file.path, digest)
-    return Verification(file.path, digest, number, (*checks, said))
+    number, confirmed = _compare(file.path, digest)
+    return Verification(file.path, digest, number, (*checks, confirmed))
 
 
-def verify_optimizer_state(run: RunDirectory, number: int, due: str) -> Verification:
-    """Read all of what the server's optimizer remembered after a round.
+def verify_optimizer_state(run: RunDirectory, model: ModelFile, due: str) -> Verification:
+    """Read all of the server optimizer's state beside a model, and check it.
 
     Args:
         run: the run directory.
-        number: of the round.
-        due: the digest that the run's journal has for it.
+        model: file of the model.
+        due: digest of the state in the run's journal.
 
     Raises:
-        CheckpointError: something does not hold; the message says what.
+        CheckpointError: a check failed; the message says which.
     """
-    file = open_checkpoint(run.optimizer_state(number))
+    number = model.round
+    file = open_checkpoint(run.optimizer_state(number, model.step))
     checks, digest = _read(file)
     if digest != due:
         raise CheckpointError(
@@ -65,12 +68,12 @@ def verify_optimizer_state(run: RunDirectory, number: int, due: str) -> Verifica
             f"{number}, so it is not what the server's optimizer remembered; take it from a copy, "
             "or go on with --resume, which then begins a round earlier"
         )
-    said = f"the digest {digest} is the one that {run.events} has for round {number}"
-    return Verification(file.path, digest, number, (*checks, said))
+    confirmed = f"the digest {digest} is the one that {run.events} has for round {number}"
+    return Verification(file.path, digest, number, (*checks, confirmed))
 
 
 def _read(file: CheckpointFile) -> tuple[list[str], str]:
-    """Check a file and read all of it: what was checked, and its digest."""
+    """Check a file and read all of it; return descriptions of the checks, and the digest."""
     checks = file.check()
     digest = body_digest(file)
     checks.append(f"all {file.layout.nbytes} bytes of tensors can be read")
@@ -78,15 +81,15 @@ def _read(file: CheckpointFile) -> tuple[list[str], str]:
 
 
 def _compare(path: Path, digest: str) -> tuple[int | None, str]:
-    """The round whose digest it is, and a sentence about it."""
+    """Compare a digest with the run's journal; return its round, and a sentence about it."""
     found = run_of(path)
-    journal = read_journal(found[0]) if found else None
+    journal = read_outline(found.run) if found else None
     if found is None or journal is None:
         return None, f"the digest is {digest}; it lies in no run directory that could confirm it"
-    number = found[1] if found[1] is not None else max(journal.rounds, default=None)
-    due = journal.rounds.get(number) if number is not None else None
+    due = journal.final(digest) if found.file is None else journal.record_of(found.file, found.run)
     if due is None or not due.digest:
         return None, f"the digest is {digest}; {journal.path} has none for this round"
+    number = due.round
     if due.digest != digest:
         raise CheckpointError(
             f"{path} has the digest {digest} where {journal.path} has {due.digest} for round "

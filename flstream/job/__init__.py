@@ -1,34 +1,35 @@
-"""The job file: HOCON in, one typed and immutable `Job` out, or one message with all mistakes."""
+"""The job file: HOCON read into a typed, immutable `Job`, or refused with all its mistakes."""
 
-from flstream.job.keys import Key, job_keys
+from flstream.job.job import Job
+from flstream.job.key import Key
+from flstream.job.keys import job_keys
 from flstream.job.load import load_job
 from flstream.job.problems import JobError, Problem
 from flstream.job.render import render_job
+from flstream.job.section import Section
 from flstream.job.sections import (
-    Aggregation,
-    Clients,
-    FedAvgArgs,
-    Job,
-    Model,
-    Section,
-    Streaming,
-    Train,
-    Workflow,
+    AggregationSection,
+    ClientsSection,
+    ModelSection,
+    StreamingSection,
+    TrainSection,
 )
+from flstream.job.stage import Stage
+from flstream.job.workflow_args import WorkflowArgs
 
 __all__ = [
-    "Aggregation",
-    "Clients",
-    "FedAvgArgs",
+    "AggregationSection",
+    "ClientsSection",
     "Job",
     "JobError",
     "Key",
-    "Model",
+    "ModelSection",
     "Problem",
     "Section",
-    "Streaming",
-    "Train",
-    "Workflow",
+    "Stage",
+    "StreamingSection",
+    "TrainSection",
+    "WorkflowArgs",
     "job_keys",
     "load_job",
     "render_job",

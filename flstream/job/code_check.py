@@ -1,7 +1,7 @@
-"""What is wrong with the code of a job, as far as looking at it tells: nothing of it is run.
+"""Static check of a job's code: none of it is run.
 
-The rules of the job file have parsed it already. This looks further, at what a run would only find
-once its processes are up.
+The rules of the job file have parsed the code already. This check finds mistakes that otherwise
+appear only once a run's processes have started.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from flstream.job.code import top_level_imports
 from flstream.job.files import top_level_names
+from flstream.job.imports import top_level_imports
+from flstream.job.job import Job
 from flstream.job.problems import Problem, did_you_mean
-from flstream.job.sections import Job
 
 
 def code_problems(job: Job) -> list[Problem]:
-    """What keeps a job's script, learner or model factory from being imported.
+    """Return the problems that prevent the import of a job's script, learner or model factory.
 
-    That is code that does not compile, a module that is imported first thing and not installed,
-    and a name that an installed module does not have.
+    They are code that does not compile, a module that is imported at the top level and is not
+    installed, and a name that an installed module does not have.
+
+    Args:
+        job: The job.
     """
     problems: list[Problem] = []
     if job.train.learner is not None:
@@ -45,15 +48,15 @@ def _named(key: str, named: str) -> Iterator[Problem]:
     if spec is None:
         yield Problem(key, f"there is no installed module {where}")
     elif spec.origin is not None and spec.origin.endswith(".py"):
-        # What a compiled module has is only known to those who import it.
+        # The names of a compiled module are known only after its import.
         names = top_level_names(_parsed(Path(spec.origin)).body)
         if name not in names and "*" not in names:
-            said = f"{where} ({spec.origin}) has no {name!r} at its top level"
-            yield Problem(key, said, "", did_you_mean(name, names))
+            message = f"{where} ({spec.origin}) has no {name!r} at its top level"
+            yield Problem(key, message, "", did_you_mean(name, names))
 
 
 def _is_installed(top: str) -> bool:
-    # A top-level module is looked up without running anything of it.
+    # The lookup of a top-level module runs none of its code.
     return top in sys.modules or importlib.util.find_spec(top) is not None
 
 
@@ -83,8 +86,10 @@ def _file(key: str, path: Path) -> Iterator[Problem]:
     for line, module, _ in top_level_imports(tree):
         top = module.partition(".")[0]
         if PathFinder.find_spec(top, [str(path.parent)]) is None and not _is_installed(top):
-            said = f"{path.name} line {line} imports {module}, and there is no module {top}"
-            yield Problem(key, said, "", "install it where flstream is, or put it beside the file")
+            message = f"{path.name} line {line} imports {module}, and there is no module {top}"
+            yield Problem(
+                key, message, "", "install it where flstream is, or put it beside the file"
+            )
 
 
 def _parsed(path: Path) -> ast.Module:

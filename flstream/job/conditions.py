@@ -1,4 +1,4 @@
-"""The condition of `stop_when`: a metric that is compared with a number."""
+"""Condition of `stop_when`: a comparison of a metric with a number."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flstream.job.rules import Rule, read_number
+from flstream.job.rules import ValueRule, read_number
 
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -25,25 +25,26 @@ _PARTS = re.compile(
 
 
 class Condition(NamedTuple):
-    """What a metric is to reach. `str()` of it reads back as the same condition."""
+    """Condition on a metric; `read_condition` reads its `str()` as the same condition."""
 
     metric: str
+    """Name of the metric."""
     operator: str
-    """One of `>=`, `<=`, `>`, `<`."""
+    """Comparison: one of `>=`, `<=`, `>`, `<`."""
     number: float
-    """Finite."""
+    """Finite number that the metric is compared with."""
 
     def holds(self, value: float) -> bool:
-        """Whether a value of the metric is enough; a NaN never is."""
+        """Whether a value of the metric meets the condition; NaN never does."""
         return _COMPARE[self.operator](value, self.number)
 
     def __str__(self) -> str:
-        """Return the condition in its one spelling: `accuracy >= 0.97`."""
+        """Return the condition in its canonical form: `accuracy >= 0.97`."""
         return f"{self.metric} {self.bound}"
 
     @property
     def bound(self) -> str:
-        """The condition without its metric: `>= 0.97`."""
+        """Condition without its metric: `>= 0.97`."""
         return f"{self.operator} {repr(self.number).removesuffix('.0')}"
 
 
@@ -53,7 +54,7 @@ def read_condition(text: str) -> Condition:
     A metric's name may hold anything but spaces and the signs `<`, `>` and `=`.
 
     Raises:
-        ValueError: it is no condition; the text says what is wrong, and at which character.
+        ValueError: It is not a condition; the message says what is wrong at which character.
     """
     parts = _PARTS.fullmatch(text)
     if parts is None:
@@ -75,16 +76,16 @@ def _expected(what: str, text: str, position: int) -> ValueError:
 
 
 @dataclass(frozen=True)
-class StopCondition(Rule):
-    """A condition on a metric, kept as a text in its one spelling."""
+class StopCondition(ValueRule):
+    """A condition on a metric, kept as text in its canonical form."""
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         return f'a metric, one of {_OPERATORS} and a number, such as "accuracy >= 0.97"'
 
     def parse(self, value: Any, folder: Path) -> str:
-        """Return the condition as `read_condition` takes it."""
+        """Return the condition in its canonical form."""
         if not isinstance(value, str):
             raise self.refused(value)
         try:

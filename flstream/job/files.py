@@ -1,4 +1,4 @@
-"""Rules for keys that name files and Python code: looked at, never imported."""
+"""Rules for keys that name files and Python code; the code is parsed, never imported."""
 
 import ast
 import os
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from flstream.job.problems import Problem, did_you_mean, given
-from flstream.job.rules import Rule, refuse
+from flstream.job.rules import ValueRule, refuse
 
 
 @dataclass(frozen=True)
-class File(Rule):
+class File(ValueRule):
     """An existing file, optionally with a given suffix; resolves to an absolute path."""
 
     suffix: str = ""
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         return f"the path of an existing {self.suffix + ' ' if self.suffix else ''}file"
 
     def parse(self, value: Any, folder: Path) -> Path:
@@ -39,12 +39,12 @@ class File(Rule):
 
 
 @dataclass(frozen=True)
-class Script(File):
+class ScriptFile(File):
     """An existing Python file that parses."""
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         return "the path of an existing Python file"
 
     def parse(self, value: Any, folder: Path) -> Path:
@@ -55,7 +55,7 @@ class Script(File):
 
 
 @dataclass(frozen=True)
-class Factory(Rule):
+class Factory(ValueRule):
     """Something callable in a module beside the job file, in a file, or in an installed module.
 
     Code beside the job file or in a file resolves to `/abs/path/model.py:build`, which can be
@@ -66,7 +66,7 @@ class Factory(Rule):
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         return f"module:{self.what} or path/to/file.py:{self.what}"
 
     def parse(self, value: Any, folder: Path) -> str:
@@ -116,7 +116,7 @@ def _absolute(folder: Path, path: str | Path) -> Path:
 
 
 def _where(path: Path) -> str:
-    """Say where a missing file was looked for, and what is there that looks like it."""
+    """Return a clause that says where a missing file was looked for, and names a similar one."""
     if path.is_dir():
         return f"{path} is a folder"
     there = os.listdir(path.parent) if path.parent.is_dir() else []
@@ -138,7 +138,7 @@ def _syntax(path: Path, value: Any) -> ast.Module:
 
 
 def top_level_names(body: Iterable[ast.stmt]) -> set[str]:
-    """Return the names a module binds; `*` among them where it imports unknown ones."""
+    """Return the names that a module binds; `*` is among them for a star import."""
     return {name for statement in body for name in _bound(statement)}
 
 

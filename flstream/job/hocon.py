@@ -1,13 +1,13 @@
-"""HOCON text to plain values, by way of pyhocon, and never silently wrong.
+"""HOCON text read into plain values by pyhocon, with its silent errors turned into problems.
 
-pyhocon 0.3.63 has no hooks for what it gets wrong, so `_Reader` stands in for some of its
-names while it parses:
+pyhocon 0.3.63 has no hooks for correcting it, so `_Reader` replaces some of its names while it
+parses:
 
 - it only logs a missing include; here it is a mistake, and so is a pattern that matches no
   file, an include of itself and an include of a URL;
 - it makes `a = [1, 2], a += 3` a 3; here `+=` is a mistake;
 - it turns `2m` into minutes even where a size is meant, `10 ns` into zero, and garbles
-  `10 seconds and more`; here all of these stay texts, which the rules of the keys read;
+  `10 seconds and more`; here all of these stay texts, which the rules of the keys parse;
 - it drops `""` from lists and leaks its own null from nested ones;
 - it stops at the first unresolved `${X}`; here all are named;
 - it leaves pyparsing's whitespace changed for the whole process when the text is wrong.
@@ -40,37 +40,39 @@ from flstream.job.problems import Problem
 
 @dataclass(frozen=True)
 class Hocon:
-    """What a HOCON file says."""
+    """Content of a HOCON file."""
 
     values: dict[str, Any]
+    """Plain values by key; sections are nested dicts."""
     problems: tuple[Problem, ...] = ()
+    """Mistakes found while reading."""
     complete: bool = True
-    """Whether all of it was read; if not, a key that is absent may not be missing."""
+    """Whether all of the file was read; if not, an absent key may have been in the unread part."""
 
 
 class _UnreadableError(Exception):
-    """A file that cannot be read as HOCON at all; its text says why."""
+    """A file that cannot be read as HOCON; the message says why."""
 
 
 def read_hocon(path: Path) -> Hocon:
-    """Read a HOCON file with all that it includes."""
+    """Read a HOCON file and the files that it includes."""
     return _Reader().read(lambda reader: reader.parse_path(path))
 
 
 def read_value(text: str) -> Hocon:
-    """Read the HOCON value of a key; it is under `value` of what is returned."""
+    """Read one HOCON value, which is returned under the key `value`."""
     return _Reader().read(lambda reader: reader.parse_text(f"value = {text}", Path.cwd()))
 
 
 class _Empty:
-    """The text `""`, in a form that pyhocon does not take for nothing."""
+    """The text `""`, in a form that pyhocon does not drop."""
 
     def __str__(self) -> str:
         return ""
 
 
 class _Reader:
-    """One reading of a file and what it includes, in the place of pyhocon's ConfigFactory."""
+    """Reader of one file and its includes, which replaces pyhocon's ConfigFactory meanwhile."""
 
     def __init__(self) -> None:
         self._open: list[Path] = []
@@ -79,7 +81,7 @@ class _Reader:
         self._complete = True
 
     def read(self, parse: Callable[["_Reader"], Any]) -> Hocon:
-        """Parse, resolve substitutions, and gather what is wrong."""
+        """Parse, resolve substitutions, and collect the problems."""
         values: dict[str, Any] = {}
         unresolved: set[str] = set()
         try:
@@ -90,7 +92,7 @@ class _Reader:
         except _UnreadableError as error:
             self._fail(str(error))
         except ConfigException as error:
-            # Joining a value with one that is unresolved fails for no reason of its own.
+            # Concatenation with an unresolved value fails only because of that value.
             if not unresolved:
                 self._fail(str(error))
             self._complete = False
@@ -109,7 +111,7 @@ class _Reader:
         self._problems.append(Problem("", why))
 
     def parse_path(self, path: Path) -> Any:
-        """Parse a file; its includes come back through `parse_file`."""
+        """Parse a file; pyhocon calls `parse_file` for each file that it includes."""
         if path in self._open:
             raise _UnreadableError(f"{path} includes itself")
         self._open.append(path)
@@ -123,7 +125,7 @@ class _Reader:
             self._open.pop()
 
     def parse_text(self, text: str, folder: Path, path: Path | None = None) -> Any:
-        """Parse text whose includes are relative to a folder, with `${...}` left as they are."""
+        """Parse text whose includes are relative to a folder; leave `${...}` unresolved."""
         try:
             tree = pyhocon.ConfigParser.parse(
                 text, str(folder), resolve=False, unresolved_value=pyhocon.NO_SUBSTITUTION
@@ -146,7 +148,7 @@ class _Reader:
         return ConfigTree()
 
     def parse_URL(self, url: str, **_options: Any) -> Any:  # noqa: N802
-        """Refuse a URL; called by pyhocon. A job file means the same on every day."""
+        """Refuse a URL, whose content may change; called by pyhocon."""
         self._complete = False
         self._problems.append(Problem("include", f'given "{url}"', "a file, not a URL"))
         return ConfigTree()
@@ -166,7 +168,7 @@ class _Reader:
             return parse_tree(parser, text, location, tokens)
 
         def keeping_empty_texts(parser: Any, text: str, location: int, tokens: Any) -> Any:
-            # `""` must stay apart from the nothing after a list's last comma.
+            # `""` must differ from the empty element after a list's last comma.
             match list(tokens):
                 case [ConfigQuotedString(value="")]:
                     return [_Empty()]
@@ -197,7 +199,7 @@ _pyhocon_in_use = threading.Lock()
 
 
 def _syntax_error(error: ParseBaseException, included: Path | None) -> str:
-    # pyparsing's own text lists grammar symbols, and it may stop a line after the culprit.
+    # pyparsing's message lists grammar symbols, and its position may be a line after the mistake.
     line = error.line.strip()
     near = f" near `{line}`" if line else ""
     return f"syntax error at or just before line {error.lineno}{near}" + (
@@ -205,14 +207,14 @@ def _syntax_error(error: ParseBaseException, included: Path | None) -> str:
     )
 
 
-# An unresolved name travels through pyhocon as a text between two of these, which are in a
-# private area of Unicode, so that the key it belongs to is known in the end.
+# pyhocon gets an unresolved name as a text between two of these characters, from a private area of
+# Unicode, so that the key with the unresolved value is known afterwards.
 _MARK = "\uf8ff"
 _MARKED = re.compile(f"{_MARK}([^{_MARK}]*){_MARK}")
 
 
 def _resolver(unresolved: set[str]) -> Any:
-    """Return a pyhocon parser that marks what it cannot resolve, and goes on."""
+    """Return a pyhocon parser that marks unresolved names, and goes on."""
 
     class Resolver(pyhocon.ConfigParser):  # type: ignore[misc]
         @classmethod
@@ -228,7 +230,7 @@ def _resolver(unresolved: set[str]) -> Any:
 
 
 def unresolved_in(key: str, value: Any) -> list[Problem]:
-    """Name every `${X}` of a value that neither the file nor the environment sets."""
+    """Return a problem for each `${X}` in a value that neither file nor environment sets."""
     if isinstance(value, dict):
         return [
             problem
@@ -250,7 +252,7 @@ def _plain(value: Any) -> Any:
     """Return pyhocon's values as plain dicts, lists, texts, numbers, booleans and None."""
     match value:
         case dict():
-            # Not items(): pyhocon's own takes a key with a dot in it apart again.
+            # Not items(), in which pyhocon splits keys at their dots.
             return {_bare(key): _plain(dict.__getitem__(value, key)) for key in value}
         case list():
             return [_plain(inner) for inner in value]

@@ -1,81 +1,123 @@
-"""Every key of the job file, read off the sections that define them."""
+"""All keys of the job file, with those of its workflows' arguments."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from flstream.job.free_values import PlainValue
+from flstream.job.job import Job
+from flstream.job.key import WORKFLOW, Key, keys_at, keys_of, named, workflow_name
 from flstream.job.problems import ask_for
-from flstream.job.rules import Rule
-from flstream.job.sections import Job, Section
+from flstream.job.stage import Stage
+from flstream.job.workflow_args import FreeWorkflowArgs, WorkflowArgs
+from flstream.job.workflow_code import DEFAULT_WORKFLOW, built_in_args, built_ins
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of the job file, as its definition describes it."""
+class StageShape(NamedTuple):
+    """Arguments of a workflow of a job.
 
-    path: tuple[str, ...]
-    """`("clients", "count")`."""
-    rule: Rule
-    """What the key accepts; `rule.allowed` says it in words."""
-    required: bool
-    default: Any
-    """The value of a key that is left out; None for a required one."""
-    meaning: str
-    """What the key does, with its unit; the first line is enough for a reader in a hurry."""
+    Attributes:
+        args: Section that defines the arguments.
+        free: Names of further arguments that the job file gives.
+    """
 
-    @property
-    def name(self) -> str:
-        """The key as it is written: `clients.count`."""
-        return ".".join(self.path)
+    args: type[WorkflowArgs]
+    free: Sequence[str] = ()
 
-    def value_in(self, job: Job) -> Any:
-        """What a job has for this key."""
-        value: Any = job
-        for name in self.path:
-            value = getattr(value, name)
-        return value
 
-    def render(self, value: Any) -> str:
-        """A value of this key as it is written in a job file."""
-        return "null" if value is None else self.rule.render(value)
+def job_keys(job: Job | None = None) -> dict[str, Key]:
+    """Return every key of the job file by its dotted name, in the order of definition.
+
+    Args:
+        job: Job whose workflows' arguments are included; None for those of the default workflow.
+    """
+    if job is None:
+        return _default_keys()
+    return keys_with([StageShape(type(each.args), _free(each.args)) for each in job.stages])
+
+
+def keys_in(values: Mapping[str, Any]) -> dict[str, Key]:
+    """Return the keys of a job file, without importing the code that it names.
+
+    The arguments of a workflow that is not built in are taken as written.
+
+    Args:
+        values: Values of the job file, as written.
+    """
+    return keys_with([_shape_in(section) for section in workflow_sections(values)])
+
+
+def keys_with(stages: Sequence[StageShape]) -> dict[str, Key]:
+    """Return every key of a job file with workflows of these arguments, by its dotted name."""
+    return named(_keys(stages))
+
+
+def workflow_sections(values: Mapping[str, Any]) -> list[Any]:
+    """Return the workflow sections that a job file gives, as written; one empty one by default."""
+    given = values.get(WORKFLOW, {})
+    return given if isinstance(given, list) and given else [given]
 
 
 @cache
-def job_keys() -> dict[str, Key]:
-    """Return every key of the job file by its dotted name, in the order of definition."""
-    return {key.name: key for key in _keys((), Job)}
+def _default_keys() -> dict[str, Key]:
+    return keys_with([StageShape(built_in_args(DEFAULT_WORKFLOW))])
 
 
-@cache
-def section_names() -> tuple[str, ...]:
-    """Return the dotted name of every section: `clients`, ..., `workflow.args`."""
-    paths = (key.path[:end] for key in job_keys().values() for end in range(1, len(key.path)))
+def _keys(stages: Sequence[StageShape]) -> Iterator[Key]:
+    for name, field in Job.model_fields.items():
+        if name != "stages":
+            yield from keys_at(field, (name,))
+            continue
+        for index, shape in enumerate(stages):
+            yield from _stage_keys(workflow_name(index, len(stages)), shape)
+
+
+def _stage_keys(section: str, shape: StageShape) -> Iterator[Key]:
+    yield from keys_at(Stage.model_fields["type"], (section, "type"))
+    yield from keys_of(shape.args, (section, "args"))
+    for name in shape.free:
+        meaning = "An argument of the workflow, as written."
+        yield Key((section, "args", name), PlainValue(), False, None, meaning)
+
+
+def _free(args: WorkflowArgs) -> Sequence[str]:
+    return list(args.model_extra or ())
+
+
+def _shape_in(section: Any) -> StageShape:
+    values = section if isinstance(section, Mapping) else {}
+    kind = values.get("type", DEFAULT_WORKFLOW)
+    if kind in list(built_ins()):
+        return StageShape(built_in_args(kind))
+    args = values.get("args")
+    names = args if isinstance(args, Mapping) else {}
+    return StageShape(
+        FreeWorkflowArgs, [name for name in names if name not in FreeWorkflowArgs.model_fields]
+    )
+
+
+def section_names(keys: Iterable[Key]) -> tuple[str, ...]:
+    """Return the dotted names of the keys' sections: `clients`, ..., `workflow.args`."""
+    paths = (key.path[:end] for key in keys for end in range(1, len(key.path)))
     return tuple(dict.fromkeys(".".join(path) for path in paths))
 
 
-def _keys(above: tuple[str, ...], section: type[Section]) -> list[Key]:
-    found: list[Key] = []
-    for name, field in section.model_fields.items():
-        path = (*above, name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            found += _keys(path, field.annotation)
-            continue
-        [rule] = [each for each in field.metadata if isinstance(each, Rule)]
-        default = None if field.is_required() else field.get_default(call_default_factory=True)
-        meaning = field.description or ""
-        found.append(Key(path, rule, field.is_required(), default, meaning))
-    return found
-
-
-def nearest_keys(unknown: str) -> tuple[str, ...]:
+def nearest_keys(unknown: str, keys: Mapping[str, Key] | None = None) -> tuple[str, ...]:
     """Return the keys or sections that an unknown key was most likely meant to be.
 
     In order: the same name in another section, a longer name that contains it anywhere
     (`chunk_size`), a near name in the same section, a near name anywhere.
+
+    Args:
+        unknown: Dotted name of the unknown key.
+        keys: Keys of the job, by dotted name; None for those of a job with the default workflow.
     """
     section, _, name = unknown.rpartition(".")
-    known = [*job_keys(), *section_names()]
+    keys = job_keys() if keys is None else keys
+    known = [*keys, *section_names(keys.values())]
     last_part = {key: key.rpartition(".")[2] for key in known}
 
     if same := tuple(key for key in known if last_part[key] == name):
@@ -89,6 +131,6 @@ def nearest_keys(unknown: str) -> tuple[str, ...]:
     return tuple(key for key in known if last_part[key] in near)
 
 
-def question_about(unknown: str) -> str:
-    """Ask whether one of the nearest keys was meant; empty where nothing is near."""
-    return ask_for(nearest_keys(unknown))
+def question_about(unknown: str, keys: Mapping[str, Key] | None = None) -> str:
+    """Return a question that suggests the keys nearest to an unknown one; empty if none is near."""
+    return ask_for(nearest_keys(unknown, keys))

@@ -1,8 +1,9 @@
-"""A job file and its overrides to a `Job`, with every mistake found on the way."""
+"""Loading of a job file with overrides into a `Job`, which reports all mistakes at once."""
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,23 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from flstream.job.hocon import read_hocon, read_value, unresolved_in
-from flstream.job.keys import job_keys, nearest_keys, question_about, section_names
+from flstream.job.job import Job
+from flstream.job.key import WORKFLOW, Key, problems_of, split_index, workflow_name
+from flstream.job.keys import (
+    StageShape,
+    job_keys,
+    keys_with,
+    nearest_keys,
+    question_about,
+    section_names,
+    workflow_sections,
+)
 from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given
-from flstream.job.sections import Job
+from flstream.job.workflow_code import DEFAULT_WORKFLOW, WorkflowType, find_workflow
 
-_OVERRIDE = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(
+    r"\s*([A-Za-z0-9_-]+(?:\[\d{1,4}\])?(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL
+)
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
 
 
@@ -22,12 +35,15 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     """Read a job file, apply overrides, and resolve it: defaults filled in, paths absolute.
 
     Args:
-        path: the job file (HOCON).
-        overrides: texts such as `clients.count=4`, with a HOCON value; each replaces what the
-            file says of that key, later ones win, and all go through the same checks.
+        path: Path of the job file (HOCON).
+        overrides: Texts such as `clients.count=4`, with a HOCON value. Each replaces the file's
+            value of that key; of several, the last one applies. All are checked like the file.
+
+    Returns:
+        The resolved job.
 
     Raises:
-        JobError: the job cannot be run as written; it names every mistake.
+        JobError: The job file has mistakes; the message names all of them.
     """
     path = Path(os.path.abspath(path))
     if path.is_dir():
@@ -44,9 +60,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         try:
             job = Job.model_validate(_with_sections(values), context={"folder": path.parent})
         except ValidationError as error:
-            found = [each for detail in error.errors() for each in _problems(detail)]
             problems += unresolved
-            problems += _worth_telling(found, unresolved, absent=hocon.complete)
+            problems += _mistakes(error, values, path.parent, unresolved, absent=hocon.complete)
         else:
             problems += unresolved
             if not problems:
@@ -55,7 +70,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
 
 
 def _apply(overrides: Iterable[str], values: dict[str, Any]) -> list[Problem]:
-    """Put each override into the values; return those that are malformed."""
+    """Put each override into the values; return the problems of malformed ones."""
     problems: list[Problem] = []
     for override in overrides:
         match = _OVERRIDE.fullmatch(override)
@@ -68,20 +83,40 @@ def _apply(overrides: Iterable[str], values: dict[str, Any]) -> list[Problem]:
         if wrong:
             problems += [Problem(key, given(text), "a HOCON value", str(each)) for each in wrong]
             continue
-        *sections, name = key.split(".")
-        section = values
-        for part in sections:
-            if not isinstance(section.get(part), dict):
-                section[part] = {}
-            section = section[part]
-        section[name] = value
+        problems += _put(key, value, values)
     return problems
 
 
-def _override_value(text: str) -> tuple[Any, tuple[Problem, ...]]:
-    """Read the value of an override as HOCON, except that a bare text may hold anything.
+def _put(key: str, value: Any, values: dict[str, Any]) -> list[Problem]:
+    """Put a value at the place of a key; return the problem if there is no such place."""
+    first, *parts = key.split(".")
+    name, index = split_index(first)
+    inside: Any = values
+    path: list[Any] = [name, *([] if index is None else [index]), *parts]
+    there = values.get(name)
+    if isinstance(there, list) and (parts or index is not None):
+        if index is None or index >= len(there):
+            allowed = f"one of {name}[0] to {name}[{len(there) - 1}], since {name} is a list"
+            return [Problem(key, f"{first} is given", allowed)]
+        inside, path = there, path[1:]
+    elif index == 0:
+        path.pop(1)  # the only workflow need not be in a list
+    elif index is not None:
+        return [Problem(key, f"{first} is given", f"{name}, since it is not a list")]
+    for part in path[:-1]:
+        if isinstance(inside, dict):
+            inside.setdefault(part, {})
+        if not isinstance(inside[part], dict):
+            inside[part] = {}
+        inside = inside[part]
+    inside[path[-1]] = value
+    return []
 
-    On a command line nothing follows the value, so `a,b=c` and `x#y` are whole texts.
+
+def _override_value(text: str) -> tuple[Any, tuple[Problem, ...]]:
+    """Read the value of an override as HOCON, except that an unquoted text may be any text.
+
+    On a command line nothing follows the value, so `a,b=c` and `x#y` are complete texts.
     """
     if text.startswith(("[", "{", '"')) or "${" in text:
         hocon = read_value(text)
@@ -98,56 +133,74 @@ def _override_value(text: str) -> tuple[Any, tuple[Problem, ...]]:
 
 
 def _with_sections(values: dict[str, Any]) -> dict[str, Any]:
-    """Add the sections that were left out, so that what they lack is named key by key."""
+    """Add omitted sections, so that their required keys are reported one by one."""
     whole = dict(values)
-    for name in section_names():
+    for name in section_names(job_keys().values()):
         if "." not in name:
             whole.setdefault(name, {})
     return whole
 
 
-def _problems(error: ErrorDetails) -> list[Problem]:
-    """Turn one of pydantic's errors into problems that a reader of the job file understands."""
-    key = ".".join(map(str, error["loc"]))
-    if error["type"] == "refused":
-        return [
-            Problem(_join(key, each.key), each.given, each.allowed, each.hint)
-            for each in error["ctx"]["problems"]
-        ]
-    if error["type"] == "missing":
-        return [Problem(key, MISSING, job_keys()[key].rule.allowed)]
-    if error["type"] == "extra_forbidden":
-        return [Problem(key, UNKNOWN, "", question_about(key))]
-    inside = [name.removeprefix(f"{key}.") for name in job_keys() if name.startswith(f"{key}.")]
-    return [Problem(key, given(error["input"]), f"a section {{ {', '.join(inside)} }}")]
-
-
-def _join(key: str, inner: str) -> str:
-    """Place a rule's problem under its field; a full path (`model.factory`) stands alone."""
-    if inner in job_keys():
-        return inner
-    return f"{key}.{inner}" if inner else key
-
-
-def _worth_telling(
-    found: Sequence[Problem], unresolved: Sequence[Problem], *, absent: bool
+def _mistakes(
+    error: ValidationError,
+    values: Mapping[str, Any],
+    folder: Path,
+    unresolved: Sequence[Problem],
+    *,
+    absent: bool,
 ) -> list[Problem]:
-    """Leave out what only follows from another mistake.
+    """Return the mistakes as problems, with the nearest key of this job for an unknown one."""
+    details = [_located(each, values) for each in error.errors()]
+    refused = {each.key for each in problems_of(details, job_keys())}
+    keys = keys_with([*_shapes(values, folder, refused)])
+    found = [
+        replace(each, hint=question_about(each.key, keys)) if each.given == UNKNOWN else each
+        for each in problems_of(details, keys)
+    ]
+    return _primary(found, unresolved, keys, absent=absent)
 
-    That is a key missing because it is misspelt or because an include is (`absent` is false),
-    a value wrong because its `${X}` is unresolved, and arguments of an unknown workflow.
+
+def _shapes(values: Mapping[str, Any], folder: Path, refused: Set[str]) -> Iterator[StageShape]:
+    """Yield the arguments of each workflow; for a refused workflow, those of the default one."""
+    sections = workflow_sections(values)
+    for index, section in enumerate(sections):
+        name = workflow_name(index, len(sections))
+        if not isinstance(section, dict) or refused & {name, f"{name}.type", WORKFLOW}:
+            section = {}
+        kind = WorkflowType().parse(section.get("type", DEFAULT_WORKFLOW), folder)
+        yield StageShape(find_workflow(kind).args)
+
+
+def _located(error: ErrorDetails, values: Mapping[str, Any]) -> ErrorDetails:
+    """Remove the index from the place of a mistake in the job's only workflow."""
+    loc = error["loc"]
+    if loc[:1] == (WORKFLOW,) and len(workflow_sections(values)) == 1:
+        loc = tuple(part for part in loc if part != 0)
+    return {**error, "loc": loc}
+
+
+def _primary(
+    found: Sequence[Problem],
+    unresolved: Sequence[Problem],
+    keys: Mapping[str, Key],
+    *,
+    absent: bool,
+) -> list[Problem]:
+    """Return the problems without those that only follow from others.
+
+    A key may be missing because it is misspelt, or because an include is missing (`absent` is
+    false); a value may be wrong because its `${X}` is unresolved.
     """
-    meant = {name for each in found if each.given == UNKNOWN for name in nearest_keys(each.key)}
+    unknown = [each.key for each in found if each.given == UNKNOWN]
+    meant = {name for key in unknown for name in nearest_keys(key, keys)}
     unread = {each.key for each in unresolved}
-    if any(each.key == "workflow.type" for each in found):
-        unread.add("workflow.args")
 
-    def told(problem: Problem) -> bool:
+    def is_relevant(problem: Problem) -> bool:
         if problem.given == MISSING:
             return absent and not _within(problem.key, meant)
         return not _within(problem.key, unread)
 
-    return [problem for problem in found if told(problem)]
+    return [problem for problem in found if is_relevant(problem)]
 
 
 def _within(key: str, names: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""What is wrong with a job file, as records and as one message."""
+"""Mistakes in a job file, as records and as one message."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,16 +15,16 @@ UNKNOWN = "unknown key"
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a job file; `str()` of it is one line."""
+    """One mistake in a job file; its `str()` is one line."""
 
     key: str
-    """Key path such as `clients.count`; empty where the mistake is about the whole file."""
+    """Dotted key such as `clients.count`; empty for a mistake that concerns the whole file."""
     given: str
-    """What the file says: `given "abc"`, `missing`, `unknown key`."""
+    """State of the key in the file: `given "abc"`, `missing`, `unknown key`."""
     allowed: str = ""
-    """What would be right, to be read after "must be"."""
+    """Description of allowed values, to follow "must be"."""
     hint: str = ""
-    """A next step, such as the nearest valid key."""
+    """Suggestion of a next step, such as the nearest valid key."""
 
     def __str__(self) -> str:
         """Return the mistake as one line of a message."""
@@ -37,7 +37,12 @@ class JobError(UsageError):
     """A job file cannot be used: every mistake found in it, in one message."""
 
     def __init__(self, path: Path, problems: Iterable[Problem]) -> None:
-        """Gather the mistakes of the job file at `path`."""
+        """Create the error.
+
+        Args:
+            path: Path of the job file.
+            problems: Mistakes found in it.
+        """
         self.path = path
         self.problems = tuple(problems)
         super().__init__(path, self.problems)
@@ -52,16 +57,16 @@ class JobError(UsageError):
 
 
 def given(value: Any) -> str:
-    """Say what a file gives for a key, shortened so that it fits on a line."""
+    """Return the clause `given <value>`, with the value shortened to fit on a line."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return f"given {text if len(text) <= 80 else text[:77] + '...'}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that names the nearest of the known names, or nothing."""
+    """Return a question that suggests the nearest known name; empty if none is near."""
     return ask_for(get_close_matches(name, list(known), n=1, cutoff=0.6))
 
 
 def ask_for(names: Sequence[str]) -> str:
-    """Return a question that offers these names, or nothing when there are none."""
+    """Return a question that suggests these names; empty if there are none."""
     return f"did you mean {' or '.join(names)}?" if names else ""

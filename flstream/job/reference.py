@@ -1,6 +1,6 @@
-"""The reference page of the job file, written from the sections that define it.
+"""Reference page of the job file, generated from the sections that define it.
 
-``python -m flstream.job.reference > docs/job.md`` writes it anew.
+``python -m flstream.job.reference > docs/job.md`` regenerates it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ import sys
 from collections.abc import Iterator
 from inspect import cleandoc
 
-from flstream.job.keys import Key, job_keys
-from flstream.job.sections import Job, Section
+from flstream.job.job import Job
+from flstream.job.key import WORKFLOW, Key, keys_at, keys_of, section_at
+from flstream.job.section import Section
+from flstream.job.stage import Stage
+from flstream.job.workflow_args import WorkflowArgs
+from flstream.job.workflow_code import built_in_args, built_ins
 
 EXAMPLE = """\
 name = mine
@@ -38,7 +42,8 @@ checkpoints { keep = 3 }                  # the last three, and the best one bes
 _HEAD = f"""\
 # The job file
 
-Written by `make docs` from `flstream/job/sections.py`, where each key has its one definition.
+Written by `make docs` from the sections in `flstream/job`, where each key has its one definition;
+a workflow's own arguments are defined beside it, in `flstream/workflows`.
 
 A job is one file of HOCON: JSON with comments, units, includes and substitutions. Three keys have
 to be given, `name`, `rounds` and `clients.count`, and so has where the model and the training code
@@ -51,10 +56,10 @@ are. All else has a default.
 - Paths start at the folder of the job file.
 - Sizes: `2 MiB`, `2M` and `2097152` are the same; `2 MB` is 2,000,000 bytes. Durations: `600 s`,
   `10 minutes`, `500 ms`; a bare number is in seconds.
-- `null` is what a key is without a value; its entry says what that means.
+- `null` stands for no value; the entry of a key says what that means.
 - `${{?HOME}}` takes a variable of the environment, if there is one.
 - `include required(file("base.conf"))` takes in another file.
-- `--set clients.count=4` on the command line has the last word, and goes through the same checks.
+- `--set clients.count=4` on the command line overrides the file, and goes through the same checks.
 
 `flstream validate JOB` names every mistake at once, an unknown key among them, and of a sound job
 what it would do and need. The `job.conf` in a run directory has every key written out, with its
@@ -63,26 +68,39 @@ meaning.
 
 
 def render_reference() -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     parts = [_HEAD, *_section("", Job)]
     return "\n".join(parts)
 
 
 def _section(name: str, section: type[Section]) -> Iterator[str]:
-    """A section's keys, and then the sections in it."""
+    """Yield the page's parts for a section: its keys, then the sections in it."""
     if name:
         yield f"## `{name}`\n\n{cleandoc(section.__doc__ or '')}\n"
     else:
         yield "## At the top\n"
-    inner = {}
+    inner: list[tuple[str, type[Section]]] = []
     for field, info in section.model_fields.items():
         path = f"{name}.{field}".lstrip(".")
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            inner[path] = info.annotation
+        within = Stage if path == "stages" else section_at(info)
+        if within is None:
+            yield from map(_entry, keys_at(info, tuple(path.split("."))))
         else:
-            yield _entry(job_keys()[path])
-    for path, each in inner.items():
+            inner.append((WORKFLOW if within is Stage else path, within))
+    for path, each in inner:
         yield from _section(path, each)
+    if section is Stage:
+        yield from _arguments_of_built_ins()
+
+
+def _arguments_of_built_ins() -> Iterator[str]:
+    """Yield the parts for each built-in workflow's own arguments."""
+    for name in built_ins():
+        args = built_in_args(name)
+        keys = keys_of(args, (WORKFLOW, "args"))
+        if own := [key for key in keys if key.path[2] not in WorkflowArgs.model_fields]:
+            yield f"## `{WORKFLOW}.args` of {name}\n"
+            yield from map(_entry, own)
 
 
 def _entry(key: Key) -> str:

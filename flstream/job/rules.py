@@ -1,8 +1,8 @@
-"""What a key of the job file accepts: one rule a kind of value.
+"""Rules for the values of keys of the job file, one for each kind of value.
 
-A rule is put on a field as `Annotated[type, Rule(...)]`. It parses what HOCON gives, says in
-words what is allowed, and writes a value back as HOCON, so that validation, messages and the
-resolved job file cannot disagree.
+A rule is put on a field as `Annotated[type, ValueRule(...)]`. It parses a HOCON value, describes
+the allowed values in words, and renders a value as HOCON, so that validation, messages and the
+resolved job file agree.
 """
 
 import math
@@ -21,30 +21,33 @@ from flstream import units
 from flstream.job.problems import Problem, did_you_mean, given
 from flstream.job.values import render_value
 
-KEY = re.compile(r"[A-Za-z0-9_-]+")
-
 
 def refuse(*problems: Problem) -> PydanticCustomError:
     """Return the error with which a rule refuses a value.
 
-    The keys of the problems are relative to the field, so `""` is the field itself.
+    The keys of the problems are relative to the field: `""` is the field itself.
     """
     return PydanticCustomError("refused", "refused", {"problems": problems})
 
 
-class Rule(ABC):
-    """What one key accepts. A rule sets `allowed` and `parse`, and `render` if it must."""
+class ValueRule(ABC):
+    """Rule for the values of one key; it defines `allowed`, `parse` and, if needed, `render`."""
 
     @property
     @abstractmethod
     def allowed(self) -> str:
-        """What is allowed, to be read after "must be"."""
+        """Description of allowed values, to follow "must be"."""
 
     @abstractmethod
     def parse(self, value: Any, folder: Path) -> Any:
-        """Return the typed value, or raise what `refuse` or `self.refused` gives.
+        """Return the typed value.
 
-        `folder` is the job file's: relative paths start there.
+        Args:
+            value: Value as HOCON gives it.
+            folder: Folder of the job file, in which relative paths start.
+
+        Raises:
+            PydanticCustomError: The value is not allowed; it is made by `refuse` or `refused`.
         """
 
     def render(self, value: Any) -> str:
@@ -58,7 +61,7 @@ class Rule(ABC):
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Let pydantic call `parse`, except for the null of a field that may be null."""
+        """Return the pydantic schema that calls `parse`, except for null where it is allowed."""
 
         def parse(value: Any, info: ValidationInfo) -> Any:
             return self.parse(value, (info.context or {}).get("folder") or Path.cwd())
@@ -69,17 +72,17 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class Whole(Rule):
-    """A whole number from `least` to `most`; digits in quotes count (`${?N}` gives them)."""
+class Whole(ValueRule):
+    """A whole number from `least` to `most`; a text of digits, as of `${?N}`, is accepted."""
 
     least: int
     most: int | None = None
     word: str = ""
-    """What may stand in the number's place, such as `all`."""
+    """Word allowed instead of a number, such as `all`; empty for none."""
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         number = f"a whole number of at least {self.least}"
         if self.most is not None:
             number = f"a whole number from {self.least} to {self.most}"
@@ -98,12 +101,12 @@ class Whole(Rule):
 
 
 @dataclass(frozen=True)
-class CountOrFraction(Rule):
+class CountOrFraction(ValueRule):
     """A number of things (`1` is one) or a fraction of them (`1.0` is all)."""
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         return "a whole number of at least 1, or a fraction above 0 and up to 1.0 (all)"
 
     def parse(self, value: Any, folder: Path) -> int | float:
@@ -116,18 +119,18 @@ class CountOrFraction(Rule):
 
 
 @dataclass(frozen=True)
-class Bytes(Rule):
+class Bytes(ValueRule):
     """A size in bytes."""
 
     least: int
     most: int | None = None
     multiple_of: int = 1
     zero: str = ""
-    """What 0 means, where 0 is allowed beside the range."""
+    """Meaning of 0, which is allowed beside the range; empty if it is not."""
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         what = f"a multiple of {self.multiple_of} bytes" if self.multiple_of > 1 else "a size"
         least = units.format_bytes(self.least)
         ends = f"of at least {least}"
@@ -156,12 +159,12 @@ class Bytes(Rule):
 
 
 @dataclass(frozen=True)
-class Seconds(Rule):
+class Seconds(ValueRule):
     """A duration longer than zero."""
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         return f"{units.DURATION_ALLOWED}, longer than 0"
 
     def parse(self, value: Any, folder: Path) -> float:
@@ -180,14 +183,14 @@ class Seconds(Rule):
 
 
 @dataclass(frozen=True)
-class Choice(Rule):
+class Choice(ValueRule):
     """One of a few names."""
 
     names: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         return self.names[0] if len(self.names) == 1 else f"one of {', '.join(self.names)}"
 
     def parse(self, value: Any, folder: Path) -> str:
@@ -198,7 +201,7 @@ class Choice(Rule):
 
 
 @dataclass(frozen=True)
-class Text(Rule):
+class Text(ValueRule):
     """A text that matches a pattern."""
 
     pattern: str
@@ -206,7 +209,7 @@ class Text(Rule):
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         return self.in_words
 
     def parse(self, value: Any, folder: Path) -> str:
@@ -217,7 +220,7 @@ class Text(Rule):
 
 
 @dataclass(frozen=True)
-class Real(Rule):
+class Real(ValueRule):
     """A finite number of at least `least` (or above it) and below `below`."""
 
     least: float
@@ -226,14 +229,14 @@ class Real(Rule):
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         lower = f"{'above' if self.above_least else 'of at least'} {self.least:g}"
         return f"a number {lower}{'' if self.below == math.inf else f' and below {self.below:g}'}"
 
     def parse(self, value: Any, folder: Path) -> float:
         """Return the number as a float."""
         number = read_number(value)
-        # A whole number may have more digits than a float.
+        # A whole number may be too large for a float.
         if number is None or not self.least <= number < min(self.below, sys.float_info.max):
             raise self.refused(value)
         if self.above_least and number == self.least:
@@ -242,14 +245,14 @@ class Real(Rule):
 
 
 @dataclass(frozen=True)
-class Patterns(Rule):
+class Patterns(ValueRule):
     """A list of regular expressions."""
 
     least: int = 0
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """Description of allowed values."""
         what = "a list of regular expressions"
         return f"{what}, at least {self.least}" if self.least else what
 
@@ -267,55 +270,15 @@ class Patterns(Rule):
         return value
 
 
-@dataclass(frozen=True)
-class FreeArgs(Rule):
-    """Arguments for somebody else's code: plain values under keys of any name.
-
-    Values stay as HOCON gives them: `256 MiB` and `10 s` are texts, for the code to read.
-    """
-
-    @property
-    def allowed(self) -> str:
-        """What is allowed, in words."""
-        return "a section of keys and plain values"
-
-    def parse(self, value: Any, folder: Path) -> dict[str, Any]:
-        """Return the arguments as given, once every key and number in them is sound."""
-        if not isinstance(value, dict):
-            raise self.refused(value)
-        problems = list(_unsound("", value))
-        if problems:
-            raise refuse(*problems)
-        return value
-
-
-def _unsound(key: str, value: Any) -> list[Problem]:
-    """Find what could not be passed on, or not be written back as the same HOCON."""
-    if isinstance(value, dict):
-        found = [
-            Problem(key, f"key {given(name).removeprefix('given ')}", "letters, digits, _ and -")
-            for name in value
-            if not KEY.fullmatch(name)
-        ]
-        for name, inner in value.items():
-            found += _unsound(f"{key}.{name}".lstrip("."), inner)
-        return found
-    if isinstance(value, list):
-        return [found for inner in value for found in _unsound(key, inner)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return [Problem(key, given(value), "a finite number")]
-    return []
-
-
 _NUMBER = re.compile(
     r"[+-]?(?:\d{1,40}(?P<fraction>\.\d*)?|(?P<point>\.\d+))(?P<exponent>[eE][+-]?\d+)?"
 )
 
 
 def read_number(value: Any) -> int | float | None:
-    """Return the number that HOCON or a text of digits gives, None for anything else."""
+    """Return a value that is a number or the text of one as a number; None for any other."""
     if isinstance(value, str) and (match := _NUMBER.fullmatch(value.strip())):
         whole = not (match["fraction"] or match["point"] or match["exponent"])
         return int(value) if whole else float(value)
-    # bool is an int to Python, but `true` is no number to a reader.
+    # In Python, bool is an int; in a job file, `true` is not a number.
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,48 +1,40 @@
-"""The sections of a job file: every key, its type, what it accepts, its default, its meaning.
+"""Sections of a job file: every key with its type, rule, default and meaning.
 
-This is the one definition of each key. The text under a field is its meaning; its first line
-stands beside the key wherever a job is written out. In `Annotated[type, rule]` the rule says
-what the file may give.
+Each key is defined here only. The text under a field is its meaning; its first line is the key's
+comment in a resolved job file. In `Annotated[type, rule]` the rule defines the allowed values.
 """
 
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from flstream.job.conditions import StopCondition
-from flstream.job.files import Factory, File, Script
+from flstream.job.files import Factory, File, ScriptFile
+from flstream.job.free_values import FreeArgs
 from flstream.job.problems import MISSING, Problem, given
 from flstream.job.rules import (
     Bytes,
     Choice,
     CountOrFraction,
-    FreeArgs,
     Patterns,
     Real,
     Seconds,
-    Text,
     Whole,
     refuse,
 )
+from flstream.job.section import Section
 
 MIB, GIB = 1024**2, 1024**3
 
-# Beyond so many clients, a process each would take more memory than it saves time.
+# Most clients that get a process each by default; more processes would cost too much memory.
 _MOST_PROCESSES = 16
 
 _CHUNK_SIZE = Bytes(least=16, most=GIB, multiple_of=16, zero="streaming off")
 
 
-class Section(BaseModel):
-    """A section of the job file: immutable, and closed to keys it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Clients(Section):
-    """Who takes part."""
+class ClientsSection(Section):
+    """The clients of the job, and how many of them a round needs."""
 
     count: Annotated[int, Whole(1, 1_000_000)]
     """How many clients (sites) the job has."""
@@ -103,26 +95,26 @@ class Clients(Section):
 
     @property
     def workers(self) -> int:
-        """How many worker processes there are; as many as clients if each has its own."""
+        """Number of worker processes; as many as clients if each client has its own."""
         if self.parallel is not None:
             return min(self.parallel, self.count)
         return self.count if self.count <= _MOST_PROCESSES else os.cpu_count() or 1
 
     @property
     def worker_names(self) -> list[str]:
-        """The workers' names: those of the sites, if each has its own."""
+        """Names of the workers; the names of the sites if each site has its own worker."""
         if self.workers == self.count:
             return self.names
         return [f"worker-{number}" for number in range(1, self.workers + 1)]
 
     @property
     def names(self) -> list[str]:
-        """The sites' names, in their fixed order: `site-1` and up."""
+        """Names of the sites, in their fixed order: `site-1`, `site-2` and so on."""
         return [f"site-{number}" for number in range(1, self.count + 1)]
 
     @property
     def cohort_size(self) -> int:
-        """How many clients a round samples, as a number from 1 to `count`."""
+        """Number of clients that a round samples, from 1 to `count`."""
         return _cohort_size(self.count, self.per_round)
 
 
@@ -132,7 +124,7 @@ def _cohort_size(count: int, per_round: int | float | None) -> int:
     return per_round if isinstance(per_round, int) else max(1, round(per_round * count))
 
 
-class Model(Section):
+class ModelSection(Section):
     """Where the initial weights come from: a factory, or a file, which wins over it."""
 
     factory: Annotated[str | None, Factory()] = None
@@ -159,10 +151,10 @@ class Model(Section):
         return value
 
 
-class Train(Section):
+class TrainSection(Section):
     """What each client runs: a script or a learner."""
 
-    script: Annotated[Path | None, Script()] = None
+    script: Annotated[Path | None, ScriptFile()] = None
     """The training script that each client runs.
 
     It asks for tasks in a loop. Where clients share processes, it is run anew for each task.
@@ -192,7 +184,7 @@ class Train(Section):
         # A script that was refused is not in info.data: that mistake is reported already.
         script = info.data.get("script", "refused")
         if value is None and script is None:
-            allowed = f"{Script().allowed}, unless train.learner is given"
+            allowed = f"{ScriptFile().allowed}, unless train.learner is given"
             raise refuse(Problem("train.script", MISSING, allowed))
         if value is not None and script is not None:
             hint = "take the learner with train.script = null"
@@ -201,37 +193,14 @@ class Train(Section):
 
     @property
     def source(self) -> Path | None:
-        """The file with the script or the learner; None for an installed module's learner."""
+        """Path of the training code's file; None for the learner of an installed module."""
         if self.learner is None:
             return self.script
         where = self.learner.rpartition(":")[0]
         return Path(where) if where.endswith(".py") else None
 
 
-class FedAvgArgs(Section):
-    """What the fedavg workflow can be told."""
-
-    evaluate_every: Annotated[int, Whole(0)] = 1
-    """Sites evaluate the new global model every so many rounds, and after the last; 0 is never."""
-
-    key_metric: Annotated[str, Text(r"\S(.*\S)?", "the name of a metric")] = "accuracy"
-    """The metric that decides which round was the best."""
-
-    key_metric_mode: Annotated[Literal["max", "min"], Choice(("max", "min"))] = "max"
-    """Whether the best value of the key metric is the largest or the smallest."""
-
-
-class Workflow(Section):
-    """What the job does round by round."""
-
-    type: Annotated[Literal["fedavg"], Choice(("fedavg",))] = "fedavg"
-    """The workflow: fedavg averages the clients' updates, weighted by number of examples."""
-
-    args: FedAvgArgs = FedAvgArgs()
-    """What the workflow can be told."""
-
-
-class Aggregation(Section):
+class AggregationSection(Section):
     """How updates become the next model."""
 
     method: Annotated[
@@ -267,7 +236,7 @@ class Aggregation(Section):
     """The most memory the server's fold buffers may take (bytes)."""
 
 
-class ServerOptimizer(Section):
+class ServerOptimizerSection(Section):
     """What the server makes of the aggregate's difference from the global model."""
 
     type: Annotated[
@@ -292,7 +261,7 @@ class ServerOptimizer(Section):
     """How adaptive the adaptive optimisers are: the smaller, the more."""
 
 
-class Streaming(Section):
+class StreamingSection(Section):
     """How models move between the server and its clients."""
 
     mode: Annotated[Literal["pull", "push", "native"], Choice(("pull", "push", "native"))] = "pull"
@@ -318,7 +287,7 @@ class Streaming(Section):
     """How many requests may be in flight at once."""
 
 
-class Checkpoints(Section):
+class CheckpointsSection(Section):
     """Which models of its rounds a run keeps."""
 
     keep: Annotated[int | Literal["all"], Whole(1, word="all")] = "all"
@@ -326,68 +295,3 @@ class Checkpoints(Section):
 
     The initial model goes like any other: the job and its seed give it again.
     """
-
-
-class Job(Section):
-    """A job as resolved: every default filled in, every path absolute."""
-
-    name: Annotated[
-        str,
-        Text(
-            r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
-            "at most 100 letters, digits, . _ and -, a letter or digit first",
-        ),
-    ]
-    """The job's name, which is part of the name of its run directory."""
-
-    seed: Annotated[int, Whole(0)] = 0
-    """What all randomness starts from: the same job and seed give the same bits."""
-
-    rounds: Annotated[int, Whole(1)]
-    """How many rounds the job runs."""
-
-    stop_when: Annotated[str | None, StopCondition()] = None
-    """The job ends early once an evaluation's metric is there (`accuracy >= 0.97`); null is never.
-
-    The operators are >= <= > <. A metric that is NaN, infinite or missing does not end it.
-    """
-
-    patience: Annotated[int | None, Whole(1)] = None
-    """The job ends early after so many evaluations without a new best key metric; null is never.
-
-    One in which the metric is NaN, infinite or missing does not count.
-    """
-
-    clients: Clients
-    model: Model
-    train: Train
-    workflow: Workflow = Workflow()
-    aggregation: Aggregation = Aggregation()
-    server_optimizer: ServerOptimizer = ServerOptimizer()
-    streaming: Streaming = Streaming()
-    checkpoints: Checkpoints = Checkpoints()
-
-    _folder: Path = PrivateAttr(default_factory=Path.cwd)
-
-    @field_validator("workflow")
-    @classmethod
-    def _something_to_stop_by(cls, value: Workflow, info: ValidationInfo) -> Workflow:
-        early = [key for key in ("stop_when", "patience") if info.data.get(key) is not None]
-        if early and value.args.evaluate_every == 0:
-            allowed = "null where workflow.args.evaluate_every is 0, as no round is evaluated"
-            raise refuse(*(Problem(key, given(info.data[key]), allowed) for key in early))
-        return value
-
-    def model_post_init(self, context: Any) -> None:
-        """Keep the folder that relative paths started from."""
-        if context and context.get("folder"):
-            self._folder = context["folder"]
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the job file, absolute; not a key, so equal jobs may differ in it."""
-        return self._folder
-
-    def __eq__(self, other: object) -> bool:
-        """Compare the keys of two jobs, not where they were read from."""
-        return isinstance(other, Job) and self.__dict__ == other.__dict__

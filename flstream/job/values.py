@@ -1,4 +1,4 @@
-"""Plain values as HOCON text."""
+"""Rendering of plain values as HOCON text."""
 
 from pathlib import Path
 from typing import Any

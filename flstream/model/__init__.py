@@ -1,1 +1,1 @@
-"""The model as a byte range: layout, sources, sinks and checkpoints. No network, no process."""
+"""A model as a byte range: layout, sources, sinks and checkpoints. No network and no process."""

@@ -6,10 +6,11 @@ import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.body import Scratch, Source
+from flstream.model.body import Extent, Scratch, Source
+from flstream.model.copy import copy
 from flstream.model.descriptors import (
     begin_writeback,
     open_to_write,
@@ -21,15 +22,30 @@ from flstream.model.digests import BodyDigest, ChunkDigester, ChunkDigests
 from flstream.model.header import header_length
 from flstream.model.layout import Layout, parse_header
 
-# After how many bytes the disk is told to begin writing.
+# Bytes written between two requests to the disk to begin writing.
 _WRITEBACK_BYTES = 16 << 20
 
 
-def read_layout(path: Path) -> tuple[Layout, dict[str, str], int]:
-    """The layout, the metadata and the length in bytes of a safetensors file's header.
+class FileHeader(NamedTuple):
+    """The header of a safetensors file.
+
+    Attributes:
+        layout: Tensors in the file.
+        metadata: Strings of ``__metadata__``, but for the ties between tensors.
+        nbytes: Length of the header in bytes, with the 8 bytes of its length: where the body
+            begins.
+    """
+
+    layout: Layout
+    metadata: dict[str, str]
+    nbytes: int
+
+
+def read_header(path: Path) -> FileHeader:
+    """Read the header of a safetensors file, and check it against the file's length.
 
     Raises:
-        CheckpointError: the file cannot be read or is not a sound safetensors file.
+        CheckpointError: The file cannot be read or is not a sound safetensors file.
     """
     try:
         with path.open("rb") as file:
@@ -47,7 +63,7 @@ def read_layout(path: Path) -> tuple[Layout, dict[str, str], int]:
             f"{path} has {body} bytes of tensors where its header promises {layout.nbytes}; "
             "it is truncated or damaged, so fetch it again or save it anew"
         )
-    return layout, metadata, 8 + length
+    return FileHeader(layout, metadata, 8 + length)
 
 
 class FileSource:
@@ -56,34 +72,44 @@ class FileSource:
     Mapping the file would avoid one copy but charge every page touched to this process's RSS.
 
     Attributes:
-        path: of the file.
-        layout: what the bytes mean.
-        metadata: the header's strings.
-        header_bytes: where the tensors begin in the file.
-        digests: of chunks that were sent, or written, for whoever sends them again.
+        path: Path of the file.
+        layout: Tensors in the file.
+        metadata: Strings of the header.
+        header_bytes: Length of the header in bytes: where the body begins in the file.
+        digests: xxh3-64 digests of chunks that were written or sent, for sending them again.
 
     Args:
-        path: of the file.
-        digests: of its chunks, as far as they are known.
+        path: Path of the file.
+        digests: Digests of its chunks, as far as they are known.
+        header: Header of the file, if it is known; otherwise it is read and checked.
 
     Raises:
-        CheckpointError: the file cannot be read or is not a sound safetensors file.
+        CheckpointError: The file cannot be read or is not a sound safetensors file.
     """
 
-    def __init__(self, path: Path, digests: ChunkDigests | None = None) -> None:
+    random_access = True
+    lendable = False
+    deliver = None
+
+    def __init__(
+        self, path: Path, digests: ChunkDigests | None = None, header: FileHeader | None = None
+    ) -> None:
         self.path = path
-        self.layout, self.metadata, self.header_bytes = read_layout(path)
+        self.layout, self.metadata, self.header_bytes = header or read_header(path)
         self.digests = ChunkDigests() if digests is None else digests
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # A service's thread may still be reading when a round lets go of the source. So the
-        # descriptor is closed with the last reference, never under a reader.
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        # A service's thread may still be reading when a round drops the source. So the descriptor
+        # is closed with the last reference, never under a reader.
         weakref.finalize(self, os.close, self._fd)
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """The bytes ``[start, stop)``, read into ``scratch``.
+        """Return the bytes ``[start, stop)``, read into ``scratch``.
 
         Raises:
-            CheckpointError: the file cannot be read there, or became shorter since it was opened.
+            CheckpointError: The file cannot be read there, or became shorter since it was opened.
         """
         view = scratch.take(stop - start)
         try:
@@ -97,27 +123,21 @@ class FileSource:
             raise self._cut_short(start + count)
         return [view]
 
-    def require(self, stop: int) -> None:
-        """Make sure, without reading it, that the body is there up to ``stop``.
+    def extent(self, start: int, stop: int) -> Extent:
+        """Return where the bytes ``[start, stop)`` lie in the file, without reading them.
 
         Raises:
-            CheckpointError: the file became shorter since it was opened.
+            CheckpointError: The file became shorter since it was opened.
         """
         there = os.fstat(self._fd).st_size - self.header_bytes
         if there < stop:
             raise self._cut_short(there)
+        return Extent(self._fd, self.header_bytes + start, self.digests)
 
     def _cut_short(self, there: int) -> CheckpointError:
         return CheckpointError(
             f"{self.path} ends at byte {there} of its tensors; it was cut short after it was opened"
         )
-
-    def extent(self, start: int) -> tuple[int, int]:
-        """Where the body's bytes from ``start`` on lie: the file's descriptor, and the offset.
-
-        The descriptor lives as long as this source.
-        """
-        return self._fd, self.header_bytes + start
 
 
 class FileSink:
@@ -127,24 +147,28 @@ class FileSink:
     name in one step; so whatever happens, the name stands for a whole file or does not exist.
     Leaving the ``with`` block without finishing removes the temporary file.
 
-    A temporary file that is there already and that nobody else has is written over: its pages in
+    A temporary file that exists already and that no one else has open is overwritten: its pages in
     memory and its blocks on disk are at hand, where fresh ones may take ten times as long.
 
     Args:
-        path: where the finished file will be.
-        layout: the tensors to be written.
-        metadata: strings for the header's ``__metadata__``.
-        resume: go on with the temporary file of an earlier attempt, if there is one of the same
+        path: Path of the finished file.
+        layout: Tensors to be written.
+        metadata: Strings for the header's ``__metadata__``.
+        resume: Continue the temporary file of an earlier attempt, if there is one with the same
             header, and keep it if this attempt is not finished either.
-        durable: finishing waits until the disk has it. Without, it survives the end of this
-            process, but not a power cut; that is for what can be made again.
-        digester: given what is written, which then has to be from front to back.
+        durable: Wait in :meth:`finish` until the disk has the file. Without, the file survives the
+            end of this process, but not a power cut; that is for what can be made again.
+        digester: Digests the chunks that are written, which must then come from front to back.
 
     Attributes:
-        resumed: whether there was one. What it holds is to be verified: see :meth:`written`.
+        path: Path of the finished file.
+        layout: Tensors to be written.
+        random_access: Whether ranges may come in any order: unless there is a digester.
+        resumed: Whether an earlier attempt's temporary file is continued. The bytes in it are to
+            be verified: see :meth:`written`.
 
     Raises:
-        CheckpointError: the file cannot be made, for want of space or permission.
+        CheckpointError: The file cannot be made, for want of space or permission.
     """
 
     def __init__(
@@ -163,9 +187,11 @@ class FileSink:
         self._scratch = Scratch()
         self._view = memoryview(b"")
         header = layout.header(metadata)
+        self._metadata = dict(metadata or {})
         self._body = len(header)
         self._keep, self._durable = resume, durable
         self._digester = digester
+        self.random_access = digester is None
         self._unsynced = 0
         self.resumed = False
         try:
@@ -176,7 +202,7 @@ class FileSink:
         try:
             self.resumed = resume and os.pread(self._fd, len(header), 0) == header
             if not self.resumed:
-                # What is to be gone on with has to be told from what an older file had there.
+                # To resume later, bytes of this attempt must differ from what an older file had.
                 os.ftruncate(self._fd, 0 if resume else self._body + layout.nbytes)
             # Claiming the space now finds a full disk before the work is done, not after.
             os.posix_fallocate(self._fd, 0, self._body + layout.nbytes)
@@ -188,7 +214,7 @@ class FileSink:
             ) from error
 
     def views(self, start: int, stop: int) -> list[memoryview]:
-        """A buffer for the bytes ``[start, stop)``, reused at the next call."""
+        """Return a buffer for the bytes ``[start, stop)``, valid until the next call."""
         self._view = self._scratch.take(stop - start)
         return [self._view]
 
@@ -196,7 +222,7 @@ class FileSink:
         """Write the buffer's bytes to their place in the file.
 
         Raises:
-            CheckpointError: the disk refused them.
+            CheckpointError: The disk refused them.
         """
         self.write(start, self._view)
 
@@ -204,7 +230,7 @@ class FileSink:
         """Write bytes that begin at ``start`` of the body.
 
         Raises:
-            CheckpointError: the disk refused them.
+            CheckpointError: The disk refused them.
         """
         try:
             write_at(self._fd, view, self._body + start)
@@ -212,7 +238,7 @@ class FileSink:
                 self._digester.take(start, view)
             self._unsynced += len(view)
             if self._durable and self._unsynced >= _WRITEBACK_BYTES:
-                # While there is more to come, the disk may as well be at work on this.
+                # The disk can write this part while the next ones are made.
                 begin_writeback(self._fd, 0, self._body + start + len(view))
                 self._unsynced = 0
         except OSError as error:
@@ -222,10 +248,10 @@ class FileSink:
             ) from error
 
     def written(self, start: int, stop: int) -> list[memoryview]:
-        """What the file holds at ``[start, stop)``: zeros where nothing was written.
+        """Return what the file holds at ``[start, stop)``: zeros where nothing was written.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: The file cannot be read.
         """
         view = self._scratch.take(stop - start)
         try:
@@ -234,11 +260,14 @@ class FileSink:
             raise CheckpointError(f"{self._temporary} cannot be read: {error.strerror}") from error
         return [view[:count]]
 
-    def finish(self) -> None:
-        """Make the file durable and give it its name.
+    def finish(self) -> FileSource:
+        """Make the file durable, give it its name, and open it as a source.
+
+        Returns:
+            The finished file; its header need not be read again.
 
         Raises:
-            CheckpointError: the disk refused it.
+            CheckpointError: The disk refused the file.
         """
         try:
             if self._durable:
@@ -250,9 +279,12 @@ class FileSink:
             raise CheckpointError(f"{self.path} cannot be written: {error.strerror}") from error
         os.close(self._fd)
         self._fd = -1
+        digests = self._digester.digests if self._digester is not None else None
+        header = FileHeader(self.layout, self._metadata, self._body)
+        return FileSource(self.path, digests, header)
 
     def close(self) -> None:
-        """Drop the temporary file, unless the sink was finished or is to be resumed."""
+        """Remove the temporary file, unless the sink was finished or is to be resumed."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -266,23 +298,14 @@ class FileSink:
         self.close()
 
 
-def write_checkpoint(
-    path: Path, source: Source, metadata: Mapping[str, str] | None = None, step: int = 1 << 20
-) -> str:
-    """Copy a source into a new checkpoint, ``step`` bytes at a time, and return its digest.
+def write_checkpoint(path: Path, source: Source, metadata: Mapping[str, str] | None = None) -> str:
+    """Copy a source into a new, durable checkpoint, and return the digest of its body.
 
     Raises:
-        CheckpointError: the file cannot be written.
+        CheckpointError: The file cannot be written.
     """
-    digest, scratch = BodyDigest(source.layout), Scratch()
+    digest = BodyDigest(source.layout)
     with FileSink(path, source.layout, metadata) as sink:
-        for start, stop in source.layout.ranges(step):
-            (target,) = sink.views(start, stop)
-            offset = 0
-            for view in source.views(start, stop, scratch):
-                target[offset : offset + len(view)] = view
-                offset += len(view)
-            digest.update([target])
-            sink.commit(start, stop)
+        copy(source, sink, digest=digest)
         sink.finish()
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What can travel: dense tensors and arrays in memory; and a refusal for everything else."""
+"""Dense tensors and arrays in memory, which can be streamed, and refusals for all other values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Dense(NamedTuple):
-    """A tensor or an array, seen as an array over the same memory.
+    """A tensor or an array, seen as a NumPy array over the same memory.
 
     Attributes:
-        code: the element type, as a header names it.
-        array: the elements; integers of the same size where NumPy lacks the type.
+        code: Element type, as a safetensors header names it.
+        array: Elements; unsigned or signed integers of the same size where NumPy lacks the type.
     """
 
     code: str
@@ -26,28 +26,28 @@ class Dense(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dimensions."""
+        """Dimensions of the array."""
         return tuple(self.array.shape)
 
 
 def dense(name: str, value: object, *, writable: bool = False) -> Dense:
-    """See a value as an array over its own memory.
+    """View a tensor or an array as a NumPy array over its own memory.
 
-    A lazily conjugated or negated tensor is the exception: it shows other bits than it stores, and
-    is copied.
+    A lazily conjugated or negated tensor is copied instead, since it shows other bits than it
+    stores.
 
     Args:
-        name: of the tensor, for messages.
-        value: a torch tensor or a NumPy array or scalar.
-        writable: the array is to be written to.
+        name: Name of the tensor, for messages.
+        value: Torch tensor, or NumPy array or scalar.
+        writable: Whether the array is to be written to, which requires it to be contiguous.
 
     Raises:
-        LayoutError: the value cannot be streamed; the message names it and says what to do.
+        LayoutError: The value cannot be streamed; the message names it and says what to do.
     """
     if isinstance(value, np.ndarray):
         found = _of_array(name, value)
     elif isinstance(value, np.generic) and not writable:
-        # NumPy turns a result without dimensions into a scalar; what was meant is an array.
+        # NumPy turns a result without dimensions into a scalar where an array is meant.
         found = _of_array(name, np.asarray(value))
     else:
         found = _of_tensor(name, value, writable=writable)
@@ -72,7 +72,7 @@ def _of_array(name: str, value: np.ndarray[Any, Any]) -> Dense:
             "send the values with .filled(...)"
         )
     code = code_of(value, name)
-    # A subclass such as np.matrix has its own idea of what reshaping does.
+    # A subclass such as np.matrix may override reshaping.
     return Dense(code, np.asarray(value))
 
 
@@ -102,7 +102,7 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
             value = value.view(torch.int16 if BY_CODE[code].itemsize == 2 else torch.int8)
         array = value.numpy()
     except (RuntimeError, TypeError, ValueError) as error:
-        # Under vmap and its like, a tensor is not what it says it is.
+        # Under vmap and similar transforms, a tensor has no storage of the kind that it shows.
         raise LayoutError(
             f"tensor {name!r} has no values in memory that can be streamed: {error}"
         ) from error
@@ -114,7 +114,7 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
 
 
 def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
-    """The tensor that a subclass is, if it adds nothing but methods."""
+    """Return a tensor subclass as a plain tensor, if it adds nothing but methods."""
     import torch
 
     if torch.nn.parameter.is_lazy(value):
@@ -122,8 +122,8 @@ def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
             f"tensor {name!r} has no shape yet; run a batch through its lazy module first"
         )
     kind = type(value)
-    # A subclass with a dispatch of its own, such as a DTensor, keeps its values elsewhere than in
-    # the storage that it shows.
+    # A subclass with its own dispatch, such as a DTensor, has its values elsewhere than in the
+    # storage that it shows.
     if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
         raise LayoutError(
             f"tensor {name!r} is a {kind.__name__}, whose values do not lie in one dense storage; "

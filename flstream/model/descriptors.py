@@ -1,4 +1,4 @@
-"""Files by their descriptors: what the system offers for reading and writing them at offsets."""
+"""Reading and writing files at offsets, through their descriptors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def read_at(fd: int, view: memoryview, offset: int) -> int:
-    """Fill a view from a file's bytes at ``offset``; return how many there were of them.
+    """Fill a view with a file's bytes from ``offset`` on.
+
+    Returns:
+        The number of bytes read, less than the view's length where the file ends.
 
     Raises:
-        OSError: the system could not read there.
+        OSError: The file cannot be read there.
     """
     done = 0
     while done < len(view):
@@ -31,7 +34,7 @@ def write_at(fd: int, view: memoryview, offset: int) -> None:
     """Write all of a view at ``offset`` of a file.
 
     Raises:
-        OSError: the disk refused it.
+        OSError: The disk refused the bytes.
     """
     while len(view):
         count = os.pwrite(fd, view, offset)
@@ -39,29 +42,31 @@ def write_at(fd: int, view: memoryview, offset: int) -> None:
 
 
 def begin_writeback(fd: int, offset: int, count: int) -> None:
-    """Have the disk begin to write a part of a file, without waiting for it.
+    """Start writing ``count`` bytes of a file from ``offset`` on to the disk, without waiting.
 
-    It is a hint: whether the bytes are on disk is for ``fsync`` to say, which then has less to do.
+    This is a hint: only ``fsync`` guarantees that the bytes are on the disk, and it then has less
+    to do.
     """
     offsets = ctypes.c_int64(offset), ctypes.c_int64(count)
     _libc.sync_file_range(fd, *offsets, _SYNC_FILE_RANGE_WRITE)
 
 
 def open_to_write(path: Path, *, keep: bool) -> int:
-    """Open a file to be written: the one that is there, if it is to be kept or nobody else's.
+    """Open or create a file to be written, without changing a file that someone else uses.
 
     Args:
-        path: of the file.
-        keep: whether what is in it matters. If not, and somebody else has it open, mapped, or
-            under another name, it stays as it is for them, and a new one takes its name.
+        path: Path of the file.
+        keep: Whether the content of an existing file is needed. If not, and the file is open or
+            mapped
+        elsewhere or has another name, it is left alone and a new file takes its name.
 
     Raises:
-        OSError: it cannot be opened, or made.
+        OSError: The file cannot be opened or created.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o644)
-    except PermissionError:  # one that may be removed, but not written
+    except PermissionError:  # the file may be removed, but not written
         if keep:
             raise
     else:
@@ -73,7 +78,7 @@ def open_to_write(path: Path, *, keep: bool) -> int:
 
 
 def is_ours_alone(path: Path) -> bool:
-    """Whether :func:`open_to_write` would write over a file that is there."""
+    """Return whether :func:`open_to_write` would overwrite the file at ``path`` in place."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -85,22 +90,22 @@ def is_ours_alone(path: Path) -> bool:
 
 
 def _is_alone(fd: int) -> bool:
-    """Whether a file has no other name, and nobody else has it open or mapped."""
+    """Return whether a file has a single name and is neither open nor mapped elsewhere."""
     if os.fstat(fd).st_nlink > 1:
         return False
     try:
-        # The kernel grants this lease to none but one who alone has the file. Should somebody come
-        # meanwhile it says so with a signal, which is to be one that nobody minds.
+        # The kernel grants this lease only while no one else has the file open. If it is opened
+        # meanwhile, the kernel sends a signal, here one that is ignored by default.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:  # also where the file system knows no leases
+    except OSError:  # also where the file system has no leases
         return False
     return True
 
 
 def sync_directory(folder: Path) -> None:
-    """Make the names in a folder durable, as ``fsync`` of a file alone does not."""
+    """Make the names in a folder durable, which ``fsync`` of a file alone does not."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

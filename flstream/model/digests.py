@@ -1,61 +1,66 @@
-"""Digests of a model: of all of it, and of each chunk that is sent."""
+"""Digests of a model: of its whole body, and of each chunk that is sent."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import xxhash
 
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout
 
-# How much is read at a time where all of a body is.
+# Bytes read at a time where a whole body is read.
 _READ_BYTES = 1 << 20
-# Chunks whose digests are kept: those of 16 GiB in chunks of 2 MiB, in 2 MiB.
+# Most digests kept: those of 16 GiB in chunks of 2 MiB, which take 2 MiB of memory.
 _MOST_CHUNKS = 8192
 
 
 class BodyDigest:
-    """xxh3-128 of a layout and of its bytes in order: the digest of a model.
+    """Digest of a model: xxh3-128 of its layout's fingerprint and of its bytes in order.
 
-    It does not depend on the header's metadata nor on how the bytes were cut into ranges.
+    It depends neither on a header's metadata nor on how the bytes are cut into ranges.
+
+    Args:
+        layout: Layout of the model.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._hash = xxhash.xxh3_128(layout.fingerprint.encode())
 
-    def update(self, views: list[memoryview]) -> None:
-        """Take the next bytes of the body."""
+    def update(self, views: Iterable[memoryview]) -> None:
+        """Add the next bytes of the body."""
         for view in views:
             self._hash.update(view)
 
     def hexdigest(self) -> str:
-        """32 hexadecimal digits."""
+        """Return the digest as 32 hexadecimal digits."""
         return self._hash.hexdigest()
 
 
 def body_digest(source: Source) -> str:
-    """The digest of a source, read in ranges of 1 MiB: see :class:`BodyDigest`."""
+    """Read a source in ranges of 1 MiB, and return its digest: see :class:`BodyDigest`."""
     digest, scratch = BodyDigest(source.layout), Scratch()
     for start, stop in source.layout.ranges(_READ_BYTES):
-        digest.update(list(source.views(start, stop, scratch)))
+        digest.update(source.views(start, stop, scratch))
     return digest.hexdigest()
 
 
 class ChunkDigests:
-    """The xxh3-64 of chunks of a body, for whoever sends it next, as long as there is room.
+    """Known xxh3-64 digests of a body's chunks, for sending the chunks again; at most 8192.
 
-    Where one was taken while the file was written, a receiver who finds that the bytes match it has
-    also found that the file still gives what was written.
+    A digest taken while the file was written also lets a receiver detect that the file no longer
+    has the bytes that were written.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], int] = {}
 
     def get(self, start: int, stop: int) -> int | None:
-        """That of the bytes ``[start, stop)``, if it is known."""
+        """Return the digest of the bytes ``[start, stop)``, or None if it is not known."""
         return self._known.get((start, stop))
 
     def note(self, start: int, stop: int, digest: int) -> None:
-        """Keep one, as long as there is room."""
+        """Keep the digest of the bytes ``[start, stop)``, as long as there is room."""
         if len(self._known) < _MOST_CHUNKS or (start, stop) in self._known:
             self._known[start, stop] = digest
 
@@ -64,14 +69,15 @@ class ChunkDigests:
 
 
 class ChunkDigester:
-    """Takes the digests of a body's chunks while it is written from front to back.
+    """Digests the chunks of a body while it is written from front to back.
 
     Args:
-        nbytes: of the body.
-        chunk_size: bytes of a chunk; the last one may be shorter.
+        nbytes: Length of the body in bytes.
+        chunk_size: Length of a chunk in bytes; the last one may be shorter.
 
     Attributes:
-        digests: of the chunks that are whole; none where there are more than there is room for.
+        digests: Digests of the chunks that are complete. It stays empty if the body has more chunks
+        than there is room for.
     """
 
     def __init__(self, nbytes: int, chunk_size: int) -> None:
@@ -82,10 +88,12 @@ class ChunkDigester:
         self._reached = 0
 
     def take(self, start: int, view: memoryview) -> None:
-        """Take the bytes from ``start`` on, which follow the last ones; 0 begins again.
+        """Add the bytes from ``start`` on, which follow those added last.
+
+        A ``start`` of 0 begins the body again.
 
         Raises:
-            ValueError: they do not follow.
+            ValueError: The bytes do not follow those added last.
         """
         if self._is_idle:
             return

@@ -1,4 +1,4 @@
-"""The element types a body can hold, under the names the safetensors format gives them."""
+"""Element types that a body can hold, under their names in the safetensors format."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class DType(NamedTuple):
-    """One element type.
+    """An element type.
 
     Attributes:
-        code: the name in a safetensors header, such as ``F32``.
-        itemsize: bytes an element takes.
-        torch_name: the attribute of ``torch`` that holds the dtype.
-        numpy_name: the name NumPy knows it by, or None where NumPy has no such type.
+        code: Name in a safetensors header, such as ``F32``.
+        itemsize: Bytes of an element.
+        torch_name: Name of the dtype's attribute of ``torch``.
+        numpy_name: Name of the dtype in NumPy, or None where NumPy has no such type.
     """
 
     code: str
@@ -52,10 +52,10 @@ _BY_NUMPY = {np.dtype(dtype.numpy_name): dtype.code for dtype in _ALL if dtype.n
 
 
 def code_of(value: torch.Tensor | np.ndarray[Any, Any], name: str) -> str:
-    """The header code of a tensor's or an array's element type.
+    """Return the header code of a tensor's or an array's element type.
 
     Raises:
-        LayoutError: the type cannot be written into a body; the message names the tensor.
+        LayoutError: A body cannot hold the type; the message names the tensor ``name``.
     """
     if isinstance(value, np.ndarray):
         code = _BY_NUMPY.get(value.dtype)
@@ -83,7 +83,7 @@ def _remedy(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
 
 
 def torch_dtype(code: str) -> torch.dtype:
-    """The torch dtype of a header code."""
+    """Return the torch dtype of a header code."""
     import torch
 
     dtype: torch.dtype = getattr(torch, BY_CODE[code].torch_name)
@@ -91,7 +91,7 @@ def torch_dtype(code: str) -> torch.dtype:
 
 
 def numpy_dtype(code: str, name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a header code.
+    """Return the NumPy dtype of a header code.
 
     Raises:
         LayoutError: NumPy has no such type; the message names the tensor ``name``.

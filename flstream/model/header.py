@@ -1,4 +1,4 @@
-"""The safetensors header: what tensors a body holds, as JSON. Nothing in it is taken on trust."""
+"""The safetensors header: the tensors of a body, as JSON. Every statement in it is checked."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from flstream.model.dtypes import BY_CODE
 
 # The body begins at a multiple of 64 bytes of the file: a mapped tensor is then aligned for SIMD.
 _BODY_ALIGNMENT = 64
-# The safetensors library refuses longer headers, and so do we, before allocating anything.
+# The limit of the safetensors library, checked before anything is allocated.
 MAX_HEADER_BYTES = 100_000_000
 _METADATA = "__metadata__"
-# Where the metadata says which names are tied, as JSON: {alias: name of the tensor}.
+# Key of the metadata for tied names, as JSON: {alias: name of the tensor}.
 _TIED = "flstream.tied"
-# As many as NumPy can have. A peer may claim any number.
+# The limit of NumPy. A peer may state any number.
 _MAX_DIMENSIONS = 64
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of a layout.
+    """A tensor of a layout.
 
     Attributes:
-        name: the key in the state dict.
-        dtype: safetensors code, such as ``F32``.
-        shape: dimensions; ``()`` for a scalar.
-        start: offset of its first byte in the body.
-        stop: offset after its last byte.
+        name: Key in the state dict.
+        dtype: Element type as a safetensors code, such as ``F32``.
+        shape: Dimensions; ``()`` for a scalar.
+        start: Offset in bytes of its first byte in the body.
+        stop: Offset in bytes after its last byte.
     """
 
     name: str
@@ -41,22 +41,22 @@ class TensorSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes the tensor takes in the body."""
+        """Bytes of the tensor in the body."""
         return self.stop - self.start
 
     @property
     def elements(self) -> int:
-        """Number of elements (1 for a scalar)."""
+        """Number of elements; 1 for a scalar."""
         return math.prod(self.shape)
 
 
 class Decoded(NamedTuple):
-    """What a header says.
+    """Content of a header.
 
     Attributes:
-        tensors: in the order of their bytes.
-        aliases: names of tensors by their further names.
-        metadata: the header's own, but for what is told by ``aliases``.
+        tensors: Tensors in the order of their bytes.
+        aliases: Names of the tensors that share their bytes with further names, by these names.
+        metadata: Strings of ``__metadata__``, but for the aliases.
     """
 
     tensors: list[TensorSpec]
@@ -69,7 +69,13 @@ def encode_header(
     aliases: Mapping[str, str],
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The header of some tensors: 8 bytes of length, then JSON padded with spaces."""
+    """Encode a header: 8 bytes with its length, then JSON padded with spaces.
+
+    Args:
+        tensors: Tensors in the order of their bytes.
+        aliases: Names of tensors by their further names.
+        metadata: Strings for ``__metadata__``.
+    """
     metadata = dict(metadata or {})
     if aliases:
         metadata[_TIED] = _json(aliases).decode()
@@ -90,10 +96,10 @@ def _json(value: object) -> bytes:
 
 
 def check_name(name: object) -> None:
-    """Refuse a name that a header cannot carry.
+    """Refuse a tensor's name that a header cannot hold.
 
     Raises:
-        LayoutError: it is one; the message names it.
+        LayoutError: The name is not a string of Unicode, or is reserved; the message has it.
     """
     if not isinstance(name, str):
         raise LayoutError(f"{name!r} cannot name a tensor, since it is no string; rename it")
@@ -108,15 +114,15 @@ def check_name(name: object) -> None:
 
 
 def header_length(prefix: bytes, available: int, origin: str) -> int:
-    """Length in bytes of the JSON header that follows an 8-byte ``prefix``.
+    """Return the length in bytes of the JSON header that follows an 8-byte prefix.
 
     Args:
-        prefix: the first 8 bytes of a safetensors file or message.
-        available: bytes that the file or message has after the prefix.
-        origin: what is being read, for messages.
+        prefix: First 8 bytes of a safetensors file or message.
+        available: Bytes of the file or message after the prefix.
+        origin: Name of the file or message, for messages.
 
     Raises:
-        LayoutError: the prefix is cut short or claims more than there is.
+        LayoutError: The prefix is cut short or states more bytes than are available.
     """
     if len(prefix) < 8:
         raise LayoutError(f"{origin} is shorter than a safetensors header; it may be truncated")
@@ -130,7 +136,7 @@ def header_length(prefix: bytes, available: int, origin: str) -> int:
 
 
 def decode_header(text: bytes, origin: str) -> Decoded:
-    """Read the JSON of a header, without its 8-byte length: see ``layout.parse_header``."""
+    """Decode the JSON of a header, without its 8-byte length: see ``layout.parse_header``."""
     if not text.strip():
         raise LayoutError(f"{origin} has a header with nothing in it")
     try:
@@ -167,17 +173,17 @@ def _parse_ties(text: str, names: Container[str], origin: str) -> dict[str, str]
         check_name(alias)
         if alias in names:
             raise LayoutError(f"{origin} ties {alias!r}, which is a tensor of its own")
-        # Nor may it be an alias: a tie has one tensor and any number of further names.
+        # Nor may it be an alias: every alias names a tensor directly.
         if not isinstance(name, str) or name not in names:
             raise LayoutError(f"{origin} ties {alias!r} to {name!r}, which is none of its tensors")
     return ties
 
 
 def decode_json(text: bytes | str) -> object:
-    """Read JSON in which no table has a name twice.
+    """Decode JSON, in which no object may have a key twice.
 
     Raises:
-        ValueError: it is not such; the text says what is wrong, without naming the file.
+        ValueError: The text is not such JSON; the message says why, without naming the file.
     """
     try:
         return json.loads(
@@ -191,7 +197,7 @@ def decode_json(text: bytes | str) -> object:
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8") from error
     except ValueError as error:
-        # Python advises to raise its limit for the digits of a number, which nobody should.
+        # Python's advice, to raise its limit for the digits of a number, would be wrong here.
         raise ValueError(str(error).partition(";")[0]) from error
 
 
@@ -208,7 +214,7 @@ def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _parse_tensor(name: str, field: object, origin: str) -> TensorSpec:
     try:
-        # A match statement reads better and takes twice as long, which ten thousand tensors feel.
+        # A match statement reads better but takes twice as long, noticeable with 10,000 tensors.
         dtype, shape, (start, stop) = field["dtype"], field["shape"], field["data_offsets"]  # type: ignore[index]
         sound = type(dtype) is str and type(shape) is list and len(shape) <= _MAX_DIMENSIONS
     except (TypeError, KeyError, ValueError):

@@ -1,7 +1,7 @@
-"""The layout of a model: which tensor lies where in one run of bytes.
+"""The layout of a model: the place of each tensor in one sequence of bytes.
 
-A layout is what a safetensors header says, and the bytes it describes, the *body*, are what
-follows that header in a file. Everything else in flstream reads, moves and writes ranges of it.
+A layout is the content of a safetensors header. The bytes that it describes, the *body*, follow
+that header in a file. All other code reads, moves and writes ranges of the body.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from flstream.model.header import TensorSpec as TensorSpec
 from flstream.model.header import check_name, decode_header, encode_header
 
 ALIGNMENT = 16
-"""Chunks begin at multiples of this many bytes, so that no element straddles two of them."""
+"""Divisor in bytes of every chunk's start, so that no element straddles two chunks."""
 
 
-class Run(NamedTuple):
-    """A range of the body whose elements all have one type."""
+class TypeRun(NamedTuple):
+    """A range of a body whose elements have one type.
+
+    Attributes:
+        dtype: Element type as a safetensors code.
+        start: Offset in bytes of the first byte.
+        stop: Offset in bytes after the last byte.
+    """
 
     dtype: str
     start: int
@@ -33,13 +39,13 @@ class Run(NamedTuple):
 
 
 class Layout:
-    """Ordered tensors that fill one body without a hole.
+    """Ordered tensors that fill a body without gaps.
 
     Attributes:
-        tensors: the tensors, in the order of their bytes.
-        aliases: further names of tensors, as tied weights have them: the name whose bytes it
-            shares, by alias. An alias has no bytes of its own.
-        nbytes: length of the body in bytes.
+        tensors: Tensors in the order of their bytes.
+        aliases: Names of tensors by their further names, as tied weights have them. An alias has no
+        bytes of its own.
+        nbytes: Length of the body in bytes.
     """
 
     def __init__(
@@ -62,9 +68,12 @@ class Layout:
         multiple of its own size. The safetensors library orders by dtype, then by name, which is
         the same unless dtypes of one size mix.
 
+        Args:
+            entries: Names, dtype codes and shapes of the tensors, in any order.
+            aliases: Names of tensors by their further names.
+
         Raises:
-            LayoutError: two tensors have the same name, or one has a name the format keeps or
-                cannot say.
+            LayoutError: Two tensors have the same name, or a name cannot be written into a header.
         """
         entries = list(entries)
         names = [*(entry[0] for entry in entries), *(aliases or ())]
@@ -82,29 +91,29 @@ class Layout:
 
     @cached_property
     def by_name(self) -> Mapping[str, TensorSpec]:
-        """The tensors by their names."""
+        """Tensors by their names; aliases are not among them."""
         return {spec.name: spec for spec in self.tensors}
 
     @cached_property
     def is_canonical(self) -> bool:
-        """Whether the order is the one :meth:`of` gives, as ranges on chunk bounds require."""
+        """Whether the order is that of :meth:`of`, which ranges at chunk bounds require."""
         entries = ((spec.name, spec.dtype, spec.shape) for spec in self.tensors)
         first_is_kept = all(name < alias for alias, name in self.aliases.items())
         return first_is_kept and self == Layout.of(entries, self.aliases)
 
     @cached_property
     def fingerprint(self) -> str:
-        """xxh3-128 of names, dtypes, shapes, offsets and ties, as 32 hexadecimal digits."""
+        """xxh3-128 of names, dtypes, shapes, offsets and aliases, as 32 hexadecimal digits."""
         return xxhash.xxh3_128_hexdigest(self.plain_header)
 
     @cached_property
     def plain_header(self) -> bytes:
-        """:meth:`header` without further metadata, made once: it is asked for by every receiver."""
+        """Header without further metadata, encoded once, since every receiver is sent it."""
         return self.header()
 
     @cached_property
     def _bounds(self) -> list[int]:
-        # Where each non-empty tensor begins. Empty ones hold no byte, so no range meets them.
+        # Starts of the tensors with bytes. Empty tensors are in no range.
         return [spec.start for spec in self._filled]
 
     @cached_property
@@ -125,7 +134,7 @@ class Layout:
         return f"Layout({len(self.tensors)} tensors, {self.nbytes} bytes)"
 
     def overlapping(self, start: int, stop: int) -> Iterator[TensorSpec]:
-        """The tensors that have at least one byte in ``[start, stop)``, in order."""
+        """Yield the tensors with at least one byte in ``[start, stop)``, in order."""
         first = max(bisect_right(self._bounds, start) - 1, 0)
         for index in range(first, len(self._filled)):  # a slice would copy the tail every time
             spec = self._filled[index]
@@ -134,15 +143,15 @@ class Layout:
             if spec.stop > start:
                 yield spec
 
-    def runs(self, start: int, stop: int) -> list[Run]:
-        """Cut ``[start, stop)`` into pieces of one element type each, joining equal neighbours."""
-        runs: list[Run] = []
+    def runs(self, start: int, stop: int) -> list[TypeRun]:
+        """Cut ``[start, stop)`` into the longest pieces of one element type each."""
+        runs: list[TypeRun] = []
         for spec in self.overlapping(start, stop):
             first, last = max(spec.start, start), min(spec.stop, stop)
             if runs and runs[-1].dtype == spec.dtype:
                 runs[-1] = runs[-1]._replace(stop=last)
             else:
-                runs.append(Run(spec.dtype, first, last))
+                runs.append(TypeRun(spec.dtype, first, last))
         return runs
 
     def ranges(self, step: int) -> Iterator[tuple[int, int]]:
@@ -151,11 +160,11 @@ class Layout:
             yield start, min(start + step, self.nbytes)
 
     def name_at(self, offset: int) -> str:
-        """The name of the tensor that holds the byte at ``offset``, for messages."""
+        """Return the name of the tensor that has the byte at ``offset``, for messages."""
         return next((spec.name for spec in self.overlapping(offset, offset + 1)), "(none)")
 
     def difference(self, other: Layout) -> str | None:
-        """The first way in which ``other`` differs from this layout, or None if they agree."""
+        """Describe the first way in which ``other`` differs from this layout, if it does."""
         for spec in self.tensors:
             theirs = other.by_name.get(spec.name)
             if theirs is None:
@@ -178,30 +187,30 @@ class Layout:
         return None if self == other else "the tensors are in another order"
 
     def header(self, metadata: Mapping[str, str] | None = None) -> bytes:
-        """The safetensors header: 8 bytes of length, then JSON padded with spaces."""
+        """Encode the safetensors header: 8 bytes with its length, then JSON padded with spaces."""
         return encode_header(self.tensors, self.aliases, metadata)
 
 
 def _absent(name: str, layout: Layout) -> str:
-    """How a layout lacks a tensor: altogether, or because it ties the name to another."""
+    """Describe how a layout lacks a tensor: altogether, or because it ties the name to another."""
     if name in layout.aliases:
         return f"tensor {name!r} is tied to {layout.aliases[name]!r}, which it is not in the model"
     return f"tensor {name!r} is missing"
 
 
 def parse_header(text: bytes, origin: str) -> tuple[Layout, dict[str, str]]:
-    """Read the JSON of a safetensors header (without its 8-byte length).
+    """Decode the JSON of a safetensors header, without its 8-byte length.
 
     Args:
-        text: the JSON, UTF-8, possibly padded with spaces.
-        origin: what is being read, for messages.
+        text: JSON in UTF-8, possibly padded with spaces.
+        origin: Name of the file or message, for messages.
 
     Returns:
         The layout, and the metadata that is not part of it.
 
     Raises:
-        LayoutError: the header is not valid, names a tensor twice, or its tensors overlap, leave
-            a hole, do not match their shapes or are tied to nothing; the message names the tensor.
+        LayoutError: The header is not valid, names a tensor twice, or its tensors overlap, leave a
+        gap, do not match their shapes or are aliases of nothing; the message names the tensor.
     """
     tensors, aliases, metadata = decode_header(text, origin)
     return Layout(tensors, aliases), metadata

@@ -1,4 +1,4 @@
-"""A body that lies in the storage of tensors: source and sink in one, with no copy of its own."""
+"""A body in the storage of tensors: source and sink in one, without a copy of its own."""
 
 from __future__ import annotations
 
@@ -25,22 +25,33 @@ if TYPE_CHECKING:
 Framework = Literal["pytorch", "numpy"]
 Params = Mapping[str, "torch.Tensor | np.ndarray[Any, Any]"]
 Empty = Callable[[TensorSpec, Framework], "torch.Tensor | np.ndarray[Any, Any]"]
-"""Makes an uninitialised tensor."""
+"""Function that makes an uninitialised tensor or array."""
 
 
 class MemoryBody:
-    """The bytes of tensors in memory.
+    """The body of tensors in memory, over their own storage.
 
     Attributes:
-        layout: names, dtypes, shapes, offsets and ties.
-        tensors: the tensors by name; names that are tied have the same tensor. Writing into the
-            body's views writes into them.
+        layout: Names, dtypes, shapes, offsets and aliases of the tensors.
+        tensors: Tensors by name; an alias has the same tensor as its name. Writing into the body's
+        views writes into them.
+
+    Args:
+        layout: Layout of the body.
+        tensors: Tensors by name, with all aliases.
+        pieces: Bytes of each tensor of the layout, by name.
     """
+
+    random_access = True
+    lendable = True
+    extent = None
+    deliver = None
+    resumed = False
 
     def __init__(self, layout: Layout, tensors: Params, pieces: Mapping[str, Piece]) -> None:
         self.layout = layout
         self.tensors = dict(tensors)
-        # Empty tensors have no byte, so no range meets them.
+        # Empty tensors are in no range.
         filled = [spec for spec in layout.tensors if spec.nbytes]
         self._pieces = [pieces[spec.name] for spec in filled]
         self._starts = [spec.start for spec in filled]
@@ -49,17 +60,19 @@ class MemoryBody:
     def of(
         cls, tensors: Params, *, writable: bool = False, tied: Mapping[str, str] | None = None
     ) -> MemoryBody:
-        """The body of existing torch tensors or NumPy arrays, over their own storage.
+        """Make the body of existing torch tensors or NumPy arrays, over their own storage.
 
         Args:
-            tensors: dense tensors on the CPU by name, contiguous or not.
-            writable: the body is to be written to; its tensors must be contiguous then.
-            tied: aliases of the model that these tensors are an update of, from its layout. By
-                default two names are tied if they show the same elements of one storage.
+            tensors: Dense tensors on the CPU by name, contiguous or not.
+            writable: Whether the body is to be written to; its tensors must then be contiguous.
+            tied: Aliases in the layout of the model that these tensors are an update of. By default
+                two
+            names are tied if they show the same elements of one storage.
 
         Raises:
-            LayoutError: a value cannot be streamed, or names that are tied hold different values;
-                the message names them and says what to do.
+            LayoutError: A value cannot be streamed, or names that are tied hold different values;
+                the
+            message names them and says what to do.
         """
         for name in tensors:
             check_name(name)
@@ -76,10 +89,10 @@ class MemoryBody:
 
     @classmethod
     def over(cls, into: torch.nn.Module | Params) -> MemoryBody:
-        """The body of a module's own parameters and buffers, or of given tensors, to be written to.
+        """Make the writable body of a module's own parameters and buffers, or of given tensors.
 
         Raises:
-            LayoutError: one of them cannot be written to; the message names it.
+            LayoutError: A tensor cannot be written to; the message names it.
         """
         return cls.of(into if isinstance(into, Mapping) else into.state_dict(), writable=True)
 
@@ -87,19 +100,18 @@ class MemoryBody:
     def allocate(
         cls, layout: Layout, framework: Framework = "pytorch", empty: Empty | None = None
     ) -> MemoryBody:
-        """Uninitialised memory for a layout, which keeps the order of its tensors.
+        """Allocate uninitialised memory for a layout, in the order of its tensors.
 
-        Each tensor has storage of its own: in one block, a single tensor that a script still
+        Each tensor has a storage of its own: in a single block, one tensor that a script still
         refers to would keep the whole model in memory.
 
         Args:
-            layout: of the tensors.
-            framework: what they are to be.
-            empty: makes each; by default of new memory.
+            layout: Layout of the body.
+            framework: Kind of the tensors: torch tensors or NumPy arrays.
+            empty: Function that makes each tensor; by default of new memory.
 
         Raises:
-            LayoutError: there is no memory for it, or NumPy arrays are asked for and NumPy lacks
-                one of the dtypes.
+            LayoutError: There is not enough memory, or NumPy lacks one of the dtypes.
         """
         _refuse_oversize(layout)
         tensors = {
@@ -113,9 +125,9 @@ class MemoryBody:
         return cls(layout, tensors, pieces)
 
     def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
-        """The bytes ``[start, stop)``, one view a tensor.
+        """Return the bytes ``[start, stop)``, one view a tensor.
 
-        Each view is of the tensor's own storage, unless that is not contiguous: then the range is
+        A view shows the tensor's own storage, unless that is not contiguous: then the range is
         gathered into ``scratch``.
         """
         views: list[memoryview] = []
@@ -127,7 +139,7 @@ class MemoryBody:
             last = min(first + stop - start, len(piece))
             if isinstance(piece, Strided):
                 staged.append((len(views), piece, first, last))
-                views.append(memoryview(b""))  # until there is room for all that is staged
+                views.append(memoryview(b""))  # replaced below, once the total size is known
             else:
                 views.append(piece[first:last])
             start += last - first
@@ -140,29 +152,43 @@ class MemoryBody:
                 room = room[size:]
         return views
 
+    def written(self, start: int, stop: int) -> list[memoryview]:
+        """Return the bytes ``[start, stop)``, in place."""
+        return self.views(start, stop)
+
     def commit(self, start: int, stop: int) -> None:
-        """Nothing to do: the bytes were written where they belong."""
+        """Do nothing: the bytes were written in place."""
 
 
 class BufferSource:
-    """A body that lies in one buffer, such as a model that came as one message.
+    """A body in one buffer, such as a model that came as one message.
 
     Attributes:
-        layout: what the bytes mean.
+        layout: Tensors of the body.
+
+    Args:
+        layout: Tensors of the body.
+        body: Bytes of the body.
     """
+
+    random_access = True
+    # The buffer's owner may write to it.
+    lendable = False
+    extent = None
+    deliver = None
 
     def __init__(self, layout: Layout, body: memoryview) -> None:
         self.layout = layout
         self._body = body
 
     def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
-        """The bytes ``[start, stop)``, in place."""
+        """Return the bytes ``[start, stop)``, in place."""
         return [self._body[start:stop]]
 
 
 def _refuse_oversize(layout: Layout) -> None:
-    # The kernel promises memory it does not have, tensor by tensor, and kills the process when
-    # the bytes come. A layout from a peer may claim any size.
+    # The kernel grants memory that it does not have, tensor by tensor, and kills the process when
+    # bytes are written to it. A layout from a peer may state any size.
     there_is = psutil.virtual_memory().total + psutil.swap_memory().total
     if layout.nbytes > there_is:
         largest = max(layout.tensors, key=lambda spec: spec.nbytes)
@@ -174,10 +200,10 @@ def _refuse_oversize(layout: Layout) -> None:
 
 
 def empty_tensor(spec: TensorSpec, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
-    """A tensor or an array of new, uninitialised memory.
+    """Make a tensor or an array of new, uninitialised memory.
 
     Raises:
-        MemoryError, RuntimeError, ValueError: there is none.
+        MemoryError, RuntimeError, ValueError: There is not enough memory.
         LayoutError: NumPy lacks the dtype.
     """
     if framework == "numpy":

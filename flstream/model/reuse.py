@@ -1,4 +1,4 @@
-"""Memory for one model after another: what held the last one holds the next.
+"""Memory reused from one model to the next.
 
 Fresh pages cost more than the bytes that are copied into them: the kernel clears each first, and a
 virtual machine may have to ask its host for it. Measured on one, 1 GiB into fresh pages takes 0.5 s
@@ -30,32 +30,32 @@ _LEAST_BYTES = 1 << 20
 
 
 class ModelMemory:
-    """Memory for the models that a site receives.
+    """Allocator of the models that a site receives, which reuses the memory of the model before.
 
-    A tensor's memory is used again once nothing refers to it any more, no view of it either. It is
-    held back from :meth:`keep` to the next :meth:`allocate` or :meth:`release`, which is while a
-    site that has answered waits for the next round; at any other time what a script lets go of is
-    free at once.
+    A tensor's memory is reused once nothing refers to it or to a view of it. Memory that is
+    released between :meth:`keep` and the next :meth:`allocate` or :meth:`release` is held back for
+    that purpose: while a site that has answered waits for the next round. At any other time it is
+    freed at once.
     """
 
     def __init__(self) -> None:
-        # What the last model is in: the memory, and the array over it that its tensor refers to.
+        # Memory of the last model, and the array over each piece that its tensor refers to.
         self._lent: list[tuple[weakref.ref[mmap.mmap], weakref.ref[np.ndarray[Any, Any]]]] = []
         self._kept: list[mmap.mmap] = []
 
     def keep(self) -> None:
-        """Hold back what is let go of from now on: the next model will need it."""
+        """Hold back the memory that is released from now on, for the next model."""
         self._kept = [memory for each, _ in self._lent if (memory := each()) is not None]
 
     def release(self) -> None:
-        """Hold nothing back: the next model is not near, or goes elsewhere."""
+        """Hold back no memory: the next model is not expected soon, or goes elsewhere."""
         self._kept, self._lent = [], []
 
     def allocate(self, layout: Layout, framework: Framework) -> MemoryBody:
-        """Uninitialised memory for a model, as :meth:`MemoryBody.allocate` gives it.
+        """Allocate uninitialised memory for a model: see :meth:`MemoryBody.allocate`.
 
         Raises:
-            LayoutError: as there.
+            LayoutError: There is not enough memory, or NumPy lacks one of the dtypes.
         """
         free: dict[int, list[mmap.mmap]] = defaultdict(list)
         for each, array in self._lent:
@@ -71,7 +71,7 @@ class ModelMemory:
         if spec.nbytes < _LEAST_BYTES:
             return empty_tensor(spec, framework)
         memory = free[spec.nbytes].pop() if free[spec.nbytes] else _mapped(spec.nbytes)
-        # What comes of this array keeps it alive, and it the memory.
+        # Tensors made of this array keep it alive, and it the memory.
         array = np.frombuffer(memory, np.uint8)
         self._lent.append((weakref.ref(memory), weakref.ref(array)))
         if framework == "numpy":

@@ -1,7 +1,7 @@
-"""Ranges of tensors whose elements do not lie in memory in the order the body has them.
+"""Ranges of tensors whose elements lie in memory in another order than in the body.
 
-Such a tensor (transposed, strided, expanded, reversed) has no view that is a range of the body. So
-the range is gathered into a buffer, which takes memory for the range and not for the tensor.
+Such a tensor (transposed, strided, expanded, reversed) has no view that is a range of the body. Its
+ranges are gathered into a buffer, which takes memory for the range and not for the tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # cache line that it loads. Narrow tiles use the whole line before it is evicted: on a transposed
 # matrix of 4096 x 4096 floats that is eight times as fast, and 64 was the best of 16 to 256.
 _TILE = 64
-# With fewer rows a tile is too small for what it costs to start its copy.
+# With fewer rows, starting the copy of a tile costs more than the tile saves.
 _TILED_ROWS = 16
 
 
@@ -27,23 +27,23 @@ class Strided:
     """The bytes of an array that is not contiguous.
 
     Args:
-        array: of any shape and strides, not empty.
+        array: Array of any shape and strides, not empty.
     """
 
     def __init__(self, array: Array) -> None:
-        # As integers, every bit of a float is copied as it is, a signalling NaN's too.
+        # As integers, floats are copied bit by bit, signalling NaNs too.
         self._array = array.view(f"u{array.itemsize}")
 
     def __len__(self) -> int:
         return int(self._array.nbytes)
 
     def room(self, start: int, stop: int) -> int:
-        """Bytes that :meth:`gather` needs for ``[start, stop)``: that of whole elements."""
+        """Return the bytes that :meth:`gather` needs as room for ``[start, stop)``."""
         first, last = self._elements(start, stop)
         return (last - first) * self._array.itemsize
 
     def gather(self, start: int, stop: int, room: memoryview) -> memoryview:
-        """Copy the bytes ``[start, stop)``, at least one, into ``room``; return where they lie."""
+        """Copy the bytes ``[start, stop)``, at least one, into ``room``; return a view of them."""
         first, last = self._elements(start, stop)
         size = self._array.itemsize
         out = np.frombuffer(room, self._array.dtype, last - first)
@@ -60,14 +60,14 @@ Piece = memoryview | Strided
 
 
 def piece_of(array: Array) -> Piece:
-    """The bytes of an array, over its own memory."""
+    """Return the bytes of an array, over its own memory."""
     if array.flags.c_contiguous:
         return array.reshape(-1).view(np.uint8).data
     return Strided(array)
 
 
 def read_piece(piece: Piece, start: int, stop: int, scratch: Scratch) -> memoryview:
-    """The bytes ``[start, stop)`` of one tensor, in place or gathered into ``scratch``."""
+    """Return the bytes ``[start, stop)`` of one tensor, in place or gathered into ``scratch``."""
     if isinstance(piece, Strided):
         return piece.gather(start, stop, scratch.take(piece.room(start, stop)))
     return piece[start:stop]
@@ -76,8 +76,8 @@ def read_piece(piece: Piece, start: int, stop: int, scratch: Scratch) -> memoryv
 def _gather(array: Array, start: int, stop: int, out: Array) -> None:
     """Copy the elements ``[start, stop)``, counted in the order of the indices, into a flat array.
 
-    Whole rows of the first dimension are copied at once; what is left of the row before them and
-    of the row after them is a range of a smaller array.
+    Whole rows of the first dimension are copied at once. The rest of the row before them and of the
+    row after them is a range of a smaller array.
     """
     if array.ndim == 1:
         out[:] = array[start:stop]

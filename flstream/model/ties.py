@@ -15,11 +15,12 @@ _STEP = 1 << 20
 
 
 def find_ties(tensors: Mapping[str, Dense]) -> dict[str, str]:
-    """The names that show exactly what another name shows: the same elements of the same memory.
+    """Find the names that show the same elements of the same memory as another name.
 
     Returns:
-        The name whose bytes stand for all, by each of the others: the first in alphabetical order,
-        so that it does not depend on the order of the state dict.
+        The name that stands for the tensor, by each of its other names. It is the first in
+        alphabetical
+        order, so that it does not depend on the order of the state dict.
     """
     kept: dict[tuple[object, ...], str] = {}
     ties = {}
@@ -32,17 +33,17 @@ def find_ties(tensors: Mapping[str, Dense]) -> dict[str, str]:
 
 
 def restore_ties(tensors: Mapping[str, Dense], ties: Mapping[str, str]) -> dict[str, Dense]:
-    """The tensors without those that a model ties to others, if they still hold the same bytes.
+    """Return the tensors without the aliases of a model, if these still hold the same bytes.
 
     Training often breaks a tie in its results, by cloning every value, or lists a tied parameter
-    under one of its names only, as ``Module.named_parameters`` does. Both lose nothing.
+    under one of its names only, as ``Module.named_parameters`` does. Neither loses anything.
 
     Args:
-        tensors: by name.
-        ties: of the model, as :func:`find_ties` gives them.
+        tensors: Tensors by name.
+        ties: Aliases of the model, as :func:`find_ties` returns them.
 
     Raises:
-        LayoutError: two names that the model ties hold different bytes; the message has both.
+        LayoutError: Two names that the model ties hold different bytes; the message has both.
     """
     kept = dict(tensors)
     for alias, name in ties.items():
@@ -58,7 +59,7 @@ def restore_ties(tensors: Mapping[str, Dense], ties: Mapping[str, str]) -> dict[
 
 
 def _place(tensor: Dense) -> tuple[object, ...]:
-    """What two names have in common that show the same elements of the same memory."""
+    """Return a key that is equal for names that show the same elements of the same memory."""
     code, array = tensor
     return array.__array_interface__["data"][0], array.shape, array.strides, code
 

@@ -1,10 +1,10 @@
-"""What runs, benches and checkpoints tell people.
+"""Reports of runs, benches and checkpoints for people.
 
-- ``live``: a run while it goes on;
-- ``record``: what a run directory tells of its run, for ``html``;
-- ``html``: the pages of a run and of several;
-- ``charts``: the drawings in them, and those of a bench;
-- ``bench``: what a bench found.
+- ``live``: progress of a run on a terminal or in a log;
+- ``record``: data of a run directory, for ``html``;
+- ``html``: the page of a run, and the comparison of several;
+- ``charts``: the charts of pages and benches;
+- ``bench``: progress and results of a bench.
 
-The files beside them are the text on a terminal of everything else, and what all of it shares.
+The modules beside these folders print everything else on a terminal, and have shared functions.
 """

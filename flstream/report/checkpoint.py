@@ -1,4 +1,4 @@
-"""What is said about a checkpoint: its tensors, its totals, and what else was asked."""
+"""Text of ``flstream inspect``: a checkpoint's tensors, totals and streaming cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flstream.inspection.examine import Findings
-from flstream.inspection.overview import Count, Inspection, Streaming
+from flstream.inspection.overview import Count, Inspection, StreamingCost
 from flstream.inspection.tree import Module
 from flstream.model.formats.file import CheckpointFile
 from flstream.report.checkpoint_findings import (
@@ -24,17 +24,17 @@ from flstream.report.columns import GAP, column_lines, section
 from flstream.report.text import counted, printable
 from flstream.units import format_bytes
 
-# Columns that a shape may take on a terminal before its middle is left out.
+# Maximum width of a shape on a terminal, in columns; the middle of a longer one is left out.
 _SHAPE_WIDTH = 26
-# Pieces of JSON, a few characters each, or lines that are printed at a time.
+# Lines, or pieces of JSON of a few characters each, that are printed at a time.
 _BATCH = 4096
 
 
 def print_findings(console: Console, findings: Findings) -> None:
-    """Print all that was found.
+    """Print the results of an examination.
 
     On a terminal names and shapes are cut in the middle to fit its width. Elsewhere they are
-    whole: a program that searches them must find them.
+    whole, so that programs can search them.
     """
     width = console.width if console.is_terminal else None
     inspection = findings.inspection
@@ -57,7 +57,7 @@ def print_findings(console: Console, findings: Findings) -> None:
 
 
 def print_json(console: Console, document: Mapping[str, Any]) -> None:
-    """Print a document piece by piece: of a hundred thousand tensors the whole text is long."""
+    """Print a document as JSON, in pieces, since its whole text may need much memory."""
     encoder = json.JSONEncoder(indent=2, allow_nan=False)
     pieces = encoder.iterencode(document)
     while batch := "".join(islice(pieces, _BATCH)):
@@ -75,7 +75,7 @@ def _tensor_lines(inspection: Inspection, width: int | None) -> list[str]:
 
 
 def _tree_lines(root: Module, width: int | None) -> list[str]:
-    """A line a module and a line a tensor, each indented below the module that it is in."""
+    """Return a line for each module and each tensor, indented below its parent module."""
     rows: list[tuple[str, ...]] = []
 
     def add(module: Module, depth: int) -> None:
@@ -93,7 +93,7 @@ def _tree_lines(root: Module, width: int | None) -> list[str]:
 
 
 def _row(label: str, depth: int, what: str, count: Count) -> tuple[str, ...]:
-    # Beyond a dozen levels a terminal has no room for more.
+    # Indentation ends at a dozen levels, since a terminal has no room for more.
     name = GAP * min(depth, 12) + printable(label)
     return name, what, f"{count.parameters:,}", format_bytes(count.bytes)
 
@@ -120,7 +120,7 @@ def _total_lines(inspection: Inspection, width: int | None) -> list[str]:
     )
 
 
-def _streaming_lines(streaming: Streaming, file: CheckpointFile) -> list[str]:
+def _streaming_lines(streaming: StreamingCost, file: CheckpointFile) -> list[str]:
     layout = "streams as it lies"
     if file.format != "safetensors":
         layout = "a run can start from it once it is saved as one .safetensors file"

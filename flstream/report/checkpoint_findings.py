@@ -1,11 +1,11 @@
-"""What is said about a checkpoint beyond its header: values, differences, soundness, its run."""
+"""Text of ``flstream inspect``: statistics, differences, verification and run directory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from flstream.inspection.difference import Difference
-from flstream.inspection.examine import Run, RunCheckpoint
+from flstream.inspection.examine import InspectedRun, RunCheckpoint
 from flstream.inspection.statistics import Statistics
 from flstream.inspection.verification import Verification
 from flstream.model.layout import TensorSpec
@@ -14,9 +14,9 @@ from flstream.report.text import counted, elide, format_metrics, printable
 from flstream.units import format_bytes
 
 _SHAPE_WIDTH = 26
-# Integers of more digits are rounded, as floats are.
+# Integers of more digits are rounded like floats.
 _MOST_DIGITS = 9
-# Of a longer run, the first and the last checkpoints are shown.
+# If there are more checkpoints, only the first and the last ones are shown.
 _MOST_CHECKPOINTS, _FIRST, _LAST = 20, 5, 12
 _DIGEST_WIDTH = 12
 
@@ -24,7 +24,13 @@ _DIGEST_WIDTH = 12
 def statistics_lines(
     tensors: Sequence[TensorSpec], statistics: Mapping[str, Statistics], width: int | None
 ) -> list[str]:
-    """A line a tensor, and what the figures mean."""
+    """Return the table of statistics with a line for each tensor, and a note on the figures.
+
+    Args:
+        tensors: tensors to show, in order.
+        statistics: statistics of the tensors, by name.
+        width: columns of the terminal; None if the output is not a terminal.
+    """
     any_non_finite = any(each.non_finite for each in statistics.values())
     head = ["name", "min", "max", "mean", "std", "zeros", *["non-finite"] * any_non_finite]
     rows = []
@@ -33,17 +39,23 @@ def statistics_lines(
         numbers = [_number(value) for value in (each.min, each.max, each.mean, each.std)]
         row = [printable(spec.name), *numbers, _share(each.zeros, spec.elements)]
         rows.append([*row, *[f"{each.non_finite:,}"] * any_non_finite])
-    said = (
+    note = (
         "Of finite elements; std is that of the population; min and max of complex elements are "
         "of absolute values."
     )
     if not any_non_finite:
-        said += " Every element is finite."
-    return [*column_lines(head, rows, width, left=1), *(w.strip() for w in wrapped([said], width))]
+        note += " Every element is finite."
+    return [*column_lines(head, rows, width, left=1), *(w.strip() for w in wrapped([note], width))]
 
 
 def difference_lines(difference: Difference, path: str, width: int | None) -> list[str]:
-    """What is only in one, what has another type or shape, what changed; then the totals."""
+    """Return the lines about a difference: added, removed, reshaped and changed; then totals.
+
+    Args:
+        difference: difference from the other checkpoint.
+        path: path of the first checkpoint.
+        width: columns of the terminal; None if the output is not a terminal.
+    """
     room = None if width is None else width - len(GAP)
     lines = ["", f"from {printable(path)}", f"to   {printable(difference.other)}"]
     if width is not None:
@@ -91,7 +103,12 @@ def _listed(tensors: Sequence[TensorSpec], width: int | None) -> list[str]:
 
 
 def verification_lines(verified: Sequence[Verification], width: int | None) -> list[str]:
-    """What was checked of each file."""
+    """Return the lines with the checks of each verified file.
+
+    Args:
+        verified: the verified files.
+        width: columns of the terminal; None if the output is not a terminal.
+    """
     lines = []
     for each in verified:
         checks = wrapped([printable(check) for check in each.checks], width)
@@ -99,8 +116,13 @@ def verification_lines(verified: Sequence[Verification], width: int | None) -> l
     return lines
 
 
-def run_lines(run: Run | None, width: int | None) -> list[str]:
-    """How the run ended, and its checkpoints; then what the tensors below are of."""
+def run_lines(run: InspectedRun | None, width: int | None) -> list[str]:
+    """Return the lines about a run directory: status, checkpoints, and the inspected model.
+
+    Args:
+        run: the run directory; None for none, which takes no lines.
+        width: columns of the terminal; None if the output is not a terminal.
+    """
     if run is None:
         return []
     planned = f" of {run.rounds_planned}" if run.rounds_planned else ""
@@ -120,14 +142,15 @@ def run_lines(run: Run | None, width: int | None) -> list[str]:
 def _checkpoint_cells(row: RunCheckpoint | None, width: int | None) -> tuple[str, str, str, str]:
     if row is None:
         return "...", "", "", ""
-    # What the columns before may take, and the gaps between them.
+    # The width without the columns before this one, and the gaps between them.
     room = None if width is None else max(width - 5 - 10 - _DIGEST_WIDTH - 3 * len(GAP), 10)
     digest = row.digest if width is None else row.digest[:_DIGEST_WIDTH]
-    return str(row.round), format_bytes(row.bytes), digest, format_metrics(row.metrics, room)
+    number = f"{row.round}" if row.step is None else f"{row.round}.{row.step}"
+    return number, format_bytes(row.bytes), digest, format_metrics(row.metrics, room)
 
 
 def _number(value: complex | None) -> str:
-    """A number in three digits; ``-`` where there is none; integers of a few digits are whole."""
+    """Format a number in three digits, a short integer in full, and None as ``-``."""
     if value is None:
         return "-"
     if isinstance(value, int) and len(str(value)) <= _MOST_DIGITS:
@@ -136,7 +159,7 @@ def _number(value: complex | None) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """A part as a percentage, which is 0 or 100 only if that is exact; ``-`` of nothing."""
+    """Format a share as a percentage, 0 or 100 only if that is exact; ``-`` of a whole of 0."""
     if not whole:
         return "-"
     if part in (0, whole):

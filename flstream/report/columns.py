@@ -1,4 +1,4 @@
-"""Columns of text, for tables too long for rich's, which measures every cell several times over."""
+"""Tables as plain text, for many rows: rich's tables measure every cell several times over."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ def column_lines(
     left: int,
     limits: Mapping[int, int] | None = None,
 ) -> list[str]:
-    """A line a row, under the heads of the columns, or nothing without rows.
+    """Format a table.
 
     Args:
-        head: of each column.
-        rows: cells, of printable text.
-        width: columns of the terminal. The first column is cut in the middle so that the lines fit;
-            without a terminal everything is whole, for whoever searches it.
-        left: how many of the first columns begin at their left; the others are numbers.
-        limits: the most that a column may take on a terminal, by its index.
+        head: heading of each column.
+        rows: rows of cells, in printable text.
+        width: columns of the terminal, for which the first column is cut in the middle; None if
+            the output is not a terminal, and nothing is cut.
+        left: number of columns, from the first, that are aligned left; the others are numbers.
+        limits: maximum widths on a terminal, by index of the column.
+
+    Returns:
+        The heading and a line for each row; nothing without rows.
     """
     if not rows:
         return []
@@ -50,7 +53,7 @@ def column_lines(
 
 
 def section(head: str, lines: Sequence[str], width: int | None) -> list[str]:
-    """Lines under a head, each cut to the width, or nothing if there are none."""
+    """Indent lines below a heading and cut them to a width; return nothing without lines."""
     if not lines:
         return []
     indented = [GAP + line for line in lines]
@@ -60,7 +63,7 @@ def section(head: str, lines: Sequence[str], width: int | None) -> list[str]:
 
 
 def wrapped(sentences: Sequence[str], width: int | None) -> list[str]:
-    """Sentences, broken between words so that they fit below a head."""
+    """Wrap sentences between words, so that they fit a section of a terminal of this width."""
     if width is None:
         return list(sentences)
     room = max(width - len(GAP), 20)

@@ -1,4 +1,4 @@
-"""The one way to a terminal, a pipe or a file: colour, width and closed pipes are settled here."""
+"""Consoles for output to a terminal, pipe or file, with settings for colour, width and encoding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from flstream.report.text import printable
 
 
 class _Console(Console):
-    """A console that falls silent when its reader is gone: what a run does goes on regardless."""
+    """A console that discards further output once its reader has closed the pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Send what else is written, by the interpreter's last flush too, to nowhere."""
+        """Redirect further output, including the interpreter's last flush, to the null device."""
         self.quiet = True
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.file.fileno())
@@ -27,27 +27,27 @@ class _Console(Console):
 
 
 def make_console(*, file: IO[str] | None = None, width: int | None = None) -> Console:
-    """A console for results. It follows NO_COLOR, and writes no escape codes but to a terminal.
+    """Create a console for results, which writes escape codes to terminals only.
 
     Args:
-        file: to write to instead of stdout.
-        width: columns, instead of the terminal's (80 where there is none).
+        file: stream to write to; None for stdout.
+        width: width in columns; None for the terminal's, or 80 without a terminal.
     """
     stream = file or sys.stdout
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-        # Where a name has letters that the terminal does not know, it is shown escaped.
+        # Characters that the terminal's encoding lacks are shown escaped.
         stream.reconfigure(errors="backslashreplace")
-    # What is printed holds names from files and from scripts, so nothing in it is markup.
+    # No markup, since the output has names from files and scripts.
     return _Console(file=file, width=width, markup=False, highlight=False, emoji=False)
 
 
 def error_console() -> Console:
-    """A console like it for errors and for progress beside a result: it writes to stderr."""
+    """Create a console for errors and progress, which writes to stderr."""
     return make_console(file=sys.stderr)
 
 
 def new_table(*columns: str) -> Table:
-    """A table without a frame: the first column is what a row is about, the rest are numbers."""
+    """Create a table without a frame: row names in the first column, numbers in the others."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
@@ -55,7 +55,7 @@ def new_table(*columns: str) -> Table:
 
 
 def print_section(console: Console, title: str, *content: RenderableType) -> None:
-    """Print a blank line, a head, and what is below it."""
+    """Print a blank line, a title, and the content below it."""
     console.print()
     console.print(Text(title, style="bold"))
     for each in content:
@@ -63,18 +63,18 @@ def print_section(console: Console, title: str, *content: RenderableType) -> Non
 
 
 def is_live(console: Console) -> bool:
-    """Whether what is on a console may be changed again.
+    """Return whether a console is a terminal on which the cursor can be moved.
 
-    One may be told to use colours in a pipe (FORCE_COLOR), but never to move the cursor there.
+    FORCE_COLOR enables colours in a pipe, which is no terminal all the same.
     """
     return console.file.isatty() and not console.is_dumb_terminal
 
 
 def report_error(message: str) -> None:
-    """Print what is wrong to stderr.
+    """Print an error message to stderr.
 
-    On a terminal lines are broken between words and continue indented; elsewhere they stay whole,
-    for whoever searches them.
+    On a terminal lines are wrapped between words and continue indented; elsewhere they stay whole,
+    so that programs can search them.
     """
     console = error_console()
     lines = f"error: {message}".split("\n")
@@ -89,7 +89,7 @@ def report_error(message: str) -> None:
 
 def _wrapped(line: str, width: int) -> list[str]:
     margin = line[: len(line) - len(line.lstrip())]
-    # A key path or a file name is never cut: it runs over rather than be two.
+    # A key path or a file name is never broken, even if it exceeds the width.
     return textwrap.wrap(
         line,
         width,

@@ -1,4 +1,4 @@
-"""What a job would do and need, before it is run."""
+"""Text and JSON of ``flstream validate``: the forecast of a job, and whether it fits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from flstream.job import Job
 from flstream.report.columns import wrapped
 from flstream.report.console import new_table, print_section
 from flstream.report.text import counted, elide, pieces, printable
-from flstream.simulator.forecasting.fitting import Available, Fit
-from flstream.simulator.forecasting.forecast import Forecast, Traffic
+from flstream.simulation.forecasting.fitting import Available, Fit
+from flstream.simulation.forecasting.forecast import Forecast, Traffic
 from flstream.units import format_bytes
 
 _LABEL_WIDTH = 15
@@ -24,7 +24,15 @@ _TRAINING = (
 
 
 def print_forecast(console: Console, job: Job, need: Forecast, room: Available, fit: Fit) -> None:
-    """Print what runs, what it moves, what it takes, and whether that fits."""
+    """Print a forecast: processes, traffic, memory, disk, and whether they fit this machine.
+
+    Args:
+        console: console to print to.
+        job: the job.
+        need: forecast of the job.
+        room: available memory and disk.
+        fit: result of comparing the two.
+    """
     width = console.width if console.is_terminal else None
     for name, value in _facts(job, need):
         line = name.ljust(_LABEL_WIDTH) + printable(value)
@@ -40,14 +48,21 @@ def print_forecast(console: Console, job: Job, need: Forecast, room: Available, 
 
 
 def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[str, Any]:
-    """The same for scripts; bytes are plain numbers."""
+    """Convert a forecast to JSON, with sizes in bytes.
+
+    Args:
+        job: the job.
+        need: forecast of the job.
+        room: available memory and disk.
+        fit: result of comparing the two.
+    """
 
     def way(traffic: Traffic) -> dict[str, int]:
         return traffic._asdict()
 
     return {
         "job": job.name,
-        "rounds": job.rounds,
+        "rounds": job.planned_rounds,
         "evaluations": need.evaluations,
         "sites": job.clients.count,
         "sites_per_round": need.sites,
@@ -93,8 +108,12 @@ def _facts(job: Job, need: Forecast) -> list[tuple[str, str]]:
         where = "in one process" if need.workers == 1 else f"in {need.workers} processes"
     evaluated = f", {need.evaluations:,} of them evaluated" if need.evaluations else ""
     size = f"{format_bytes(need.model_bytes)} in {counted(need.tensors, 'tensor')}"
+    workflows = ", then ".join(stage.name for stage in job.stages)
+    if workflows != "fedavg":
+        workflows += " (counted as one fold a round)"
     return [
-        ("job", f"{job.name}, {counted(job.rounds, 'round')}{evaluated}"),
+        ("job", f"{job.name}, {counted(job.planned_rounds, 'round')}{evaluated}"),
+        ("workflow", workflows),
         ("sites", f"{sites}, {where}"),
         ("training code", _training(job)),
         ("model", f"{size}, from {_model(job)}"),
@@ -112,7 +131,7 @@ def _model(job: Job) -> str:
 
 
 def _short(job: Job, path: str) -> str:
-    """A path as seen from the job file, if it lies beside it."""
+    """Return a path relative to the job's folder if it is below it, else unchanged."""
     return path.removeprefix(f"{job.folder}/")
 
 

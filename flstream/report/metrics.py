@@ -1,4 +1,4 @@
-"""The metrics of a run, in the order in which they are shown, and what they are called."""
+"""The metrics of runs, with their titles and the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flstream.report.text import printable
-from flstream.simulator.files.summary import Summary
+from flstream.runs.summary import Summary
 
 
 class Metric(NamedTuple):
-    """What tells metrics apart.
+    """Identity of a metric.
 
     Attributes:
-        kind: "train" for what sites reported with their updates; empty for a score of the model.
-        name: as the job's code has it.
+        kind: "train" for a metric that sites sent with their updates; empty for an evaluation
+            metric of the model.
+        name: name of the metric in the job's code.
     """
 
     kind: str
@@ -23,17 +24,17 @@ class Metric(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As it is shown: ``accuracy``, ``train loss``."""
+        """Title of the metric in tables and charts: ``accuracy``, ``train loss``."""
         return " ".join(printable(part) for part in self if part)
 
 
 def values_by_round(summary: Summary) -> dict[int, dict[Metric, float]]:
-    """The metrics of each round; those that were not finite are left out."""
+    """Return the finite metrics of each round of a run, by number of the round."""
     return {row["round"]: _flat(row) for row in summary.metrics}
 
 
 def metrics_of(summaries: Iterable[Summary]) -> list[Metric]:
-    """Every metric of some runs: those that decide, other scores, what training reported."""
+    """Return all metrics of some runs: key metrics, other evaluation metrics, train metrics."""
     summaries = list(summaries)
     names = dict.fromkeys(
         metric for summary in summaries for row in summary.metrics for metric in _flat(row)
@@ -43,7 +44,7 @@ def metrics_of(summaries: Iterable[Summary]) -> list[Metric]:
 
 
 def final_scores(summary: Summary) -> dict[str, float | None]:
-    """The scores of the last model that was scored, the one that decides first."""
+    """Return the metrics of the last evaluated model, the key metric first."""
     key = summary.best.metric if summary.best else None
     for row in reversed(summary.metrics):
         names = [name for name in row if name not in ("round", "train")]

@@ -1,4 +1,4 @@
-"""What is said at the end of a run: what each round brought, and what all of it cost."""
+"""Text at the end of a run: metrics and seconds of its rounds, transfers, memory and failures."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from flstream.report.text import (
     printable,
     shown_path,
 )
-from flstream.simulator.files.run_directory import RunDirectory
-from flstream.simulator.files.summary import Summary
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import Summary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
 from flstream.units import format_bytes, format_seconds
 
-# With more clients than this, only the largest and the median are shown.
+# If there are more clients, only the largest and the median are shown.
 _MOST_CLIENTS = 16
 _LARGEST = 3
 _MOST_FAILED = 5
@@ -39,7 +39,13 @@ _LABEL_WIDTH = 15
 
 
 def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
-    """Print the tables of a run, and then how it ended and where its files are."""
+    """Print the tables of a run, its status and the paths of its files.
+
+    Args:
+        console: console to print to.
+        summary: summary of the run.
+        run: the run directory.
+    """
     sections: list[tuple[str, Table]] = []
     if summary.rounds:
         table, more = rounds_table(console, summary)
@@ -104,13 +110,13 @@ def _memory_table(summary: Summary) -> Table:
 
 
 def _memory_row(memory: ProcessMemory) -> list[str]:
-    # Zero says that it was never seen: the process did not come that far.
+    # Zero stands for no measurement: the process ended before it.
     sizes = (memory.idle_rss, memory.peak_rss, memory.over_idle, memory.peak_uss)
     return [format_bytes(size) if size else "-" for size in sizes]
 
 
 def _median(clients: Sequence[ProcessMemory]) -> ProcessMemory:
-    """The client in the middle by its peak: one that exists, so that its columns agree."""
+    """Return the client with the median peak RSS, so that all columns are of one process."""
     middle = median_low(client.peak_rss for client in clients)
     return next(client for client in clients if client.peak_rss == middle)
 
@@ -122,7 +128,7 @@ def _failures_title(summary: Summary) -> str:
 
 
 def _failure_lines(summary: Summary, width: int) -> list[Text]:
-    """A line for each of the sites that failed most often, with its last reason."""
+    """Return a line for each of the sites that failed most often, with its last reason."""
     times = Counter(failure.site for failure in summary.failures)
     last = {failure.site: failure for failure in summary.failures}
     rows = [
@@ -130,13 +136,13 @@ def _failure_lines(summary: Summary, width: int) -> list[Text]:
         for site, count in times.most_common(_MOST_FAILED)
     ]
     head, *lines = column_lines(["site", "times", "last round"], rows, None, left=1)
-    said = [Text(f"{head}  reason", style="dim")]
+    texts = [Text(f"{head}  reason", style="dim")]
     for line, (site, _) in zip(lines, times.most_common(_MOST_FAILED), strict=True):
-        # As long as the head, so that the reasons begin in one column.
-        said.append(Text(clip(f"{line.ljust(len(head))}  {printable(last[site].reason)}", width)))
+        # Padded to the length of the heading, so that the reasons begin in one column.
+        texts.append(Text(clip(f"{line.ljust(len(head))}  {printable(last[site].reason)}", width)))
     if len(times) > len(rows):
-        said.append(Text(f"... and {counted(len(times) - len(rows), 'more site')}"))
-    return said
+        texts.append(Text(f"... and {counted(len(times) - len(rows), 'more site')}"))
+    return texts
 
 
 def _benched(summary: Summary) -> str:
@@ -171,7 +177,7 @@ def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, T
 
 
 def _model(summary: Summary, run: RunDirectory) -> Path | None:
-    """The latest model there is, whatever became of the run."""
+    """Return the path of the run's latest model; None if there is none."""
     if summary.status == "finished":
         return run.final_model
     return run.checkpoint(summary.rounds_completed) if summary.model.bytes else None

@@ -1,4 +1,4 @@
-"""The table of a run's rounds: metrics, and where the seconds went."""
+"""The table of a run's rounds, with metrics and seconds of each phase."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from rich.table import Table
 from flstream.report.console import new_table
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.text import elide, format_metric
-from flstream.simulator.files.summary import RoundSummary, Summary
+from flstream.runs.summary import RoundSummary, Summary
 
 _PHASES = ("download", "train", "up+fold", "checkpoint", "evaluate")
-# Of a longer run, the first and the last rounds are shown, and the best one.
+# If there are more rounds, only the first and the last ones and the best one are shown.
 _MOST_ROUNDS, _FIRST, _LAST = 20, 5, 12
-# Names of metrics are cut to this many columns: more would cost another metric its place.
+# Maximum width of a metric's name in columns, so that more metrics fit.
 _METRIC_WIDTH = 12
 
 
 def rounds_table(console: Console, summary: Summary) -> tuple[Table, int]:
-    """A row a round, the best one marked with a star.
+    """Create the table of rounds, with a star beside the best one.
+
+    Args:
+        console: console that the table must fit.
+        summary: summary of the run.
 
     Returns:
-        The table, with as many metrics as a line of the console takes, and how many were left out.
+        The table, with as many metrics as fit the console's width, and the number of metrics that
+        were left out.
     """
     metrics = metrics_of([summary])
-    # Measured in a width without end, for rich would otherwise squeeze the table and cut numbers.
+    # Measured without a limit of the width: rich would otherwise shrink the table and cut numbers.
     endless = console.options.update_width(1 << 16)
     # No metric takes less than five columns.
     for count in range(min(len(metrics), console.width // 5), 0, -1):
@@ -57,7 +62,7 @@ def _heading(metric: Metric) -> str:
 
 
 def _chosen(rounds: Sequence[RoundSummary], best: int) -> list[RoundSummary | None]:
-    """The rounds to show; None stands for rounds that were left out."""
+    """Return the rounds to show, with None in place of rounds that are left out."""
     if len(rounds) <= _MOST_ROUNDS:
         return list(rounds)
     chosen: list[RoundSummary | None] = []
@@ -71,5 +76,5 @@ def _chosen(rounds: Sequence[RoundSummary], best: int) -> list[RoundSummary | No
 
 def _seconds(each: RoundSummary) -> list[str]:
     *phases, evaluate = each.phases
-    # No evaluation is done in no time at all: zero says that there was none.
+    # Zero stands for a round without an evaluation.
     return [*(f"{seconds:.2f}" for seconds in phases), f"{evaluate:.2f}" if evaluate else "-"]

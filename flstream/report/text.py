@@ -1,4 +1,4 @@
-"""How names, metrics and rates are written for people."""
+"""Formatting of names, metrics, rates and times for display."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELLIPSIS = "..."
 
 
 def printable(text: str) -> str:
-    """``text`` with every control character escaped, so that no name can act on a terminal."""
+    """Escape every control character, so that no text can send commands to a terminal."""
     if text.isprintable():
         return text
     return "".join(
@@ -24,20 +24,20 @@ def printable(text: str) -> str:
 
 
 def elide(text: str, width: int) -> str:
-    """``text`` in at most ``width`` columns, its middle left out: both ends of a name tell most."""
+    """Shorten a name to at most ``width`` columns by leaving out its middle."""
     if cell_len(text) <= width:
         return text
     if width <= len(ELLIPSIS):
         return set_cell_size(text, width)
     room = width - len(ELLIPSIS)
     head = set_cell_size(text, room // 2)
-    # From the end, by turning the text around; a wide character may leave a blank at the cut.
+    # Cut from the end, on the reversed text; a wide character may leave a blank at the cut.
     tail = set_cell_size(text[::-1], room - room // 2)[::-1]
     return f"{head}{ELLIPSIS}{tail}"
 
 
 def clip(text: str, width: int) -> str:
-    """``text`` in at most ``width`` columns, its end left out, as fits a sentence."""
+    """Shorten a sentence to at most ``width`` columns by leaving out its end."""
     if cell_len(text) <= width:
         return text
     room = max(width - len(ELLIPSIS), 0)
@@ -45,12 +45,12 @@ def clip(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int) -> str:
-    """``text`` elided and filled up with blanks to exactly ``width`` columns."""
+    """Shorten a name, or fill it up with blanks, to exactly ``width`` columns."""
     return set_cell_size(elide(text, width), width)
 
 
 def format_metric(value: float | None) -> str:
-    """A metric: ``0.9731``, ``12.4000``, ``1.23e+05``, ``3.2e-05``; ``-`` where there is none."""
+    """Format a metric: ``0.9731``, ``12.4000``, ``1.23e+05``, ``3.2e-05``; None as ``-``."""
     if value is None:
         return "-"
     if value == 0 or 1e-3 <= abs(value) < 1e3:
@@ -59,9 +59,12 @@ def format_metric(value: float | None) -> str:
 
 
 def format_metrics(metrics: Metrics, width: int | None = None) -> str:
-    """Several metrics on a line: ``accuracy 0.9731, loss 0.1020``.
+    """Format several metrics on a line: ``accuracy 0.9731, loss 0.1020``.
 
-    Those that would go beyond ``width`` columns are left out, and ``...`` stands for them.
+    Args:
+        metrics: values by name.
+        width: maximum width in columns; metrics beyond it are replaced by ``...``. None for no
+            limit.
     """
     texts = [f"{printable(name)} {format_metric(metrics[name])}" for name in metrics]
     line = ", ".join(texts)
@@ -72,30 +75,30 @@ def format_metrics(metrics: Metrics, width: int | None = None) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """A throughput: ``310.5 MiB/s``."""
+    """Format a throughput in bytes a second: ``310.5 MiB/s``."""
     return f"{format_bytes(round(bytes_per_second))}/s"
 
 
 def steady_bytes(count: int) -> str:
-    """A size that changes from frame to frame, with one decimal always: ``2.0 MiB``."""
+    """Format a size in bytes with one decimal always, so that its width is stable: ``2.0 MiB``."""
     text = format_bytes(count)
     number, unit = text.split(" ")
     return text if unit == "B" or "." in number else f"{number}.0 {unit}"
 
 
 def format_elapsed(seconds: float) -> str:
-    """A running clock, with as many digits from one frame to the next."""
+    """Format elapsed seconds with one decimal always, so that the width is stable: ``5.0 s``."""
     return f"{seconds:.1f} s" if 0 <= seconds < 59.95 else format_seconds(max(seconds, 0.0))
 
 
 def format_clock(seconds: float) -> str:
-    """A time since the beginning, for the front of a line: ``00:04:10``."""
+    """Format elapsed seconds as hours, minutes and seconds: ``00:04:10``."""
     minutes, rest = divmod(max(int(seconds), 0), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
 def format_left(seconds: float) -> str:
-    """A time that is only about right: ``8 s``, ``4m 10s``, ``42m``, ``3h 20m``."""
+    """Format an approximate duration in seconds: ``8 s``, ``4m 10s``, ``42m``, ``3h 20m``."""
     whole = math.ceil(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -107,17 +110,17 @@ def format_left(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun: ``1 site``, ``4 sites``, ``2 processes``."""
+    """Format a number with its noun: ``1 site``, ``4 sites``, ``2 processes``."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def pieces(chunk_size: int) -> str:
-    """How a model is cut up to be sent: ``chunks of 2 MiB``; 0 bytes stand for not at all."""
+    """Describe a chunk size in bytes: ``chunks of 2 MiB``, or for 0 a model in one piece."""
     return f"chunks of {format_bytes(chunk_size)}" if chunk_size else "each model in one piece"
 
 
 def shown_path(path: Path) -> str:
-    """A path as short as it can be typed from here."""
+    """Return a path relative to the working directory if it is below it, else unchanged."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

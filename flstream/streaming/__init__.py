@@ -1,1 +1,1 @@
-"""The streaming downloader: a service that offers snapshots, and downloads that fetch ranges."""
+"""The streaming downloader: a service offers snapshots, and downloads fetch their ranges."""

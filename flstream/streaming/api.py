@@ -1,20 +1,20 @@
-"""The low-level way to move tensors, arrays, a file or a payload from one process to another.
+"""The low-level API to move tensors, arrays, a file or a payload from one process to another.
 
 After NVFlare's ``add_tensors`` and ``download_tensors`` (its guide to the Tensor Downloader). The
 sender offers a snapshot through a download service, and sends the ref's token to the receivers by
-whatever way it has; each of them downloads at its own pace::
+any means. Each of them downloads at its own pace::
 
     with DownloadService() as service:                      # the sender
-        service.attach(channel, receiver="site-1")
-        ref = add_tensors(service, model.state_dict(), receivers=["site-1"])
-        send(ref.token)
-        outcome = ref.wait()
+    service.attach(channel, receiver="site-1")
+    ref = add_tensors(service, model.state_dict(), receivers=["site-1"])
+    send(ref.token)
+    outcome = ref.wait()
 
     receiver = Receiver(channel, peer="server")             # the receiver
     status, state_dict = download_tensors(receiver, token)
 
 A payload is any nested structure with tensors in it, such as an ``FLModel``: see
-:mod:`flstream.streaming.payload`. It takes one ref, and one call a side, as well::
+:mod:`flstream.streaming.payload`. It also takes a single ref, and one call on each side::
 
     ref = add_payload(service, {"model": net.state_dict(), "round": 3}, receivers=["site-1"])
     status, value = download_payload(receiver, token)
@@ -55,27 +55,28 @@ def add_tensors(
     quorum: int | None = None,
     push: StreamSettings | None = None,
 ) -> Ref:
-    """Offer tensors. Their storage is read as it is asked for, so it must not change meanwhile.
+    """Offer tensors. Their storage is read when it is requested, so it must not change meanwhile.
 
     Args:
-        service: what serves them.
-        tensors: dense tensors on the CPU by name, such as a state dict.
-        receivers: the names under which the receivers' channels are attached; nobody else is
-            served.
-        on_settled: called once, with the ref, when every receiver is done or the offer has ended
-            otherwise.
-        quorum: how many receivers have to have the tensors, from 1 to all. Once they do, the ref is
-            finished, and who is late is refused; once they no longer can, it is aborted. By default
-            it stays on offer until every receiver is done, and all of them have to have them.
-        push: send them to the receivers before they ask, in frames of this size, and at first as
-            much as this window covers. By default the receivers pull them.
+        service: Service that serves them.
+        tensors: Dense tensors on the CPU by name, such as a state dict.
+        receivers: Names under which the receivers' channels are attached; no other is served.
+        on_settled: Called once, with the ref, when every receiver is done or the offer has ended
+        otherwise.
+        quorum: Number of receivers that must have the tensors, from 1 to all. The ref is finished
+            as
+        soon as they have them, and aborted as soon as that is no longer possible; late receivers
+        are refused. By default it stays open until every receiver is done, and all must have them.
+        push: Settings with which to send them before the receivers ask: in frames of this chunk
+            size,
+        and at first as much as this window covers. By default the receivers pull them.
 
     Returns:
-        The ref, whose ``token`` the receivers need and whose ``wait()`` tells how it ended.
+        The ref, whose ``token`` the receivers need and whose ``wait()`` returns how it ended.
 
     Raises:
-        LayoutError: a tensor cannot be streamed; the message names it and says what to do.
-        ValueError: there is no such quorum of these receivers.
+        LayoutError: A tensor cannot be streamed; the message names it and says what to do.
+        ValueError: The quorum is not from 1 to the number of receivers.
     """
     return service.offer(MemoryBody.of(tensors), receivers, on_settled, push, quorum)
 
@@ -88,7 +89,7 @@ def add_arrays(
     quorum: int | None = None,
     push: StreamSettings | None = None,
 ) -> Ref:
-    """Offer NumPy arrays: as :func:`add_tensors`."""
+    """Offer NumPy arrays: see :func:`add_tensors`."""
     return service.offer(MemoryBody.of(arrays), receivers, on_settled, push, quorum)
 
 
@@ -102,9 +103,19 @@ def add_file(
 ) -> Ref:
     """Offer the tensors of a ``.safetensors`` file, which is read range by range.
 
+    The other arguments are those of :func:`add_tensors`.
+
+    Args:
+        service: Service that serves them.
+        path: Path of the file.
+        receivers: Names under which the receivers' channels are attached.
+        on_settled: Called once, with the ref, when the offer has ended.
+        quorum: Number of receivers that must have the tensors; None for all.
+        push: Settings with which to send them before the receivers ask.
+
     Raises:
-        CheckpointError: the file cannot be read or is not a sound safetensors file.
-        ValueError: there is no such quorum of these receivers.
+        CheckpointError: The file cannot be read or is not a sound safetensors file.
+        ValueError: The quorum is not from 1 to the number of receivers.
     """
     return service.offer(FileSource(path), receivers, on_settled, push, quorum)
 
@@ -121,22 +132,23 @@ def add_payload(
 ) -> Ref:
     """Offer a payload: a nested structure of what :func:`~flstream.streaming.payload.pack` takes.
 
-    Its tensors are read as they are asked for, so they must not change meanwhile; the rest may.
+    Its tensors are read when they are requested, so they must not change meanwhile; the rest may.
 
     Args:
-        service: what serves it.
-        value: the payload.
-        receivers: as for :func:`add_tensors`.
-        on_settled: as for :func:`add_tensors`.
-        quorum: as for :func:`add_tensors`.
-        native: serialise it here and now in one piece, each tensor by the safetensors library, as
-            is due where streaming is off; it takes the memory of two more models.
-        registry: the types that it may hold beyond the built-in ones.
+        service: Service that serves it.
+        value: The payload.
+        receivers: As for :func:`add_tensors`.
+        on_settled: As for :func:`add_tensors`.
+        quorum: As for :func:`add_tensors`.
+        native: Whether to serialise it at once in one piece, each tensor by the safetensors
+            library, as
+        needed where streaming is off. That takes the memory of two more models.
+        registry: Types that it may hold beyond the built-in ones.
 
     Raises:
-        PayloadError: something in it cannot be sent, or is too large to be; the message names the
-            path to it.
-        ValueError: there is no such quorum of these receivers.
+        PayloadError: A part of it cannot be sent, or is too large; the message names the path to
+            it.
+        ValueError: The quorum is not from 1 to the number of receivers.
     """
     body = native_body(value, registry) if native else streamed_body(value, registry)
     return service.offer(body, receivers, on_settled, quorum=quorum)
@@ -152,23 +164,24 @@ def download_tensors(
 ) -> tuple[Status, Params]:
     """Download tensors.
 
-    To call it off from another thread, give the receiver an abort signal and set that.
+    To cancel the download from another thread, give the receiver an abort signal and set that.
 
     Args:
-        receiver: where to fetch.
-        token: of the ref.
-        settings: sizes, window and per-request timeout; None for the defaults.
-        into: a module, or its state dict, whose own parameters are to receive the bytes; None for
-            new memory.
-        on_progress: told how far it is.
-        on_tensors: given tensors as soon as all their bytes are there.
+        receiver: Receiving side of the channel.
+        token: Token of the ref.
+        settings: Sizes, window and per-request timeout; None for the defaults.
+        into: Module, or its state dict, whose own parameters receive the bytes; None for new
+            memory.
+        on_progress: Called with the number of bytes received so far and in all.
+        on_tensors: Called with tensors as soon as all their bytes have arrived.
 
     Returns:
-        How it ended, and the tensors by name: none unless it ended ``ok``. What lies in ``into``
-        after any other end is of no use.
+        How the download ended, and the tensors by name: none unless it ended ``ok``. After any
+            other
+        end, the content of ``into`` is undefined.
 
     Raises:
-        LayoutError: ``into`` does not fit what is offered, or cannot be received into.
+        LayoutError: ``into`` does not fit the offer, or cannot be written to.
     """
     return _download_params(receiver, token, settings, into, "pytorch", on_progress, on_tensors)
 
@@ -181,10 +194,12 @@ def download_arrays(
     on_progress: OnProgress | None = None,
     on_tensors: OnTensors | None = None,
 ) -> tuple[Status, Params]:
-    """Download as NumPy arrays: as :func:`download_tensors`.
+    """Download as NumPy arrays: see :func:`download_tensors`.
 
     Raises:
-        LayoutError: besides, a tensor has a type that NumPy lacks; the message names it.
+        LayoutError: ``into`` does not fit the offer, or cannot be written to, or NumPy lacks the
+            type
+        of a tensor; the message names it.
     """
     return _download_params(receiver, token, settings, into, "numpy", on_progress, on_tensors)
 
@@ -198,23 +213,23 @@ def download_file(
     *,
     resume: bool = False,
 ) -> tuple[Status, Path | None]:
-    """Download into a ``.safetensors`` file, with memory for a chunk alone.
+    """Download into a ``.safetensors`` file, with memory for a single chunk.
 
     Args:
-        receiver: where to fetch.
-        token: of the ref.
-        path: of the file.
-        settings: sizes, window and per-request timeout; None for the defaults.
-        on_progress: told how far it is.
-        resume: keep what has arrived if the download fails, in ``<path>.tmp``, and go on with it
-            the next time. What is there is compared by digest with what is offered, chunk by
-            chunk, never trusted; only what is missing or differs is fetched.
+        receiver: Receiving side of the channel.
+        token: Token of the ref.
+        path: Path of the file.
+        settings: Sizes, window and per-request timeout; None for the defaults.
+        on_progress: Called with the number of bytes received so far and in all.
+        resume: Whether to keep the bytes of a failed download in ``<path>.tmp``, and to continue it
+        the next time. Each chunk of an earlier attempt is compared with the offer by its digest;
+        only those that are missing or differ are fetched.
 
     Returns:
-        How it ended, and the file: whole, or None.
+        How the download ended, and the path of the whole file, or None.
 
     Raises:
-        CheckpointError: the file cannot be written.
+        CheckpointError: The file cannot be written.
     """
     with ExitStack() as stack:
 
@@ -238,31 +253,34 @@ def download_payload(
     framework: Framework = "pytorch",
     registry: Registry = default_registry,
 ) -> tuple[Status, Any]:
-    """Download a payload, in whichever way it was offered.
+    """Download a payload, streamed or in one piece as it was offered.
 
     Args:
-        receiver: where to fetch.
-        token: of the ref.
-        settings: sizes, window and per-request timeout; None for the defaults.
-        into: a value whose tensors and arrays are to receive the bytes of those at the same paths,
-            such as ``{"model": net.state_dict()}``. It may lack any; those get new memory.
-        on_progress: told how far it is, the message included.
-        on_tensors: given tensors by their paths, as soon as all their bytes are there; all at the
-            end if they come in one piece.
-        framework: what allocates new memory. Whatever it is, the value has tensors where tensors
-            were sent and arrays where arrays were, over the same memory; ``numpy`` lets a process
-            do without torch that is sent arrays alone, and streamed.
-        registry: the types that may arrive beyond the built-in ones.
+        receiver: Receiving side of the channel.
+        token: Token of the ref.
+        settings: Sizes, window and per-request timeout; None for the defaults.
+        into: Value whose tensors and arrays receive the bytes of those at the same paths, such as
+        ``{"model": net.state_dict()}``. Tensors that it lacks get new memory.
+        on_progress: Called with the number of bytes received so far and in all, message included.
+        on_tensors: Called with tensors by their paths, as soon as all their bytes have arrived;
+            with
+        all at the end if they come in one piece.
+        framework: Kind of the new memory. Either way, the value has tensors where tensors were sent
+            and
+        arrays where arrays were, over the same memory; ``numpy`` lets a process do without torch
+        if it is sent only arrays, and streamed.
+        registry: Types that may arrive beyond the built-in ones.
 
     Returns:
-        How it ended, and the value: None unless it ended ``ok``. What lies in ``into`` after any
-        other end is of no use.
+        How the download ended, and the value: None unless it ended ``ok``. After any other end, the
+        content of ``into`` is undefined.
 
     Raises:
-        PayloadError: what is offered is no payload, or one that cannot be put together here, or
-            ``into`` is none; the sender hears of it.
-        LayoutError: ``into`` does not fit what is offered, or cannot be received into, or there is
-            no memory; the message names the path.
+        PayloadError: The offer is not a payload, or one that cannot be rebuilt here, or ``into`` is
+        not a payload. The sender is informed.
+        LayoutError: ``into`` does not fit the offer, or cannot be written to, or there is not
+            enough
+        memory; the message names the path.
     """
     targets = {} if into is None else pack(into, registry=registry).tensors
 

@@ -1,4 +1,4 @@
-"""One receiver's channel, as the service serves it: requests in, packets out."""
+"""The service's side of one receiver's channel: requests in, packets out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from flstream.errors import FlstreamError, ProtocolError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
 from flstream.streaming.frames import Demand
-from flstream.streaming.outbox import Outbox
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
+from flstream.streaming.send_queue import SendQueue
 from flstream.streaming.wire import (
     HEADER_BYTES,
     MAGIC,
@@ -40,20 +40,25 @@ from flstream.streaming.wire import (
 )
 from flstream.transport.channel import Channel
 
-# Requests one receiver may have waiting. A window is smaller by far; this bounds a hostile one.
+# Most requests of one receiver that may wait: far more than a window, to bound a hostile one.
 _MAX_WAITING = 256
-# Bytes without a request among them after which a receiver is taken to have none.
+# Bytes without a request in them after which a receiver's channel is given up.
 _MAX_JUNK = 16 << 20
 
 
 class Connection:
-    """One receiver's channel: what it asks for, and the outbox with what it gets.
+    """The service's side of one receiver's channel.
 
     Args:
-        channel: what carries the packets.
-        receiver: who is at its other end.
-        refs: every ref on offer, by token.
-        scratch: a buffer that all channels of a service share.
+        channel: Channel that carries the packets.
+        receiver: Name of the receiver.
+        refs: Every open ref, by token.
+        scratch: Buffer that all connections of a service share.
+
+    Attributes:
+        channel: As given.
+        receiver: As given.
+        send_queue: Messages and chunks that the receiver is still to be sent.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class Connection:
     ) -> None:
         self.channel = channel
         self.receiver = receiver
-        self.outbox = Outbox(channel, receiver, refs, scratch)
+        self.send_queue = SendQueue(channel, receiver, refs, scratch)
         self._refs = refs
         self._scratch = scratch
         self._input = bytearray(HEADER_BYTES + MAX_REQUEST_BYTES)
@@ -70,11 +75,11 @@ class Connection:
 
     @property
     def takes_input(self) -> bool:
-        """Whether requests are read: not from one who asks without reading the answers."""
-        return self.outbox.messages < _MAX_WAITING
+        """Whether requests are read: not from a receiver that asks without reading the answers."""
+        return self.send_queue.messages < _MAX_WAITING
 
     def push(self, ref: Ref, settings: StreamSettings) -> None:
-        """Send a ref that the receiver has not asked for."""
+        """Send a ref that the receiver has not requested."""
         source = ref.source
         if source is None or self.receiver not in ref.deliveries:
             return
@@ -82,10 +87,10 @@ class Connection:
         limit = min(settings.window * settings.bytes_a_request, nbytes)
         opened = Opened(PUSHED, source.layout.plain_header[8:], chunk_size, limit)
         self._send(opened, ref.token)
-        self.outbox.add(Demand(ref.token, PUSHED, 0, nbytes, limit, chunk_size))
+        self.send_queue.add(Demand(ref.token, PUSHED, 0, nbytes, limit, chunk_size))
 
     def read(self) -> None:
-        """Take in what has arrived, and answer every whole message in it."""
+        """Receive what has arrived, and answer every whole message in it."""
         self._filled += self.channel.receive_some([memoryview(self._input)[self._filled :]])
         done = 0
         while self._filled - done >= HEADER_BYTES:
@@ -100,13 +105,13 @@ class Connection:
             if digest_of([payload]) == header.digest:
                 self._junk = 0
                 self._answer(decode_request(payload, self.receiver))
-            # A damaged request is as good as lost: the receiver will ask what became of it.
+            # A damaged request counts as lost: the receiver will probe for it.
             done = body + header.length
         self._input[: self._filled - done] = self._input[done : self._filled]
         self._filled -= done
 
     def _pass_over(self, done: int) -> int:
-        """Where the next packet may begin, after bytes that are none."""
+        """Return where the next packet may begin, after bytes that are not a packet."""
         found = self._input.find(MAGIC, done + 1, self._filled)
         following = found if found >= 0 else self._filled - len(MAGIC) + 1
         self._junk += following - done
@@ -119,7 +124,7 @@ class Connection:
             self._close(request)
             return
         ref = self._refs.get(request.token)
-        # Whether the ref exists is none of the business of one it was not offered to.
+        # A receiver that it was not offered to does not learn whether the ref exists.
         if ref is None or self.receiver not in ref.deliveries or (source := ref.source) is None:
             self._refuse(request, "this ref is not on offer, or has settled")
             return
@@ -130,7 +135,7 @@ class Connection:
                 if 0 < nbytes <= request.eager:
                     self._answer(Fetch(ref.token, request.request, 0, nbytes, request.chunk_size))
             case Probe():
-                waiting = [each.request for each in self.outbox.of(ref.token)]
+                waiting = [each.request for each in self.send_queue.of(ref.token)]
                 self._send(Waiting(request.request, waiting), ref.token)
             case Digest():
                 self._digest(request, source)
@@ -138,13 +143,13 @@ class Connection:
                 self._grant(request, ref)
             case Fetch():
                 flaw = _flaw(request, source.layout.nbytes)
-                if flaw or self.outbox.demands >= _MAX_WAITING:
+                if flaw or self.send_queue.demands >= _MAX_WAITING:
                     self._refuse(request, flaw or f"more than {_MAX_WAITING} requests are waiting")
                     return
                 ref.deliveries[self.receiver].requests += 1
                 number, start, stop = request.request, request.start, request.stop
                 demand = Demand(ref.token, number, start, stop, stop, request.chunk_size)
-                self.outbox.add(demand, urgent=request.urgent)
+                self.send_queue.add(demand, urgent=request.urgent)
 
     def _digest(self, request: Digest, source: Source) -> None:
         flaw = _flaw(request, source.layout.nbytes)
@@ -163,32 +168,32 @@ class Connection:
         self._send(Digested(request.request, packed), request.token)
 
     def _grant(self, credit: Credit, ref: Ref) -> None:
-        for demand in self.outbox.of(ref.token):
+        for demand in self.send_queue.of(ref.token):
             if demand.request == PUSHED and credit.limit:
                 demand.limit = min(max(demand.limit, credit.limit), demand.stop)
                 ref.deliveries[self.receiver].requests += 1
             elif demand.request == PUSHED:
-                self.outbox.drop(demand)
+                self.send_queue.drop(demand)
 
     def _close(self, request: Close) -> None:
-        # What it asked for and no longer wants need not be sent.
-        for demand in self.outbox.of(request.token):
-            self.outbox.drop(demand)
+        # Ranges that it requested and no longer wants need not be sent.
+        for demand in self.send_queue.of(request.token):
+            self.send_queue.drop(demand)
         ref = self._refs.get(request.token)
         if ref is not None and self.receiver in ref.deliveries:
             ref.receiver_done(self.receiver, None if request.ok else request.reason)
-        # Also for a ref that is gone: this may be said again because the answer was lost.
+        # Also for a ref that has settled: the request may be a repeat, because the answer was lost.
         self._send(Closed(request.request), request.token)
 
     def _refuse(self, request: Request, reason: str) -> None:
         self._send(Refused(request.request, reason), request.token)
 
     def _send(self, reply: Reply, token: bytes) -> None:
-        self.outbox.post(pack_message(reply, token))
+        self.send_queue.post(pack_message(reply, token))
 
 
 def _flaw(request: Fetch | Digest, nbytes: int) -> str:
-    """What is wrong with a request for a body of ``nbytes``, or an empty string."""
+    """Describe the error in a request for a body of ``nbytes``; an empty string if none."""
     if not 0 <= request.start < request.stop <= nbytes:
         return f"bytes {request.start} to {request.stop} are not a range of a body of {nbytes}"
     if request.chunk_size > MAX_CHUNK_BYTES:

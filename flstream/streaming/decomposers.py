@@ -1,7 +1,8 @@
-"""Which types a payload may hold beyond the built-in ones, and how they come apart.
+"""Types that a payload may hold beyond the built-in ones, and their conversion to those.
 
-What travels is a registered name, never the path of a class: the receiver looks the name up among
-the types that it registered itself, so no message can make it import or run anything else.
+A payload names a type by its registered name, never by the path of a class. The receiver looks the
+name up among the types that it registered itself, so no message can make it import or run any other
+code.
 """
 
 from __future__ import annotations
@@ -18,43 +19,46 @@ import numpy as np
 from flstream.errors import PayloadError
 
 PLAIN = (type(None), bool, int, float, str, bytes)
-"""What travels as a value of the message itself."""
+"""Types that are values of the message itself."""
 
 CONTAINERS = (list, tuple, dict, OrderedDict)
-"""What a payload is nested of. ``OrderedDict`` is what ``Module.state_dict`` returns."""
+"""Types of nested containers. ``OrderedDict`` is what ``Module.state_dict`` returns."""
 
 DataclassT = TypeVar("DataclassT", bound=type)
 EnumT = TypeVar("EnumT", bound=type[Enum])
 
 
 class Decomposer(Protocol):
-    """Takes a value apart into what a payload can hold, and puts it together again.
+    """Converts a value to built-in payload types, and back.
 
-    After NVFlare's FOBS decomposers, of which ``TensorDecomposer`` is one. Tensors need no mention
-    here: wherever they lie in what ``decompose`` returns, they leave it for the byte range.
+    After NVFlare's FOBS decomposers, of which ``TensorDecomposer`` is one. Tensors need no care
+    here: wherever they are in the result of ``decompose``, they are streamed as tensors.
     """
 
     @property
     def name(self) -> str:
-        """What travels in place of the type; the same on both sides."""
+        """Name that stands for the type in a message; the same on both sides."""
 
     @property
     def supported_type(self) -> type:
         """The type itself. Its subclasses are other types, with decomposers of their own."""
 
     def decompose(self, value: Any) -> object:
-        """The value as any payload: dicts, lists, tensors, values of other registered types."""
+        """Return the value as any payload: dicts, lists, tensors, or other registered types."""
 
     def recompose(self, payload: Any) -> object:
-        """The value again, from what arrived.
+        """Rebuild the value from a payload.
 
-        The payload is a stranger's: any structure that can travel may arrive here. Whatever this
-        raises becomes a :class:`~flstream.errors.PayloadError`.
+        The payload is not trusted: it may have any structure that can be sent. Whatever this raises
+        becomes a :class:`~flstream.errors.PayloadError`.
         """
 
 
 class Attributes(dict[str, object]):
-    """What a decomposer may return so that paths read ``.field``; it arrives as a plain dict."""
+    """Mapping that a decomposer may return to make paths read ``.field``.
+
+    It arrives as a plain dict.
+    """
 
 
 class Registry:
@@ -65,10 +69,10 @@ class Registry:
         self._by_name: dict[str, Decomposer] = {}
 
     def register(self, decomposer: Decomposer) -> None:
-        """Let values of ``decomposer.supported_type`` travel.
+        """Allow values of ``decomposer.supported_type`` in payloads.
 
         Raises:
-            PayloadError: the type travels already, or the name is taken.
+            PayloadError: The type is allowed already, or the name is taken.
         """
         name, kind = decomposer.name, decomposer.supported_type
         if kind in self._by_type or is_built_in(kind):
@@ -79,18 +83,19 @@ class Registry:
         self._by_type[kind] = self._by_name[name] = decomposer
 
     def register_dataclass(self, cls: DataclassT, name: str | None = None) -> DataclassT:
-        """Let instances of a dataclass travel, field by field; usable as a decorator.
+        """Allow instances of a dataclass in payloads, field by field; usable as a decorator.
 
-        An arriving value is built by the class itself, so its ``__post_init__`` is where fields
-        from strangers are checked. Attributes that are not fields stay behind.
+        An arriving value is built by the class itself, so its ``__post_init__`` is the place to
+        check fields that are not trusted. Attributes that are not fields are not sent.
 
         Args:
-            cls: the dataclass. Fields with ``init=False`` are set after it was built.
-            name: what travels; the name of the class if None.
+            cls: The dataclass. Fields with ``init=False`` are set after it was built.
+            name: Name in messages; the name of the class if None.
 
         Raises:
-            PayloadError: not a dataclass, or one that takes other arguments than its fields, such
-                as an ``InitVar``; or as :meth:`register`.
+            PayloadError: It is not a dataclass, or takes other arguments than its fields, such as
+                an
+            ``InitVar``; or see :meth:`register`.
         """
         if not dataclasses.is_dataclass(cls):
             raise PayloadError(f"{cls.__qualname__} is not a dataclass; register a decomposer")
@@ -103,42 +108,42 @@ class Registry:
         return cls
 
     def register_enum(self, cls: EnumT, name: str | None = None) -> EnumT:
-        """Let the members of an enum travel, by their names; usable as a decorator.
+        """Allow the members of an enum in payloads, by their names; usable as a decorator.
 
         Args:
-            cls: the enum. Combined flags have no name of their own and are refused.
-            name: what travels; the name of the class if None.
+            cls: The enum. Combined flags have no name of their own and are refused.
+            name: Name in messages; the name of the class if None.
 
         Raises:
-            PayloadError: as :meth:`register`.
+            PayloadError: See :meth:`register`.
         """
         self.register(_EnumDecomposer(name or cls.__name__, cls))
         return cls
 
     def of_type(self, kind: type) -> Decomposer | None:
-        """The decomposer of exactly this type, if there is one."""
+        """Return the decomposer of exactly this type, or None."""
         return self._by_type.get(kind)
 
     def named(self, name: str) -> Decomposer | None:
-        """The decomposer of the type that travels under ``name``, if there is one."""
+        """Return the decomposer of the type with this name in messages, or None."""
         return self._by_name.get(name)
 
 
 default_registry = Registry()
-"""What :func:`~flstream.streaming.payload.pack` uses unless it is told otherwise.
+"""Registry that :func:`~flstream.streaming.payload.pack` uses by default.
 
-Whoever owns a type that travels registers it here, where it is defined.
+A module that defines a type for payloads registers it here.
 """
 
 
 def is_tensor_type(kind: type) -> bool:
-    """Whether this is ``torch.Tensor`` or ``torch.nn.Parameter``; other subclasses are not."""
-    torch = sys.modules.get("torch")  # where it was never imported, nothing is a tensor
+    """Return whether the type is ``torch.Tensor`` or ``torch.nn.Parameter``, and no subclass."""
+    torch = sys.modules.get("torch")  # without the import, nothing is a tensor
     return torch is not None and kind in (torch.Tensor, torch.nn.Parameter)
 
 
 def is_built_in(kind: type) -> bool:
-    """Whether values of exactly this type travel without a decomposer."""
+    """Return whether payloads hold values of exactly this type without a decomposer."""
     return (
         kind in (*PLAIN, *CONTAINERS, np.ndarray)
         or issubclass(kind, np.generic)
@@ -163,7 +168,8 @@ class _DataclassDecomposer:
         )
         for field in self._fields:
             if not field.init:
-                object.__setattr__(value, field.name, payload[field.name])  # it may be frozen
+                # The dataclass may be frozen.
+                object.__setattr__(value, field.name, payload[field.name])
         return value
 
     @property

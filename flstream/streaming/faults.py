@@ -1,4 +1,4 @@
-"""A channel on which things go wrong, as a seed decides: to try out what has to survive them."""
+"""A channel with faults chosen by a seed, for testing what has to survive them."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _READ_BYTES = 256 << 10
 
 
 class FaultyChannel:
-    """A receiver's channel that does harm to the packets that pass, and otherwise is the channel.
+    """A receiver's channel that damages passing packets, and otherwise behaves as the real one.
 
     Args:
-        channel: the sound one.
-        fault: what goes wrong.
-        seed: decides which packets it hits, and where.
-        rate: the share of packets that are hit.
-        death_within: a death or a stall comes after so many bytes at the latest.
+        channel: Channel without faults.
+        fault: Kind of the faults.
+        seed: Seed that decides which packets are hit, and where.
+        rate: Share of the packets that are hit, from 0 to 1.
+        death_within: Most bytes before a death or a stall.
 
     Attributes:
-        hits: how often something went wrong so far.
+        hits: Number of faults so far.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class FaultyChannel:
         self._until_end = self._random.randrange(death_within)
 
     def fileno(self) -> int:
-        """The descriptor of the sound channel."""
+        """Return the descriptor of the channel without faults."""
         return self._channel.fileno()
 
     def send_some(self, views: Sequence[memoryview]) -> int:
-        """Send what fits, unharmed."""
+        """Send as much as fits, without faults."""
         return self._channel.send_some(views)
 
     def lend_some(self, pages: Pages) -> int:
-        """Send what fits, unharmed."""
+        """Send as much as fits, without faults."""
         return self._channel.lend_some(pages)
 
     def send_file_some(self, fd: int, offset: int, count: int) -> int:
-        """Send what fits of a file, unharmed."""
+        """Send as much of a file as fits, without faults."""
         return self._channel.send_file_some(fd, offset, count)
 
     def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
-        """Send a packet, or do not."""
+        """Send a packet, or lose it."""
         packet = bytearray().join(views)
         if self._fault == "dropped request" and self._strikes():
             return
@@ -110,13 +110,13 @@ class FaultyChannel:
     def receive(
         self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
     ) -> None:
-        """Fill the views from the sound channel: messages without packets are left alone."""
+        """Fill the views without faults: these are messages without packets."""
         self._channel.receive(views, deadline, abort)
 
     def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
         """Wait until something has passed, or may have."""
         if self._ended():
-            # What lies in the sound channel will not pass any more.
+            # Bytes in the channel below will not pass any more.
             stopped = select.select([abort] if abort is not None else [], [], [], seconds)[0]
             if stopped:
                 raise AbortedError("the transfer was called off")
@@ -124,7 +124,7 @@ class FaultyChannel:
         return bool(self._passed) or self._channel.wait(seconds, abort)
 
     def close(self) -> None:
-        """Close the sound channel."""
+        """Close the channel without faults."""
         self._channel.close()
 
     def _ended(self) -> bool:
@@ -150,7 +150,7 @@ class FaultyChannel:
             self._passed += self._harmed(packet, header)
 
     def _harmed(self, packet: bytearray, header: Header) -> bytes:
-        """What becomes of a packet."""
+        """Apply the fault to a packet, and return the bytes that arrive."""
         harm = self._harms().get(self._fault)
         frames_only = self._fault in ("dropped frame", "reordered packets")
         replies_only = self._fault == "dropped reply"

@@ -1,4 +1,4 @@
-"""A download for the low-level API: its status in place of most errors, and its progress told."""
+"""Downloads for the low-level API, which report a status instead of most errors, and progress."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Status(NamedTuple):
     """How a download ended.
 
     Attributes:
-        code: ``ok``, or why there are no tensors.
-        reason: a sentence; empty if all is well.
-        cost: bytes, requests, chunks, retries and seconds; nothing unless it ended ``ok``.
+        code: ``ok``, or the kind of failure.
+        reason: Sentence that says why; empty if the code is ``ok``.
+        cost: Bytes, requests, chunks, retries and seconds; zeros unless the code is ``ok``.
     """
 
     code: Code
@@ -42,21 +42,21 @@ class Status(NamedTuple):
 
 
 OnProgress = Callable[[int, int], None]
-"""Called with bytes that are there and bytes in all. The first number only goes up."""
+"""Function called with the bytes received so far, which never decrease, and the bytes in all."""
 
 OnTensors = Callable[[Mapping[str, Any]], None]
-"""Called with the tensors that a chunk completed, each exactly once, empty ones with the first."""
+"""Function called with the tensors that a chunk completed: each once, empty ones with the first."""
 
 OnChunk = Callable[[int, int], None]
-"""Called with the range of a chunk that is in the sink."""
+"""Function called with the range of a chunk that is in the sink."""
 
 
 class TensorSink(Sink, Protocol):
-    """A sink that has tensors to tell of."""
+    """A sink made of tensors."""
 
     @property
     def tensors(self) -> Params:
-        """The tensors by name. What the layout has beside them is not told of."""
+        """Tensors by name, without those that are not reported, such as a payload's message."""
         ...
 
 
@@ -68,21 +68,21 @@ def fetch(
     on_progress: OnProgress | None = None,
     watch: Callable[[SinkT], OnChunk] | None = None,
 ) -> tuple[Status, SinkT | None]:
-    """Download into a sink, and put how it ended into a status.
+    """Download into a sink, and report most failures as a status.
 
     Args:
-        receiver: where to fetch.
-        token: of the ref.
-        settings: None for the defaults.
-        sink_for: makes the sink, given the layout that the sender told.
-        on_progress: told how far it is.
-        watch: makes what is called for each chunk, given the sink.
+        receiver: Receiving side of the channel.
+        token: Token of the ref.
+        settings: Sizes, window and timeouts; None for the defaults.
+        sink_for: Makes the sink, given the sender's layout.
+        on_progress: Called with the number of bytes received so far and in all.
+        watch: Makes the function that is called for each chunk, given the sink.
 
     Returns:
         How it ended, and the sink, filled; None if it failed.
 
     Raises:
-        FlstreamError: the sink could not be made, or did not take the bytes.
+        FlstreamError: The sink could not be made or written.
     """
     watchers: list[OnChunk] = []
 
@@ -106,7 +106,7 @@ def fetch(
 
 
 def arrivals(on_tensors: OnTensors | None) -> Callable[[TensorSink], OnChunk] | None:
-    """How :func:`fetch` is to watch a sink, so that each tensor is told of when it is whole."""
+    """Make the ``watch`` argument of :func:`fetch` that reports each tensor once it is whole."""
     if on_tensors is None:
         return None
     return lambda sink: _Arrivals(sink, on_tensors)
@@ -123,22 +123,22 @@ def _code_of(error: StreamingError) -> Code:
 
 
 class _Progress:
-    """Adds up what is there."""
+    """Adds up the bytes received."""
 
-    def __init__(self, layout: Layout, tell: OnProgress) -> None:
-        self._tell = tell
+    def __init__(self, layout: Layout, on_progress: OnProgress) -> None:
+        self._on_progress = on_progress
         self._done, self._all = 0, layout.nbytes
 
     def __call__(self, start: int, stop: int) -> None:
         self._done += stop - start
-        self._tell(self._done, self._all)
+        self._on_progress(self._done, self._all)
 
 
 class _Arrivals:
-    """Tells of tensors as soon as all their bytes are there."""
+    """Reports tensors as soon as all their bytes have arrived."""
 
-    def __init__(self, sink: TensorSink, tell: OnTensors) -> None:
-        self._tell = tell
+    def __init__(self, sink: TensorSink, on_tensors: OnTensors) -> None:
+        self._on_tensors = on_tensors
         self._sink = sink
         self._left = {spec.name: spec.nbytes for spec in sink.layout.tensors}
         self._empty = [name for name, left in self._left.items() if not left]
@@ -152,4 +152,4 @@ class _Arrivals:
         tensors = self._sink.tensors
         whole = {name: tensors[name] for name in done if name in tensors}
         if whole:
-            self._tell(whole)
+            self._on_tensors(whole)

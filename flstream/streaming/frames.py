@@ -1,6 +1,6 @@
-"""Frames as a sender makes them: chunks of a source, digested and sent when their turn comes.
+"""Frames on the sender's side: chunks of a source, digested, and sent as the channel takes them.
 
-Bytes that stay where they are, in tensors or in a file, are not copied on their way to the kernel.
+Bytes in tensors or in a file are not copied on their way to the kernel, if they are long enough.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from typing import Protocol
 
 import xxhash
 
-from flstream.model.body import Scratch, Source
-from flstream.model.checkpoint import FileSource
-from flstream.model.memory import MemoryBody
+from flstream.model.body import Extent, Scratch, Source
+from flstream.model.digests import ChunkDigests
 from flstream.streaming.wire import FRAME, Header, digest_of
 from flstream.transport.channel import Channel
 from flstream.transport.splice import Pages
 from flstream.transport.views import advance
 
 LEAST_LENT = 128 << 10
-"""The shortest frame that is lent: for others, asking for the pages costs more than a copy."""
+"""Length in bytes of the shortest frame that is lent: shorter ones are faster to copy."""
 
-# Views shorter than this on average are copied, too: each page of each view has its price.
+# Views shorter than this on average are copied, too: lending costs time for each page of each view.
 _LEAST_VIEW = 16 << 10
 # A chunk made of more tensors than this is gathered into one buffer first: beyond it, handing
 # views to the kernel costs more than copying the bytes.
 _MAX_GATHER = 128
-# A file is digested in pieces that stay in the processor's cache while they are read.
+# Bytes of a file that are digested at a time, so that they stay in the processor's cache.
 _PIECE_BYTES = 256 << 10
 
 
@@ -36,12 +35,13 @@ class Demand:
     """A range of a ref that a receiver is to be sent, chunk by chunk.
 
     Attributes:
-        token: the ref.
-        request: number of the request that asked for it; 0 where nobody asked, in push mode.
-        next: where its next chunk begins.
-        stop: where it ends.
-        limit: how far it may be sent for now: ``stop``, or in push mode what the receiver granted.
-        chunk_size: longest frame in bytes; 0 is the whole model serialised into one.
+        token: Token of the ref.
+        request: Number of its request; 0 for a push, which has none.
+        next: Offset in bytes of its next chunk.
+        stop: Offset in bytes of its end.
+        limit: Offset up to which it may be sent for now: ``stop``, or what the receiver of a push
+        granted.
+        chunk_size: Length in bytes of the longest frame; 0 is the whole model serialised into one.
     """
 
     token: bytes
@@ -58,15 +58,15 @@ class Demand:
 
 
 class Content(Protocol):
-    """What is still to be sent of a packet."""
+    """Part of a packet that is still to be sent."""
 
     @property
     def left(self) -> int:
-        """Bytes to be sent."""
+        """Number of bytes to be sent."""
         ...
 
     def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes, and return how many bytes that was."""
+        """Send what the channel takes, and return the number of bytes."""
         ...
 
 
@@ -78,62 +78,63 @@ class Copied:
 
     @property
     def left(self) -> int:
-        """Bytes to be sent."""
+        """Number of bytes to be sent."""
         return sum(map(len, self._views))
 
     def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes."""
+        """Send what the channel takes, and return the number of bytes."""
         count = channel.send_some(self._views)
         self._views = advance(self._views, count)
         return count
 
 
 class Lent:
-    """Bytes that stay as they are until the receiver has them, which reads them itself."""
+    """Bytes that the receiver reads from the sender's memory, so that they are not copied twice."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._pages = Pages(views)
 
     @property
     def left(self) -> int:
-        """Bytes to be sent."""
+        """Number of bytes to be sent."""
         return self._pages.left
 
     def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes."""
+        """Send what the channel takes, and return the number of bytes."""
         return channel.lend_some(self._pages)
 
 
 class InFile:
-    """Bytes of a file, which the receiver gets from the page cache."""
+    """Bytes of a file, which the receiver reads from the page cache."""
 
-    def __init__(self, source: FileSource, start: int, stop: int) -> None:
-        self._source = source  # its descriptor lives as long as it does
-        self._start, self._stop = start, stop
+    def __init__(self, source: Source, extent: Extent, nbytes: int) -> None:
+        self._source = source  # the descriptor is open as long as it exists
+        self._fd, self._offset = extent.fd, extent.offset
+        self._left = nbytes
 
     @property
     def left(self) -> int:
-        """Bytes to be sent."""
-        return self._stop - self._start
+        """Number of bytes to be sent."""
+        return self._left
 
     def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes."""
-        fd, offset = self._source.extent(self._start)
-        count = channel.send_file_some(fd, offset, self.left)
-        self._start += count
+        """Send what the channel takes, and return the number of bytes."""
+        count = channel.send_file_some(self._fd, self._offset, self._left)
+        self._offset += count
+        self._left -= count
         return count
 
 
 @dataclass(eq=False)
 class Frame:
-    """A chunk that is on its way, or is ready to be.
+    """A chunk that is being sent, or ready to be.
 
     Attributes:
-        demand: what it answers.
-        start: where the chunk begins.
-        stop: where it ends.
-        parts: what is still to be sent: the header, and the payload.
-        has_begun: whether some of it has been sent.
+        demand: Demand that it is a part of.
+        start: Offset in bytes of the chunk.
+        stop: Offset in bytes of the chunk's end.
+        parts: Content still to be sent: the header, and the payload.
+        has_begun: Whether some of it has been sent.
     """
 
     demand: Demand
@@ -144,22 +145,23 @@ class Frame:
 
     @classmethod
     def read(cls, demand: Demand, source: Source, scratch: Scratch) -> Frame:
-        """Digest the next chunk of a demand.
+        """Make the frame of a demand's next chunk, with its digest.
 
         Args:
-            demand: what it answers.
-            source: of the bytes.
-            scratch: for files; what it holds afterwards is of no use.
+            demand: Demand to be answered.
+            source: Source of the bytes.
+            scratch: Buffer for reading files; its content is undefined afterwards.
 
         Raises:
-            FlstreamError: the source cannot be read there.
+            FlstreamError: The source cannot be read there.
         """
         start = demand.next
         stop = min(start + demand.chunk_size, demand.stop) if demand.chunk_size else demand.stop
         length, lent = stop - start, demand.chunk_size and stop - start >= LEAST_LENT
-        if lent and isinstance(source, FileSource):
-            digest = _digest_in_file(source, start, stop, scratch)
-            content: Content = InFile(source, start, stop)
+        if lent and source.extent is not None:
+            extent = source.extent(start, stop)
+            digest = _digest_in_file(source, extent.digests, start, stop, scratch)
+            content: Content = InFile(source, extent, length)
         else:
             staged = Scratch()
             views = list(source.views(start, stop, staged))
@@ -167,7 +169,7 @@ class Frame:
                 views = [memoryview(b"".join([source.layout.plain_header, *views]))]
                 length = len(views[0])
             digest = digest_of(views)
-            stays = lent and isinstance(source, MemoryBody) and not staged.buffer
+            stays = lent and source.lendable and not staged.buffer
             if stays and length >= _LEAST_VIEW * len(views):
                 content = Lent(views)
             elif len(views) > _MAX_GATHER:
@@ -179,11 +181,11 @@ class Frame:
 
     @property
     def left(self) -> int:
-        """Bytes that are still to be sent."""
+        """Number of bytes that are still to be sent."""
         return sum(part.left for part in self.parts)
 
     def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes, and return how many bytes that was."""
+        """Send what the channel takes, and return the number of bytes."""
         count = self.parts[0].send_some(channel)
         if not self.parts[0].left:
             del self.parts[0]
@@ -191,15 +193,16 @@ class Frame:
         return count
 
 
-def _digest_in_file(source: FileSource, start: int, stop: int, scratch: Scratch) -> int:
-    """The digest of a chunk: known since it was written, or taken once for all who are sent it."""
-    known = source.digests.get(start, stop)
+def _digest_in_file(
+    source: Source, digests: ChunkDigests, start: int, stop: int, scratch: Scratch
+) -> int:
+    """Return the digest of a chunk in a file, taken when it was written or first sent."""
+    known = digests.get(start, stop)
     if known is not None:
-        source.require(stop)
         return known
     digest = xxhash.xxh3_64()
     for first in range(start, stop, _PIECE_BYTES):
-        (piece,) = source.views(first, min(first + _PIECE_BYTES, stop), scratch)
-        digest.update(piece)
-    source.digests.note(start, stop, digest.intdigest())
+        for piece in source.views(first, min(first + _PIECE_BYTES, stop), scratch):
+            digest.update(piece)
+    digests.note(start, stop, digest.intdigest())
     return digest.intdigest()

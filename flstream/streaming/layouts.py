@@ -1,4 +1,4 @@
-"""Layouts as senders tell them. A round's is most often the same as that of the round before."""
+"""Cached layouts of senders: that of a round is most often the same as the round's before."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from functools import lru_cache
 from flstream.errors import LayoutError, ProtocolError
 from flstream.model.layout import Layout, parse_header
 
-# Of 10,000 tensors the header has 1 MiB, and reading it takes a fifth as long as their 1 GB. Larger
-# ones are read each time, so that what is kept of them stays small beside a receiver's buffers.
+# The header of 10,000 tensors has 1 MiB, and parsing it takes a fifth as long as receiving their
+# 1 GB. Larger ones are not cached, so that the cache stays small beside a receiver's buffers.
 _MOST_KEPT_BYTES = 2 << 20
 
 
-def layout_told(header: bytes, peer: str) -> Layout:
-    """The layout that the JSON of a safetensors header tells; the same object for the same bytes.
+def layout_of_header(header: bytes, peer: str) -> Layout:
+    """Return the layout in the JSON of a safetensors header; the same object for the same bytes.
 
     Args:
-        header: as it came.
-        peer: who sent it.
+        header: JSON from the sender.
+        peer: Name of the sender, for messages.
 
     Raises:
-        ProtocolError: it is no sound header.
+        ProtocolError: It is not a sound header.
     """
-    with suppress(LayoutError):  # which the second reading tells, with the sender's name
+    with suppress(LayoutError):  # raised again below, with the sender's name
         if len(header) <= _MOST_KEPT_BYTES:
             return _kept(header)
     try:

@@ -1,8 +1,8 @@
-"""What a payload's message is made of, and how large it may be.
+"""The format of a payload's message, and its limits.
 
-A message is ``[version, nodes]`` in msgpack. The nodes stand in the order of a walk through the
-value: a container is followed by what it holds, a key by its value. What msgpack has itself (None,
-bool, int of 64 bits, float, str) stands for itself; all else is one of the records below.
+A message is ``[version, nodes]`` in msgpack. The nodes are in the order of a walk through the
+value: a container is followed by its content, a key by its value. Types of msgpack (None, bool, int
+of 64 bits, float, str) are themselves; every other type is one of the records below.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from flstream.model.memory import Framework
 VERSION: Final = 1
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""The longest message, tensors not counted: room for about 50,000 named tensors."""
+"""Most bytes of a message, without tensors: room for about 50,000 named tensors."""
 
 MAX_NODES = 1 << 20
-"""The most values, containers and keys in a message."""
+"""Most values, containers and keys in a message."""
 
 MAX_DEPTH = 64
-"""The most containers and decomposed values around a value."""
+"""Most containers and decomposed values around a value."""
 
 MAX_INT_KEYS = 1 << 16
-"""The most int keys in a message.
+"""Most int keys in a message.
 
-Unlike that of a str, the hash of an int is known to everybody, so that a peer can choose keys that
-all collide: a million of them keep a dict busy for minutes, and this many for half a second.
+Unlike that of a str, the hash of an int is predictable, so that a peer can choose keys that all
+collide: a million of them keep a dict busy for minutes, and this many for half a second.
 """
 
 INT64 = range(-(2**63), 2**64)
-"""The ints that msgpack has, and that a key may be."""
+"""Ints that msgpack supports, and that may be keys."""
 
 
 class Container(msgspec.Struct, tag="c", array_like=True, forbid_unknown_fields=True, frozen=True):
-    """The next ``size`` values; in a dict, each with its key before it."""
+    """A container of the next ``size`` values; in a dict, each after its key."""
 
     kind: Literal["list", "tuple", "dict", "odict"]
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Decomposed(msgspec.Struct, tag="d", array_like=True, forbid_unknown_fields=True, frozen=True):
-    """The next value, recomposed by the decomposer that is registered as ``name``."""
+    """The next value, to be recomposed by the decomposer that is registered as ``name``."""
 
     name: str
 
 
 class TensorRef(msgspec.Struct, tag="t", array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A tensor of the byte range. A name that stands here twice is one object twice."""
+    """A tensor of the body, by name. A name that occurs twice stands for one object."""
 
     name: str
     framework: Framework

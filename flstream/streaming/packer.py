@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Attribute(NamedTuple):
-    """The step of a path from a value to its attribute, where others are keys and indices."""
+    """The step of a path from a value to its attribute; other steps are keys and indices."""
 
     name: str
 
@@ -40,25 +40,25 @@ class Packer:
     """Collects the nodes and the tensors of one value.
 
     Attributes:
-        nodes: what the message will hold.
-        tensors: by path, in the order of the walk.
+        nodes: Nodes of the message.
+        tensors: Tensors by path, in the order of the walk.
     """
 
     def __init__(self, registry: Registry) -> None:
         self.nodes: list[nodes.Node] = []
         self.tensors: dict[str, torch.Tensor | np.ndarray[Any, Any]] = {}
         self._registry = registry
-        self._names: dict[tuple[object, ...], str] = {}  # by what makes two tensors one
+        self._names: dict[tuple[object, ...], str] = {}  # by a key that is equal for tied tensors
         self._steps: list[str | int | _Attribute] = []
-        self._around: set[int] = set()  # the ids of the values that the walk is inside of
-        self._size = 0  # bytes of the message so far, at least
+        self._around: set[int] = set()  # ids of the values around the present one
+        self._size = 0  # least bytes of the message so far
         self._int_keys = 0
 
     def add(self, value: Any) -> None:
-        """Append a value with everything in it.
+        """Append a value and everything in it.
 
         Raises:
-            PayloadError: it cannot be sent; the message names the path.
+            PayloadError: It cannot be sent; the message names the path.
         """
         kind = type(value)
         if kind in _ADD:
@@ -73,10 +73,10 @@ class Packer:
             self._refuse(f"is a {kind.__qualname__}, which cannot be sent; {_advice(value)}")
 
     def refuse_size(self) -> NoReturn:
-        """Refuse what makes the message too long.
+        """Raise the error for a message that is too long.
 
         Raises:
-            PayloadError: always.
+            PayloadError: Always.
         """
         self._refuse(
             f"makes the message longer than {nodes.MAX_MESSAGE_BYTES} bytes, tensors not counted; "
@@ -104,7 +104,7 @@ class Packer:
         self._append(nodes.Blob(value), len(value))
 
     def _list(self, value: list[Any] | tuple[Any, ...]) -> None:
-        items = tuple(value)  # what another thread appends must not contradict the size
+        items = tuple(value)  # another thread may append to it meanwhile
         self._append(nodes.Container("list" if type(value) is list else "tuple", len(items)))
         with self._inside(value):
             for index, item in enumerate(items):
@@ -146,7 +146,7 @@ class Packer:
         name = self._names.get(place)
         if name is None:
             name = self._names[place] = self._path()
-            self.tensors[name] = value  # which also keeps its place from being anyone else's
+            self.tensors[name] = value  # keeps its memory from being reused for another
         framework: Framework = "numpy" if isinstance(value, np.ndarray) else "pytorch"
         self._append(nodes.TensorRef(name, framework), len(name))
 
@@ -155,7 +155,7 @@ class Packer:
         with self._inside(value):
             try:
                 plain = decomposer.decompose(value)
-            except Exception as error:  # a decomposer is anybody's code
+            except Exception as error:  # a decomposer is the user's code
                 raise PayloadError(
                     f"{self._path()} is a {decomposer.name} that cannot be taken apart: {error}"
                 ) from error
@@ -225,12 +225,12 @@ def _rendered(step: str | int | _Attribute) -> str:
 
 
 def _place_of(value: torch.Tensor | np.ndarray[Any, Any]) -> tuple[object, ...]:
-    """What two tensors have in common that show the same elements of the same memory."""
+    """Return a key that is equal for tensors that show the same elements of the same memory."""
     if isinstance(value, np.ndarray):
         start = value.__array_interface__["data"][0] if value.size else id(value)
         return start, value.shape, value.strides, value.dtype
-    # Empty tensors have no memory to share. One that is lazily conjugated or negated lies where the
-    # other does, and shows something else.
+    # Empty tensors have no memory to share. A lazily conjugated or negated tensor is in the memory
+    # of the original, and shows other values.
     start = value.data_ptr() if value.numel() else id(value)
     return start, value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg()
 

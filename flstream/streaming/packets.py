@@ -1,4 +1,4 @@
-"""Reading packets off a channel, and finding the next one after bytes that are none."""
+"""Reading packets from a channel, and finding the next one after bytes that are not a packet."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from flstream.streaming.wire import HEADER_BYTES, MAGIC, Header
 from flstream.transport.channel import Channel
 from flstream.transport.views import split
 
-# A stream that was cut somewhere is searched in pieces of this size.
+# Bytes that are searched at a time for the next packet, after a loss.
 _SEARCH_BYTES = 64 << 10
-# A peer that sends more than this without a packet in it will not send one.
+# Most bytes without a packet in them that a peer may send.
 _MOST_JUNK = 256 << 20
 
 Wait = Callable[[], bool]
-"""Called while nothing is there to be read: waits, and tells whether anything came.
+"""Function called when nothing can be read: it waits, and returns whether anything came.
 
-It raises when it has waited enough."""
+It raises an error when the time to wait is used up.
+"""
 
 
 class PacketReader:
     """The packets that arrive on a channel.
 
-    A header carries a digest of its own. So where bytes were lost, changed or added, the next
-    packet is found by searching for one, and what it is cannot be mistaken.
+    A header has a digest of its own. So where bytes were lost, changed or added, the next packet is
+    found by searching for one, and other bytes are not mistaken for it.
 
     Args:
-        channel: what carries the bytes.
-        peer: who sends them, for messages.
+        channel: Channel that carries the bytes.
+        peer: Name of the sender, for messages.
 
     Attributes:
-        junk: bytes passed over so far because they were no packet.
+        junk: Number of bytes skipped so far that were not a packet.
     """
 
     def __init__(self, channel: Channel, peer: str) -> None:
@@ -44,10 +45,10 @@ class PacketReader:
         self._following = memoryview(bytearray(HEADER_BYTES))
 
     def header(self, wait: Wait) -> Header:
-        """The header of the next packet; its payload is to be read or skipped next.
+        """Return the header of the next packet, whose payload is to be read or skipped next.
 
         Raises:
-            ProtocolError: the peer sends bytes without end and no packet among them.
+            ProtocolError: The peer keeps sending bytes that are not a packet.
         """
         before = self.junk
         while self.junk - before <= _MOST_JUNK:
@@ -60,36 +61,36 @@ class PacketReader:
         raise ProtocolError(f"{self._peer} sent {self.junk - before} bytes that are no packets")
 
     def payload(self, views: Sequence[memoryview], wait: Wait) -> int | None:
-        """Fill the views with what follows.
+        """Fill the views with the payload.
 
         Returns:
-            The xxh3-64 of what came, or None if the packet ends before the views are full.
+            The xxh3-64 of its bytes, or None if the packet ends before the views are full.
         """
         left = [view for view in views if len(view)]
         digest = xxhash.xxh3_64()
-        heard = True
+        has_input = True
         while left:
-            if not heard and self._is_cut_short():
+            if not has_input and self._is_cut_short():
                 return None
             if self._ahead:
                 count = min(len(left[0]), len(self._ahead))
                 left[0][:count] = self._ahead[:count]
                 del self._ahead[:count]
             else:
-                count = self._receive(left) if heard else 0
+                count = self._receive(left) if has_input else 0
             if count:
-                # At once, piece by piece: the bytes are still in the processor's cache, and the
-                # sender fills the channel meanwhile.
+                # Digested at once, piece by piece: the bytes are still in the processor's cache,
+                # and the sender fills the channel meanwhile.
                 come, left = split(left, count)
                 for view in come:
                     digest.update(view)
-                heard = True
+                has_input = True
             else:
-                heard = wait() and heard
+                has_input = wait() and has_input
         return digest.intdigest()
 
     def _receive(self, views: Sequence[memoryview]) -> int:
-        """Receive what is there: into the views, and what follows, in the same call, ahead.
+        """Receive what has arrived: into the views, and in the same call what follows them.
 
         Most often that is the next header.
         """
@@ -101,7 +102,7 @@ class PacketReader:
         return count
 
     def skip(self, length: int, wait: Wait) -> None:
-        """Pass over what follows."""
+        """Skip the next ``length`` bytes."""
         scratch = memoryview(bytearray(min(length, 1 << 20)))
         while length:
             count = min(length, len(scratch))
@@ -110,10 +111,10 @@ class PacketReader:
             length -= count
 
     def _is_cut_short(self) -> bool:
-        """Whether a new packet begins where a payload should go on, after a silence.
+        """Return whether a new packet begins where a payload should continue, after a silence.
 
-        A sender that was only slow goes on with the payload. One that has sent all it had, of which
-        a part was lost, says nothing more until it is asked; then its answer comes.
+        A sender that was only slow continues the payload. One that has sent everything, of which a
+        part was lost, sends nothing more until it is asked; then its answer comes.
         """
         self._receive_ahead(HEADER_BYTES)
         if len(self._ahead) >= HEADER_BYTES:
@@ -126,7 +127,11 @@ class PacketReader:
                 wait()
 
     def _receive_ahead(self, size: int) -> int:
-        """Receive what is there, so that at most ``size`` bytes are ahead; say how many came."""
+        """Receive what has arrived, up to ``size`` bytes ahead of the reader.
+
+        Returns:
+            The number of bytes received.
+        """
         if len(self._ahead) >= size:
             return 0
         view = memoryview(bytearray(size - len(self._ahead)))
@@ -135,9 +140,8 @@ class PacketReader:
         return count
 
     def _search(self) -> None:
-        """Drop what is ahead up to where a packet may begin."""
-        # Most of what comes next will not be a packet either; it is fetched in one go if it is
-        # there.
+        """Drop the bytes received ahead up to where a packet may begin."""
+        # Most of the next bytes will not be a packet either; they are received in one call.
         self._receive_ahead(_SEARCH_BYTES)
         found = self._ahead.find(MAGIC, 1)
         # The last bytes may be the first ones of a packet.

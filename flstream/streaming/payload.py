@@ -1,20 +1,19 @@
-"""A payload: any nested structure with tensors in it, as a small message and a byte range.
+"""A payload: any nested structure with tensors in it, as a small message and tensors.
 
-The tensors leave the structure and travel as every tensor does; the rest is one message of
-:mod:`flstream.streaming.nodes`. Nothing in it is ever unpickled, or imported by its name.
+The tensors are taken out of the structure and streamed as all tensors are; the rest is one message
+of :mod:`flstream.streaming.nodes`. Nothing in it is unpickled, or imported by its name.
 
 There are two ways to send one, and the value that arrives is the same bit by bit:
 
-- **Streamed**, as :func:`pack` parts it. ``add_payload`` and ``download_payload`` of
+- **Streamed**, as :func:`pack` splits it. ``add_payload`` and ``download_payload`` of
   :mod:`flstream.streaming.api` need one ref for it: the message is one more tensor of the body. The
   bytes come from the tensors' own storage, and go to where the receiver wants them.
 - **In one piece**, as :func:`pack_native` makes it, for when streaming is off (chunk size 0). Each
   tensor is serialised by the safetensors library, at the price of two more models in memory on
   either side. ``add_payload`` with ``native=True`` offers such a piece, which ``download_payload``
-  tells from the other; whoever has no ref sends it as he sends any bytes.
+  recognises. Without a ref, the piece can be sent as any other bytes.
 
-What a receiver's own chunk size of 0 means is another thing: that the body, whichever it is, comes
-in one frame.
+A receiver's own chunk size of 0 has another meaning: the body, of either kind, comes in one frame.
 
 After NVFlare's FOBS and its ``TensorDecomposer``, with its ``native_decompose`` for the piece.
 """
@@ -48,11 +47,11 @@ class Packed(NamedTuple):
     """A payload, ready to be sent.
 
     Attributes:
-        message: everything but the tensors; at most ``nodes.MAX_MESSAGE_BYTES``.
-        tensors: the tensors and arrays themselves, in the order of the walk. A name is the path to
-            where the tensor was met first, such as ``payload["a"][3].optimizer``: a key of text in
-            JSON's quotes, the number of an int key or an index, ``.name`` for a dataclass' field.
-            Whatever the keys are, two tensors never get one name.
+        message: Everything but the tensors; at most ``nodes.MAX_MESSAGE_BYTES``.
+        tensors: Tensors and arrays themselves, in the order of the walk. A name is the path to the
+        tensor's first place, such as ``payload["a"][3].optimizer``: a key of text in JSON's quotes,
+        the number of an int key or an index, ``.name`` for a dataclass' field. Whatever the keys
+        are, no two tensors have the same name.
     """
 
     message: bytes
@@ -60,17 +59,18 @@ class Packed(NamedTuple):
 
 
 def pack(value: object, *, registry: Registry = default_registry) -> Packed:
-    """Part a value into a message and tensors, which are not copied.
+    """Split a value into a message and tensors, which are not copied.
 
     It may hold None, bool, int, float, str, bytes, list, tuple, dict (with keys of str, or of int
     up to 64 bits), ``OrderedDict``, NumPy scalars and arrays, torch tensors, and registered types;
-    each arrives as what it was. A tensor that is met twice travels once and is one on arrival; a
-    container that is met twice arrives as two. Gradients do not travel, and a ``Parameter``
-    arrives as a tensor.
+    each arrives as the same type. A tensor that occurs twice is sent once and is one object on
+    arrival; a container that occurs twice arrives as two. Gradients are not sent, and a
+    ``Parameter`` arrives as a tensor.
 
     Raises:
-        PayloadError: something cannot be sent, or there is too much of it for a small message; the
-            error names the path to it and what to do.
+        PayloadError: A part cannot be sent, or there is too much for a small message; the error
+            names
+        the path to it and what to do.
     """
     packer = Packer(registry)
     packer.add(value)
@@ -86,18 +86,20 @@ def unpack(
     *,
     registry: Registry = default_registry,
 ) -> Any:
-    """Put a value together again.
+    """Rebuild a value.
 
     Args:
-        message: as :func:`pack` made it, or a stranger.
-        tensors: what arrived under the names of ``Packed.tensors``. A tensor becomes an array, and
-            an array a tensor, if that is what was sent; only memory that cannot be written to is
-            copied for it.
-        registry: the types that may arrive.
+        message: Message of :func:`pack`, which is not trusted.
+        tensors: Tensors and arrays that arrived, by the names of ``Packed.tensors``. A tensor
+            becomes
+        an array, and an array a tensor, if that is what was sent; only read-only memory is copied
+        for it.
+        registry: Types that may arrive.
 
     Raises:
-        PayloadError: the message is malformed or too large, asks for a type or a tensor that is
-            not there, leaves a tensor over, or holds what a type cannot be made of.
+        PayloadError: The message is malformed or too large, refers to a missing type or tensor,
+            does
+        not refer to a tensor that is there, or has content that a type cannot be made of.
     """
     if len(message) > nodes.MAX_MESSAGE_BYTES:
         raise PayloadError(
@@ -110,13 +112,13 @@ def unpack(
 
 
 def pack_native(value: object, *, registry: Registry = default_registry) -> bytes:
-    """A value in one piece, for when streaming is off; takes the memory of two more models.
+    """Serialise a value in one piece, for when streaming is off.
 
     Each tensor is serialised by the safetensors library, as ``native_decompose`` of NVFlare's
-    ``TensorDecomposer`` does it.
+    ``TensorDecomposer`` does it. That takes the memory of two more models.
 
     Raises:
-        PayloadError: as :func:`pack`; or a tensor takes 4 GiB, which is more than one piece holds.
+        PayloadError: See :func:`pack`; or a tensor takes 4 GiB, which is more than one piece holds.
     """
     import safetensors.torch
 
@@ -132,24 +134,24 @@ def pack_native(value: object, *, registry: Registry = default_registry) -> byte
 def unpack_native(
     data: bytes | bytearray | memoryview, *, registry: Registry = default_registry
 ) -> Any:
-    """The value that :func:`pack_native` was given, after NVFlare's ``native_recompose``.
+    """Rebuild the value that :func:`pack_native` serialised, after NVFlare's ``native_recompose``.
 
     Args:
-        data: the piece. It bounds what is allocated, and whoever received it has bounded it.
-        registry: the types that may arrive.
+        data: The piece. Its length bounds what is allocated.
+        registry: Types that may arrive.
 
     Raises:
-        PayloadError: as :func:`unpack`; or a tensor is not one of the safetensors library.
+        PayloadError: See :func:`unpack`; or a tensor is not one of the safetensors library.
     """
     packed = load_native(data)
     return unpack(packed.message, packed.tensors, registry=registry)
 
 
 def load_native(data: bytes | bytearray | memoryview) -> Packed:
-    """The message and the tensors that a piece holds, each in memory of its own.
+    """Return the message and the tensors of a piece, each in memory of its own.
 
     Raises:
-        PayloadError: the piece cannot be read, or a tensor is not one of the safetensors library.
+        PayloadError: The piece cannot be read, or a tensor is not one of the safetensors library.
     """
     native = _decoded(_native_decoder, data)
     loaded: dict[str, Tensor] = {

@@ -1,11 +1,11 @@
-"""A payload as a body, so that one ref names all of it.
+"""A payload as a body, so that one ref stands for all of it.
 
 Streamed, the body is the payload's tensors under their paths and, as one more tensor, the bytes of
-its ``message``. In one piece, it is a single tensor of bytes, the ``piece``. The path of a tensor
-begins with ``payload``, so that none has one of these names.
+its ``message``. In one piece, it is a single tensor of bytes, the ``piece``. Paths begin with
+``payload``, so that no tensor has one of these names.
 
-The message lies in the body, not beside it: so it is cut into chunks, checked, fetched again where
-it broke and written to a file as everything else is, and nobody but the two ends knows of payloads.
+The message is in the body, not beside it. So it is cut into chunks, checked, repaired and written
+to a file as all tensors are, and only the two ends need to know of payloads.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from flstream.errors import LayoutError, PayloadError
 from flstream.model.body import Source
+from flstream.model.copy import copy
 from flstream.model.dense import dense
 from flstream.model.layout import MAX_HEADER_BYTES, Layout, TensorSpec
 from flstream.model.memory import Framework, MemoryBody, Params
@@ -26,20 +27,18 @@ from flstream.streaming.payload import load_native, pack, pack_native, unpack
 
 _MESSAGE = "message"
 _PIECE = "piece"
-# What the answer to an open takes beside the header: a receiver's limit is for both.
+# Bytes of the answer to an open beside the header: a receiver's limit is for both.
 _ANSWER_BYTES = 64
-# How much of a name that is too long for a header is told.
-_TOLD_CHARACTERS = 200
-# How much of a tensor that came in a piece is copied at a time.
-_COPY_STEP = 4 << 20
+# Characters of a name that is too long for a header that its error shows.
+_SHOWN_CHARACTERS = 200
 
 
 def streamed_body(value: object, registry: Registry) -> Source:
-    """The body of a payload's tensors, over their own storage, and of its message.
+    """Make the body of a payload's tensors, over their own storage, and of its message.
 
     Raises:
-        PayloadError: something cannot be sent, or there is too much of it for a message or for a
-            header; the error names the path.
+        PayloadError: A part cannot be sent, or there is too much for a message or for a header; the
+        error names the path.
     """
     packed = pack(value, registry=registry)
     message = np.frombuffer(packed.message, np.uint8)
@@ -49,44 +48,48 @@ def streamed_body(value: object, registry: Registry) -> Source:
         longest = max(packed.tensors, key=len)
         raise PayloadError(
             f"the names and shapes of {len(packed.tensors)} tensors take {size} bytes, and "
-            f"{MAX_HEADER_BYTES} is most; the longest name is {longest[:_TOLD_CHARACTERS]}: "
+            f"{MAX_HEADER_BYTES} is most; the longest name is {longest[:_SHOWN_CHARACTERS]}: "
             "shorten the keys, or stack the tensors"
         )
     return body
 
 
 def native_body(value: object, registry: Registry) -> Source:
-    """The body of a payload in one piece.
+    """Make the body of a payload in one piece.
 
     Raises:
-        PayloadError: as :func:`~flstream.streaming.payload.pack_native`.
+        PayloadError: See :func:`~flstream.streaming.payload.pack_native`.
     """
     return MemoryBody.of({_PIECE: np.frombuffer(pack_native(value, registry=registry), np.uint8)})
 
 
 class PayloadSink:
-    """Takes the bytes of a payload, and puts the value together with the last of them.
+    """Takes the bytes of a payload, and rebuilds the value when the last of them has arrived.
 
-    So a value that cannot be put together is a download that failed, of which the sender hears.
+    So a value that cannot be rebuilt is a failed download, of which the sender is informed.
 
     Args:
-        layout: as the sender told it.
-        peer: who is the sender, for messages.
-        into: tensors and arrays that are to receive the bytes, by the paths of those that are sent.
-        framework: what allocates the others.
-        registry: the types that may arrive.
+        layout: Layout of the sender.
+        peer: Name of the sender, for messages.
+        into: Tensors and arrays that receive the bytes, by the paths of those that are sent.
+        framework: Kind of the tensors that are allocated for the others.
+        registry: Types that may arrive.
 
     Attributes:
-        layout: of the body.
-        tensors: those of the payload, by path: without their bytes at first, and none before its
-            end if it comes in one piece.
-        in_one_piece: whether it does.
-        value: the payload, once every byte is there.
+        layout: Layout of the body.
+        tensors: Tensors of the payload by path: allocated at first, and filled when all has
+            arrived.
+        In one piece, there are none before its end.
+        in_one_piece: Whether the payload comes in one piece.
+        value: The payload, once every byte has arrived.
 
     Raises:
-        PayloadError: what is offered is no payload.
-        LayoutError: it does not fit ``into``, or there is no memory for it.
+        PayloadError: The offer is not a payload.
+        LayoutError: It does not fit ``into``, or there is not enough memory for it.
     """
+
+    random_access = True
+    resumed = False
 
     def __init__(
         self, layout: Layout, peer: str, into: Params, framework: Framework, registry: Registry
@@ -107,16 +110,20 @@ class PayloadSink:
             del self.tensors[_MESSAGE]
         self._left = layout.nbytes
 
+    def written(self, start: int, stop: int) -> list[memoryview]:
+        """Return the bytes ``[start, stop)``, in place."""
+        return self._body.views(start, stop)
+
     def views(self, start: int, stop: int) -> list[memoryview]:
-        """Where the bytes ``[start, stop)`` belong."""
+        """Return the memory of the bytes ``[start, stop)``."""
         return self._body.views(start, stop)
 
     def commit(self, start: int, stop: int) -> None:
-        """Note that they are there, and put the value together if they are the last.
+        """Count the bytes, and rebuild the value if they are the last ones.
 
         Raises:
-            PayloadError: the message is malformed, or does not go with the tensors.
-            LayoutError: what came in one piece does not fit ``into``.
+            PayloadError: The message is malformed, or does not match the tensors.
+            LayoutError: What came in one piece does not fit ``into``.
         """
         self._left -= stop - start
         if self._left:
@@ -133,14 +140,13 @@ class PayloadSink:
             known = {name: packed.tensors[name] for name in self._into if name in packed.tensors}
             loaded = MemoryBody.of(known)
             memory = _memory(loaded.layout, self._into, "pytorch", self._peer)
-            for start, stop in loaded.layout.ranges(_COPY_STEP):
-                _copy(loaded.views(start, stop), memory.views(start, stop))
+            copy(loaded, memory)
             self.tensors.update(memory.tensors)
         return memoryview(packed.message)
 
 
 def _held(layout: Layout, peer: str) -> TensorSpec:
-    """The message in a body, or the piece that is all of it."""
+    """Return the tensor that has the message in a body, or the piece that is all of it."""
     spec = layout.by_name.get(_MESSAGE) or layout.by_name.get(_PIECE)
     if spec is None or (spec.dtype, len(spec.shape)) != ("U8", 1) or not spec.nbytes:
         raise PayloadError(
@@ -158,7 +164,7 @@ def _held(layout: Layout, peer: str) -> TensorSpec:
 
 
 def _memory(layout: Layout, into: Params, framework: Framework, peer: str) -> MemoryBody:
-    """Memory for a layout: ``into`` where it has a tensor of that name, and new elsewhere."""
+    """Return memory for a layout: ``into`` where it has a tensor of that name, else new."""
     given = MemoryBody.over(into)
     aliases = {
         alias: name for alias, name in layout.aliases.items() if alias in into and name in into
@@ -181,9 +187,3 @@ def _memory(layout: Layout, into: Params, framework: Framework, peer: str) -> Me
         for spec in layout.tensors
     }
     return MemoryBody(layout, tensors, pieces)
-
-
-def _copy(source: list[memoryview], sink: list[memoryview]) -> None:
-    # Both have one view a tensor, and their layouts are the same.
-    for here, there in zip(source, sink, strict=True):
-        there[:] = here

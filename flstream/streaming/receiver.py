@@ -1,4 +1,4 @@
-"""The receiver's end of a channel, and how it is to fetch."""
+"""The receiver's end of a channel, and the settings of downloads."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from flstream.transport.channel import AbortSignal, Channel, Deadline
 
 
 class StreamSettings(NamedTuple):
-    """How a receiver fetches.
+    """Settings of a receiver's downloads.
 
     Attributes:
-        chunk_size: longest frame in bytes, a multiple of 16; 0 fetches the whole model serialised
-            into one message.
-        request_size: bytes that one request covers. It is cut down to whole chunks; if it is less
-            than a chunk, chunks are as short as it.
-        window: requests in flight.
-        request_timeout: seconds of waiting for the sender that one request may cost.
-        probe_after: seconds of silence after which the sender is asked what became of a request.
-            What was lost on the way is then fetched again, long before the request times out.
-        push: whether the sender is to send before it is asked. If it does not, it is asked after
-            ``probe_after``.
+        chunk_size: Length in bytes of the longest frame, a multiple of 16; 0 fetches the whole
+            model
+        serialised into one message.
+        request_size: Bytes that one request covers, rounded down to whole chunks. If it is less
+            than a
+        chunk, chunks are as short as it.
+        window: Number of requests in flight.
+        request_timeout: Seconds of waiting for the sender in one request.
+        probe_after: Seconds of silence after which the sender is asked for the state of a request.
+        Lost bytes are then fetched again, long before the request times out.
+        push: Whether the sender is to send before it is asked. If it does not, it is asked after
+        ``probe_after``.
     """
 
     chunk_size: int = 2 << 20
@@ -37,7 +39,7 @@ class StreamSettings(NamedTuple):
 
     @property
     def frame_size(self) -> int:
-        """Bytes of the longest frame, or 0 for the whole model at once."""
+        """Length in bytes of the longest frame, or 0 for the whole model at once."""
         return min(self.chunk_size, self.request_size)
 
     @property
@@ -47,14 +49,14 @@ class StreamSettings(NamedTuple):
 
 
 class Receiver:
-    """The end of a channel at which snapshots arrive; a download service is at the other.
+    """The receiving end of a channel, with a download service at the other end.
 
-    One thread uses it at a time, for one download after another.
+    A single thread uses it at a time, for one download after another.
 
     Args:
-        channel: what carries the packets.
-        peer: who is at the other end, for messages.
-        abort: raised to call off whatever is under way.
+        channel: Channel that carries the packets.
+        peer: Name of the sender, for messages.
+        abort: Signal that cancels the download.
     """
 
     def __init__(self, channel: Channel, peer: str, abort: AbortSignal | None = None) -> None:
@@ -65,7 +67,10 @@ class Receiver:
         self._last_number = 0
 
     def next_number(self) -> int:
-        """A number for a request. They only go up, which tells stale answers from due ones."""
+        """Return a new number for a request.
+
+        Numbers increase, so that stale answers are recognised.
+        """
         self._last_number += 1
         return self._last_number
 
@@ -75,20 +80,20 @@ class Receiver:
         self._channel.send([packet], Deadline(timeout))
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is something to be read; False if there is nothing after ``seconds``.
+        """Wait for bytes to be read; return False if there are none after ``seconds``.
 
         Raises:
-            AbortedError: the abort signal was given.
+            AbortedError: The abort signal was set.
         """
         return self._channel.wait(seconds, self._abort)
 
 
 class Patience:
-    """The time that one request may cost, spent in waiting for the sender alone.
+    """The time of one request, which counts only waiting for the sender.
 
     Args:
-        receiver: whose channel is waited for.
-        timeout: seconds.
+        receiver: Receiver whose channel is waited for.
+        timeout: Seconds of waiting.
     """
 
     def __init__(self, receiver: Receiver, timeout: float) -> None:
@@ -97,25 +102,25 @@ class Patience:
         self._left = timeout
 
     def renew(self) -> None:
-        """Begin again, for the next request."""
+        """Start the time again, for the next request."""
         self._left = self._timeout
 
     def wait(self, seconds: float, due: Callable[[], str]) -> bool:
-        """Wait for the sender for at most ``seconds``; False if it stayed silent.
+        """Wait for the sender for at most ``seconds``; return False if it stayed silent.
 
         Args:
-            seconds: after which to look at what else is to be done.
-            due: says what the sender owes, if it comes to that.
+            seconds: Seconds to wait at most, before other things are done.
+            due: Describes what the sender has not sent, for the message of an error.
 
         Raises:
-            DeadlineError: the time of the request is used up.
+            DeadlineError: The time of the request is used up.
         """
         began = time.monotonic()
-        heard = self._receiver.wait(min(seconds, self._left))
+        has_input = self._receiver.wait(min(seconds, self._left))
         self._left -= time.monotonic() - began
-        if not heard and self._left <= 0:
+        if not has_input and self._left <= 0:
             raise DeadlineError(
                 f"{self._receiver.peer} did not send {due()} within {self._timeout:g} s; "
                 "it may hang, or be slower than streaming_per_request_timeout allows"
             )
-        return heard
+        return has_input

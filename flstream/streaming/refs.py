@@ -1,4 +1,4 @@
-"""Refs: names for snapshots on offer, with the receivers that may have them, and how they end."""
+"""Refs: snapshots on offer, their declared receivers, and how each offer ends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Status = Literal["finished", "timed out", "aborted"]
 
 @dataclass
 class Delivery:
-    """What one receiver has had of a ref so far.
+    """What one receiver has been sent of a ref so far.
 
     Attributes:
-        bytes: bytes of body put on its channel, repeats included.
-        requests: fetch requests it made.
-        chunks: frames sent to it.
-        closed_at: when it said that it was done, or was lost.
-        failure: why it does not have the snapshot, or None.
+        bytes: Bytes of the body sent to it, with repeats.
+        requests: Number of its fetch requests.
+        chunks: Number of frames sent to it.
+        closed_at: Time at which it was done, or lost; None before.
+        failure: Reason for which it does not have the snapshot, or None.
     """
 
     bytes: int = 0
@@ -41,7 +41,7 @@ class Outcome:
 
     Attributes:
         status: ``finished`` when every declared receiver has the snapshot, or a quorum of them.
-        reason: a sentence, empty when finished.
+        reason: Sentence that says why it is not finished; empty if it is.
     """
 
     status: Status
@@ -57,17 +57,18 @@ class Outcome:
 class Ref:
     """One immutable snapshot on offer to declared receivers.
 
-    It settles exactly once. On settling it lets go of its source, and whoever waits is woken.
-    Threads may share it.
+    It settles exactly once: it then drops its source, and wakes all who wait for it. Threads may
+    share it.
 
-    Without a quorum it stays on offer until the last receiver is done, even if one has failed: the
-    others may still have it. With one it settles as soon as it is known how it ends.
+    Without a quorum it stays open until the last receiver is done, even if one has failed, since
+    the others may still get it. With a quorum it settles as soon as its outcome is certain.
 
     Attributes:
-        token: unguessable name, to be sent to the receivers.
-        deliveries: what each declared receiver has had; a receiver that was not done when the ref
-            settled has no ``closed_at``.
-        quorum: how many receivers have to have the snapshot; None for all of them.
+        token: Unguessable name, to be sent to the receivers.
+        deliveries: Delivery of each declared receiver, by name; a receiver that was not done when
+            the
+        ref settled has no ``closed_at``.
+        quorum: Number of receivers that must have the snapshot; None for all of them.
     """
 
     token: bytes
@@ -86,10 +87,10 @@ class Ref:
         on_settled: Callable[[Ref], None],
         quorum: int | None = None,
     ) -> Ref:
-        """A new ref with a token of its own.
+        """Make a ref with a new token.
 
         Raises:
-            ValueError: the quorum is no number from 1 to that of the receivers.
+            ValueError: The quorum is not from 1 to the number of receivers.
         """
         deliveries = {name: Delivery() for name in receivers}
         if quorum is not None and (type(quorum) is not int or not 1 <= quorum <= len(deliveries)):
@@ -106,14 +107,14 @@ class Ref:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, or None while it is open."""
+        """The outcome, or None while the ref is open."""
         return self._outcome
 
     def wait(self, timeout: float | None = None) -> Outcome:
-        """Wait until the ref settles.
+        """Wait until the ref settles, and return its outcome.
 
         Args:
-            timeout: seconds; when they are over, the ref settles as timed out.
+            timeout: Seconds after which the ref settles as timed out; None is without limit.
         """
         with self._settled:
             self._settled.wait_for(lambda: self._outcome is not None, timeout)
@@ -125,11 +126,11 @@ class Ref:
         return self._outcome
 
     def abort(self, reason: str) -> None:
-        """Withdraw the offer. A ref that has settled stays as it is."""
+        """Withdraw the offer, unless the ref has settled."""
         self.settle(Outcome("aborted", reason))
 
     def settle(self, outcome: Outcome) -> None:
-        """End the ref, if it has not ended yet."""
+        """Settle the ref, unless it has settled."""
         with self._settled:
             if self._outcome is not None:
                 return
@@ -139,13 +140,13 @@ class Ref:
         try:
             self._on_settled(self)
         except Exception:
-            # What a caller's callback raises is the caller's. The ref has settled, and the thread
-            # that settled it may be the one that serves everybody else.
+            # Errors of the caller's callback end here: the ref has settled, and the thread that
+            # settled it may be the one that serves all other receivers.
             traceback.print_exc()
 
     def receiver_done(self, receiver: str, failure: str | None) -> None:
-        """Note that a receiver has the snapshot, or why it does not; the first word counts."""
-        with self._settled:  # several threads may lose, or hear of, the last receivers at once
+        """Record that a receiver has the snapshot, or why not; only the first call counts."""
+        with self._settled:  # several threads may record the last receivers at once
             delivery = self.deliveries[receiver]
             if self._outcome is None and delivery.closed_at is None:
                 delivery.failure = failure
@@ -155,7 +156,7 @@ class Ref:
             self.settle(outcome)
 
     def _decided(self) -> Outcome | None:
-        """How the ref ends by what its receivers have said so far, or None if that is open."""
+        """Return the outcome that the receivers so far decide, or None if it is open."""
         waiting = sum(each.closed_at is None for each in self.deliveries.values())
         failures = [
             f"{name}: {each.failure or 'it gave no reason'}"

@@ -1,7 +1,7 @@
-"""The download service: offers snapshots and serves ranges of them to declared receivers.
+"""The download service: offers snapshots, and serves ranges of them to declared receivers.
 
-One thread serves every channel. It never blocks on one of them: each gets a chunk in its turn
-whenever it can take more, so that a slow or dead receiver holds up nobody.
+One thread serves every channel. It never blocks on one of them: each is sent a chunk in its turn
+whenever it can take more, so that a slow or dead receiver delays no other.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from flstream.transport.channel import Channel, Signal
 class DownloadService:
     """Serves refs to the receivers at the other ends of attached channels.
 
-    Use it as a context manager: leaving it aborts what is still on offer and ends its thread.
+    Use it as a context manager: leaving it aborts all open refs and ends its thread.
 
     Args:
-        name: the name of its thread.
+        name: Name of its thread.
     """
 
     def __init__(self, name: str = "download-service") -> None:
@@ -35,9 +35,10 @@ class DownloadService:
         self._wake = Signal()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        # Whom the thread is to serve, and by name whom no more, in the order in which it was told.
-        self._coming: deque[Connection | str] = deque()
-        # Refs that are sent unasked, once the thread has taken them in.
+        # Connections to be served, and names of receivers to be detached, in the order of the
+        # calls.
+        self._changes: deque[Connection | str] = deque()
+        # Refs to be pushed that the thread has not taken over yet.
         self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
         self._pushed: list[tuple[Ref, StreamSettings]] = []
         self._scratch = Scratch()
@@ -55,23 +56,29 @@ class DownloadService:
         push: StreamSettings | None = None,
         quorum: int | None = None,
     ) -> Ref:
-        """Offer a snapshot to receivers, who need the returned ref's token to fetch it.
+        """Offer a snapshot to receivers, which need the returned ref's token to fetch it.
 
-        The source must not change before the ref settles. Reading costs nothing here: its bytes
-        are taken when they are asked for.
+        The source must not change before the ref settles. Nothing is read here: ranges are read
+        when they are requested.
 
         Args:
-            source: the snapshot.
-            receivers: names under which their channels were attached.
-            on_settled: called once, when the ref has settled, on whatever thread settled it.
-            push: send it to the receivers before they ask, in frames of this size, and at first as
-                much as this window covers. None leaves it to them to pull it.
-            quorum: settle as soon as so many of them have it; by default all of them have to.
+            source: Snapshot to offer.
+            receivers: Names under which their channels are attached.
+            on_settled: Called once, with the ref, on the thread that settled it.
+            push: Settings with which to send it before the receivers ask: in frames of this chunk
+                size, and
+            at first as much as this window covers. None lets them pull it.
+            quorum: Number of receivers that must have it, at which the ref settles; None for all.
 
         Raises:
-            LayoutError: there are more tensors, or longer names, than a layout has room for.
-            ValueError: there is no such quorum of these receivers.
+            LayoutError: There are more tensors, or longer names, than a layout may have.
+            ValueError: The source lacks random access, or the quorum is not from 1 to the number of
+            receivers.
         """
+        if not source.random_access:
+            raise ValueError(
+                "a source that is read once cannot be offered; copy it into a file or memory first"
+            )
         count, header = len(source.layout.tensors), len(source.layout.plain_header)
         if header > MAX_HEADER_BYTES:
             raise LayoutError(
@@ -81,14 +88,14 @@ class DownloadService:
 
         def forget(ref: Ref) -> None:
             self._refs.pop(ref.token, None)
-            self._rouse()  # to let go of what is on its way
+            self._wake_thread()  # to release frames that are being sent
             if on_settled is not None:
                 on_settled(ref)
 
         ref = Ref.issue(source, receivers, forget, quorum)
         self._refs[ref.token] = ref
-        # A receiver whose channel is gone already will never say that it is done. Its loss is noted
-        # before the open refs are told of it, so that a ref made meanwhile hears of it here.
+        # A receiver whose channel is gone will never report that it is done. The thread records the
+        # loss before it tells the open refs, so that a ref made meanwhile learns of it here.
         for name in ref.deliveries:
             if name in self._lost:
                 ref.receiver_done(name, self._lost[name])
@@ -96,37 +103,37 @@ class DownloadService:
             ref.abort("the service was closed")
         if push is not None and push.frame_size:
             self._pushing.append((ref, push))
-            self._rouse()
+            self._wake_thread()
         return ref
 
     def attach(self, channel: Channel, receiver: str) -> None:
-        """Serve a channel. Whoever holds its other end is taken to be ``receiver``."""
+        """Serve a channel, whose other end is held by ``receiver``."""
         self._lost.pop(receiver, None)
-        self._coming.append(Connection(channel, receiver, self._refs, self._scratch))
+        self._changes.append(Connection(channel, receiver, self._refs, self._scratch))
         self._wake.set()
 
     def detach(self, receiver: str) -> None:
-        """Close a receiver's channel, if it is still open, and know of the receiver no more.
+        """Close a receiver's channel, if it is open, and forget the receiver.
 
-        What is on offer to it is lost to it. Without this, the name of every receiver that is gone
-        is kept, so that an offer to it is settled.
+        Refs that are open for it are lost to it. Without this call, the names of lost receivers are
+        kept, so that offers to them settle.
         """
-        self._coming.append(receiver)
-        self._rouse()
+        self._changes.append(receiver)
+        self._wake_thread()
 
     def close(self) -> None:
-        """Abort every ref on offer, close every channel and end the thread."""
+        """Abort every open ref, close every channel and end the thread."""
         with self._waking:
             if self._closing:
                 return
             self._closing = True
             self._wake.set()
         self._thread.join()
-        # Not by the thread: it may see the flag, and be gone, before it is woken.
+        # Not in the thread, which may see the flag and end before it is woken.
         self._wake.close()
-        for coming in self._coming:
-            if isinstance(coming, Connection):
-                coming.channel.close()
+        for change in self._changes:
+            if isinstance(change, Connection):
+                change.channel.close()
         for ref in list(self._refs.values()):
             ref.abort("the service was closed")
 
@@ -136,8 +143,8 @@ class DownloadService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rouse(self) -> None:
-        """Make the thread look at what has changed."""
+    def _wake_thread(self) -> None:
+        """Wake the thread, to make it see what has changed."""
         with self._waking:
             if not self._closing:
                 self._wake.set()
@@ -150,41 +157,41 @@ class DownloadService:
                     for key, events in ready:
                         if key.data is not None:
                             self._advance(key.data, events)
-                    # What is new comes last: it may end channels that are among those.
+                    # Changes come last, since they may close channels that are ready.
                     if any(key.data is None for key, _ in ready):
-                        self._take_in()
+                        self._apply_changes()
             finally:
-                # Also after a defect, or for want of memory: receivers then see the end of their
+                # Also after a defect or a lack of memory, so that receivers see the end of their
                 # channels at once, instead of silence until their requests time out.
                 for key in list(self._selector.get_map().values()):
                     if key.data is not None:
                         self._drop(key.data, "the service was closed")
 
-    def _take_in(self) -> None:
+    def _apply_changes(self) -> None:
         self._wake.clear()
         connections = [key.data for key in self._selector.get_map().values() if key.data]
         for connection in connections:
-            connection.outbox.let_go()
+            connection.send_queue.drop_settled()
         self._pushed = [(ref, push) for ref, push in self._pushed if ref.source is not None]
         while self._pushing:
             ref, push = self._pushing.popleft()
             self._pushed.append((ref, push))
             for connection in connections:
                 connection.push(ref, push)
-        while self._coming:
-            connection = self._coming.popleft()
+        while self._changes:
+            connection = self._changes.popleft()
             if isinstance(connection, str):
-                self._let_go(connection, connections)
+                self._detach(connection, connections)
                 continue
             self._selector.register(connection.channel, selectors.EVENT_READ, connection)
             connections.append(connection)
             for ref, push in self._pushed:
                 connection.push(ref, push)
         for connection in connections:
-            if connection.outbox.has_output:
+            if connection.send_queue.has_output:
                 self._advance(connection, selectors.EVENT_WRITE)
 
-    def _let_go(self, receiver: str, connections: list[Connection]) -> None:
+    def _detach(self, receiver: str, connections: list[Connection]) -> None:
         for connection in [each for each in connections if each.receiver == receiver]:
             connections.remove(connection)
             self._drop(connection, "its channel was closed here")
@@ -194,14 +201,14 @@ class DownloadService:
         try:
             if events & selectors.EVENT_READ:
                 connection.read()
-            if events & selectors.EVENT_WRITE or connection.outbox.has_output:
-                connection.outbox.write()
+            if events & selectors.EVENT_WRITE or connection.send_queue.has_output:
+                connection.send_queue.write()
         except (ChannelClosedError, ProtocolError) as error:
-            # Nobody is there any more, or somebody who does not speak the protocol.
+            # The receiver is gone, or does not follow the protocol.
             self._drop(connection, str(error))
             return
         wanted = (connection.takes_input and selectors.EVENT_READ) | (
-            connection.outbox.has_output and selectors.EVENT_WRITE
+            connection.send_queue.has_output and selectors.EVENT_WRITE
         )
         if self._selector.get_key(connection.channel).events != wanted:
             self._selector.modify(connection.channel, wanted, connection)

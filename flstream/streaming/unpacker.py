@@ -1,4 +1,4 @@
-"""The walk through the nodes of a message that arrived: the value they describe."""
+"""The walk through the nodes of a message that arrived, which rebuilds the value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Unpacker:
-    """Walks the nodes of a message as they were written, and builds what they describe."""
+    """Rebuilds a value from the nodes of a message, in their order."""
 
     def __init__(
         self, message: list[nodes.Node], tensors: Mapping[str, Tensor], registry: Registry
@@ -59,7 +59,7 @@ class Unpacker:
         return node
 
     def expect_end(self) -> None:
-        """Refuse what was sent and has no place in the value."""
+        """Refuse nodes and tensors that have no place in the value."""
         if self._at < len(self._nodes):
             self._refuse("is the end of the value, yet others follow")
         over = self._tensors.keys() - {name for name, _ in self._restored}
@@ -95,7 +95,7 @@ class Unpacker:
         plain = self.take(depth + 1)
         try:
             return decomposer.recompose(plain)
-        except Exception as error:  # a decomposer is anybody's code, and its input a stranger's
+        except Exception as error:  # a decomposer is the user's code, and its input not trusted
             raise PayloadError(f"a {name} of a payload cannot be made: {error}") from error
 
     def _tensor(self, name: str, framework: Framework) -> Tensor:
@@ -124,17 +124,17 @@ class Unpacker:
 
 
 def _restored(name: str, value: Tensor, framework: Framework) -> Tensor:
-    """The tensor as the framework's own, over the same memory if that can be written to."""
+    """Return the tensor as the framework's own, over the same memory if that is writable."""
     code, array = dense(name, value)
     if framework == "numpy":
-        numpy_dtype(code, name)  # refuses what NumPy does not have
+        numpy_dtype(code, name)  # refuses types that NumPy lacks
         return array
     return to_torch(value) if isinstance(value, np.ndarray) else value
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """The array as a tensor, over the same memory if that can be written to."""
+    """Return the array as a tensor, over the same memory if that is writable."""
     import torch
 
-    # Torch has neither negative strides nor memory that cannot be written to.
+    # Torch supports neither negative strides nor read-only memory.
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))

@@ -1,7 +1,7 @@
-"""What travels on a data channel: packets of a fixed header and a payload.
+"""The packets of a data channel: a fixed header and a payload.
 
-A packet is either a small message (msgpack) or a frame (bytes of a body). Every payload carries
-its xxh3-64 digest. A reply names the request it answers, so nothing depends on its position.
+A packet is either a small message (msgpack) or a frame (bytes of a body). Every payload has an
+xxh3-64 digest. A reply names the request that it answers, so nothing depends on its position.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from flstream.errors import ProtocolError
 from flstream.transport.messages import UNREADABLE
 
 TOKEN_BYTES = 16
-"""Length of a ref's token: 128 unguessable bits."""
+"""Length in bytes of a ref's token: 128 unguessable bits."""
 
 MAX_REQUEST_BYTES = 64 << 10
-"""The longest message a service accepts. Receivers accept as much as a header may take."""
+"""Most bytes of a message that a service accepts. Receivers accept as many as a header may take."""
 
 MAX_CHUNK_BYTES = 1 << 30
-"""The longest frame a receiver may ask for, apart from a model serialised into one."""
+"""Most bytes of a frame that a receiver may request, except for a model serialised into one."""
 
 MAX_DIGEST_BYTES = 16 << 20
-"""The longest range of which the digests may be asked for at once: the sender reads all of it."""
+"""Most bytes of a range whose digests may be requested at once: the sender reads all of it."""
 
 MAX_DIGESTS = 1 << 16
-"""The most digests that may be asked for at once."""
+"""Most digests that may be requested at once."""
 
 PUSHED = 0
-"""The number of the request that nobody made: what is pushed answers it."""
+"""Request number of what is pushed, which has no request."""
 
 MAGIC = b"FLST"
 _VERSION = 1
-# magic, version, kind, request, token, start, length, digest; then the digest of all that. Padded,
-# so that the payload lies as its source does relative to a line of the processor's cache.
+# magic, version, kind, request, token, start, length, digest; then the digest of all these. Padded,
+# so that the payload has the alignment of its source to lines of the processor's cache.
 _FIELDS = struct.Struct("<4sBB2xI16sQQQ4x")
 _CHECKED = struct.Struct("<56sQ")
 HEADER_BYTES = _CHECKED.size
 
 MESSAGE, FRAME = 1, 2
 
-# What a packet's header has room for. A number beyond it, copied into an answer, would not fit.
+# Largest numbers that a packet's header holds. A larger one, copied into an answer, would not fit.
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 class Header(NamedTuple):
-    """What stands before each payload.
+    """The header of a packet.
 
     Attributes:
         kind: :data:`MESSAGE` or :data:`FRAME`.
-        request: number the receiver gave to the request that this answers.
-        token: the ref.
-        start: for a frame, offset of its first byte in the body.
-        length: bytes of payload.
+        request: Number of the request that this answers.
+        token: Token of the ref.
+        start: For a frame, offset in bytes of its first byte in the body.
+        length: Length of the payload in bytes.
         digest: xxh3-64 of the payload.
     """
 
@@ -68,13 +68,13 @@ class Header(NamedTuple):
     digest: int
 
     def pack(self) -> bytes:
-        """The header's 64 bytes."""
+        """Encode the header in 64 bytes."""
         fields = _FIELDS.pack(MAGIC, _VERSION, *self)
         return _CHECKED.pack(fields, xxhash.xxh3_64_intdigest(fields))
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview) -> Header | None:
-        """Read 64 bytes, or say with None that they are no sound header of this version."""
+        """Decode 64 bytes; None if they are not a sound header of this version."""
         fields, digest = _CHECKED.unpack(data)
         if xxhash.xxh3_64_intdigest(fields) != digest:
             return None
@@ -85,10 +85,10 @@ class Header(NamedTuple):
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
-    """Receiver: what is the layout of this ref?
+    """Request of a receiver: the layout of a ref.
 
     A body of at most ``eager`` bytes is to be sent at once, in frames of at most ``chunk_size``, as
-    if this request had fetched it, too. That saves a small one a round trip.
+    if this request had also fetched it. That saves a round trip for a small body.
     """
 
     token: bytes
@@ -98,10 +98,10 @@ class Open(msgspec.Struct, tag=True, frozen=True):
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
-    """Receiver: send the bytes ``[start, stop)`` in frames of at most ``chunk_size``.
+    """Request of a receiver: the bytes ``[start, stop)`` in frames of at most ``chunk_size``.
 
-    A ``chunk_size`` of 0 asks for the whole model serialised into one message, header and all.
-    ``urgent`` is for what was asked for before and did not arrive: it goes before what waits.
+    A ``chunk_size`` of 0 requests the whole model serialised into one message, with its header. An
+    ``urgent`` request is for bytes that were requested before and lost: it precedes all others.
     """
 
     token: bytes
@@ -113,7 +113,7 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
 
 
 class Credit(msgspec.Struct, tag=True, frozen=True):
-    """Receiver: of what you push, you may send the bytes up to ``limit``; 0 ends the pushing."""
+    """Grant of a receiver: a push may go on up to ``limit``; 0 ends it."""
 
     token: bytes
     request: Number
@@ -121,9 +121,9 @@ class Credit(msgspec.Struct, tag=True, frozen=True):
 
 
 class Digest(msgspec.Struct, tag=True, frozen=True):
-    """Receiver: what are the digests of the chunks of ``[start, stop)``?
+    """Request of a receiver: the digests of the chunks of ``[start, stop)``.
 
-    So a receiver that has part of the body finds out which chunks of it are sound.
+    So a receiver that has a part of the body finds out which of its chunks are sound.
     """
 
     token: bytes
@@ -134,14 +134,14 @@ class Digest(msgspec.Struct, tag=True, frozen=True):
 
 
 class Probe(msgspec.Struct, tag=True, frozen=True):
-    """Receiver: nothing arrives; which of my requests are still to be answered?"""
+    """Request of a receiver: the numbers of its requests that are still to be answered."""
 
     token: bytes
     request: Number
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
-    """Receiver: I am done with this ref, for better (``ok``) or worse (``reason``)."""
+    """Notice of a receiver: it is done with this ref, successfully (``ok``) or for a ``reason``."""
 
     token: bytes
     request: Number
@@ -150,10 +150,10 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
-    """Sender: the layout, as the JSON of a safetensors header.
+    """Answer of a sender: the layout, as the JSON of a safetensors header.
 
-    Where the model is pushed, this comes unasked, and says in frames of which ``chunk_size`` and up
-    to which ``limit`` it will be sent before the receiver has to grant more.
+    For a push, this comes without a request, and states the ``chunk_size`` of its frames and the
+    ``limit`` up to which it is sent before the receiver has to grant more.
     """
 
     request: Number
@@ -163,28 +163,28 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """Sender: no, and why."""
+    """Answer of a sender: it refuses, for a reason."""
 
     request: Number
     reason: str
 
 
 class Digested(msgspec.Struct, tag=True, frozen=True):
-    """Sender: the xxh3-64 of each chunk, eight bytes each, little-endian."""
+    """Answer of a sender: the xxh3-64 of each chunk, eight bytes each, little-endian."""
 
     request: Number
     digests: bytes
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
-    """Sender: the requests of this ref that are still to be answered, in whole or in part."""
+    """Answer of a sender: the requests of this ref that are not fully answered."""
 
     request: Number
     requests: list[Number]
 
 
 class Closed(msgspec.Struct, tag=True, frozen=True):
-    """Sender: I have heard that you are done."""
+    """Answer of a sender: it knows that the receiver is done."""
 
     request: Number
 
@@ -197,7 +197,7 @@ _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def digest_of(views: Iterable[memoryview | bytes | bytearray]) -> int:
-    """xxh3-64 of the views' bytes, one after another."""
+    """Return the xxh3-64 of the views' bytes, one after another."""
     state = xxhash.xxh3_64()
     for view in views:
         state.update(view)
@@ -205,17 +205,17 @@ def digest_of(views: Iterable[memoryview | bytes | bytearray]) -> int:
 
 
 def pack_message(message: Request | Reply, token: bytes) -> bytes:
-    """A whole packet, header and payload, for a message."""
+    """Encode a whole packet, header and payload, for a message."""
     payload = _encoder.encode(message)
     header = Header(MESSAGE, message.request, token, 0, len(payload), digest_of([payload]))
     return header.pack() + payload
 
 
 def decode_request(payload: bytes, peer: str) -> Request:
-    """Read a receiver's message.
+    """Decode a receiver's message.
 
     Raises:
-        ProtocolError: the payload is not one of them.
+        ProtocolError: The payload is not one.
     """
     try:
         return _request_decoder.decode(payload)
@@ -224,10 +224,10 @@ def decode_request(payload: bytes, peer: str) -> Request:
 
 
 def decode_reply(payload: bytes, peer: str) -> Reply:
-    """Read a sender's message.
+    """Decode a sender's message.
 
     Raises:
-        ProtocolError: the payload is not one of them.
+        ProtocolError: The payload is not one.
     """
     try:
         return _reply_decoder.decode(payload)

@@ -1,1 +1,1 @@
-"""What happened and what it cost: events, and the memory of every process. A leaf."""
+"""Events of a run, and samples of the memory of its processes. Every other room may use it."""

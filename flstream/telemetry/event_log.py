@@ -1,4 +1,4 @@
-"""The file that events are kept in, a line each: one writer at a time, and no half lines."""
+"""The journal file: one event a line, one writer at a time, and no partial lines."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from flstream.errors import SimulationError
 from flstream.telemetry.events import AnyEvent, encode_event
 from flstream.telemetry.locks import lock_file
 
-# How much of the file's end is read at a time, in search of the last whole line.
+# Bytes of the file's end that are read at a time, in search of the last whole line.
 _TAIL_BYTES = 1 << 16
 
 
 class EventLog:
-    """Appends events to a file, a line each, so that what has happened survives a crash.
+    """Appends events to a file, one a line, so that they survive a crash.
 
-    A line that an earlier process was writing when it died is cut off first, so that every line but
-    the last is always whole. The file is locked: there is one writer at a time.
+    A partial line that an earlier process left at the end is removed first, so that every line but
+    the last is always whole. The file is locked, so that it has one writer at a time.
 
     Args:
-        path: of the file; it is made if need be.
-        patience: seconds to wait for another writer to end.
+        path: Path of the file, which is created if it does not exist.
+        patience: Seconds to wait for another writer to end.
 
     Raises:
-        SimulationError: another process still writes to the file, or it cannot be written.
+        SimulationError: Another process still writes to the file, or it cannot be written.
     """
 
     def __init__(self, path: Path, patience: float = 0.0) -> None:
@@ -50,14 +50,15 @@ class EventLog:
             raise
 
     def write(self, event: AnyEvent, *, durable: bool = False) -> None:
-        """Append one event.
+        """Append an event.
 
         Args:
-            event: what happened.
-            durable: return only when this event, and all before it, would survive a power cut.
+            event: Event to append.
+            durable: Whether to return only once this event, and all before it, would survive a
+                power cut.
 
         Raises:
-            SimulationError: the disk refused it. No part of it is left in the file.
+            SimulationError: The disk refused the event. No part of it is left in the file.
         """
         line = memoryview(encode_event(event) + b"\n")
         size = len(line)
@@ -67,14 +68,14 @@ class EventLog:
             if durable:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            # Half a line would spoil the next one, and with it the whole journal.
+            # A partial line would make the next one, and so the whole journal, unreadable.
             with suppress(OSError):
                 self._file.truncate(self._end)
             raise self._failed(error) from error
         self._end += size
 
     def close(self) -> None:
-        """Close the file, and let others write to it."""
+        """Close the file, and release its lock."""
         self._file.close()
 
     def _failed(self, error: OSError) -> SimulationError:
@@ -91,7 +92,7 @@ class EventLog:
 
 
 def _end_of_last_line(fd: int) -> int:
-    """How many bytes of a file are whole lines."""
+    """Return the length in bytes of a file's whole lines."""
     stop = os.fstat(fd).st_size
     while stop > 0:
         start = max(stop - _TAIL_BYTES, 0)
@@ -103,19 +104,18 @@ def _end_of_last_line(fd: int) -> int:
 
 
 class WholeLines:
-    """The lines of a file of events, but for a last one that was being written at a crash.
+    """Iterator over the lines of an event file, without a partial last line.
 
     Args:
-        path: of the file.
-        most: bytes that a line may have. One that is longer comes in pieces without an end, none
-            of which is an event.
+        path: Path of the file.
+        most: Most bytes of a line. A longer one is returned in pieces, none of which is an event.
 
     Attributes:
-        most: as given; whoever reads may change it from one line to the next.
-        number: of the line that came last, from 1.
+        most: Most bytes of the next line; the reader may change it from line to line.
+        number: Number of the last line that was returned, from 1.
 
     Raises:
-        OSError: while it is read.
+        OSError: The file cannot be read.
     """
 
     def __init__(self, path: Path, most: int) -> None:

@@ -1,13 +1,13 @@
-"""Everything a run says of itself: one typed record an event, one line of JSON each.
+"""The events of a run: one typed record each, one line of JSON in ``events.jsonl``.
 
-The live view, the summary and whoever reads ``events.jsonl`` later see the same events.
+The live view, the summary and later readers of ``events.jsonl`` all see the same events.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -16,24 +16,28 @@ Metrics = Mapping[str, float | None]
 
 
 class Event(msgspec.Struct, kw_only=True, tag_field="kind"):
-    """What happened at a time, in seconds since the epoch."""
+    """Base class of all events.
+
+    Attributes:
+        time: Seconds since the epoch.
+    """
 
     time: float = msgspec.field(default_factory=time.time)
 
 
 SERVER = "server"
-"""The name of the server's process, in events and to its sites."""
+"""Name of the server's process, in events and to the sites."""
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """What moving bodies one way cost.
+    """Cost of transferring bodies in one direction.
 
     Attributes:
-        bytes: bytes of body.
-        requests: fetch requests made.
-        chunks: frames that carried them.
-        retries: requests among them for what had been asked for before and did not arrive sound.
-        seconds: from the first request to the last byte.
+        bytes: Bytes of the bodies that arrived sound.
+        requests: Number of fetch requests.
+        chunks: Number of frames that carried the bytes.
+        retries: Number of the requests that repeated one whose bytes were lost or damaged.
+        seconds: Seconds from the first request to the last byte.
     """
 
     bytes: int = 0
@@ -43,7 +47,7 @@ class Transfer(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
     def __add__(self, other: Transfer) -> Transfer:
-        """Both together, one after the other."""
+        """Return the sum of two costs, of transfers one after the other."""
         return Transfer(
             self.bytes + other.bytes,
             self.requests + other.requests,
@@ -54,12 +58,15 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 class RunStarted(Event, tag="run_started"):
-    """A run begins.
+    """The run began.
 
     Attributes:
-        clients: how many sites there are: ``site-1`` and up. 0 where an earlier version wrote the
-            event, which listed their names.
-        workers: the processes that share the sites; none where each site has one of its own.
+        clients: Number of sites, which are named ``site-1`` and up. 0 in journals of an earlier
+        version, which list the names instead.
+        workers: Names of the processes that the sites share; empty where each site has its own.
+        key_metric: Metric that decides which round is the best; empty in journals of an earlier
+            version.
+        key_metric_mode: Whether its best value is the largest or the smallest.
     """
 
     job: str
@@ -69,33 +76,37 @@ class RunStarted(Event, tag="run_started"):
     chunk_size: int
     clients: int = 0
     workers: list[str] = []
+    key_metric: str = ""
+    key_metric_mode: Literal["max", "min"] = "max"
 
     @property
     def sites(self) -> list[str]:
-        """The sites' names, in their fixed order."""
+        """Names of the sites, in their fixed order."""
         return [f"site-{number}" for number in range(1, self.clients + 1)]
 
 
 class RunResumed(Event, tag="run_resumed"):
-    """The run goes on after an interruption.
+    """The run was resumed after an interruption.
 
-    What was written after the last event of ``round`` is void: it is done again.
+    Events after the record of ``effect`` are void: the workflow repeats these effects.
 
     Attributes:
-        round: the completed round from whose model the run goes on; 0 is the initial model, and
-            None says that this has to be built anew.
-        warnings: what was not found as it was left.
-        evaluated: whether an evaluation of that model counts, if there is one. One that was made
-            because the round was the last does not once the job has more rounds.
+        round: Round of the newest model that is reused; 0 is the initial model, and None means that
+        this has to be built again.
+        warnings: Differences from the state in which the run was left, a sentence each.
+        evaluated: For journals without effect records: whether an evaluation of that model counts.
+        effect: Number of the last effect that counts; 0 where only the initial model does. None in
+        journals of an earlier version, which resumed after whole rounds.
     """
 
     round: int | None
     warnings: list[str] = []
     evaluated: bool = True
+    effect: int | None = None
 
 
 class ProcessReady(Event, tag="process_ready"):
-    """A process has done its imports."""
+    """A process has finished its imports."""
 
     process: str
     pid: int
@@ -118,14 +129,14 @@ class ModelReady(Event, tag="model_ready"):
 
 
 class RoundStarted(Event, tag="round_started"):
-    """Sites were sampled for a round."""
+    """Sites were asked to train; once for each such request of a round."""
 
     round: int
     sites: list[str]
 
 
-class SiteState(Event, tag="site_state"):
-    """A site went over to another state: downloading, training, evaluating or ready."""
+class SitePhaseChanged(Event, tag="site_state"):
+    """A site changed its phase: downloading, training, evaluating or ready."""
 
     round: int
     site: str
@@ -133,7 +144,7 @@ class SiteState(Event, tag="site_state"):
 
 
 class SiteUpdate(Event, tag="site_update"):
-    """A site has trained and offers its update."""
+    """A site finished training and offers its update."""
 
     round: int
     site: str
@@ -151,10 +162,10 @@ class SiteLog(Event, tag="site_log"):
 
 
 class SiteFailed(Event, tag="site_failed"):
-    """A site has no part in a round, and why.
+    """A site takes no part in a round, for a reason.
 
     Attributes:
-        late: it was merely not waited for any longer.
+        late: Whether the only reason is that the round did not wait longer.
     """
 
     round: int
@@ -164,7 +175,7 @@ class SiteFailed(Event, tag="site_failed"):
 
 
 class SiteBenched(Event, tag="site_benched"):
-    """A site that keeps failing is asked no more."""
+    """A site failed too often, and is not asked again."""
 
     round: int
     site: str
@@ -172,41 +183,53 @@ class SiteBenched(Event, tag="site_benched"):
 
 
 class EndedEarly(Event, tag="ended_early"):
-    """The job has trained enough before its last round, and why."""
+    """Training ended before the job's last round, for a reason."""
 
     round: int
     reason: str
 
 
 class Warned(Event, tag="warned"):
-    """Something that is not wrong, but most likely not meant."""
+    """Something is not an error, but most likely a mistake."""
 
     message: str
 
 
 class Evaluated(Event, tag="evaluated"):
-    """Sites have scored the model that a round ended with."""
+    """Sites have scored a model.
+
+    Attributes:
+        round: Round of the model.
+        metrics: Mean of each metric over the sites, weighted by their own weights.
+        seconds: How long it took.
+        down: Cost of the model's way to the sites.
+        is_provisional: Whether it was due only because the round is the last; it is void once an
+            effect of the workflow follows.
+        version: Version of the model; None where an earlier version of flstream wrote the event.
+    """
 
     round: int
     metrics: Metrics
     seconds: float
     down: Transfer
+    is_provisional: bool = False
+    version: int | None = None
 
 
 class RoundFinished(Event, tag="round_finished"):
-    """A round's model is durable on disk.
+    """The model of a round is durable on disk.
 
     Attributes:
-        digest: of the model.
-        download: seconds until the last site had the model.
-        train: seconds from then until the last update was ready.
-        upload_and_fold: seconds of the walk over the updates.
-        checkpoint: seconds until the new model was durable.
-        weights: weight of each site in the mean.
-        metrics: what the sites reported with their updates, weighted alike.
-        down: transfers of the model to the sites.
-        up: transfers of the updates.
-        optimizer_state: digest of what the server's optimizer remembers; empty without one.
+        digest: Digest of the model.
+        download: Seconds until the last site had the model.
+        train: Seconds from then until the last update was ready.
+        upload_and_fold: Seconds of the walk over the updates.
+        checkpoint: Seconds until the new model was durable.
+        weights: Weight of each site in the mean, by name.
+        metrics: Weighted means of the metrics that the sites reported with their updates.
+        down: Cost of transferring the model to the sites.
+        up: Cost of transferring the updates to the server.
+        optimizer_state: Digest of the server optimizer's state; empty without an optimizer.
     """
 
     round: int
@@ -215,7 +238,7 @@ class RoundFinished(Event, tag="round_finished"):
     train: float
     upload_and_fold: float
     checkpoint: float
-    weights: dict[str, float]
+    weights: Mapping[str, float]
     metrics: Metrics
     down: Transfer
     up: Transfer
@@ -227,22 +250,79 @@ class RoundFinished(Event, tag="round_finished"):
         return (self.download, self.train, self.upload_and_fold, self.checkpoint)
 
 
+class ModelRecord(msgspec.Struct, frozen=True):
+    """A model that an effect made.
+
+    Attributes:
+        round: Round in which it was made.
+        version: Number of models that the run made before it; 0 for the initial model.
+        step: Number of models that its round made before it.
+        digest: Digest of its body.
+        optimizer_state: Digest of the server optimizer's state beside it; empty without an
+            optimizer.
+    """
+
+    round: int
+    version: int
+    step: int
+    digest: str
+    optimizer_state: str = ""
+
+
+class ModelWritten(Event, tag="model_written"):
+    """A model is about to get its name in the folder of checkpoints.
+
+    Where no effect counts that made it, this tells its file from one of somebody else.
+
+    Attributes:
+        round: Round in which it was made.
+        step: How many models its round had made before it.
+    """
+
+    round: int
+    step: int
+
+
+class EffectDone(Event, tag="effect"):
+    """An effect of the workflow is done: the record from which a resumed run replays it.
+
+    Attributes:
+        effect: Number of the effect, from 1, in the order of the program's calls.
+        name: Kind of the effect, such as ``train`` or ``fold``.
+        round: Round in which it was requested.
+        request: Description of the request, for the message of a mismatch.
+        arguments: Digest of all its arguments.
+        is_final: Whether this line was synced, which makes this effect and all before it final.
+        model: Model that it made; None if it made none.
+        result: Result of the effect, in the encoding of :mod:`flstream.telemetry.exact`.
+    """
+
+    effect: int
+    name: str
+    round: int
+    request: str
+    arguments: str
+    is_final: bool
+    model: ModelRecord | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class RunFinished(Event, tag="run_finished"):
-    """The run is over: ``finished``, ``failed`` or ``stopped``."""
+    """The run ended with the status ``finished``, ``failed`` or ``stopped``."""
 
     status: Literal["finished", "failed", "stopped"]
     error: str = ""
 
 
-class Work(msgspec.Struct, frozen=True):
-    """What a worker that sites share is doing.
+class WorkerActivity(msgspec.Struct, frozen=True):
+    """Present task of a worker that several sites share.
 
     Attributes:
-        site: whose turn it is of the sites that it deals with.
-        over: how many of them have had theirs.
-        sites: how many there are.
-        since: when the turn began, in seconds since the epoch.
-        down: bytes of the model that it has been sent for them.
+        site: Site whose part of the task is being done.
+        over: Number of the task's sites that are done.
+        sites: Number of the task's sites.
+        since: Time at which the present site began, in seconds since the epoch.
+        down: Bytes of the model that the worker was sent for the task.
     """
 
     state: Literal["downloading", "training", "evaluating"]
@@ -254,16 +334,16 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Progress(Event, tag="progress"):
-    """How far the task under way is: for the live view alone, not kept.
+    """Progress of the present task: for the live view only, and not kept in the journal.
 
     Attributes:
-        down: bytes of the model that each site has been sent in this phase.
-        up: bytes of each site's update that have been folded.
-        size: bytes of the model.
-        sent: bytes of the model that workers have been sent for the task.
-        answered: how many sites have answered.
-        folded: bytes of the model that the walk under way over updates has done.
-        workers: what each does of those that sites share; a worker that waits is not there.
+        down: Bytes of the model that each site was sent in this phase, by name.
+        up: Bytes of each site's update that were folded, by name.
+        size: Bytes of the model.
+        sent: Bytes of the model that all workers together were sent for the task.
+        answered: Number of sites that have answered.
+        folded: Bytes of the model that the present walk over the updates has done.
+        workers: Activity of each worker that sites share, by name; without workers that wait.
     """
 
     down: dict[str, int]
@@ -272,7 +352,7 @@ class Progress(Event, tag="progress"):
     sent: int = 0
     answered: int = 0
     folded: int = 0
-    workers: dict[str, Work] = {}
+    workers: dict[str, WorkerActivity] = {}
 
 
 AnyEvent = (
@@ -282,7 +362,7 @@ AnyEvent = (
     | ProcessEnded
     | ModelReady
     | RoundStarted
-    | SiteState
+    | SitePhaseChanged
     | SiteUpdate
     | SiteLog
     | SiteFailed
@@ -291,6 +371,8 @@ AnyEvent = (
     | Warned
     | Evaluated
     | RoundFinished
+    | ModelWritten
+    | EffectDone
     | RunFinished
     | Progress
 )
@@ -299,29 +381,47 @@ _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 def encode_event(event: AnyEvent) -> bytes:
-    """An event as JSON, on one line, without its end."""
+    """Encode an event as one line of JSON, without a newline."""
     return _encoder.encode(event)
 
 
 def decode_event(line: bytes) -> AnyEvent:
-    """An event from its JSON.
+    """Decode an event from its JSON.
 
     Raises:
-        msgspec.DecodeError: the line is not an event.
+        msgspec.DecodeError: The line is not an event.
     """
     return _decoder.decode(line)
 
 
-# What any event may take: well above what a message may, such as one with a site's thousands of
-# metrics. And what a site adds to a round's events: its name, its weight, and a mark or two.
+class _Kind(msgspec.Struct):
+    """The kind of an event, whatever else the event has."""
+
+    kind: str
+
+
+_kind_decoder = msgspec.json.Decoder(_Kind)
+_KINDS = frozenset(each.__struct_config__.tag for each in get_args(AnyEvent))
+
+
+def is_of_unknown_kind(line: bytes) -> bool:
+    """Whether a line is an event of a kind that only a later version knows."""
+    try:
+        return _kind_decoder.decode(line).kind not in _KINDS
+    except (ValueError, RecursionError):
+        return False
+
+
+# Limit for any event: well above the limit of a message, such as one with thousands of metrics of a
+# site. And what a site adds to a round's events: its name, its weight, and some punctuation.
 _EVENT_BYTES = 64 << 20
 _SITE_BYTES = 64
 
 
 def most_line_bytes(clients: int) -> int:
-    """How long a line of the journal of a run with so many sites may be.
+    """Return the most bytes that a line of a journal may have, for a run with this many sites.
 
-    So a reader can tell a file that is no journal before it has the whole of it in memory. Only an
-    event of a round whose cohort is that large comes near.
+    So a reader can recognise a file that is not a journal before it has read all of it into memory.
+    Only an event of a round whose cohort is as large comes near the limit.
     """
     return _EVENT_BYTES + _SITE_BYTES * clients

@@ -1,4 +1,4 @@
-"""Advisory locks: who holds a file's is the one process that writes to it."""
+"""Advisory file locks: the process that holds a file's lock is the only one that writes to it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from contextlib import suppress
 def lock_file(fd: int, patience: float = 0.0) -> bool:
     """Take a file's exclusive lock, which lasts until every copy of its descriptor is closed.
 
-    So it ends with the process that holds it, however that ends.
+    So the lock ends with the process that holds it, however that ends.
 
     Args:
-        fd: the file, open for writing.
-        patience: seconds to wait for whoever holds the lock.
+        fd: Descriptor of the file, open for writing.
+        patience: Seconds to wait for another holder to release the lock.
 
     Returns:
-        Whether it was taken.
+        Whether the lock was taken.
 
     Raises:
-        OSError: the file system has no locks.
+        OSError: The file system has no locks.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,8 +32,8 @@ def lock_file(fd: int, patience: float = 0.0) -> bool:
 
 def _lock_within(fd: int, seconds: float) -> bool:
     taken = threading.Event()
-    # flock knows no timeout, so a thread waits. It has a descriptor of its own: if nobody waits for
-    # it any longer, the lock goes as it comes, when that is closed.
+    # flock has no timeout, so a thread waits, with a descriptor of its own: if the caller gave up,
+    # the lock is released as soon as it is taken, when that descriptor is closed.
     duplicate = os.dup(fd)
 
     def wait() -> None:

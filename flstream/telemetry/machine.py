@@ -1,4 +1,4 @@
-"""The machine and the versions that something ran on."""
+"""The machine and the software versions of a run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import psutil
 
 from flstream import __version__
 
-# Those that decide bits, or how long it takes. Asked of their metadata, as importing takes a while.
+# Libraries that decide bits or speed. Their metadata is read, since importing them is slow.
 _PACKAGES = ("torch", "numpy", "safetensors")
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What something ran on.
+    """Machine and software of a process.
 
     Attributes:
-        system: kernel and architecture.
-        processor: its name, where the system tells.
-        cores: that this process may use.
-        memory: bytes of RAM.
-        versions: of flstream, Python and what does the work, by name.
+        system: Kernel and architecture.
+        processor: Name of the processor; empty where the system does not tell.
+        cores: Number of cores that this process may use.
+        memory: Bytes of RAM.
+        versions: Versions of flstream, Python and the main libraries, by name.
     """
 
     system: str
@@ -37,7 +37,7 @@ class Machine:
     versions: dict[str, str]
 
     def in_words(self) -> dict[str, str]:
-        """The same for people, by name."""
+        """Return the same facts as readable text, by label."""
         named = {
             "Python" if name == "python" else name: number for name, number in self.versions.items()
         }
@@ -46,7 +46,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """What this process runs on."""
+    """Describe the machine and the software of this process."""
     uname = platform.uname()
     return Machine(
         system=f"{uname.system} {uname.release} {uname.machine}",

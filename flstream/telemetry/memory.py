@@ -1,13 +1,14 @@
-"""The one sampler of memory, for every process of a run.
+"""The sampler of the memory of every process of a run.
 
-RSS counts shared and file-backed pages; USS counts what is a process's own; PSS shares out what
-several processes map. RSS is read at every tick. USS and PSS make the kernel walk the process's
-page tables, about 4 ms for each GiB, while the process waits for its own page faults; so they are
-read as often as costs at most a fiftieth of a core's time for all processes together, and more
-often, at most a twentieth for each and a fifth together, while processes grow beyond what they had
-at any reading, or were read before the latest one was started, with which they share pages since.
-Between two readings PSS is carried on with RSS: what a process has more or less since is its own,
-as a model is. The kernel's own high-water mark of RSS sees peaks between two ticks.
+RSS counts shared and file-backed pages, USS the pages of one process alone, and PSS divides shared
+pages among the processes that map them. RSS is read at every tick. USS and PSS make the kernel walk
+the process's page tables, about 4 ms for each GiB, while the process waits for its own page faults.
+So they are read as often as takes a fiftieth of a core's time for all processes together. They are
+read more often (a twentieth for each process and a fifth together) while a process grows beyond its
+highest reading, or was last read before the newest process started, with which it shares pages.
+Between two readings, PSS is estimated from RSS: the difference in RSS since the last reading is
+taken to be the process's own pages, such as a model. The kernel's own high-water mark of RSS also
+includes peaks between two ticks.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ INTERVAL = 0.05
 
 # Share of the time that may go into reading USS and PSS of all processes.
 _FULL_READ_SHARE = 0.02
-# A process grows while it has this many times the most it had when both were read. It is read as
-# soon where another one was started since.
+# A process counts as growing above this multiple of its highest RSS at a reading. It is read as
+# early if another process started since.
 _GROWTH = 1.02
 # Shares while processes grow: for each of them, and for all.
 _GROWING_SHARE_OF_ONE = 0.05
@@ -37,14 +38,14 @@ _GROWING_SHARE_OF_ALL = 0.2
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
-    """The memory of one process at one time: a line of ``memory.jsonl``.
+    """Memory of one process at one time: a line of ``memory.jsonl``.
 
     Attributes:
-        time: seconds since the epoch.
-        process: its name in the run.
-        rss: resident bytes, shared ones included.
-        uss: bytes that are its own, where they were read at this tick.
-        pss: its share, where it was read at this tick and the system has it.
+        time: Seconds since the epoch.
+        process: Name of the process in the run.
+        rss: Resident bytes, with shared pages.
+        uss: Bytes of the process alone; None where they were not read at this tick.
+        pss: Proportional share in bytes; None where it was not read or the system lacks it.
     """
 
     time: float
@@ -58,9 +59,9 @@ class ProcessMemory(msgspec.Struct):
     """Peaks of one process in bytes.
 
     Attributes:
-        idle_rss: RSS after its imports; 0 if it never got that far.
-        peak_rss: the kernel's high-water mark, or the highest sample.
-        peak_uss: the highest USS sample.
+        idle_rss: RSS after its imports; 0 if it did not finish them.
+        peak_rss: The kernel's high-water mark of RSS, or the highest sample.
+        peak_uss: Highest USS sample.
     """
 
     idle_rss: int = 0
@@ -69,45 +70,45 @@ class ProcessMemory(msgspec.Struct):
 
     @property
     def over_idle(self) -> int:
-        """The peak of RSS beyond idle, in bytes; 0 where the process never got ready.
+        """Peak of RSS above idle, in bytes; 0 if the process did not finish its imports.
 
-        The kernel counts a peak a little late, so that it may even lie below idle.
+        The kernel updates the peak with a delay, so that it may even be below idle.
         """
         return max(self.peak_rss - self.idle_rss, 0) if self.idle_rss else 0
 
 
 def own_rss() -> int:
-    """Resident bytes of this process, now."""
+    """Return the present resident bytes of this process."""
     return int(psutil.Process().memory_info().rss)
 
 
 def own_peak_rss() -> int:
-    """The kernel's high-water mark of this process's resident bytes."""
+    """Return the kernel's high-water mark of this process's resident bytes."""
     # Linux counts ru_maxrss in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class _Watched:
-    """A process being sampled."""
+    """A process that is being sampled."""
 
     def __init__(self, pid: int) -> None:
         self.process = psutil.Process(pid)
         self.status = Path(f"/proc/{pid}/status")
         self.rss = 0
-        self.shared = 0  # what RSS counted more than PSS when both were read
-        self.started_when_read = 0  # how many processes had been, when both were read
-        self._highest_read = 0  # the highest RSS at which both were read
+        self.shared = 0  # RSS minus PSS at the last reading, in bytes
+        self.started_when_read = 0  # number of processes started before the last reading
+        self._highest_read = 0  # highest RSS at a reading, in bytes
         self._next_read = self._next_growing_read = 0.0
 
     def is_to_be_read(self, rss: int, started: int) -> bool:
-        """Whether USS and PSS are to be read now, with so many processes started so far."""
+        """Return whether USS and PSS are due to be read, given how many processes were started."""
         is_urgent = rss > _GROWTH * self._highest_read or started > self.started_when_read
         return time.monotonic() >= (self._next_growing_read if is_urgent else self._next_read)
 
     def read(self, processes: int) -> Any:
-        """Read USS and PSS, and plan the next reading.
+        """Read USS and PSS, and schedule the next reading.
 
-        It is the later, the longer this one took and the more processes there are.
+        The interval grows with the time that this reading took and with the number of processes.
         """
         began = time.monotonic()
         info: Any = self.process.memory_full_info()
@@ -120,7 +121,7 @@ class _Watched:
         return info
 
     def high_water(self) -> int:
-        """The kernel's high-water mark of RSS, or 0 where it does not tell."""
+        """Return the kernel's high-water mark of RSS, or 0 where it does not tell."""
         try:
             text = self.status.read_text()
         except OSError:
@@ -132,7 +133,7 @@ class _Watched:
 
 
 class _RoughPeak(NamedTuple):
-    """The highest sum of PSS with old readings among it, and of how many processes at most."""
+    """The highest sum of PSS that includes old readings, and the most processes in such a sum."""
 
     total: int = 0
     processes: int = 0
@@ -144,7 +145,7 @@ class MemorySampler:
     Use it as a context manager.
 
     Args:
-        path: where to write the samples, or None.
+        path: Path of the file for the samples, or None.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -153,14 +154,14 @@ class MemorySampler:
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
         self._peaks: dict[str, ProcessMemory] = {}
-        self._started = 0  # processes, so far
+        self._started = 0  # number of processes so far
         self._peak_total_pss = 0
         self._rough_peak = _RoughPeak()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
 
     def watch(self, name: str, pid: int) -> None:
-        """Sample the process ``pid`` under this name from now on."""
+        """Sample the process ``pid`` under a name from now on."""
         with self._lock:
             try:
                 self._watched[name] = _Watched(pid)
@@ -170,29 +171,29 @@ class MemorySampler:
             self._peaks.setdefault(name, ProcessMemory())
 
     def note(self, name: str, *, idle_rss: int = 0, peak_rss: int = 0) -> None:
-        """Take what a process says of itself: RSS after its imports, high-water mark at its end."""
+        """Take what a process reported: RSS after its imports, high-water mark at its end."""
         with self._lock:
             memory = self._peaks.setdefault(name, ProcessMemory())
             memory.idle_rss = idle_rss or memory.idle_rss
             memory.peak_rss = max(memory.peak_rss, peak_rss)
 
     def peaks(self) -> Mapping[str, ProcessMemory]:
-        """The peaks of every process so far, by name."""
+        """Return the peaks of every process so far, by name."""
         with self._lock:
             return {name: msgspec.structs.replace(peak) for name, peak in self._peaks.items()}
 
     def current_rss(self) -> Mapping[str, int]:
-        """RSS of every living process at the last tick, by name."""
+        """Return the RSS in bytes of every living process at the last tick, by name."""
         with self._lock:
             return {name: watched.rss for name, watched in self._watched.items()}
 
     @property
     def peak_total_pss(self) -> int:
-        """The highest sum of PSS (USS where there is no PSS) over all processes, in bytes.
+        """Return the highest sum over all processes of PSS (USS where there is no PSS), in bytes.
 
-        Where it was not read at a tick, it is carried on with RSS. While some were read before the
-        latest one was started, a sum counts twice what these share. It stands until there is a
-        better one of as many processes.
+        Where PSS was not read at a tick, it is estimated from RSS. While some processes were last
+        read before the newest one started, a sum counts twice the pages that they share with it.
+        Such a sum counts only until there is a better one of as many processes.
         """
         return max(self._peak_total_pss, self._rough_peak.total)
 
@@ -220,7 +221,7 @@ class MemorySampler:
                 self._rough_peak = _RoughPeak()
 
     def _write(self, line: bytes) -> None:
-        # A run on a full disk has to end with its own error. Peaks are known without the file.
+        # A run on a full disk is to end with its own error. Peaks do not need the file.
         with suppress(OSError):
             if self._file is None or self._file.write(line) == len(line):
                 return

@@ -1,1 +1,1 @@
-"""Channels: what carries packets between two processes."""
+"""Channels: carriers of packets between two processes."""

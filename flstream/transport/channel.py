@@ -1,4 +1,4 @@
-"""What the streaming rooms ask of a channel, whatever carries its bytes."""
+"""The protocol of a channel, whatever carries its bytes, and waiting with deadlines and signals."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from flstream.transport.splice import Pages
 
 
 class AbortSignal(Protocol):
-    """What calls off whoever waits for a channel."""
+    """A flag that ends waiting for a channel."""
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable with the signal."""
+        """Return the descriptor that becomes readable when the flag is set."""
         ...
 
     def is_set(self) -> bool:
-        """Whether it was given."""
+        """Return whether the flag is set."""
         ...
 
 
 class Signal:
-    """A flag that any thread can raise, and an :class:`AbortSignal`."""
+    """A flag that any thread can set; an :class:`AbortSignal`."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -32,45 +32,45 @@ class Signal:
         self._poll.register(self._fd, select.POLLIN)
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when the flag is raised."""
+        """Return the descriptor that becomes readable when the flag is set."""
         return self._fd
 
     def set(self) -> None:
-        """Raise the flag. It stays up until it is cleared."""
+        """Set the flag, until it is cleared."""
         os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Take the flag down."""
+        """Clear the flag."""
         if self.is_set():
             os.eventfd_read(self._fd)
 
     def is_set(self) -> bool:
-        """Whether the flag is up."""
+        """Return whether the flag is set."""
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
-# The kernel counts milliseconds in 31 bits. A wait of 24 days may as well end there.
+# The kernel counts milliseconds in 31 bits, so a wait ends after 24 days at the latest.
 _LONGEST_POLL = 2.0**31 - 1
 
 
 class Deadline:
-    """Seconds of waiting that are left. Only time spent waiting for the peer is taken off.
+    """A limit on the seconds spent waiting for a peer; other time does not count.
 
     Args:
-        seconds: the time a peer is given; None is for ever.
+        seconds: Seconds of waiting; None is without limit.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self.left = seconds
 
     def wait(self, poll: select.poll) -> list[tuple[int, int]]:
-        """Wait for an event; an empty list says that the time is up."""
+        """Wait for an event; return an empty list once the time is used up."""
         if self.left is None:
             return poll.poll()
         began = time.monotonic()
@@ -82,47 +82,47 @@ class Deadline:
 
 
 class Channel(Protocol):
-    """A stream of bytes, both ways, to one peer.
+    """A stream of bytes to and from one peer.
 
-    A channel raises :class:`~flstream.errors.ChannelClosedError` once the peer is gone.
+    Its methods raise :class:`~flstream.errors.ChannelClosedError` once the peer is gone.
     """
 
     def fileno(self) -> int:
-        """The descriptor to select on."""
+        """Return the descriptor to select on."""
         ...
 
     def send_some(self, views: Sequence[memoryview]) -> int:
-        """Send what fits without waiting, and return how many bytes that was (maybe 0)."""
+        """Send as much as fits without waiting; return the number of bytes, which may be 0."""
         ...
 
     def lend_some(self, pages: Pages) -> int:
-        """Like :meth:`send_some`, for memory that stays as it is until the peer has received it.
+        """Send as :meth:`send_some` does, from memory that does not change until it is received.
 
-        So it need not be copied.
+        Such memory need not be copied.
         """
         ...
 
     def send_file_some(self, fd: int, offset: int, count: int) -> int:
-        """Like :meth:`send_some`, for ``count`` bytes of a file at ``offset``."""
+        """Send as :meth:`send_some` does, from ``count`` bytes of a file at ``offset``."""
         ...
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
-        """Receive what is there without waiting, and return how many bytes (0: nothing yet)."""
+        """Receive what has arrived, without waiting; return the number of bytes, 0 for none yet."""
         ...
 
     def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
         """Send everything, waiting for the peer to make room.
 
         Raises:
-            DeadlineError: the peer made no room in time.
+            DeadlineError: The peer made no room in time.
         """
         ...
 
     def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
-        """Wait until there is something to receive; False if there is nothing after ``seconds``.
+        """Wait for bytes to be received; return False if there are none after ``seconds``.
 
         Raises:
-            AbortedError: ``abort`` was raised meanwhile.
+            AbortedError: ``abort`` was set meanwhile.
         """
         ...
 
@@ -132,8 +132,8 @@ class Channel(Protocol):
         """Fill the views, waiting for the peer.
 
         Raises:
-            DeadlineError: the peer did not send them in time.
-            AbortedError: ``abort`` was raised meanwhile.
+            DeadlineError: The peer did not send the bytes in time.
+            AbortedError: ``abort`` was set meanwhile.
         """
         ...
 

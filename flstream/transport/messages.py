@@ -1,4 +1,4 @@
-"""Small typed messages over a channel: msgpack behind four bytes of length."""
+"""Small typed messages over a channel: msgpack after four bytes with its length."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from flstream.errors import ProtocolError
 from flstream.transport.channel import AbortSignal, Channel, Deadline
 
 _LENGTH_BYTES = 4
-# Metrics and tracebacks are small; anything near this is a mistake.
+# Metrics and tracebacks are small; a message near this limit is a mistake.
 _MAX_BYTES = 16 << 20
-# What msgspec raises for bytes that are no message: for text that is not UTF-8 and for arrays
-# nested without end it lets Python's own errors through.
+# Errors of msgspec for bytes that are not a message: for text that is not UTF-8 and for deeply
+# nested arrays, it raises Python's own.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _encoder = msgspec.msgpack.Encoder()
 
-# How long a living peer may take to make room for a message, or to send the rest of one.
+# Seconds for a living peer to make room for a message, or to send the rest of one.
 PATIENCE = 60.0
 
 MessageT = TypeVar("MessageT")
 
 
 class MessageChannel(Generic[MessageT]):
-    """Sends and receives whole messages.
+    """Sends and receives whole messages over a channel.
 
     Args:
-        channel: what carries the bytes.
-        peer: who is at the other end.
-        kinds: the union of message types that may arrive, which is ``MessageT``.
+        channel: Channel that carries the bytes.
+        peer: Name of the process at the other end, for messages of errors.
+        kinds: Union of the message types that may arrive, equal to ``MessageT``.
     """
 
     def __init__(self, channel: Channel, peer: str, kinds: Any) -> None:
@@ -39,38 +39,38 @@ class MessageChannel(Generic[MessageT]):
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kinds)
 
     def fileno(self) -> int:
-        """The descriptor to select on."""
+        """Return the descriptor to select on."""
         return self._channel.fileno()
 
     def has_input(self) -> bool:
-        """Whether a message, or the end of the channel, is there to be received."""
+        """Whether a message, or the end of the channel, can be received without waiting."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is something to be received; False if nothing is after ``seconds``."""
+        """Wait for something to be received; return False if there is nothing after ``seconds``."""
         return self._channel.wait(seconds)
 
     def send(self, message: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
         """Send a message.
 
         Raises:
-            StreamingError: the peer is gone, or takes nothing within ``timeout`` seconds.
+            StreamingError: The peer is gone, or takes nothing within ``timeout`` seconds.
         """
         payload = _encoder.encode(message)
         length = len(payload).to_bytes(_LENGTH_BYTES, "little")
         self._channel.send([memoryview(length + payload)], Deadline(timeout))
 
     def receive(self, timeout: float | None = None, abort: AbortSignal | None = None) -> MessageT:
-        """Wait for a message.
+        """Wait for a message, and return it.
 
         Args:
-            timeout: seconds; None waits for ever.
-            abort: raised to give up waiting.
+            timeout: Seconds to wait; None is without limit.
+            abort: Flag that ends the waiting.
 
         Raises:
-            StreamingError: the peer is gone, is silent for too long, or sends something else.
+            StreamingError: The peer is gone, is silent for too long, or sent something else.
         """
         deadline = Deadline(timeout)
         length = bytearray(_LENGTH_BYTES)

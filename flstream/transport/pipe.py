@@ -1,4 +1,4 @@
-"""The default channel: a pipe, as ``multiprocessing.Pipe()`` makes it, a Unix socket pair."""
+"""The default channel: a Unix socket pair, as ``multiprocessing.Pipe()`` makes it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ _MAX_VIEWS = 1024
 # 1.08 times as fast as half of it. Most bytes are lent, not copied, and none of them are part of
 # either process's RSS.
 _SOCKET_BUFFER = 4 << 20
-# Where pages cannot be handed over, a file is read in pieces of this size.
+# Bytes that are read from a file at a time where its pages cannot be handed over.
 _PIECE_BYTES = 256 << 10
 _ZEROS = memoryview(bytes(64 << 10))
-# What the kernel says where it does not know how to hand over pages, or does not allow it.
+# Error numbers of a kernel that cannot hand over pages, or does not allow it.
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 
 
 class PipeChannel:
-    """One end of a socket pair, never blocking in the kernel, so that every wait has a deadline.
+    """One end of a socket pair. It never blocks in the kernel, so that every wait has a deadline.
+
+    Args:
+        sock: Socket of this end.
+        peer: Name of the process at the other end.
 
     Attributes:
-        peer: who is at the other end, for messages.
+        peer: Name of the process at the other end, for messages of errors.
     """
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -46,11 +50,11 @@ class PipeChannel:
         self._writable.register(sock, select.POLLOUT)
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def send_some(self, views: Sequence[memoryview]) -> int:
-        """Send what fits without waiting."""
+        """Send as much as fits without waiting."""
         try:
             return self._socket.sendmsg(views[:_MAX_VIEWS])
         except BlockingIOError:
@@ -59,7 +63,7 @@ class PipeChannel:
             raise self._gone() from error
 
     def lend_some(self, pages: Pages) -> int:
-        """Send what fits without waiting, by its pages, where the system can do that."""
+        """Send as much as fits without waiting, by its pages where the system supports that."""
         if self._splices:
             try:
                 return pages.splice_some(self.fileno())
@@ -72,7 +76,7 @@ class PipeChannel:
         return count
 
     def send_file_some(self, fd: int, offset: int, count: int) -> int:
-        """Send what fits of a file without waiting, by its pages where the system can do that."""
+        """Send as much of a file as fits without waiting, by its pages where the system can."""
         if self._splices:
             try:
                 sent = os.sendfile(self.fileno(), fd, offset, count)
@@ -89,11 +93,11 @@ class PipeChannel:
             piece = os.pread(fd, min(count, _PIECE_BYTES), offset)
         except OSError:
             piece = b""
-        # A file that has become shorter, or cannot be read, goes on as zeros: its digest tells.
+        # Bytes that cannot be read are sent as zeros, which the receiver detects by the digest.
         return self.send_some([memoryview(piece) if piece else _ZEROS[:count]])
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
-        """Receive what is there without waiting."""
+        """Receive what has arrived, without waiting."""
         try:
             count = self._socket.recvmsg_into(views[:_MAX_VIEWS])[0]
         except BlockingIOError:
@@ -127,7 +131,7 @@ class PipeChannel:
                 raise DeadlineError(f"{self.peer} did not answer in the time it was given")
 
     def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
-        """Wait until there is something to receive."""
+        """Wait for bytes to be received."""
         return self._wait(Deadline(seconds), abort)
 
     def _wait(self, deadline: Deadline, abort: AbortSignal | None) -> bool:
@@ -150,6 +154,6 @@ class PipeChannel:
 
 
 def pipe(first: str, second: str) -> tuple[PipeChannel, PipeChannel]:
-    """Two connected ends in one process: the one held by ``first``, the one held by ``second``."""
+    """Make two connected channels: the end of the process ``first``, and that of ``second``."""
     ours, theirs = socket.socketpair()
     return PipeChannel(ours, peer=second), PipeChannel(theirs, peer=first)

@@ -1,6 +1,6 @@
 """Sending memory and files without copying them: the kernel hands their pages to the socket.
 
-Between two processes of one machine a byte then is copied once, by its receiver, and not twice.
+Between two processes of one machine, a byte is then copied once, by its receiver, and not twice.
 Measured on two cores, with digests: memory 6.7 GB/s against 4.3 GB/s with a copy, a file in the
 page cache 5.6 GB/s against 2.9 GB/s.
 """
@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import numpy as np
 
-# Pages that are lent to the kernel at once: as many as a pipe may hold by default.
+# Bytes lent to the kernel at once: the most that a pipe may hold by default.
 _PIPE_BYTES = 1 << 20
 # The kernel takes at most this many buffers in one call (IOV_MAX on Linux).
 _MAX_VIEWS = 1024
@@ -25,17 +25,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Buffer(ctypes.Structure):
-    """``struct iovec``."""
+    """The C structure ``struct iovec``."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 class _Pipe:
-    """A kernel pipe through which pages pass on their way to a socket; empty between calls."""
+    """A kernel pipe that pages pass through on their way to a socket; empty between calls."""
 
     def __init__(self) -> None:
         self.out, self.into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # A user who may not have larger pipes sends less at once.
+        # Without the permission for larger pipes, less is sent at once.
         with suppress(PermissionError):
             fcntl.fcntl(self.into, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -46,7 +46,7 @@ class _Pipe:
 
 
 class _Pipes(threading.local):
-    """Each thread's own."""
+    """The pipe of each thread."""
 
     pipe: _Pipe | None = None
 
@@ -55,36 +55,36 @@ _pipes = _Pipes()
 
 
 class Pages:
-    """Memory that is sent by its pages, rather than as a copy.
+    """Memory that is sent by its pages instead of a copy.
 
-    The receiver reads the memory itself, when it takes the bytes. So it must stay as it is until
-    then, and what is there instead when it does not is what arrives.
+    The receiver reads the memory itself when it receives the bytes. The memory must not change
+    until then; otherwise the changed bytes arrive.
 
     Args:
-        views: contiguous, not empty.
+        views: Contiguous views, none of them empty.
 
     Attributes:
-        left: bytes that are still to be sent.
+        left: Number of bytes still to be sent.
     """
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self.left = sum(map(len, views))
-        self._views = views  # which keep the memory
-        # For the kernel, once and for all: it is given a part of them at a time.
+        self._views = views  # keeps the memory alive
+        # Made once; the kernel is given a part of them at a time.
         self._buffers = (_Buffer * len(views))(*map(_buffer_of, views))
         self._next = 0
 
     def splice_some(self, sock: int) -> int:
-        """Send what fits.
+        """Send as much as fits.
 
         Args:
-            sock: descriptor of a stream socket that does not block.
+            sock: Descriptor of a non-blocking stream socket.
 
         Returns:
-            The number of bytes that are on their way, 0 if the socket is full.
+            The number of bytes that were sent, 0 if the socket is full.
 
         Raises:
-            OSError: the peer is gone.
+            OSError: The peer is gone.
         """
         pipe = _pipes.pipe
         if pipe is None:
@@ -107,14 +107,14 @@ class Pages:
         return sent
 
     def rest(self) -> list[memoryview]:
-        """What is still to be sent, to be copied after all."""
+        """Return the bytes that are still to be sent, in order to copy them instead."""
         views = list(self._views[self._next :])
         if views:
             views[0] = views[0][len(views[0]) - self._buffers[self._next].length :]
         return views
 
     def advance(self, count: int) -> None:
-        """Note that so many bytes more were sent."""
+        """Count ``count`` more bytes as sent."""
         self.left -= count
         while count:
             buffer = self._buffers[self._next]
@@ -126,7 +126,7 @@ class Pages:
             self._next += 1
 
     def _count(self) -> int:
-        """How many buffers, from the next, a pipe has room for."""
+        """Return the number of buffers, from the next on, that a pipe has room for."""
         size, stop = 0, self._next
         most = min(len(self._buffers), self._next + _MAX_VIEWS)
         while stop < most and size < _PIPE_BYTES:

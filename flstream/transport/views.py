@@ -1,4 +1,4 @@
-"""Cutting lists of memoryviews, which stand for one run of bytes."""
+"""Cutting lists of memoryviews that stand for consecutive bytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def advance(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of the views after their first ``count`` bytes."""
+    """Return what is left of the views after their first ``count`` bytes."""
     return split(views, count)[1]
 
 
 def split(views: Sequence[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
-    """The first ``count`` bytes of the views, and the rest."""
+    """Return the first ``count`` bytes of the views, and the rest."""
     index = 0
     while index < len(views) and count >= len(views[index]):
         count -= len(views[index])

@@ -1,1 +1,12 @@
-"""Workflows: what a job does round by round, in terms of what a federation can do."""
+"""Workflows: what a job does round by round, as programs over a federation.
+
+A workflow of your own needs no more than ``from flstream.workflows import workflow, Run``.
+"""
+
+from __future__ import annotations
+
+from flstream.job.workflow_args import WorkflowArgs
+from flstream.server.run import Model, Run, Update, Updates
+from flstream.workflows.decorator import workflow
+
+__all__ = ["Model", "Run", "Update", "Updates", "WorkflowArgs", "workflow"]

@@ -1,14 +1,15 @@
 """Folding in memory, for tests: updates as state dicts, the next model as one."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from support import tensor
 
 from flstream.aggregation.optimizers import Optimization
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
-from flstream.aggregation.updates import Update
+from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.model.body import Source
 from flstream.model.layout import Layout
@@ -20,6 +21,9 @@ State = Mapping[str, torch.Tensor]
 class MemorySink:
     """A sink in memory that hands out a buffer of its own, as a file's does."""
 
+    random_access = True
+    resumed = False
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.body = bytearray(layout.nbytes)
@@ -28,6 +32,9 @@ class MemorySink:
     def views(self, start: int, stop: int) -> Sequence[memoryview]:
         self._view = bytearray(b"\xaa" * (stop - start))
         return [memoryview(self._view)]
+
+    def written(self, start: int, stop: int) -> Sequence[memoryview]:
+        return ()
 
     def commit(self, start: int, stop: int) -> None:
         self.body[start:stop] = self._view
@@ -47,6 +54,11 @@ class MemorySink:
 class Frames:
     """A source that is read once, from front to back, in whole frames: as a remote one is."""
 
+    random_access = False
+    lendable = False
+    extent = None
+    deliver = None
+
     def __init__(self, source: Source, frame: int) -> None:
         self.layout = source.layout
         self._source = source
@@ -64,25 +76,34 @@ class Frames:
 
 def update(site: str, state: State, weight=1.0, params_type="FULL", partial=False, frame=16):
     body = MemoryBody.of(state)
-    return Update(site, lambda: Frames(body, frame), weight, params_type, partial)
+    return UpdateSource(site, lambda: Frames(body, frame), weight, params_type, partial)
 
 
 def fold_into(
     base: State,
-    updates: Sequence[Update],
-    rule: Rule | None = None,
+    updates: Sequence[UpdateSource],
+    rule: AggregationRule | None = None,
     step: int = 1 << 20,
     optimization: Optimization | None = None,
+    frame: int = 16,
 ) -> tuple[MemorySink, str]:
     body = MemoryBody.of(base)
     sink = MemorySink(body.layout)
     digest = fold_updates(
-        body, updates, rule or Rule(), sink, Steps(step, 16), lambda _: None, optimization
+        body,
+        updates,
+        rule or AggregationRule(),
+        sink,
+        Steps(step, frame),
+        lambda _: None,
+        optimization,
     )
     return sink, digest
 
 
-def fold(base: State, updates: Sequence[Update], rule: Rule | None = None, **kwargs):
+def fold(
+    base: State, updates: Sequence[UpdateSource], rule: AggregationRule | None = None, **kwargs
+):
     """The next model, as tensors."""
     return fold_into(base, updates, rule, **kwargs)[0].tensors()
 
@@ -90,3 +111,24 @@ def fold(base: State, updates: Sequence[Update], rule: Rule | None = None, **kwa
 def shifted(state: State, seed: int) -> dict[str, torch.Tensor]:
     """Other values for a state dict whose names begin with their dtype."""
     return {name: tensor(name.split(".")[0], value.shape, seed) for name, value in state.items()}
+
+
+def fold_bytes(
+    layout: Layout,
+    updates: Sequence[bytes],
+    weights: Sequence[float],
+    rule: AggregationRule,
+    step: int = 1 << 20,
+    base: bytes | None = None,
+) -> bytes:
+    """The next model as bytes, of updates as bytes: differences where there is a base."""
+    sink = MemorySink(layout)
+    old = BufferSource(layout, memoryview(bytearray(base or layout.nbytes)))
+    kind = "DIFF" if base else "FULL"
+    sources = [BufferSource(layout, memoryview(bytearray(data))) for data in updates]
+    sent = [
+        UpdateSource(f"site-{i}", partial(Frames, source, 16), weight, kind)
+        for i, (source, weight) in enumerate(zip(sources, weights, strict=True))
+    ]
+    fold_updates(old, sent, rule, sink, Steps(step, 16), lambda _: None)
+    return bytes(sink.body)

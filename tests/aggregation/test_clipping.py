@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import as_bytes, assert_same_tensors, cuts, every_kind, tensor
 
 from flstream.aggregation.clipping import _SquareSum
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.errors import UpdateRefusedError
 
 
@@ -33,7 +33,7 @@ def norm_of(states, base=None, names=None):
 def test_a_difference_is_scaled_to_the_norm_it_may_have(seed, share, full, step):
     base, sent = every_kind(), shifted(every_kind(), seed)
     norm = norm_of(sent, base if full else None)
-    rule = Rule(clip_norm=norm * share)
+    rule = AggregationRule(clip_norm=norm * share)
     updates = [update("site-1", sent, 3.0, "FULL" if full else "DIFF")]
     found = fold(base, updates, rule, step=step)
     plain = fold(base, updates)
@@ -54,24 +54,24 @@ def test_each_update_is_clipped_for_itself_before_the_mean():
     base = {"w": torch.zeros(2)}
     near, far = {"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([600.0, 800.0])}
     updates = [update("near", near), update("far", far)]
-    found = fold(base, updates, Rule(clip_norm=5.0))["w"]
+    found = fold(base, updates, AggregationRule(clip_norm=5.0))["w"]
     assert torch.allclose(found, torch.tensor([3.0, 4.0]))
-    found = fold(base, updates, Rule(clip_norm=10.0))["w"]
+    found = fold(base, updates, AggregationRule(clip_norm=10.0))["w"]
     assert torch.allclose(found, torch.tensor([4.5, 6.0]))
 
 
 def test_only_what_is_aggregated_counts_for_the_norm():
     base = {"a": torch.zeros(1), "b": torch.zeros(1)}
     sent = {"a": torch.tensor([1.0]), "b": torch.tensor([1e6])}
-    found = fold(base, [update("site-1", sent)], Rule(clip_norm=1.0, exclude=["b"]))
+    found = fold(base, [update("site-1", sent)], AggregationRule(clip_norm=1.0, exclude=["b"]))
     assert (found["a"].item(), found["b"].item()) == (1.0, 0.0)
     part = update("site-1", {"a": sent["a"]}, partial=True)
-    assert fold(base, [part], Rule(clip_norm=1.0))["a"].item() == 1.0
+    assert fold(base, [part], AggregationRule(clip_norm=1.0))["a"].item() == 1.0
 
 
 def test_an_update_equal_to_the_model_leaves_it_as_it_is():
     base = {"w": tensor("F32", (1000,))}
-    found = fold(base, [update("site-1", base)], Rule(clip_norm=1e-9))
+    found = fold(base, [update("site-1", base)], AggregationRule(clip_norm=1e-9))
     assert as_bytes(found["w"]) == as_bytes(base["w"])
 
 
@@ -81,7 +81,7 @@ def test_a_difference_without_a_finite_norm_is_refused_even_where_it_is_allowed(
     bad = {"w": torch.tensor([1.0, float("nan"), 2.0])}
     updates = [update("site-1", base), update("site-2", bad)]
     with pytest.raises(UpdateRefusedError) as caught:
-        fold(base, updates, Rule(clip_norm=1.0, on_nonfinite=policy))
+        fold(base, updates, AggregationRule(clip_norm=1.0, on_nonfinite=policy))
     assert caught.value.site == "site-2"
 
 
@@ -106,5 +106,5 @@ def test_a_clipped_model_has_the_same_bits_however_it_was_cut(step, kind):
     base = {"F32.w": tensor("F32", (70_001,)), "BF16.w": tensor("BF16", (999,))}
     step = max(step, 4096)
     updates = [update(f"{i}", shifted(base, i + 3), 1.0 + i, kind) for i in range(2)]
-    rule = Rule(clip_norm=7.0)
+    rule = AggregationRule(clip_norm=7.0)
     assert fold_into(base, updates, rule, step)[1] == fold_into(base, updates, rule)[1]

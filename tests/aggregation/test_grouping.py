@@ -4,9 +4,9 @@ import pytest
 from folding import fold_into, shifted, update
 from support import tensor
 
-from flstream.aggregation import cohort, steps
+from flstream.aggregation import steps, update_set
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.model.memory import MemoryBody
 
 BASE = {
@@ -23,7 +23,7 @@ def updates(count, kind):
     made = []
     for number in range(count):
         state = shifted(BASE, number + 1)
-        if kind == "partial":  # zones that only the first, the last, or every other update has
+        if kind == "partial":  # regions that only the first, the last, or every other update has
             state = {
                 name: value
                 for place, (name, value) in enumerate(state.items())
@@ -52,10 +52,10 @@ def folded(count, kind, rule, is_optimized):
 def test_reading_ahead_and_folding_together_do_not_change_a_bit(
     monkeypatch, count, kind, method, is_optimized
 ):
-    rule = Rule(method=method, on_nonfinite="allow")
-    monkeypatch.setattr(cohort, "RANGES_TOGETHER", 1)
+    rule = AggregationRule(method=method, on_nonfinite="allow")
+    monkeypatch.setattr(update_set, "RANGES_TOGETHER", 1)
     one_by_one = folded(count, kind, rule, is_optimized)
-    monkeypatch.setattr(cohort, "RANGES_TOGETHER", steps.RANGES_TOGETHER)
+    monkeypatch.setattr(update_set, "RANGES_TOGETHER", steps.RANGES_TOGETHER)
     assert folded(count, kind, rule, is_optimized) == one_by_one
-    monkeypatch.setattr(cohort, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(update_set, "_LEAST_READ_AHEAD_BYTES", 0)
     assert folded(count, kind, rule, is_optimized) == one_by_one

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from support import as_bytes, assert_same_tensors, body_of, cuts, every_kind, tensor
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer, optimizer_for
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.errors import CheckpointError
-from flstream.job.sections import ServerOptimizer as Section
+from flstream.job.sections import ServerOptimizerSection
 from flstream.model.memory import MemoryBody
 
 TYPES = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
@@ -29,7 +29,7 @@ def run(optimizer, base, deltas, rule=None, step=1 << 20, kind="FULL"):
     model, state, states = base, None, []
     for delta in deltas:
         layout = MemoryBody.of(model).layout
-        out = MemorySink(optimizer.state_layout(layout, rule or Rule()))
+        out = MemorySink(optimizer.state_layout(layout, rule or AggregationRule()))
         sent = [update("site-1", moved(model, delta), 1.0), update("site-2", model, 1.0)]
         model = fold(model, sent, rule, step=step, optimization=Optimization(optimizer, state, out))
         state = out.source()
@@ -104,7 +104,7 @@ def test_integers_and_bools_take_the_mean(kind):
     optimizer = ServerOptimizer(kind, 0.3, 0.9, 0.99, 1e-3)
     base = {"n": torch.tensor([4]), "b": torch.tensor([False]), "w": torch.zeros(1)}
     sent = {"n": torch.tensor([8]), "b": torch.tensor([True]), "w": torch.zeros(1)}
-    out = MemorySink(optimizer.state_layout(MemoryBody.of(base).layout, Rule()))
+    out = MemorySink(optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule()))
     found = fold(base, [update("s", sent)], optimization=Optimization(optimizer, None, out))
     assert (found["n"].item(), found["b"].item()) == (8, True)
 
@@ -112,7 +112,7 @@ def test_integers_and_bools_take_the_mean(kind):
 def test_a_plain_server_step_of_one_is_the_mean_itself():
     optimizer = ServerOptimizer("fedavgm", 1.0, 0.0, 0.99, 1e-3)
     base = {"w": tensor("F32", (500,))}
-    out = MemorySink(optimizer.state_layout(MemoryBody.of(base).layout, Rule()))
+    out = MemorySink(optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule()))
     sent = [update(f"{i}", {"w": tensor("F32", (500,), i)}) for i in range(4)]
     found = fold(base, sent, optimization=Optimization(optimizer, None, out))
     assert as_bytes(found["w"]) == as_bytes(fold(base, sent)["w"])
@@ -122,7 +122,7 @@ def test_a_plain_server_step_of_one_is_the_mean_itself():
 def test_what_nobody_sends_keeps_its_value_and_its_state():
     optimizer = ServerOptimizer("fedadam", 0.3, 0.9, 0.99, 1e-3)
     base = {"a": torch.ones(3), "b": torch.ones(2)}
-    layout = optimizer.state_layout(MemoryBody.of(base).layout, Rule())
+    layout = optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule())
     first = MemorySink(layout)
     whole = update("s", {"a": torch.zeros(3), "b": torch.zeros(2)})
     model = fold(base, [whole], optimization=Optimization(optimizer, None, first))
@@ -141,7 +141,7 @@ def test_what_nobody_sends_keeps_its_value_and_its_state():
 def test_only_aggregated_floats_have_a_state_and_in_float32_at_least():
     layout = MemoryBody.of(every_kind()).layout
     state = ServerOptimizer("fedyogi", 0.1, 0.9, 0.99, 1e-3).state_layout(
-        layout, Rule(exclude=["scalar"])
+        layout, AggregationRule(exclude=["scalar"])
     )
     codes = {spec.name: spec.dtype for spec in state.tensors if spec.name.endswith(".matrix")}
     assert codes == {
@@ -157,8 +157,8 @@ def test_a_state_of_another_model_or_optimiser_is_refused_by_tensor():
     momentum = ServerOptimizer("fedavgm", 0.1, 0.9, 0.99, 1e-3)
     base = {"w": torch.zeros(2)}
     layout = MemoryBody.of(base).layout
-    other = MemorySink(momentum.state_layout(layout, Rule())).source()
-    out = MemorySink(adam.state_layout(layout, Rule()))
+    other = MemorySink(momentum.state_layout(layout, AggregationRule())).source()
+    out = MemorySink(adam.state_layout(layout, AggregationRule()))
     with pytest.raises(CheckpointError, match=r"fedadam .*'second_moment.w' is missing"):
         fold_into(base, [update("s", base)], optimization=Optimization(adam, other, out))
 
@@ -166,7 +166,7 @@ def test_a_state_of_another_model_or_optimiser_is_refused_by_tensor():
 def test_a_repeated_round_from_the_same_state_gives_the_same_bits():
     optimizer = ServerOptimizer("fedadam", 0.1, 0.9, 0.99, 1e-3)
     base = {"w": tensor("F32", (100,))}
-    layout = optimizer.state_layout(MemoryBody.of(base).layout, Rule())
+    layout = optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule())
     sent = [update("s", {"w": tensor("F32", (100,), 3)})]
     outs = [MemorySink(layout) for _ in range(2)]
     models = [fold(base, sent, optimization=Optimization(optimizer, None, o)) for o in outs]
@@ -175,12 +175,16 @@ def test_a_repeated_round_from_the_same_state_gives_the_same_bits():
 
 
 def test_the_job_files_defaults_are_the_papers():
-    assert optimizer_for(Section()) is None
-    assert optimizer_for(Section(type="fedavgm")) == ServerOptimizer(
+    assert optimizer_for(ServerOptimizerSection()) is None
+    assert optimizer_for(ServerOptimizerSection(type="fedavgm")) == ServerOptimizer(
         "fedavgm", 1.0, 0.9, 0.99, 1e-3
     )
-    assert optimizer_for(Section(type="fedadagrad")).beta_1 == 0
+    assert optimizer_for(ServerOptimizerSection(type="fedadagrad")).beta_1 == 0
     for kind in ("fedadam", "fedyogi"):
-        assert optimizer_for(Section(type=kind)) == ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
-    given = Section(type="fedadam", learning_rate=0.5, beta_1=0.0, beta_2=0.5, tau=0.1)
+        assert optimizer_for(ServerOptimizerSection(type=kind)) == ServerOptimizer(
+            kind, 0.1, 0.9, 0.99, 1e-3
+        )
+    given = ServerOptimizerSection(
+        type="fedadam", learning_rate=0.5, beta_1=0.0, beta_2=0.5, tau=0.1
+    )
     assert optimizer_for(given) == ServerOptimizer("fedadam", 0.5, 0.0, 0.5, 0.1)

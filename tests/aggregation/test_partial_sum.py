@@ -14,7 +14,7 @@ from support import cuts, every_kind, tensor
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.errors import AggregationError, CheckpointError, UpdateRefusedError
 from flstream.model.memory import MemoryBody
@@ -27,7 +27,9 @@ def quiet(_):
 
 
 def sums(folder, base, rule=None, label="round 1"):
-    return PartialSum(folder / "sum.safetensors", MemoryBody.of(base), rule or Rule(), label)
+    return PartialSum(
+        folder / "sum.safetensors", MemoryBody.of(base), rule or AggregationRule(), label
+    )
 
 
 def finished(partial_sum, base, step=1 << 20, optimization=None):
@@ -44,7 +46,7 @@ def finished(partial_sum, base, step=1 << 20, optimization=None):
 )
 @settings(max_examples=25, deadline=None)
 def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, clip_norm, exclude):
-    base, rule = every_kind(), Rule(clip_norm=clip_norm, exclude=exclude)
+    base, rule = every_kind(), AggregationRule(clip_norm=clip_norm, exclude=exclude)
     updates = []
     for place in range(sum(groups)):
         names = data.draw(st.sampled_from([NAMES, NAMES[::2], NAMES[5:20]]))
@@ -71,7 +73,7 @@ def test_an_optimiser_takes_a_sum_as_it_takes_a_walk(tmp_path):
     optimizer = ServerOptimizer("fedadam", 0.1, 0.9, 0.99, 1e-3)
     base = every_kind()
     updates = [update(f"site-{i}", shifted(base, i)) for i in range(3)]
-    layout = optimizer.state_layout(MemoryBody.of(base).layout, Rule())
+    layout = optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule())
     outs = [MemorySink(layout) for _ in range(2)]
     due = fold_into(base, updates, optimization=Optimization(optimizer, None, outs[0]))[1]
     partial_sum = sums(tmp_path, base)
@@ -145,7 +147,7 @@ def test_a_sum_of_another_round_or_rule_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="it is of 'round 1', not of 'round 2'"):
         sums(tmp_path, base, label="round 2")
     with pytest.raises(CheckpointError, match=r"'sum.v' is not part of the model"):
-        sums(tmp_path, base, Rule(exclude=["v"]))
+        sums(tmp_path, base, AggregationRule(exclude=["v"]))
 
 
 def test_a_site_is_added_once_and_a_sum_of_nothing_has_no_mean(tmp_path):
@@ -157,7 +159,7 @@ def test_a_site_is_added_once_and_a_sum_of_nothing_has_no_mean(tmp_path):
     with pytest.raises(ValueError, match="site-1 is in the partial sum already"):
         partial_sum.add([update("site-1", base)], Steps(16, 16), quiet)
     with pytest.raises(ValueError, match="median needs all updates at once"):
-        sums(tmp_path, base, Rule(method="median"))
+        sums(tmp_path, base, AggregationRule(method="median"))
 
 
 def test_sums_that_overflow_are_told_by_tensor(tmp_path):

@@ -3,47 +3,11 @@
 import pytest
 import torch
 from folding import fold, shifted, update
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, cuts, every_kind, tensor
+from support import as_bytes, assert_same_tensors, every_kind, tensor
 
-from flstream.aggregation.rules import Rule
 from flstream.errors import UpdateRefusedError
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
-
-NAMES = sorted(every_kind())
-
-
-@given(
-    sent=st.lists(st.lists(st.sampled_from(NAMES), unique=True), min_size=1, max_size=4),
-    step=cuts(1400),
-    frame=st.sampled_from([16, 48, 256, 4096]),
-    params_type=st.sampled_from(["FULL", "DIFF"]),
-    method=st.sampled_from(["mean", "median"]),
-)
-@settings(max_examples=60, deadline=None)
-def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
-    sent, step, frame, params_type, method
-):
-    base, rule = every_kind(), Rule(method=method)
-    states = [
-        {name: shifted(base, seed)[name] for name in names} for seed, names in enumerate(sent)
-    ]
-    weights = [1.0, 2.5, 0.3, 7.0]
-    updates = [
-        update(f"site-{i}", state, weights[i], params_type, partial=True)
-        for i, state in enumerate(states)
-    ]
-    found = fold(base, updates, rule, step=step)
-    for name, value in base.items():
-        having = [
-            update(f"site-{i}", {name: state[name]}, weights[i], params_type, frame=frame)
-            for i, state in enumerate(states)
-            if name in state
-        ]
-        due = fold({name: value}, having, rule) if having else {name: value}
-        assert_same_tensors({name: found[name]}, due)
 
 
 def test_a_partial_update_may_have_everything_or_nothing():

@@ -7,9 +7,9 @@ from support import assert_same_tensors
 
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.ranked import TrimmedMean
-from flstream.aggregation.rules import Rule, rule_for
+from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.errors import UsageError
-from flstream.job.sections import Aggregation
+from flstream.job.sections import AggregationSection
 from flstream.model.memory import MemoryBody
 
 BASE = {name: torch.zeros(2) for name in ("head.weight", "head.bias", "body.weight", "body.bias")}
@@ -17,7 +17,7 @@ SENT = {name: torch.ones(2) for name in BASE}
 
 
 def selected(**keys):
-    return sorted(Rule(**keys).selected(MemoryBody.of(BASE).layout))
+    return sorted(AggregationRule(**keys).selected(MemoryBody.of(BASE).layout))
 
 
 def test_a_pattern_is_looked_for_anywhere_in_a_name():
@@ -31,7 +31,9 @@ def test_a_pattern_is_looked_for_anywhere_in_a_name():
 
 
 def test_what_is_left_out_keeps_its_old_value():
-    found = fold(BASE, [update("site-1", SENT)], Rule(include=["^head"], exclude=["bias$"]))
+    found = fold(
+        BASE, [update("site-1", SENT)], AggregationRule(include=["^head"], exclude=["bias$"])
+    )
     due = {**BASE, "head.weight": SENT["head.weight"]}
     assert_same_tensors(found, due)
 
@@ -45,13 +47,13 @@ def test_a_pattern_that_is_found_nowhere_is_named(key):
 def test_a_tied_tensor_is_meant_by_any_of_its_names():
     shared = torch.zeros(2)
     layout = MemoryBody.of({"embed": shared, "head": shared, "x": torch.zeros(1)}).layout
-    assert Rule(include=["head"]).selected(layout) == {"embed"}
-    assert Rule(exclude=["head"]).selected(layout) == {"x"}
+    assert AggregationRule(include=["head"]).selected(layout) == {"embed"}
+    assert AggregationRule(exclude=["head"]).selected(layout) == {"x"}
 
 
 def test_the_job_file_says_which_rule():
-    assert rule_for(Aggregation()) == Rule(include=[".*"], exclude=[])
-    section = Aggregation(
+    assert rule_for(AggregationSection()) == AggregationRule(include=[".*"], exclude=[])
+    section = AggregationSection(
         method="trimmed_mean",
         trim=0.2,
         clip_norm=3.0,
@@ -59,6 +61,6 @@ def test_the_job_file_says_which_rule():
         exclude=["b"],
         on_nonfinite="allow",
     )
-    assert rule_for(section) == Rule("trimmed_mean", 0.2, 3.0, ["a"], ["b"], "allow")
-    assert isinstance(rule_for(Aggregation()).fold(), WeightedMean)
+    assert rule_for(section) == AggregationRule("trimmed_mean", 0.2, 3.0, ["a"], ["b"], "allow")
+    assert isinstance(rule_for(AggregationSection()).fold(), WeightedMean)
     assert isinstance(rule_for(section).fold(), TrimmedMean)

@@ -6,7 +6,7 @@ import torch
 from folding import shifted, update
 from support import assert_same_tensors, every_kind
 
-from flstream.aggregation.rules import Rule
+from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import UpdateRefusedError
@@ -17,7 +17,7 @@ from flstream.model.memory import MemoryBody
 def walk(path, base, updates, step=1 << 20):
     seen = []
     with FileSink(path, base.layout) as sink:
-        digest = fold_updates(base, updates, Rule(), sink, Steps(step, 16), seen.append)
+        digest = fold_updates(base, updates, AggregationRule(), sink, Steps(step, 16), seen.append)
         sink.finish()
     assert seen == [stop for _, stop in base.layout.ranges(step)]
     return digest
@@ -79,7 +79,9 @@ def test_a_model_without_bytes_can_be_folded(tmp_path):
     assert digest == write_checkpoint(tmp_path / "again", base)
 
 
-@pytest.mark.parametrize("rule", [Rule(), Rule(clip_norm=1.0), Rule(method="median")])
+@pytest.mark.parametrize(
+    "rule", [AggregationRule(), AggregationRule(clip_norm=1.0), AggregationRule(method="median")]
+)
 def test_a_walk_ends_with_whatever_is_raised_after_any_range(tmp_path, rule):
     class StoppedError(Exception):
         pass

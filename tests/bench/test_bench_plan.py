@@ -4,7 +4,7 @@ import pytest
 
 from flstream.bench.needs import Need, fits, predict
 from flstream.bench.plan import MODES, Case, Plan
-from flstream.simulator.forecasting.fitting import Available
+from flstream.simulation.forecasting.fitting import Available
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -3,10 +3,10 @@
 import msgspec
 
 from flstream.bench.limits import Limits
-from flstream.bench.measurement import Moments, figures, median, read_samples, trace
+from flstream.bench.measurement import RunMoments, figures, median, read_samples, trace
 from flstream.bench.plan import Case, Plan
 from flstream.bench.ratios import ratios
-from flstream.simulator.files.summary import MemorySummary, RoundSummary, Summary, TransferSummary
+from flstream.runs.summary import MemorySummary, RoundSummary, Summary, TransferSummary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory, Sample
 
@@ -34,7 +34,7 @@ SAMPLES = {
     ],
     "site-2": [Sample(2.0, "site-2", 100, uss=40, pss=50), Sample(6.5, "site-2", 900)],
 }
-MOMENTS = Moments({"server": 2.0, "site-2": 2.0}, first_round=5.0)
+MOMENTS = RunMoments({"server": 2.0, "site-2": 2.0}, first_round=5.0)
 
 
 def test_the_last_round_and_the_largest_client_are_what_counts():

@@ -6,6 +6,7 @@ import sys
 import pytest
 from outside import disagreements, watch
 
+pytestmark = pytest.mark.slow
 SIZE = 64 << 20
 
 

@@ -1,7 +1,7 @@
 import sys
 from pathlib import Path
 
-PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-# Scripts, not a package: they find each other by lying in one folder.
-sys.path.insert(0, str(PEERS))
+# Scripts, not packages: they find each other by lying in one folder.
+sys.path[:0] = [str(BENCHMARKS / "peers"), str(BENCHMARKS)]

@@ -9,7 +9,10 @@ Flstream = Callable[..., subprocess.CompletedProcess[str]]
 WriteJob = Callable[..., Path]
 
 
+# What would change a terminal's width or colours.
+TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "TERMINAL_WIDTH")
+
+
 def environment() -> dict[str, str]:
-    """This process's, less what would change a terminal's width or colours."""
-    terminal = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "TERMINAL_WIDTH")
-    return {name: value for name, value in os.environ.items() if name not in terminal}
+    """This process's variables, less those of :data:`TERMINAL`."""
+    return {name: value for name, value in os.environ.items() if name not in TERMINAL}

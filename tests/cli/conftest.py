@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import Flstream, WriteJob, environment
+from cli_support import TERMINAL, Flstream, WriteJob, environment
+
+from flstream.__main__ import main
 
 JOB = """
 name = mini
@@ -47,6 +49,30 @@ def flstream(tmp_path: Path) -> Flstream:
             text=True,
             timeout=120,
         )
+
+    return run
+
+
+@pytest.fixture
+def flstream_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Flstream:
+    """Return a function that runs a command in this process, where no other has to be started.
+
+    An interpreter takes half a second to start, which is more than most commands take.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name in TERMINAL:
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["flstream", *map(str, words)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        assert code is None or isinstance(code, int)
+        return subprocess.CompletedProcess(sys.argv, code or 0, *capfd.readouterr())
 
     return run
 

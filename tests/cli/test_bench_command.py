@@ -74,6 +74,7 @@ def test_a_refusal_is_a_sentence_and_exit_status_2(words, flstream):
     assert ("--json" if words else "--model-size") in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "number"),
     [("what this machine can do", signal.SIGTERM), ("[1/", signal.SIGINT)],

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 FILES = {"README.md", "client.py", "job.conf", "model.py"}
 
 
+@pytest.mark.slow
 # The others are the jobs of that name in jobs/, which the tests of those run.
 @pytest.mark.parametrize(("template", "least"), [("script", 0.95), ("learner", 0.95)])
 def test_a_new_job_runs_at_once_and_learns(
@@ -34,9 +35,9 @@ def test_a_new_job_runs_at_once_and_learns(
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_is_the_shipped_job_under_a_new_name(
-    flstream: Flstream, tmp_path: Path, template: str
+    flstream_here: Flstream, tmp_path: Path, template: str
 ) -> None:
-    flstream("init", "sub/new", "--template", template)
+    flstream_here("init", "sub/new", "--template", template)
     written = tmp_path / "sub" / "new"
     assert {path.name for path in written.iterdir()} == FILES
     for name in ("client.py", "model.py"):
@@ -57,14 +58,14 @@ def test_a_template_is_the_shipped_job_under_a_new_name(
     )
 
 
-def test_a_folder_that_is_empty_is_filled(flstream: Flstream, tmp_path: Path) -> None:
+def test_a_folder_that_is_empty_is_filled(flstream_here: Flstream, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert flstream("init", "mine").returncode == 0
+    assert flstream_here("init", "mine").returncode == 0
     assert {path.name for path in (tmp_path / "mine").iterdir()} == FILES
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("full",), "full is not empty; name a new folder"),
         (("file",), "file cannot be written: File exists"),
@@ -74,14 +75,14 @@ def test_a_folder_that_is_empty_is_filled(flstream: Flstream, tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_written_is_refused(
-    flstream: Flstream, tmp_path: Path, words: tuple[str, ...], said: str
+    flstream_here: Flstream, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    done = flstream("init", *words)
+    done = flstream_here("init", *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert {path.name for path in tmp_path.rglob("*")} == {"full", "notes.txt", "file"}
 
 
@@ -91,13 +92,13 @@ def test_a_template_that_needs_what_is_not_installed_says_so(
     monkeypatch.setattr(command, "_has_scikit_learn", lambda: False)
     for template in ("script", "digits"):
         command.init(tmp_path / template, template)
-        said = "pip install scikit-learn" in capsys.readouterr().out
-        assert said == (template == "digits")
-        assert ("pip install" in (tmp_path / template / "README.md").read_text()) == said
+        hint = "pip install scikit-learn" in capsys.readouterr().out
+        assert hint == (template == "digits")
+        assert ("pip install" in (tmp_path / template / "README.md").read_text()) == hint
 
 
-def test_the_templates_are_listed(flstream: Flstream, tmp_path: Path) -> None:
-    done = flstream("init", "--list")
+def test_the_templates_are_listed(flstream_here: Flstream, tmp_path: Path) -> None:
+    done = flstream_here("init", "--list")
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(TEMPLATES)
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -63,35 +63,37 @@ def test_the_text_lists_names_literally_and_ends_with_totals(
     assert "5 tensors, 623 parameters, 2.4 KiB" in done.stdout
 
 
-def test_ties_are_shown(flstream: Flstream, tmp_path: Path) -> None:
+def test_ties_are_shown(flstream_here: Flstream, tmp_path: Path) -> None:
     weight = torch.zeros(3, 2)
     state = {"wte": weight, "lm_head": weight, "new\nline": weight}
     write_checkpoint(tmp_path / "tied.safetensors", MemoryBody.of(state), {"format": "pt"})
-    document = json.loads(flstream("inspect", "tied.safetensors", "--json").stdout)
+    document = json.loads(flstream_here("inspect", "tied.safetensors", "--json").stdout)
     assert document["tied"] == {"new\nline": "lm_head", "wte": "lm_head"}
     assert [each["name"] for each in document["tensors"]] == ["lm_head"]
     assert document["metadata"] == {"format": "pt"}
-    text = flstream("inspect", "tied.safetensors").stdout
+    text = flstream_here("inspect", "tied.safetensors").stdout
     assert "\ntied\n  new\\nline = lm_head\n  wte = lm_head\n" in text
 
 
-def test_names_are_whole_where_there_is_no_terminal(flstream: Flstream, tmp_path: Path) -> None:
+def test_names_are_whole_where_there_is_no_terminal(
+    flstream_here: Flstream, tmp_path: Path
+) -> None:
     name = ".".join(f"block{number}" for number in range(40))
     save_file({name: torch.zeros(2)}, tmp_path / "long.safetensors")
-    assert name in flstream("inspect", "long.safetensors").stdout
+    assert name in flstream_here("inspect", "long.safetensors").stdout
 
 
 def test_a_run_directory_stands_for_its_latest_model(
-    flstream: Flstream, checkpoint: Path, tmp_path: Path
+    flstream_here: Flstream, checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     (folder / "round-0001.safetensors").write_bytes(b"not to be read")
     os.link(checkpoint, folder / "round-0002.safetensors")
-    document = json.loads(flstream("inspect", "run", "--json").stdout)
+    document = json.loads(flstream_here("inspect", "run", "--json").stdout)
     assert document["path"] == "run/checkpoints/round-0002.safetensors"
     os.link(checkpoint, tmp_path / "run" / "global.safetensors")
-    document = json.loads(flstream("inspect", "run", "--json").stdout)
+    document = json.loads(flstream_here("inspect", "run", "--json").stdout)
     assert document["path"] == "run/global.safetensors"
 
 
@@ -118,23 +120,23 @@ def _not_json(data: bytes) -> bytes:
 )
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_a_damaged_file_is_one_sentence_on_stderr(
-    flstream: Flstream, checkpoint: Path, damage: object, form: tuple[str, ...]
+    flstream_here: Flstream, checkpoint: Path, damage: object, form: tuple[str, ...]
 ) -> None:
     assert callable(damage)
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
-    done = flstream("inspect", checkpoint, *form)
+    done = flstream_here("inspect", checkpoint, *form)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {checkpoint}")
 
 
 def test_what_is_no_file_is_refused_without_being_opened(
-    flstream: Flstream, tmp_path: Path
+    flstream_here: Flstream, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        done = flstream("inspect", name)
+        done = flstream_here("inspect", name)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
 
@@ -142,9 +144,9 @@ def test_what_is_no_file_is_refused_without_being_opened(
 EVERYTHING = ("--stats", "--verify", "--tree", "--diff")
 
 
-def test_the_document_holds_whatever_was_asked(flstream: Flstream, checkpoint: Path) -> None:
-    plain = json.loads(flstream("inspect", checkpoint, "--json").stdout)
-    done = flstream("inspect", checkpoint, "--json", *EVERYTHING, checkpoint)
+def test_the_document_holds_whatever_was_asked(flstream_here: Flstream, checkpoint: Path) -> None:
+    plain = json.loads(flstream_here("inspect", checkpoint, "--json").stdout)
+    done = flstream_here("inspect", checkpoint, "--json", *EVERYTHING, checkpoint)
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     for tensor in document["tensors"]:
@@ -162,10 +164,10 @@ def test_the_document_holds_whatever_was_asked(flstream: Flstream, checkpoint: P
 
 
 def test_the_text_says_what_was_asked_in_plain_lines(
-    flstream: Flstream, checkpoint: Path, tmp_path: Path
+    flstream_here: Flstream, checkpoint: Path, tmp_path: Path
 ) -> None:
     torch.save({"steps": torch.tensor(5), "new": torch.ones(3)}, tmp_path / "other.pt")
-    done = flstream("inspect", checkpoint, "--stats", "--verify", "--diff", "other.pt")
+    done = flstream_here("inspect", checkpoint, "--stats", "--verify", "--diff", "other.pt")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert any(line.split() == ["steps", "3", "3", "3", "0", "0"] for line in lines)
@@ -176,17 +178,17 @@ def test_the_text_says_what_was_asked_in_plain_lines(
     assert "\x1b" not in done.stdout
 
 
-def test_names_are_filtered_and_sorted(flstream: Flstream, checkpoint: Path) -> None:
+def test_names_are_filtered_and_sorted(flstream_here: Flstream, checkpoint: Path) -> None:
     words = ("--filter", "layer.*", "--filter", "steps", "--sort", "size", "--json")
-    document = json.loads(flstream("inspect", checkpoint, *words).stdout)
+    document = json.loads(flstream_here("inspect", checkpoint, *words).stdout)
     assert [each["name"] for each in document["tensors"]] == ["layer.weight", "layer.bias", "steps"]
     assert (document["shown"]["tensors"], document["total"]["tensors"]) == (3, 5)
 
 
 def test_a_tree_has_totals_and_tensors_below_their_modules(
-    flstream: Flstream, checkpoint: Path
+    flstream_here: Flstream, checkpoint: Path
 ) -> None:
-    lines = flstream("inspect", checkpoint, "--tree").stdout.splitlines()
+    lines = flstream_here("inspect", checkpoint, "--tree").stdout.splitlines()
     at = next(index for index, line in enumerate(lines) if line.startswith("layer."))
     assert lines[at].split() == ["layer.", "2", "tensors", "620", "2.4", "KiB"]
     assert {line.split()[0] for line in lines[at + 1 : at + 3]} == {"weight", "bias"}
@@ -194,7 +196,7 @@ def test_a_tree_has_totals_and_tensors_below_their_modules(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--chunk-size", "100"), "--chunk-size 100: a multiple of 16"),
         (("--chunk-size", "much"), "--chunk-size much: must be a size"),
@@ -205,11 +207,11 @@ def test_a_tree_has_totals_and_tensors_below_their_modules(
     ],
 )
 def test_a_wrong_option_exits_2_and_is_named(
-    flstream: Flstream, checkpoint: Path, words: tuple[str, ...], said: str
+    flstream_here: Flstream, checkpoint: Path, words: tuple[str, ...], message: str
 ) -> None:
-    done = flstream("inspect", checkpoint, *words)
+    done = flstream_here("inspect", checkpoint, *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

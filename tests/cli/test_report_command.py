@@ -11,7 +11,7 @@ from cli_support import Flstream, WriteJob, environment
 from flstream.report.console import make_console
 from flstream.report.html import run_page
 from flstream.report.html.run_end import leave_report
-from flstream.simulator.files.run_directory import RunDirectory
+from flstream.runs.run_directory import RunDirectory
 
 MINE = "<h1>mine</h1>"
 STOPPED_WHILE_DRAWING = """
@@ -31,6 +31,7 @@ def a_run(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_report_and_a_resumed_one_with_a_new_one(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
@@ -67,24 +68,24 @@ def test_a_run_ends_with_its_report_and_a_resumed_one_with_a_new_one(
 
 
 def test_several_runs_are_compared_in_the_working_directory(
-    flstream: Flstream, tmp_path: Path
+    flstream_here: Flstream, tmp_path: Path
 ) -> None:
     runs = [a_run(tmp_path / name) for name in ("one", "other")]
-    done = flstream("report", *runs)
+    done = flstream_here("report", *runs)
     assert (done.returncode, done.stdout, done.stderr) == (0, "comparison.html\n", "")
     assert "2 runs side by side" in (tmp_path / "comparison.html").read_text()
     assert [each.name for each in runs[0].iterdir()] == ["events.jsonl"]
 
 
-def test_the_page_goes_where_it_is_told_to(flstream: Flstream, tmp_path: Path) -> None:
-    done = flstream("report", a_run(tmp_path / "one"), "-o", "page.html")
+def test_the_page_goes_where_it_is_told_to(flstream_here: Flstream, tmp_path: Path) -> None:
+    done = flstream_here("report", a_run(tmp_path / "one"), "-o", "page.html")
     assert (done.returncode, done.stdout) == (0, "page.html\n")
     assert (tmp_path / "page.html").is_file()
     assert not (tmp_path / "one" / "report.html").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("job",), "job is not a run directory: it has neither events.jsonl nor summary.json"),
         (("one", "-o", "mine.html"), "mine.html was not made by flstream report"),
@@ -92,28 +93,28 @@ def test_the_page_goes_where_it_is_told_to(flstream: Flstream, tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_reported_gets_a_sentence_and_exit_2(
-    flstream: Flstream, tmp_path: Path, words: tuple[str, ...], said: str
+    flstream_here: Flstream, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     a_run(tmp_path / "one")
     (tmp_path / "job").mkdir()
     (tmp_path / "mine.html").write_text(MINE)
-    done = flstream("report", *words)
+    done = flstream_here("report", *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "mine.html").read_text() == MINE
 
 
-def test_a_page_that_the_disk_refuses_is_a_failure(flstream: Flstream, tmp_path: Path) -> None:
+def test_a_page_that_the_disk_refuses_is_a_failure(flstream_here: Flstream, tmp_path: Path) -> None:
     a_run(tmp_path / "one")
-    done = flstream("report", "one", "-o", "no-such-folder/page.html")
+    done = flstream_here("report", "one", "-o", "no-such-folder/page.html")
     assert done.returncode == 1
     assert "page.html cannot be written: No such file or directory" in done.stderr
     assert "--resume" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("raised", "said"),
+    ("raised", "message"),
     [(KeyboardInterrupt(), "it was stopped"), (ValueError("no chart"), "ValueError: no chart")],
 )
 def test_a_report_that_fails_costs_a_line_and_not_the_run(
@@ -121,7 +122,7 @@ def test_a_report_that_fails_costs_a_line_and_not_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     raised: BaseException,
-    said: str,
+    message: str,
 ) -> None:
     run = RunDirectory(a_run(tmp_path / "run"))
 
@@ -133,7 +134,7 @@ def test_a_report_that_fails_costs_a_line_and_not_the_run(
     printed = capsys.readouterr()
     assert printed.out == ""
     [line] = printed.err.splitlines()
-    assert line.startswith(f"warning: no report was made: {said}")
+    assert line.startswith(f"warning: no report was made: {message}")
     assert f"flstream report {run.path}" in line
 
 

@@ -4,9 +4,11 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from cli_support import Flstream, WriteJob
 
 
+@pytest.mark.slow
 def test_a_run_that_was_not_begun_is_started_and_a_finished_one_is_left_as_it_is(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
@@ -43,7 +45,7 @@ def test_another_job_or_folder_and_a_damaged_journal_are_refused(
     first, _, *rest = events.read_bytes().splitlines(keepends=True)
     events.write_bytes(b"".join([first, b"junk\n", *rest]))
     damaged = flstream("simulate", job, "--run-dir", "run", "--resume")
-    assert (damaged.returncode, damaged.stdout) == (1, "")
+    assert (damaged.returncode, damaged.stdout) == (2, "")
     assert "run/events.jsonl, line 2, is damaged" in damaged.stderr
     assert "Traceback" not in damaged.stderr
 
@@ -51,10 +53,26 @@ def test_another_job_or_folder_and_a_damaged_journal_are_refused(
 def test_a_run_that_another_process_is_in_is_refused(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
-    from flstream.simulator.files.run_directory import RunDirectory
+    from flstream.runs.run_directory import RunDirectory
 
     job = write_job()
     with RunDirectory.create("mini", tmp_path / "run").in_use():
         refused = flstream("simulate", job, "--run-dir", "run", "--resume")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "is still going on" in refused.stderr
+
+
+def test_a_job_may_be_moved_and_its_code_must_be_as_it_was(
+    flstream: Flstream, write_job: WriteJob, tmp_path: Path
+) -> None:
+    job = write_job()
+    assert flstream("simulate", job, "--run-dir", "run", "--quiet").returncode == 0
+    moved = job.parent.rename(tmp_path / "moved")
+    resumed = flstream("simulate", moved, "--run-dir", "run", "--resume")
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    with (moved / "client.py").open("a") as file:
+        file.write("# another\n")
+    refused = flstream("simulate", moved, "--run-dir", "run", "--resume")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "client.py was changed since the run began (digest " in refused.stderr
+    assert "put back what it was made with, or leave out --resume" in refused.stderr

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from cli_support import Flstream, WriteJob, environment
 
 from flstream import __version__
@@ -103,6 +104,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(write_job: WriteJob, tmp_p
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(
     write_job: WriteJob, tmp_path: Path
 ) -> None:

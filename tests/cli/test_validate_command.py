@@ -22,14 +22,14 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(
 
 
 def test_a_job_that_does_not_fit_exits_1_and_says_what_it_lacks_and_what_would_help(
-    flstream: Flstream, write_job: WriteJob
+    flstream_here: Flstream, write_job: WriteJob
 ) -> None:
     path = write_job()
     # A terabyte, which is described and not made.
     (path.parent / "model.py").write_text(
         "import torch\ndef build(): return {'w': torch.zeros(1 << 38)}"
     )
-    done = flstream("validate", path, "--json", "--set", "streaming.mode=native")
+    done = flstream_here("validate", path, "--json", "--set", "streaming.mode=native")
     assert (done.returncode, done.stderr) == (1, "")
     plan = json.loads(done.stdout)
     assert plan["model"] == {"bytes": 1024 * GIB, "tensors": 1}
@@ -42,10 +42,10 @@ def test_a_job_that_does_not_fit_exits_1_and_says_what_it_lacks_and_what_would_h
 
 
 def test_every_mistake_of_the_file_is_named_at_once(
-    flstream: Flstream, write_job: WriteJob
+    flstream_here: Flstream, write_job: WriteJob
 ) -> None:
     path = write_job(text="rounds = ten\nclients { count = 2, per_ruond = 1 }")
-    done = flstream("validate", path, "--set", "streaming.mode=pul")
+    done = flstream_here("validate", path, "--set", "streaming.mode=pul")
     assert (done.returncode, done.stdout) == (2, "")
     assert "has 3 mistakes" in done.stderr
     for key in ("rounds:", "clients.per_ruond:", "streaming.mode:"):
@@ -53,14 +53,46 @@ def test_every_mistake_of_the_file_is_named_at_once(
 
 
 def test_what_only_a_run_would_meet_is_named_with_what_is_wrong_with_the_code(
-    flstream: Flstream, write_job: WriteJob
+    flstream_here: Flstream, write_job: WriteJob
 ) -> None:
     path = write_job()
     (path.parent / "client.py").write_text("import nosuch")
     (path.parent / "model.py").write_text("def build(): raise OSError('no such weights')")
-    done = flstream("validate", path)
+    done = flstream_here("validate", path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "has 2 mistakes" in done.stderr
     assert "train.script: client.py line 1 imports nosuch" in done.stderr
     assert "raised OSError: no such weights" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(
+    flstream: Flstream, write_job: WriteJob
+) -> None:
+    path = write_job(text='workflow { type = "relay.py:relay", args { hops = 3 } }')
+    (path.parent / "relay.py").write_text(
+        "from flstream.workflows import WorkflowArgs, workflow\n"
+        "class RelayArgs(WorkflowArgs):\n"
+        "    hops: int = 2\n"
+        "@workflow('relay', RelayArgs)\n"
+        "def relay(run, args): ...\n"
+        "print('imported')\n"
+    )
+    done = flstream("validate", path, "--json")
+    assert (done.returncode, done.stderr) == (0, "imported\n")
+    assert json.loads(done.stdout)["fits"] is True
+    done = flstream("validate", path, "--set", "workflow.args.hops=far")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert 'workflow.args.hops: given "far"; must be of the type int; ' in done.stderr
+
+
+def test_code_that_is_no_workflow_has_exit_status_2_and_no_traceback(
+    flstream: Flstream, write_job: WriteJob
+) -> None:
+    path = write_job(text='workflow.type = "relay.py:relay"')
+    (path.parent / "relay.py").write_text("import nosuch\ndef relay(run): ...\n")
+    done = flstream("validate", path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "workflow.type: " in done.stderr
+    assert "relay.py line 1 raised ModuleNotFoundError" in done.stderr
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from serving import Serving, worker_info, write
 
-from flstream.client.code import LearnerClass, Script
+from flstream.client.code import LearnerCode, ScriptCode
 from flstream.client.run_learner import serve_learner
 from flstream.client.run_script import serve_own_site, serve_sites
 
@@ -37,7 +37,7 @@ def learner(tmp_path: Path) -> Serve:
     """Serve with the class ``Mine`` of a text."""
 
     def serve(text: str, selection: Any = None, args: Any = None, **info: Any) -> Serving:
-        code = LearnerClass(f"{write(tmp_path, text)}:Mine", args or {})
+        code = LearnerCode(f"{write(tmp_path, text)}:Mine", args or {})
         known = worker_info(tmp_path / "sites", **info)
         return Serving(known, lambda worker: serve_learner(worker, code), selection)
 
@@ -49,7 +49,7 @@ def script(tmp_path: Path) -> Serve:
     """Serve with a script; with ``site``, as that site's own process."""
 
     def serve(text: str, *args: str, selection: Any = None, **info: Any) -> Serving:
-        code = Script(write(tmp_path, text), list(args))
+        code = ScriptCode(write(tmp_path, text), list(args))
         known = worker_info(tmp_path / "sites", **info)
         run = serve_sites if known.site is None else serve_own_site
         return Serving(known, lambda worker: run(worker, code), selection)

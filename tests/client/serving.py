@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from flstream.client.messages import (
+    MODEL,
+    Acknowledged,
+    Answered,
     Failed,
     FromWorker,
-    Scored,
     SiteTask,
     Stop,
     Task,
     TaskKind,
     ToWorker,
-    Trained,
 )
+from flstream.client.state import StateVersion
 from flstream.client.worker import Selection, Worker
 from flstream.client.worker_info import WorkerInfo
+from flstream.engines.worker_sockets import WorkerSockets, worker_socket_pairs
 from flstream.errors import ChannelClosedError
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.simulator.crew.links import LinkEnd, link
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
@@ -70,7 +72,7 @@ def worker_info(
 class Server:
     """The server's end of a link to one worker."""
 
-    def __init__(self, end: LinkEnd, settings: StreamSettings = SETTINGS) -> None:
+    def __init__(self, end: WorkerSockets, settings: StreamSettings = SETTINGS) -> None:
         self.settings = settings
         self.control: MessageChannel[FromWorker] = MessageChannel(
             PipeChannel(end.control, PEER), PEER, FromWorker
@@ -79,6 +81,8 @@ class Server:
         self.service = DownloadService("fake-server")
         self.service.attach(PipeChannel(end.down, PEER), PEER)
         self.heard: list[FromWorker] = []
+        self.acknowledged: list[int] = []
+        self._states: dict[str, StateVersion] = {}
 
     def ask(
         self,
@@ -91,34 +95,46 @@ class Server:
         """Send a task; a site's seed is its number. A token may name another model, or none."""
         push = self.settings if self.settings.push else None
         ref = self.service.offer(MemoryBody.of(params), [PEER], push=push)
-        named = [SiteTask(name, int(name.removeprefix("site-"))) for name in sites]
-        self.control.send(Task(kind, round_number, 5, token or ref.token, 1 << 20, named))
+        named = [
+            SiteTask(name, int(name.removeprefix("site-")), self._states.get(name))
+            for name in sites
+        ]
+        bodies = {MODEL: token or ref.token}
+        # Effects are numbered as rounds are: a test asks for one task of a kind in each.
+        self.control.send(Task(kind, round_number, round_number, 5, bodies, 1 << 20, named))
 
     def hear(self, kind: type[MessageT]) -> MessageT:
         """The next message of a kind; those before it are in ``heard``."""
         self.heard = []
         while not isinstance(message := self.control.receive(20.0), kind):
-            self.heard.append(message)
+            if isinstance(message, Acknowledged):
+                self.acknowledged.append(message.effect)
+            else:
+                self.heard.append(message)
+        if isinstance(message, Answered):
+            self._states |= {
+                each.site: each.state for each in message.sites if each.state is not None
+            }
         return message
 
     def failures(self) -> list[tuple[str, int, str]]:
         """Of the messages heard: who failed, when and why."""
-        return [(m.site, m.round, m.reason) for m in self.heard if isinstance(m, Failed)]
+        return [(m.site, m.effect, m.reason) for m in self.heard if isinstance(m, Failed)]
 
-    def fetch(self, answer: Trained) -> dict[str, Any]:
+    def fetch(self, answer: Answered) -> dict[str, Any]:
         """Download an update, which settles its ref."""
-        body, _ = download(self.up, answer.ref, self.settings, MemoryBody.allocate)
+        body, _ = download(self.up, answer.bodies[MODEL], self.settings, MemoryBody.allocate)
         return body.tensors
 
-    def train(self, params: Params, *sites: str, round_number: int = 1) -> Trained:
+    def train(self, params: Params, *sites: str, round_number: int = 1) -> Answered:
         """Have sites train, and take what they send."""
         self.ask("train", params, *sites, round_number=round_number)
-        return self.hear(Trained)
+        return self.hear(Answered)
 
-    def evaluate(self, params: Params, *sites: str, round_number: int = 1) -> Scored:
+    def evaluate(self, params: Params, *sites: str, round_number: int = 1) -> Answered:
         """Have sites evaluate."""
         self.ask("evaluate", params, *sites, round_number=round_number)
-        return self.hear(Scored)
+        return self.hear(Answered)
 
 
 class Serving:
@@ -133,7 +149,7 @@ class Serving:
         serve: Callable[[Worker], None],
         selection: Selection | None = None,
     ) -> None:
-        self._ours, self._theirs = link()
+        self._ours, self._theirs = worker_socket_pairs()
         self.server = Server(self._ours, info.streaming)
         self.turns: list[str | None] = []
         self.error: BaseException | None = None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import flstream.client as flare
-from flstream.client.updates import weight_of
+from flstream.client.answers import weight_of
 from flstream.errors import ClientError
 from flstream.streaming.payload import pack, unpack
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from flstream.aggregation.rules import Rule
-from flstream.client.messages import Began, Failed, Logged, Ready, Received, Trained
+from flstream.aggregation.rules import AggregationRule
+from flstream.client.messages import Answered, Began, Failed, Logged, Ready, Received
 
 ADDS = """
 import flstream.client as flare
@@ -190,7 +190,7 @@ def test_a_site_whose_state_is_lost_leaves_no_trace_among_the_others(learner):
 def test_where_every_site_fails_the_answer_says_so(learner):
     with learner("class Mine:\n def setup(self): 1 / 0") as serving:
         for names in (["site-1"], ["site-1", "site-2"]):
-            assert serving.server.train(model(), *names) == Trained(1, b"", [])
+            assert serving.server.train(model(), *names) == Answered(1, {}, [])
             assert len(serving.server.failures()) == len(names)
             assert serving.server.evaluate(model(), *names).sites == []
             assert len(serving.server.failures()) == len(names)
@@ -200,7 +200,7 @@ def test_a_model_that_does_not_arrive_is_asked_for_once_and_fails_every_site(lea
     with learner(ADDS) as serving:
         serving.server.hear(Ready)
         serving.server.ask("train", model(), "site-1", "site-2", "site-3", token=b"0" * 16)
-        assert serving.server.hear(Trained).sites == []
+        assert serving.server.hear(Answered).sites == []
         reasons = {reason for _, _, reason in serving.server.failures()}
         assert len(serving.server.failures()) == 3
         assert len(reasons) == 1
@@ -212,7 +212,7 @@ def test_a_model_that_does_not_arrive_is_asked_for_once_and_fails_every_site(lea
 def test_evaluations_are_answered_together_with_their_weights(learner):
     with learner(ADDS) as serving:
         scored = serving.server.evaluate(model(), "site-2", "site-5", round_number=3)
-        assert scored.round == 3
+        assert scored.effect == 3
         assert [(s.site, s.metrics, s.has_params) for s in scored.sites] == [
             ("site-2", {"sum": 19.0}, False),
             ("site-5", {"sum": 19.0}, False),
@@ -249,7 +249,7 @@ def test_the_logs_follow_the_turns_of_the_sites(learner):
 
 @pytest.mark.parametrize("names", [["site-1"], ["site-1", "site-2"]])
 def test_tensors_that_are_not_aggregated_do_not_travel(learner, names):
-    rule = Rule(exclude=["^n$"])
+    rule = AggregationRule(exclude=["^n$"])
     with learner(ADDS, selection=rule.selected) as serving:
         trained = serving.server.train(model(), *names)
         assert all(site.partial for site in trained.sites)
@@ -266,7 +266,7 @@ def test_an_update_that_lacks_what_is_aggregated_is_refused_where_it_is_made(lea
                 meta = {"partial": True} if self.site.index else {}
                 return flare.FLModel({"n": model.params["n"]}, meta=meta)
     """
-    with learner(lacking, selection=Rule(exclude=["^b"]).selected) as serving:
+    with learner(lacking, selection=AggregationRule(exclude=["^b"]).selected) as serving:
         trained = serving.server.train({**model(), "b": torch.ones(2)}, "site-1", "site-2")
         [(site, _, reason)] = serving.server.failures()
         assert site == "site-1"
@@ -283,7 +283,7 @@ def test_a_tensor_that_is_not_the_models_is_sent_for_the_server_to_refuse(learne
             def train(self, model):
                 return flare.FLModel({**model.params, "stray": model.params["w"]})
     """
-    with learner(stray, selection=Rule(exclude=["^n$"]).selected) as serving:
+    with learner(stray, selection=AggregationRule(exclude=["^n$"]).selected) as serving:
         assert set(serving.server.fetch(serving.server.train(model(), "site-1"))) == {"w", "stray"}
 
 
@@ -319,7 +319,7 @@ def test_tied_tensors_reach_every_site_tied_and_travel_back_once(learner):
 def test_a_class_that_cannot_be_made_ends_the_process_with_the_reason(learner, text, reason):
     with learner(text) as serving:
         failed = serving.server.hear(Failed)
-        assert (failed.site, failed.round) == ("", 0)
+        assert (failed.site, failed.effect) == ("", 0)
         assert reason in failed.reason
         assert serving.server.heard == []  # it was never ready
 

@@ -1,9 +1,12 @@
 """A script in a loop: in its site's own process, or run anew for each site and task."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from flstream.client.messages import Began, Failed, Logged, Ready, Received, Trained
+from flstream.client.messages import Answered, Began, Failed, Logged, Ready, Received
+from flstream.client.state_versions import StateFolder
 
 ADDS = """
 import sys
@@ -114,7 +117,7 @@ def test_a_script_that_raises_fails_its_site_and_the_others_go_on(script):
 
 def test_a_single_site_that_fails_leaves_an_empty_answer(script):
     with script("raise OSError('no data')") as serving:
-        assert serving.server.train(model(), "site-1") == Trained(1, b"", [])
+        assert serving.server.train(model(), "site-1") == Answered(1, {}, [])
         assert serving.server.failures() == [
             ("site-1", 1, "client.py, line 1 raised OSError: no data")
         ]
@@ -148,7 +151,7 @@ def test_in_its_own_process_a_failed_script_ends_it(script, text, site, number):
         if site:  # or else it may have ended before it could be asked
             serving.server.ask("train", model(), "site-1", round_number=2)
         failed = serving.server.hear(Failed)
-        assert (failed.site, failed.round) == (site, number)
+        assert (failed.site, failed.effect) == (site, number)
         assert "ZeroDivisionError" in failed.reason or "without answering" in failed.reason
         serving.join()
 
@@ -224,14 +227,16 @@ def test_a_site_finds_its_own_files_again(script, tmp_path, site):
         assert counts == [1, 2, 2]
         serving.server.ask("train", {}, "site-2", round_number=3)
         assert "three" in serving.server.hear(Failed).reason
-    versions = sorted(path.name for path in (tmp_path / "sites/site-2/state").iterdir())
-    assert versions == ["0001", "0002"]
+    versions = StateFolder(str(tmp_path / "sites/site-2")).versions()
+    assert [version.effect for version in versions] == [1, 2]
 
 
 def test_the_state_is_kept_before_the_update_is_on_offer(script, tmp_path):
     with script(COUNTS) as serving:
         trained = serving.server.train({}, "site-2", round_number=1)
-        assert (tmp_path / "sites/site-2/state/0001/count").read_text() == "1"
+        states = StateFolder(str(tmp_path / "sites/site-2"))
+        [version] = states.versions()
+        assert Path(states.path_of(version), "count").read_text() == "1"
         serving.server.fetch(trained)
 
 

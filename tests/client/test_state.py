@@ -1,8 +1,10 @@
-"""A site's own files: kept from round to round, whole or not at all, whatever instant it is."""
+"""A site's own files: kept from training to training, whole or not at all, at any instant."""
 
 import os
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,21 +12,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flstream
-from flstream.client.state import SiteState, discard_after
+from flstream.client.folder_content import folder_digest
+from flstream.client.state import SiteState, StateVersion
+from flstream.client.state_versions import StateFolder
 from flstream.errors import ClientError
 
 
-def train(folder: Path, round_number: int, text: str) -> None:
-    """A round in which a site adds to a file and keeps it."""
-    state = SiteState(str(folder), round_number, kept=True)
+def train(folder: Path, effect: int, base: StateVersion | None, text: str) -> StateVersion:
+    """A training in which a site adds to a file and keeps it."""
+    state = SiteState(str(folder), effect, base, kept=True)
     with (state.path / "notes").open("a") as file:
         file.write(text)
-    state.keep()
+    version = state.keep()
+    assert version is not None
+    return version
 
 
-def seen(folder: Path, round_number: int, *, kept: bool = True) -> str | None:
-    """What a site finds in a round; nothing is kept of it."""
-    state = SiteState(str(folder), round_number, kept=kept)
+def trained(folder: Path, *effects: int) -> list[StateVersion]:
+    """The versions of trainings, each of which goes on from the one before."""
+    versions: list[StateVersion] = []
+    for effect in effects:
+        base = versions[-1] if versions else None
+        versions.append(train(folder, effect, base, f"[{effect}]"))
+    return versions
+
+
+def seen(folder: Path, effect: int, base: StateVersion | None, *, kept: bool = True) -> str | None:
+    """What a site finds in a task; nothing is kept of it."""
+    state = SiteState(str(folder), effect, base, kept=kept)
     notes = state.path / "notes"
     text = notes.read_text() if notes.exists() else None
     state.discard()
@@ -35,174 +50,419 @@ def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder / "state"))
 
 
-def test_a_round_finds_what_the_last_one_kept_and_two_versions_stay(tmp_path):
-    assert seen(tmp_path, 1) is None
-    for number, text in ((1, "a"), (4, "b"), (5, "c")):
-        train(tmp_path, number, text)
-    assert seen(tmp_path, 6) == "abc"
-    assert names(tmp_path) == ["0004", "0005"]
-    assert (tmp_path / "state/0004/notes").read_text() == "ab"
+def named(*versions: StateVersion) -> list[str]:
+    return [version.folder_name for version in versions]
+
+
+def test_a_training_finds_what_the_last_one_kept_and_three_before_it_stay(tmp_path):
+    assert seen(tmp_path, 1, None) is None
+    versions = trained(tmp_path, 1, 4, 5, 12, 20)
+    # The last one may not count yet: the next training shows whether it does.
+    assert names(tmp_path) == named(*versions[1:])
+    for version in versions[1:]:
+        path = tmp_path / "state" / version.folder_name
+        assert version.folder_name == f"effect-{version.effect:04d}.{folder_digest(str(path))}"
+    assert seen(tmp_path, 21, versions[-1]) == "[1][4][5][12][20]"
+    assert names(tmp_path) == named(*versions[2:])
+
+
+@pytest.mark.parametrize("back", [0, 1, 2])
+def test_each_of_the_three_can_be_gone_back_to(tmp_path, back):
+    versions = trained(tmp_path, 1, 2, 3, 4, 5)
+    base = versions[4 - back]
+    assert seen(tmp_path, base.effect + 1, base) == "".join(
+        f"[{number}]" for number in range(1, base.effect + 1)
+    )
+    # The trainings after it are done again, and come to the same versions.
+    for version in versions[5 - back :]:
+        assert train(tmp_path, version.effect, base, f"[{version.effect}]") == version
+        base = version
+    assert names(tmp_path) == named(*versions[1 if back else 2 :])
+
+
+def test_trainings_that_are_done_again_leave_what_later_ones_still_count_on(tmp_path):
+    """An update may be lost, and its training done again, when its site has trained since."""
+    versions = trained(tmp_path, 1, 2, 3)
+    assert train(tmp_path, 2, versions[0], "[2]") == versions[1]
+    assert names(tmp_path) == named(*versions)
+    assert seen(tmp_path, 4, versions[2]) == "[1][2][3]"
 
 
 def test_nothing_is_made_unless_it_is_asked_for(tmp_path):
-    SiteState(str(tmp_path), 1, kept=True).keep()
-    SiteState(str(tmp_path), 1, kept=True).discard()
-    SiteState(str(tmp_path), 1, kept=False).keep()
+    assert SiteState(str(tmp_path), 1, None, kept=True).keep() is None
+    SiteState(str(tmp_path), 1, None, kept=True).discard()
+    assert SiteState(str(tmp_path), 1, None, kept=False).keep() is None
     assert list(tmp_path.iterdir()) == []
-    train(tmp_path, 1, "a")
-    SiteState(str(tmp_path), 2, kept=True).keep()
-    assert names(tmp_path) == ["0001"]
+    [version] = trained(tmp_path, 1)
+    assert SiteState(str(tmp_path), 2, version, kept=True).keep() is None
+    assert names(tmp_path) == named(version)
 
 
 def test_what_a_failed_attempt_left_is_gone(tmp_path):
-    train(tmp_path, 1, "a")
-    state = SiteState(str(tmp_path), 2, kept=True)
+    [version] = trained(tmp_path, 1)
+    state = SiteState(str(tmp_path), 2, version, kept=True)
     (state.path / "notes").write_text("spoilt")
     state.discard()
-    assert names(tmp_path) == ["0001"]
-    assert seen(tmp_path, 2) == "a"
+    assert names(tmp_path) == named(version)
+    assert seen(tmp_path, 2, version) == "[1]"
 
 
-def test_an_evaluation_sees_its_rounds_state_and_keeps_nothing(tmp_path):
-    train(tmp_path, 1, "a")
-    train(tmp_path, 2, "b")
-    state = SiteState(str(tmp_path), 2, kept=False)
-    assert (state.path / "notes").read_text() == "ab"
+def test_what_attempts_left_that_came_to_nothing_takes_no_place_of_the_three(tmp_path):
+    versions = trained(tmp_path, 1, 2, 3)
+    train(tmp_path, 4, versions[-1], "its update was never used")
+    train(tmp_path, 5, versions[-1], "nor was this one")
+    last = train(tmp_path, 6, versions[-1], "[6]")
+    assert names(tmp_path) == named(*versions, last)
+    assert seen(tmp_path, 7, last) == "[1][2][3][6]"
+    assert names(tmp_path) == named(*versions[1:], last)
+
+
+def test_nothing_is_removed_where_the_base_is_not_there(tmp_path):
+    versions = trained(tmp_path, 1, 2, 3, 4)
+    for base in (None, StateVersion(2, "0" * 32)):
+        state = SiteState(str(tmp_path), 5, base, kept=True)
+        with suppress(ClientError):
+            _ = state.path
+        state.discard()
+        assert names(tmp_path) == named(*versions)
+
+
+def test_an_evaluation_sees_the_state_and_keeps_nothing(tmp_path):
+    versions = trained(tmp_path, 1, 2)
+    (tmp_path / "state/evaluate-0002.tmp").mkdir()  # of an evaluation that was killed
+    state = SiteState(str(tmp_path), 3, versions[1], kept=False)
+    assert state.path.name == "evaluate-0003.tmp"
+    assert (state.path / "notes").read_text() == "[1][2]"
     (state.path / "notes").write_text("spoilt")
-    state.keep()
-    assert names(tmp_path) == ["0001", "0002"]
-    assert seen(tmp_path, 3) == "ab"
+    assert state.keep() is None
+    assert names(tmp_path) == named(*versions)
+    assert seen(tmp_path, 4, versions[1]) == "[1][2]"
 
 
-def test_a_round_that_is_done_again_starts_from_the_round_before(tmp_path):
+def test_a_training_that_is_done_again_does_not_see_what_the_first_attempt_left(tmp_path):
     """The first attempt kept its state, and then its worker died before the update was used."""
-    train(tmp_path, 1, "a")
-    train(tmp_path, 2, "lost")
-    train(tmp_path, 2, "b")
-    assert (tmp_path / "state/0002/notes").read_text() == "ab"
-    train(tmp_path, 3, "lost")
-    SiteState(str(tmp_path), 3, kept=True).discard()  # the second attempt failed
-    assert seen(tmp_path, 4) == "ab"
+    [first] = trained(tmp_path, 1)
+    lost = train(tmp_path, 2, first, "lost")
+    unfinished = SiteState(str(tmp_path), 2, first, kept=True).path
+    (unfinished / "notes").write_text("half")
+    second = train(tmp_path, 2, first, "[2]")
+    assert second != lost
+    assert names(tmp_path) == named(first, second)
+    assert seen(tmp_path, 3, second) == "[1][2]"
 
 
 def test_once_the_task_is_answered_the_state_is_closed(tmp_path):
-    state = SiteState(str(tmp_path), 2, kept=True)
-    assert state.path.is_dir()
-    state.keep()
-    with pytest.raises(ClientError, match="round 2 was answered"):
-        _ = state.path
-
-
-def test_a_resumed_run_takes_the_state_back(tmp_path):
-    for number in (1, 2, 3):
-        train(tmp_path, number, str(number))
-    (tmp_path / "state/0004.tmp").mkdir()
-    discard_after(tmp_path, 2)
-    assert names(tmp_path) == ["0002"]
-    assert seen(tmp_path, 3) == "12"
-    discard_after(tmp_path, 0)
-    assert names(tmp_path) == []
-    discard_after(tmp_path / "never-ran", 0)
+    for end in ("keep", "discard"):
+        state = SiteState(str(tmp_path / "site-2"), 7, None, kept=True)
+        assert state.path.is_dir()
+        getattr(state, end)()
+        with pytest.raises(ClientError, match="site-2 has answered its task of effect 7"):
+            _ = state.path
 
 
 def test_folders_and_links_in_the_state_are_kept(tmp_path):
-    state = SiteState(str(tmp_path), 1, kept=True)
+    state = SiteState(str(tmp_path), 1, None, kept=True)
     (state.path / "deep/er").mkdir(parents=True)
+    (state.path / "hollow").mkdir()
     (state.path / "deep/er/file").write_text("x")
+    (state.path / "deep/er/file").chmod(0o750)
     (state.path / "link").symlink_to("deep/er/file")
     (state.path / "dangling").symlink_to("nowhere")
-    state.keep()
-    state = SiteState(str(tmp_path), 2, kept=True)
-    assert (state.path / "link").read_text() == "x"
-    assert (state.path / "link").is_symlink()
-    assert os.readlink(state.path / "dangling") == "nowhere"
-    state.keep()
+    (state.path / "loop").symlink_to("loop")
+    version = state.keep()
+    path = SiteState(str(tmp_path), 2, version, kept=True).path
+    assert (path / "link").read_text() == "x"
+    assert (path / "link").is_symlink()
+    assert (path / "hollow").is_dir()
+    assert (path / "deep/er/file").stat().st_mode & 0o777 == 0o750
+    assert os.readlink(path / "dangling") == "nowhere"
+    assert os.readlink(path / "loop") == "loop"
+
+
+def flip(version: Path) -> None:
+    (version / "notes").write_bytes(b"[2]")
+
+
+def swap_for_link(version: Path) -> None:
+    version.symlink_to(version.rename(version.with_name("moved")).name)
+
+
+DAMAGES = {
+    "missing": (lambda path: path.rename(path.with_name("moved")), "is missing"),
+    "changed": (flip, "has the digest"),
+    "emptied": (lambda path: (path / "notes").unlink(), "has the digest"),
+    "other mode": (lambda path: (path / "notes").chmod(0o600), "has the digest"),
+    "link": (swap_for_link, "not a folder"),
+    "file": (lambda path: (path.rename(path.with_name("moved")), path.touch()), "not a folder"),
+    "special": (lambda path: os.mkfifo(path / "pipe"), "pipe: it is neither a file"),
+}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("damage", "flaw"), DAMAGES.values(), ids=DAMAGES)
+def test_a_missing_or_damaged_base_is_an_error_and_never_empty(tmp_path, kept, damage, flaw):
+    folder = tmp_path / "site-3"
+    versions = trained(folder, 1, 2)
+    damage(folder / "state" / versions[1].folder_name)
+    before = names(folder)
+    state = SiteState(str(folder), 3, versions[1], kept=kept)
+    with pytest.raises(ClientError, match="site-3 had after effect 2 cannot be used") as caught:
+        _ = state.path
+    assert flaw in str(caught.value)
+    assert "put it back from a copy and go on with --resume" in str(caught.value)
+    # Training code that catches it gets no further with another state.
+    for _ in range(2):
+        with pytest.raises(ClientError, match="cannot be used"):
+            _ = state.path
+        with pytest.raises(ClientError, match="cannot be used"):
+            state.keep()
+    state.discard()
+    assert names(folder) == before
+
+
+def test_a_state_that_was_deleted_altogether_is_an_error(tmp_path):
+    version = StateVersion(4, "0" * 32)
+    state = SiteState(str(tmp_path / "site-3"), 5, version, kept=True)
+    with pytest.raises(ClientError, match=r"site-3 had after effect 4 cannot be used.* is missing"):
+        _ = state.path
+
+
+FOREIGN = (
+    "0003",  # an earlier version of this package named them so
+    "notes",
+    "effect-0001",
+    "effect-1.tmp",
+    "effect-0001.tmp.bak",
+    "effect-0001.0123456789abcdef0123456789abcdef.bak",
+    "effect-0001.0123456789ABCDEF0123456789ABCDEF",
+    "effect-00001.0123456789abcdef0123456789abcdef",
+    "effect-\N{ARABIC-INDIC DIGIT ONE}001.tmp",
+    "evaluation-0001.tmp",
+)
+OUR_NAMES = (
+    "effect-0001.tmp",
+    "evaluate-0003.tmp",
+    "effect-0002.0123456789abcdef0123456789abcdef",
+    "effect-0009.0123456789abcdef0123456789abcdef",
+    "effect-0002.0123456789abcdef0123456789abcdef.tmp",
+)
+
+
+def foreign(folder: Path, kind: str) -> dict[Path, bytes]:
+    """Put somebody else's things into a folder of states: what is in each."""
+    folder.mkdir(parents=True)
+    elsewhere = folder.parent.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_bytes(b"elsewhere")
+    files = {elsewhere / "file": b"elsewhere"}
+    for name in FOREIGN if kind == "folder" else (*FOREIGN, *OUR_NAMES):
+        path = folder / name
+        match kind:
+            case "file":
+                path.write_bytes(name.encode())
+                files[path] = name.encode()
+            case "link":
+                path.symlink_to(elsewhere)
+                files[path / "file"] = b"elsewhere"
+            case "loop":
+                path.symlink_to(path.name)
+            case "folder":
+                path.mkdir()
+                (path / "file").write_bytes(name.encode())
+                files[path / "file"] = name.encode()
+    return files
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "loop", "folder"])
+def test_what_was_not_made_here_survives_everything(tmp_path, kind):
+    folder = tmp_path / "site-1"
+    files = foreign(folder / "state", kind)
+    there = names(folder)
+    versions = trained(folder, 11, 12, 13, 14, 15)
+    assert seen(folder, 16, versions[-1]) == "[11][12][13][14][15]"
+    assert seen(folder, 16, versions[-1], kept=False) == "[11][12][13][14][15]"
+    assert names(folder) == sorted([*there, *named(*versions[2:])])
+    SiteState(str(folder), 1, None, kept=True).discard()
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_version_that_is_not_what_its_name_says_is_neither_used_nor_removed(tmp_path):
+    versions = trained(tmp_path, 1, 2)
+    noted = tmp_path / "state" / versions[0].folder_name / "my remarks"
+    noted.write_text("important")
+    # There would be too many by then.
+    for effect in (3, 4, 5):
+        versions.append(train(tmp_path, effect, versions[-1], f"[{effect}]"))
+    assert noted.read_text() == "important"
+    assert names(tmp_path) == named(*versions)
+    with pytest.raises(ClientError, match="has the digest"):
+        seen(tmp_path, 6, versions[0])
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda path: path.symlink_to("x")])
+def test_what_is_in_the_way_of_a_version_is_named_and_stays(tmp_path, make):
+    [version] = trained(tmp_path / "before", 3)
+    path = tmp_path / "site-1/state" / version.folder_name
+    path.parent.mkdir(parents=True)
+    make(path)
+    with pytest.raises(ClientError, match=f"{path.name}: it is in the way"):
+        trained(tmp_path / "site-1", 3)
+    assert names(tmp_path / "site-1") == sorted(["effect-0003.tmp", path.name])
+
+
+def test_what_is_in_the_way_of_a_working_copy_is_named_and_stays(tmp_path):
+    versions = trained(tmp_path, 1)
+    for base in (None, *versions):
+        path = tmp_path / "state/effect-0002.tmp"
+        path.write_text("mine")
+        with pytest.raises(ClientError, match=r"cannot be laid out for effect 2: .*File exists"):
+            seen(tmp_path, 2, base)
+        assert path.read_text() == "mine"
+
+
+def test_a_state_that_cannot_be_kept_is_a_sentence(tmp_path):
+    folder = tmp_path / "site-2"
+    state = SiteState(str(folder), 1, None, kept=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(state.path / "ear"))
+        with pytest.raises(ClientError, match=r"site-2 after effect 1 cannot be kept: .*ear: it"):
+            state.keep()
+    state.discard()
+    assert names(folder) == []
+    state = SiteState(str(folder), 1, None, kept=True)
+    state.path.rmdir()
+    with pytest.raises(ClientError, match=r"cannot be kept: .*effect-0001.tmp: No such file"):
+        state.keep()
+    state = SiteState(str(folder), 1, None, kept=True)
+    path = state.path
+    path.rmdir()
+    path.symlink_to(".")
+    with pytest.raises(ClientError, match=r"effect-0001.tmp: it is not a folder"):
+        state.keep()
+
+
+@pytest.mark.parametrize("broken", ["site-1", "site-1/state"])
+def test_a_loop_of_links_for_a_folder_is_a_sentence(tmp_path, broken):
+    (tmp_path / broken).parent.mkdir(exist_ok=True)
+    (tmp_path / broken).symlink_to((tmp_path / broken).name)
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        SiteState(str(tmp_path / "site-1"), 1, None, kept=True)
+    assert caught.value.filename == str(tmp_path / "site-1/state")
+    state = SiteState(str(tmp_path / "site-1"), 1, None, kept=False)
+    with pytest.raises(ClientError, match=r"site-1 cannot be laid out .*site-1/state"):
+        _ = state.path
+
+
+def test_a_folder_of_states_may_lie_on_another_disk(tmp_path):
+    """A user may have put a link there; what it leads to is used like any other."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "site-1").mkdir()
+    (tmp_path / "site-1/state").symlink_to(tmp_path / "disk")
+    versions = trained(tmp_path / "site-1", 1, 2, 3, 4)
+    assert sorted(os.listdir(tmp_path / "disk")) == named(*versions)
 
 
 @settings(max_examples=40)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.sampled_from(["keep", "fail", "skip", "resume"])),
+        st.tuples(st.integers(0, 2), st.sampled_from(["keep", "fail", "skip", "lose", "back"])),
         max_size=12,
     )
 )
-def test_the_state_is_that_of_the_rounds_that_count(tmp_path_factory, steps):
-    """Rounds that count, that fail, that are done again, and resumes, in any order."""
+def test_the_state_is_that_of_the_trainings_that_count(tmp_path_factory, steps):
+    """Trainings that count, fail, are left out, whose update is lost, and that are gone back on."""
     folder = tmp_path_factory.mktemp("site")
-    counted: dict[int, str] = {}
-    number = 1
+    counted: list[tuple[StateVersion, str]] = []
+    effect, most_back = 1, 0
     for back, what in steps:
-        if what == "resume":
-            # A resume goes back by a round at most, the one that was not yet completed.
-            number = max(number - min(back, 1), 1)
-            discard_after(folder, number - 1)
-            counted = {k: v for k, v in counted.items() if k < number}
-            continue
-        due = counted.get(max(counted)) if counted else None
-        assert seen(folder, number) == due
+        if what == "back":
+            # Two trainings may be gone back on, from the newest that counted.
+            back = min(back, most_back)
+            counted, most_back = counted[: len(counted) - back], most_back - back
+            effect = counted[-1][0].effect + 1 if counted else 1
+        base, due = counted[-1] if counted else (None, None)
+        assert seen(folder, effect, base) == due
+        text = f"[{effect}]"
         if what == "keep":
-            text = f"[{number}]"
-            train(folder, number, text)
-            counted[number] = (due or "") + text
-        number += 1
-    assert seen(folder, number) == (counted[max(counted)] if counted else None)
+            counted.append((train(folder, effect, base, text), (due or "") + text))
+            most_back = min(2, most_back + 1) if len(counted) > 1 else 0
+        elif what == "lose":
+            train(folder, effect, base, text)
+        effect += 1
+    present = StateFolder(str(folder)).versions()
+    assert {version for version, _ in counted[-1 - most_back :]} <= set(present)
+    base, due = counted[-1] if counted else (None, None)
+    assert seen(folder, effect, base) == due
 
 
 # Counts the calls that change the file system, and ends the process at one of them.
 KILLED = """
 import os, sys
 
-folder, at = sys.argv[1], int(sys.argv[2])
+folder, at, digest = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 count = 0
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.chmod", "os.utime")
 
 def at_each(event, args):
     global count
     writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
-    if writes or event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir"):
+    if writes or event in CHANGES:
         count += 1
         if count == at:
             os._exit(9)
 
-from flstream.client.state import SiteState
+from flstream.client.state import SiteState, StateVersion
 sys.addaudithook(at_each)
-state = SiteState(folder, 3, kept=True)
+state = SiteState(folder, 5, StateVersion(4, digest), kept=True)
 for name in ("first", "second"):
     with open(state.path / name, "a") as file:
-        file.write("3")
+        file.write("5")
 state.keep()
 """
 
 
+def both(folder: Path, effect: int, base: StateVersion | None, text: str) -> StateVersion | None:
+    """A training that adds to two files, and has found the same in them."""
+    state = SiteState(str(folder), effect, base, kept=True)
+    for name in ("first", "second"):
+        with (state.path / name).open("a") as file:
+            file.write(text)
+    return state.keep()
+
+
 def test_a_kill_at_any_instant_leaves_the_old_state_or_the_new_one(tmp_path):
-    """Killed before each change it makes to the file system, with a rest of an earlier attempt."""
-    at, outcomes = 0, set()
-    ended = 9
+    """Killed before each change to the file system, with what earlier attempts have left."""
+    at, ended, outcomes = 0, 9, set()
     while ended == 9:
         at += 1
         folder = tmp_path / f"site-{at}"
-        for number in (1, 2, 3):
-            state = SiteState(str(folder), number, kept=True)
-            for name in ("first", "second"):
-                with (state.path / name).open("a") as file:
-                    file.write(str(number) if number < 3 else "lost")
-            state.keep()
-        command = [sys.executable, "-c", KILLED, str(folder), str(at)]
+        versions: list[StateVersion] = []
+        for number in (1, 2, 3, 4):
+            base = versions[-1] if versions else None
+            versions.append(both(folder, number, base, str(number)))
+        lost = both(folder, 5, versions[-1], "lost")
+        half = SiteState(str(folder), 5, versions[-1], kept=True).path
+        (half / "first").unlink()
+        command = [sys.executable, "-c", KILLED, str(folder), str(at), versions[-1].digest]
         path = {"PYTHONPATH": str(Path(flstream.__file__).parent.parent)}
         ended = subprocess.run(command, env={**os.environ, **path}, check=False).returncode
         assert ended in (0, 9)
-        # The worker's successor does round 3 again; or round 3 counts and round 4 comes.
-        after = _both(folder, 4)
-        assert after in ("12", "123", "12lost")
-        outcomes.add(after)
-        discard_after(folder, 2)
-        assert _both(folder, 3) == "12"
-    assert outcomes == {"12", "123", "12lost"}
-    assert at > 10
+        states = StateFolder(str(folder))
+        present = states.versions()
+        # Each that has the name of a whole one is whole, and the last three that count are there.
+        assert [states.flaw(version) for version in present] == [None] * len(present)
+        assert set(versions[1:]) <= set(present)
+        attempts = [each for each in present if each.effect == 5]
+        outcomes.add(frozenset(read(folder, each, "first") for each in attempts))
+        # The worker's successor does the training again, and comes to what was to come.
+        new = both(folder, 5, versions[-1], "5")
+        assert names(folder) == named(*versions[1:], new)
+        assert read(folder, new, "first") == read(folder, new, "second") == "12345"
+        assert new != lost
+    kinds = {"1234lost"}, {"1234lost", "12345"}, {"12345"}
+    assert outcomes == {frozenset(kind) for kind in kinds}
+    assert at > 15
 
 
-def _both(folder: Path, round_number: int) -> str:
-    state = SiteState(str(folder), round_number, kept=True)
-    first, second = ((state.path / name).read_text() for name in ("first", "second"))
-    state.discard()
-    assert first == second
-    return first
+def read(folder: Path, version: StateVersion, name: str) -> str:
+    return (folder / "state" / version.folder_name / name).read_text()

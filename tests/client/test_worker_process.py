@@ -9,12 +9,12 @@ import pytest
 import torch
 from serving import Server, worker_info, write
 
-from flstream.client.code import LearnerClass, Script, TrainCode
-from flstream.client.messages import Failed, Goodbye, Ready, Stop, Trained
-from flstream.simulator.crew.links import link
-from flstream.simulator.files.run_directory import RunDirectory
-from flstream.simulator.processes import ProcessHost
-from flstream.simulator.worker_process import worker_main
+from flstream.client.code import LearnerCode, ScriptCode, TrainCode
+from flstream.client.messages import Answered, Failed, Goodbye, Ready, Stop
+from flstream.engines.processes import ProcessHost
+from flstream.engines.worker_sockets import worker_socket_pairs
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.worker_process import worker_main
 
 MIB = 1 << 20
 Start = Callable[..., Server]
@@ -37,7 +37,7 @@ def start(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
     ends = []
 
     def start(code: TrainCode, site: str | None = None) -> Server:
-        ours, theirs = link()
+        ours, theirs = worker_socket_pairs()
         info = worker_info(run.sites, site)
         host.start(str(run.path), worker_main, info, run, code, 1, theirs)
         theirs.close()
@@ -53,8 +53,8 @@ def start(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
     assert host.exit_codes()[str(run.path)] is not None
 
 
-def script(folder: Path, text: str) -> Script:
-    return Script(write(folder, text), [])
+def script(folder: Path, text: str) -> ScriptCode:
+    return ScriptCode(write(folder, text), [])
 
 
 def model(elements: int = 4) -> dict[str, torch.Tensor]:
@@ -83,7 +83,7 @@ class Mine(flare.Learner):
 
 
 def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start, run, tmp_path):
-    server = start(LearnerClass(f"{write(tmp_path, PRINTS)}:Mine", {}))
+    server = start(LearnerCode(f"{write(tmp_path, PRINTS)}:Mine", {}))
     trained = server.train(model(), "site-1", "site-2", "site-3")
     assert [site.site for site in trained.sites] == ["site-1", "site-3"]
     server.fetch(trained)
@@ -139,7 +139,7 @@ def test_a_worker_needs_one_model_and_a_little_more(start, tmp_path, site):
 
 def test_a_child_that_training_code_forks_takes_no_part(start, tmp_path):
     server = start(
-        LearnerClass(
+        LearnerCode(
             str(
                 write(
                     tmp_path,
@@ -176,13 +176,13 @@ def test_tensors_that_the_job_excludes_do_not_travel(host, run, tmp_path):
         flare.send(flare.FLModel(flare.receive().params))
         """,
     )
-    ours, theirs = link()
+    ours, theirs = worker_socket_pairs()
     info = worker_info(run.sites, exclude=("^frozen",))
     host.start(str(run.path), worker_main, info, run, code, 1, theirs)
     theirs.close()
     server = Server(ours)
     trained = server.train({**model(), "frozen.w": torch.ones(3)}, "site-1")
-    assert isinstance(trained, Trained)
+    assert isinstance(trained, Answered)
     assert trained.sites[0].partial
     assert set(server.fetch(trained)) == {"w"}
     stop(server)

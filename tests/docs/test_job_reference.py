@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from flstream.job import job_keys, load_job
 from flstream.job.reference import EXAMPLE, render_reference
+from flstream.job.workflow_code import built_in_args
+from flstream.workflows.registry import BUILT_IN
 
 PAGE = Path(__file__).parents[2] / "docs" / "job.md"
 
@@ -18,6 +22,15 @@ def test_every_key_has_an_entry_with_its_rule_and_its_meaning() -> None:
         entry = text.partition(f"### `{key.name}`\n")[2].partition("\n### ")[0]
         assert key.rule.allowed in entry, key.name
         assert key.meaning in entry, key.name
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_argument_of_every_built_in_workflow_has_an_entry(name: str) -> None:
+    text = render_reference()
+    for field, info in built_in_args(name).model_fields.items():
+        assert info.description
+        assert text.count(f"### `workflow.args.{field}`\n") == 1
+        assert info.description in text
 
 
 def test_the_example_loads(tmp_path: Path) -> None:

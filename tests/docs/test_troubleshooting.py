@@ -16,17 +16,17 @@ OTHERS = {"No module named 'nvflare'", "module 'flstream.client' has no attribut
 HOLE = "\0"
 
 
-def said(node: ast.AST) -> str | None:
+def literal_text(node: ast.AST) -> str | None:
     """The text of a literal, with a hole for each expression in it."""
     match node:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=values):
-            return "".join(map(part_said, values))
+            return "".join(map(literal_part, values))
     return None
 
 
-def part_said(value: ast.AST) -> str:
+def literal_part(value: ast.AST) -> str:
     match value:
         case ast.Constant(value=text):
             return str(text)
@@ -38,7 +38,12 @@ def part_said(value: ast.AST) -> str:
 
 def texts() -> list[str]:
     trees = (ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py")))
-    return [text for tree in trees for node in ast.walk(tree) if (text := said(node)) is not None]
+    return [
+        text
+        for tree in trees
+        for node in ast.walk(tree)
+        if (text := literal_text(node)) is not None
+    ]
 
 
 TEXTS = texts()

@@ -1,6 +1,7 @@
 """Run directories, filters, orders, modules and what streaming takes."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,64 @@ from flstream.inspection.tree import build_tree
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.events import (
+    AnyEvent,
+    EffectDone,
+    Evaluated,
+    ModelReady,
+    ModelRecord,
+    RoundFinished,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Transfer,
+)
+
+
+def model_of(number: int) -> MemoryBody:
+    return MemoryBody.of({"w": torch.full((40,), float(number))})
+
+
+def round_finished(number: int, digest: str) -> RoundFinished:
+    return RoundFinished(
+        round=number,
+        digest=digest,
+        download=1.0,
+        train=1.0,
+        upload_and_fold=1.0,
+        checkpoint=1.0,
+        weights={},
+        metrics={"loss": None},
+        down=Transfer(),
+        up=Transfer(),
+    )
+
+
+def write_events(run: Path, events: Iterable[AnyEvent]) -> None:
+    with EventLog(run / "events.jsonl") as log:
+        for event in events:
+            log.write(event)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Return a run directory of three rounds, of which the last is the final model."""
-    events: list[dict[str, object]] = [{"kind": "run_started", "job": "mini", "rounds": 3}]
+    events: list[AnyEvent] = [
+        RunStarted(job="mini", seed=0, rounds=3, clients=2, mode="pull", chunk_size=16)
+    ]
     for number in range(4):
         path = tmp_path / "checkpoints" / f"round-{number:04d}.safetensors"
-        digest = write_checkpoint(path, MemoryBody.of({"w": torch.full((40,), float(number))}))
-        kind = "round_finished" if number else "model_ready"
-        events.append({"kind": kind, "round": number, "digest": digest, "metrics": {"loss": None}})
-    events.append({"kind": "evaluated", "round": 3, "metrics": {"accuracy": 0.5}})
-    events.append({"kind": "run_finished", "status": "finished"})
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+        digest = write_checkpoint(path, model_of(number))
+        if number:
+            events.append(round_finished(number, digest))
+        else:
+            events.append(ModelReady(bytes=160, tensors=1, digest=digest))
+    scores = {"accuracy": 0.5}
+    events.append(Evaluated(round=3, metrics=scores, seconds=1.0, down=Transfer()))
+    events.append(RunFinished(status="finished"))
+    write_events(tmp_path, events)
     (tmp_path / "global.safetensors").hardlink_to(path)
     return tmp_path
 
@@ -82,8 +127,7 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run: Path) -> None:
 
 
 def test_scores_of_a_last_round_are_void_once_there_are_more_rounds(run: Path) -> None:
-    with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "run_resumed", "round": 3, "evaluated": False}) + "\n")
+    write_events(run, [RunResumed(round=3, evaluated=False)])
     found = read_run(run)
     assert (found.status, found.rounds_completed) == ("unfinished", 3)
     assert found.checkpoints[3].metrics == {"loss": None}
@@ -99,11 +143,61 @@ def test_a_line_that_was_cut_off_is_passed_over(run: Path) -> None:
 def test_what_came_after_the_round_a_run_went_on_from_is_void(
     run: Path, resumed: int | None, left: set[int]
 ) -> None:
-    with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "run_resumed", "round": resumed, "warnings": []}) + "\n")
+    write_events(run, [RunResumed(round=resumed)])
     found = read_run(run)
     assert found.status == "unfinished"
     assert {each.round for each in found.checkpoints if each.digest} == left
+
+
+def effect(number: int, model: ModelRecord | None = None) -> EffectDone:
+    return EffectDone(
+        effect=number, name="fold", round=4, request="", arguments="", is_final=True, model=model
+    )
+
+
+def test_every_model_of_a_round_is_known_by_its_file(run: Path) -> None:
+    folder = RunDirectory(run)
+    paths = [folder.step_checkpoint(4, 0), folder.step_checkpoint(4, 1), folder.checkpoint(4)]
+    digests = [write_checkpoint(path, model_of(10 + step)) for step, path in enumerate(paths)]
+    records = [ModelRecord(4, 4 + step, step, digest) for step, digest in enumerate(digests)]
+    write_events(
+        run, [RunResumed(round=3), *(effect(n, each) for n, each in enumerate(records, 1))]
+    )
+    found = read_run(run)
+    assert (found.status, found.rounds_completed) == ("unfinished", 3)
+    made = found.checkpoints[4:]
+    assert [(each.round, each.step) for each in made] == [(4, 0), (4, 1), (4, None)]
+    assert [each.digest for each in made] == digests
+    (run / "global.safetensors").unlink()
+    verified = examine(Request(run, verify=True)).verified or ()
+    assert [each.round for each in verified] == [4, 0, 1, 2, 3, 4, 4]
+    # The run was cut off before it had written of the model that now has the newest's name.
+    paths[2].rename(folder.step_checkpoint(4, 2))
+    write_checkpoint(paths[2], model_of(20))
+    (alone,) = examine(Request(paths[2], verify=True)).verified or ()
+    assert alone.round is None
+    write_checkpoint(paths[0], model_of(20))
+    with pytest.raises(CheckpointError, match="for round 4, so it is not the model"):
+        examine(Request(paths[0], verify=True))
+
+
+def test_a_final_model_that_is_not_the_newest_is_one_that_the_run_wrote(run: Path) -> None:
+    final = run / "global.safetensors"
+    final.unlink()
+    final.hardlink_to(run / "checkpoints" / "round-0002.safetensors")
+    (verified,) = examine(Request(final, verify=True)).verified or ()
+    assert verified.round == 2
+    final.unlink()
+    write_checkpoint(final, model_of(20))
+    with pytest.raises(CheckpointError, match="for round 3, so it is not the model"):
+        examine(Request(final, verify=True))
+
+
+def test_a_damaged_journal_is_said_to_be_damaged_with_its_line(run: Path) -> None:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    (run / "events.jsonl").write_text("\n".join([*lines[:2], "{", *lines[2:], ""]))
+    with pytest.raises(CheckpointError, match=r"line 3, is damaged: .*; or inspect the checkpoint"):
+        read_run(run)
 
 
 def test_events_of_a_later_version_do_no_harm(run: Path) -> None:

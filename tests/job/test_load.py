@@ -20,8 +20,8 @@ def test_a_short_job_file_is_filled_in_with_the_defaults(write: Write, folder: P
     assert job.clients.round_timeout == 3600
     assert job.model.factory == f"{folder}/model.py:build"
     assert job.train.script == folder / "client.py"
-    assert job.workflow.type == "fedavg"
-    assert job.workflow.args.evaluate_every == 1
+    assert job.stages[0].type == "fedavg"
+    assert job.stages[0].args.evaluate_every == 1
     assert job.aggregation.memory_budget == 48 * MIB
     assert (job.aggregation.method, job.aggregation.on_nonfinite) == ("mean", "reject")
     assert (job.aggregation.include, job.aggregation.exclude) == ([".*"], [])

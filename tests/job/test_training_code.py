@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flstream.client.code import LearnerClass, Script, train_code
+from flstream.client.code import LearnerCode, ScriptCode, train_code
 from flstream.job import JobError, load_job, render_job
 from flstream.job.code import find_named
 
@@ -32,14 +32,14 @@ def learner(folder: Path) -> Path:
 def test_a_script_gets_its_arguments_as_a_command_line(write: Write, folder: Path) -> None:
     job = load_job(write('train.args { lr = 0.5, name = "a b", sizes = [1, 2] }'))
     arguments = ["--lr", "0.5", "--name", "a b", "--sizes", "[1, 2]"]
-    assert train_code(job.train) == Script(folder / "client.py", arguments)
+    assert train_code(job.train) == ScriptCode(folder / "client.py", arguments)
     assert job.train.source == folder / "client.py"
 
 
 @pytest.mark.parametrize("named", ["mine:Digits", "./mine.py:Digits"])
 def test_a_learner_is_found_beside_the_job_file(write: Write, learner: Path, named: str) -> None:
     job = load_job(write(f'train {{ learner = "{named}", args.lr = 0.5 }}', NO_CODE))
-    assert train_code(job.train) == LearnerClass(f"{learner}:Digits", {"lr": 0.5})
+    assert train_code(job.train) == LearnerCode(f"{learner}:Digits", {"lr": 0.5})
     assert job.train.source == learner
     resolved = learner.with_name("resolved.conf")
     resolved.write_text(render_job(job))

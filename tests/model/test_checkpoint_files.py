@@ -19,7 +19,8 @@ from support import as_bytes, assert_same_tensors, body_of, cuts, entries, every
 
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
-from flstream.model.checkpoint import FileSink, FileSource, read_layout, write_checkpoint
+from flstream.model.checkpoint import FileSink, FileSource, read_header, write_checkpoint
+from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.layout import Layout
@@ -94,10 +95,13 @@ def test_the_digest_depends_on_neither_the_step_nor_the_metadata(tmp_path, data)
     source = MemoryBody.of(every_kind())
     whole = BodyDigest(source.layout)
     whole.update(source.views(0, source.layout.nbytes))
-    step = data.draw(cuts(source.layout.nbytes))
     metadata = data.draw(st.dictionaries(st.text("ab"), st.text("cd")))
-    digest = write_checkpoint(tmp_path / "model", source, metadata, step)
+    digest = write_checkpoint(tmp_path / "model", source, metadata)
     assert digest == whole.hexdigest()
+    in_steps = BodyDigest(source.layout)
+    step = data.draw(cuts(source.layout.nbytes))
+    copy(source, MemoryBody.allocate(source.layout), step=step, digest=in_steps)
+    assert in_steps.hexdigest() == digest
     assert len(digest) == 32
 
 
@@ -173,7 +177,7 @@ def test_a_folder_that_cannot_be_made_is_a_checkpoint_error(tmp_path):
 
 
 def test_a_model_larger_than_the_disk_is_refused_before_any_work(tmp_path):
-    layout, _, _ = read_layout(
+    layout, _, _ = read_header(
         damaged(tmp_path, {"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}, bytes(8))
     )
     huge = layout.of([("a", "F64", (2**58,))])

@@ -7,7 +7,7 @@ from flstream.bench.limits import Limits
 from flstream.bench.measurement import Measurement, Trace
 from flstream.bench.needs import Need
 from flstream.bench.plan import MODES, Plan
-from flstream.simulator.forecasting.fitting import Available
+from flstream.simulation.forecasting.fitting import Available
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMITS = Limits(memcpy=8 * GIB, pipe={2 * MIB: 2 * GIB}, disk=0.5 * GIB)

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flstream.simulator.files.summary import (
-    Best,
+from flstream.runs.summary import (
+    BestSummary,
     MemorySummary,
     ModelSummary,
     RoundSummary,
@@ -21,7 +21,7 @@ from flstream.telemetry.events import (
     RoundStarted,
     RunFinished,
     RunStarted,
-    SiteState,
+    SitePhaseChanged,
     Transfer,
     encode_event,
 )
@@ -81,7 +81,7 @@ def one_round(
     begun: list[AnyEvent] = [RoundStarted(round=number, sites=list(sites), time=time)]
     for site in sites:
         begun += [
-            SiteState(round=number, site=site, state=state, time=time + after)
+            SitePhaseChanged(round=number, site=site, state=state, time=time + after)
             for state, after in (("downloading", 0), ("training", 2), ("ready", 7))
         ]
     return [
@@ -140,7 +140,7 @@ def summary_of(rounds: int = 3, status: str = "finished", error: str | None = No
             {"accuracy": 0.5 + n / 10, "round": n, "train": {"loss": 1 / n}}
             for n in range(1, rounds + 1)
         ],
-        best=Best(rounds, "accuracy", 0.5 + rounds / 10) if rounds else None,
+        best=BestSummary(rounds, "accuracy", 0.5 + rounds / 10) if rounds else None,
         transfer=TransferSummary(
             "pull", 2 * MIB, sum([DOWN] * 2 * rounds, Transfer()), sum([UP] * rounds, Transfer())
         ),

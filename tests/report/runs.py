@@ -9,7 +9,7 @@ from flstream.telemetry.events import (
     RoundFinished,
     RoundStarted,
     RunStarted,
-    SiteState,
+    SitePhaseChanged,
     Transfer,
 )
 
@@ -39,7 +39,7 @@ def started(clients: int = 3, job: str = "digits") -> list[AnyEvent]:
         *(ProcessReady(time=START, process=name, pid=1, idle_rss=MIB) for name in sites),
         ModelReady(time=START, bytes=64 * MIB, tensors=34, digest="0" * 32),
         RoundStarted(time=START, round=1, sites=sites),
-        *(SiteState(time=START, round=1, site=name, state="downloading") for name in sites),
+        *(SitePhaseChanged(time=START, round=1, site=name, state="downloading") for name in sites),
     ]
 
 

@@ -24,8 +24,8 @@ def test_the_picture_names_each_line_and_the_model(tmp_path):
     path = tmp_path / "plot.svg"
     draw_memory(plan, make_results(plan, native_fits=False), path, ".svg")
     text = path.read_text()
-    for said in ("the model 1 GiB", "pull server 16 MiB", "file client", "needs about 41 GiB"):
-        assert said in text
+    for label in ("the model 1 GiB", "pull server 16 MiB", "file client", "needs about 41 GiB"):
+        assert label in text
 
 
 def test_a_picture_can_be_drawn_where_nothing_was_run(tmp_path):

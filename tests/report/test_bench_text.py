@@ -64,8 +64,8 @@ def test_a_lack_of_disk_is_told_from_one_of_memory():
 
 def test_the_verdict_says_what_was_saved_and_how_close_to_the_limit_it_ran():
     plan = make_plan()
-    said = verdict(plan, make_results(plan), LIMITS)
-    assert said == (
+    sentence = verdict(plan, make_results(plan), LIMITS)
+    assert sentence == (
         "Streaming with pull took 67% less memory in all and 192 times less in the server "
         "(16 MiB) than native; its transfers took 3.0 times what a bare pipe would."
     )

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from rich.cells import cell_len
+from runs import round_finished
 
 from flstream.inspection.examine import Request, examine
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.report.checkpoint import print_findings
 from flstream.report.console import make_console
+from flstream.telemetry.events import AnyEvent, ModelReady, encode_event
 
 
 class Terminal(io.StringIO):
@@ -26,16 +29,18 @@ def run(tmp_path: Path) -> Path:
     state = {name: torch.full((2, 3), float("nan") if "red" in name else 1e-9) for name in names}
     state["counts"] = torch.tensor([-(2**63), 2**63 - 1])
     state["phase"] = torch.tensor([1 + 2j])
-    lines = []
+    events: list[AnyEvent] = []
     for number in range(30):
         path = tmp_path / "checkpoints" / f"round-{number:04d}.safetensors"
         state["plain.bias"] = torch.full((2, 3), float(number))
         digest = write_checkpoint(path, MemoryBody.of(state))
-        lines.append(
-            f'{{"kind": "round_finished", "round": {number}, "digest": "{digest}", '
-            '"metrics": {"accuracy": 0.5, "a metric of a long name": 1.0, "another one": 2.0}}\n'
-        )
-    (tmp_path / "events.jsonl").write_text("".join(lines))
+        if number:
+            scores = {"accuracy": 0.5, "a metric of a long name": 1.0, "another one": 2.0}
+            finished = round_finished(number, 1.0)
+            events.append(structs.replace(finished, digest=digest, metrics=scores))
+        else:
+            events.append(ModelReady(bytes=160, tensors=6, digest=digest))
+    (tmp_path / "events.jsonl").write_bytes(b"".join(encode_event(e) + b"\n" for e in events))
     return tmp_path
 
 

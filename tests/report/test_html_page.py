@@ -23,7 +23,7 @@ from flstream.report.html.comparison_page import comparison_page, run_labels
 from flstream.report.html.page import write_page
 from flstream.report.html.run_page import headline, run_page
 from flstream.report.record.run import read_run
-from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, Warned
+from flstream.telemetry.events import EffectDone, RoundStarted, RunResumed, SiteFailed, Warned
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 HOSTILE = "<script>alert('x')</script> & \"quoted\" {{ 7 * 191 }}"
@@ -177,6 +177,27 @@ def test_a_run_that_did_not_finish_says_so_and_why(tmp_path: Path, status: str) 
     assert error in page.text
     assert "Round 2 was under way; nothing of it counts." in page.text
     assert "There are no samples of memory." in page.text
+
+
+def test_a_round_that_was_cut_off_says_how_much_of_it_counts_and_where_the_run_went_on(
+    tmp_path: Path,
+) -> None:
+    fields = {"name": "fold", "request": "", "arguments": "", "is_final": True}
+    effects = [EffectDone(effect=n, round=2, time=BEGAN + 14 + n, **fields) for n in (1, 2)]
+    folder = write_run(
+        tmp_path / "run",
+        [
+            *started(),
+            *one_round(1, BEGAN + 2),
+            RoundStarted(round=2, sites=["site-1"], time=BEGAN + 14),
+            *effects,
+            RunResumed(round=1, effect=1, time=BEGAN + 900),
+            effects[1],
+        ],
+    )
+    text = page_of(folder).text
+    assert "Round 2 was under way; 2 effects of it count." in text
+    assert "went on after effect 1 of its workflow, with the model of round 1." in text
 
 
 def test_a_run_without_a_round_has_no_charts_of_rounds(tmp_path: Path) -> None:

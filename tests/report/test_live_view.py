@@ -22,6 +22,7 @@ from flstream.report.live.site_table import Memory, choose
 from flstream.report.live.state import RunState
 from flstream.telemetry.events import (
     AnyEvent,
+    EffectDone,
     ModelReady,
     ProcessReady,
     Progress,
@@ -30,9 +31,9 @@ from flstream.telemetry.events import (
     SiteBenched,
     SiteFailed,
     SiteLog,
-    SiteState,
+    SitePhaseChanged,
     SiteUpdate,
-    Work,
+    WorkerActivity,
 )
 
 
@@ -84,8 +85,8 @@ def test_a_wide_terminal_has_more_columns_and_longer_bars() -> None:
 
 def test_sites_that_processes_share_are_told_by_process_and_in_all() -> None:
     work = {
-        "worker-1": Work("training", "site-20", 12, 50, START + 1, MIB),
-        "worker-2": Work("downloading", "site-51", 0, 1, START + 3, MIB // 2),
+        "worker-1": WorkerActivity("training", "site-20", 12, 50, START + 1, MIB),
+        "worker-2": WorkerActivity("downloading", "site-51", 0, 1, START + 3, MIB // 2),
     }
     failed = [
         SiteFailed(time=START, round=1, site=f"site-{n}", reason=f"out of order\n{n}")
@@ -147,9 +148,9 @@ def test_a_frame_fits_the_height_and_counts_the_sites_it_leaves_out(
 def test_when_not_all_sites_fit_the_failed_and_the_slow_are_on_top() -> None:
     state = state_after(
         *started(6),
-        SiteState(time=START, round=1, site="site-1", state="ready"),
-        SiteState(time=START + 2, round=1, site="site-3", state="training"),
-        SiteState(time=START + 1, round=1, site="site-4", state="training"),
+        SitePhaseChanged(time=START, round=1, site="site-1", state="ready"),
+        SitePhaseChanged(time=START + 2, round=1, site="site-3", state="training"),
+        SitePhaseChanged(time=START + 1, round=1, site="site-4", state="training"),
         SiteFailed(time=START, round=1, site="site-6", reason="out of memory"),
     )
     shown, hidden = choose(list(state.sites.values()), set(), 5)
@@ -167,9 +168,15 @@ def sites_in(lines: list[str]) -> list[str]:
 def test_where_all_sites_fit_the_failed_and_the_slow_are_on_top_as_well() -> None:
     state = state_after(
         *started(6),
-        *(SiteState(time=START, round=1, site=f"site-{n}", state="training") for n in range(1, 7)),
+        *(
+            SitePhaseChanged(time=START, round=1, site=f"site-{n}", state="training")
+            for n in range(1, 7)
+        ),
         SiteFailed(time=START + 1, round=1, site="site-4", reason="out of memory"),
-        *(SiteState(time=START + 10, round=1, site=f"site-{n}", state="ready") for n in (1, 3, 5)),
+        *(
+            SitePhaseChanged(time=START + 10, round=1, site=f"site-{n}", state="ready")
+            for n in (1, 3, 5)
+        ),
     )
     # Half of them took ten seconds, so nobody is slow before twenty.
     order = ["site-4", "site-1", "site-2", "site-3", "site-5", "site-6"]
@@ -180,11 +187,11 @@ def test_where_all_sites_fit_the_failed_and_the_slow_are_on_top_as_well() -> Non
 
 def test_of_processes_that_share_sites_the_slow_are_on_top() -> None:
     work = {
-        "worker-1": Work("training", "site-20", 0, 1, START + 9, 0),
-        "worker-2": Work("training", "site-51", 0, 1, START + 1, 0),
+        "worker-1": WorkerActivity("training", "site-20", 0, 1, START + 9, 0),
+        "worker-2": WorkerActivity("training", "site-51", 0, 1, START + 1, 0),
     }
-    told = Progress(time=START, down={}, up={}, size=MIB, sent=0, answered=8, workers=work)
-    state = state_after(*shared(), told)
+    progress = Progress(time=START, down={}, up={}, size=MIB, sent=0, answered=8, workers=work)
+    state = state_after(*shared(), progress)
 
     def workers(now: float) -> list[str]:
         lines = frame(state, 120, now=now)
@@ -200,7 +207,7 @@ def test_sites_go_through_their_states_and_the_run_through_its_phases() -> None:
     site = state.sites["site-1"]
     assert (state.phase, site.state) == ("training", "downloading")
 
-    state.apply(SiteState(time=START + 1, round=1, site="site-1", state="training"))
+    state.apply(SitePhaseChanged(time=START + 1, round=1, site="site-1", state="training"))
     assert (site.state, site.down) == ("training", 64 * MIB)
     state.apply(SiteLog(time=START + 1, round=1, site="site-1", key="loss", value=0.25))
     assert "3.0 s" in line_of(frame(state, now=START + 4), "site-1")
@@ -219,7 +226,7 @@ def test_sites_go_through_their_states_and_the_run_through_its_phases() -> None:
     state.apply(round_finished(1, START + 5))
     assert (state.phase, site.state) == ("round is over", "idle")
 
-    state.apply(SiteState(time=START + 6, round=1, site="site-1", state="downloading"))
+    state.apply(SitePhaseChanged(time=START + 6, round=1, site="site-1", state="downloading"))
     assert (state.phase, site.moved) == ("evaluating", 0)
 
     state.apply(evaluated(1, START + 7, accuracy=0.9123))
@@ -262,7 +269,7 @@ def test_no_name_however_long_or_odd_breaks_a_line() -> None:
     state = state_after(
         *started(2, job="a-very-long-name-of-a-job-" * 4), evaluated(1, START, **many)
     )
-    state.apply(SiteState(time=START, round=1, site="hospital-" * 9, state="training"))
+    state.apply(SitePhaseChanged(time=START, round=1, site="hospital-" * 9, state="training"))
     lines = frame(state)
     assert max(map(len, lines)) <= 80
     assert not any("\x1b" in line for line in lines)
@@ -288,7 +295,7 @@ SIZES = st.integers(0, 1 << 50)
 ROUNDS = st.integers(0, 12)
 METRICS = st.dictionaries(NAMES, st.none() | st.floats(), max_size=4)
 WORKS = st.builds(
-    Work,
+    WorkerActivity,
     state=st.sampled_from(["downloading", "training", "evaluating"]),
     site=NAMES,
     over=st.integers(0, 60),
@@ -302,7 +309,7 @@ EVENTS: st.SearchStrategy[AnyEvent] = st.one_of(
     st.builds(ProcessReady, time=TIMES, process=NAMES, pid=SIZES, idle_rss=SIZES),
     st.builds(RoundStarted, time=TIMES, round=ROUNDS, sites=st.lists(NAMES, max_size=4)),
     st.builds(
-        SiteState,
+        SitePhaseChanged,
         time=TIMES,
         round=ROUNDS,
         site=NAMES,
@@ -353,3 +360,45 @@ def test_whatever_happens_a_frame_fits_the_terminal(
     for line in lines:
         assert cell_len(line.plain) <= width
         assert line.plain.isprintable()
+
+
+def effect(name: str, time: float) -> EffectDone:
+    return EffectDone(
+        time=time, effect=1, name=name, round=1, request="", arguments="", is_final=True
+    )
+
+
+def test_a_round_is_evaluated_before_its_end() -> None:
+    state = state_after(*started(2))
+    for site in ("site-1", "site-2"):
+        state.apply(SitePhaseChanged(time=START + 1, round=1, site=site, state="ready"))
+    state.apply(effect("fold", START + 2))
+    state.apply(SitePhaseChanged(time=START + 3, round=1, site="site-1", state="downloading"))
+    assert (state.phase, state.over, state.asked) == ("evaluating", 0, 2)
+    state.apply(evaluated(1, START + 5, accuracy=0.75))
+    assert state.history == []
+    state.apply(round_finished(1, START + 6))
+    (over,) = state.history
+    assert (over.number, over.scores, over.evaluate) == (1, {"accuracy": 0.75}, 1.0)
+    text = "\n".join(map(str, frame(state)))
+    assert "0.7500" in text
+
+
+def test_a_round_that_asks_sites_one_after_another_adds_them_up() -> None:
+    state = state_after(*started(3)[:-4])
+    state.apply(RoundStarted(time=START, round=1, sites=["site-1"]))
+    state.apply(SitePhaseChanged(time=START + 1, round=1, site="site-1", state="ready"))
+    assert (state.over, state.asked) == (1, 1)
+    state.apply(RoundStarted(time=START + 2, round=1, sites=["site-2"]))
+    assert (state.phase, state.over, state.asked) == ("training", 1, 2)
+    # One that is asked once more has its answer before it.
+    state.apply(RoundStarted(time=START + 3, round=1, sites=["site-1"]))
+    assert (state.over, state.asked) == (0, 2)
+    # A round is as long as all of it.
+    assert state.pace.seconds_a_round is None
+    state.apply(evaluated(1, START + 5, accuracy=0.75))
+    state.apply(effect("evaluate", START + 5))
+    state.apply(RoundStarted(time=START + 6, round=1, sites=["site-3"]))
+    assert (state.phase, state.over, state.asked) == ("training", 0, 1)
+    state.apply(RoundStarted(time=START + 10, round=2, sites=["site-1"]))
+    assert state.pace.seconds_a_round == 10

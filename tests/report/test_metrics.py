@@ -1,14 +1,14 @@
 """Metrics come in one order everywhere, and what is no number is not taken for one."""
 
 from flstream.report.metrics import Metric, final_scores, metrics_of, values_by_round
-from flstream.simulator.files.summary import Best, Summary
+from flstream.runs.summary import BestSummary, Summary
 
 LOSS, ACCURACY, TRAIN_LOSS = Metric("", "loss"), Metric("", "accuracy"), Metric("train", "loss")
 
 
 def test_those_that_decide_come_first_and_what_training_reported_last() -> None:
     row = {"round": 1, "train": {"loss": 0.5}, "loss": 0.7, "accuracy": 0.6}
-    decided = Summary(metrics=[row], best=Best(1, "accuracy", 0.6))
+    decided = Summary(metrics=[row], best=BestSummary(1, "accuracy", 0.6))
     assert metrics_of([decided]) == [ACCURACY, LOSS, TRAIN_LOSS]
     assert metrics_of([Summary(metrics=[row]), decided]) == [ACCURACY, LOSS, TRAIN_LOSS]
     assert metrics_of([Summary(metrics=[row])]) == [LOSS, ACCURACY, TRAIN_LOSS]
@@ -31,7 +31,7 @@ def test_final_scores_are_of_the_last_model_that_was_scored() -> None:
         {"round": 2, "loss": 0.2, "accuracy": None},
         {"round": 3, "train": {"loss": 0.3}},
     ]
-    scores = final_scores(Summary(metrics=rows, best=Best(1, "accuracy", 0.9)))
+    scores = final_scores(Summary(metrics=rows, best=BestSummary(1, "accuracy", 0.9)))
     # That the last one had no score is told, rather than an earlier one's.
     assert list(scores.items()) == [("accuracy", None), ("loss", 0.2)]
     assert final_scores(Summary(metrics=rows[2:])) == {}

@@ -16,7 +16,7 @@ from flstream.telemetry.events import (
     RunFinished,
     SiteBenched,
     SiteFailed,
-    SiteState,
+    SitePhaseChanged,
     SiteUpdate,
     Warned,
 )
@@ -49,7 +49,7 @@ def test_every_phase_of_a_round_is_a_line_that_begins_with_the_time() -> None:
         run_started(2, []),
         ModelReady(time=START + 1, bytes=1 << 20, tensors=3, digest=""),
         RoundStarted(time=START + 1, round=1, sites=sites),
-        SiteState(time=START + 1, round=1, site="site-1", state="downloading"),
+        SitePhaseChanged(time=START + 1, round=1, site="site-1", state="downloading"),
         Progress(time=START + 2, down={"site-1": 4}, up={}, size=9),
         SiteUpdate(time=START + 60, round=1, site="site-1", weight=1.0, metrics={}),
         *folds,
@@ -71,13 +71,32 @@ def test_every_phase_of_a_round_is_a_line_that_begins_with_the_time() -> None:
     ]
 
 
+def test_a_round_that_asks_sites_one_after_another_is_announced_once() -> None:
+    lines = lines_of(
+        run_started(2, []),
+        RoundStarted(time=START, round=1, sites=["site-1"]),
+        RoundStarted(time=START + 0.5, round=1, sites=["site-2"]),
+        SiteUpdate(time=START + 60, round=1, site="site-2", weight=1.0, metrics={}),
+        RoundStarted(time=START + 61, round=1, sites=["site-3"]),
+        SiteUpdate(time=START + 90, round=1, site="site-3", weight=1.0, metrics={}),
+        evaluated(1, START + 91, accuracy=0.5),
+        round_finished(1, START + 92),
+    )
+    assert lines[1:] == [
+        "00:00:00  round 1 of 10: 2 sites training",
+        "00:01:31  round 1 of 10: evaluated in 1 s, accuracy 0.5000",
+        "00:01:32  round 1 of 10: done in 6.5 s (download 1 s, train 2 s, upload and fold 3 s, "
+        "checkpoint 0.5 s); sites report loss 1.5000",
+    ]
+
+
 def test_rounds_that_are_over_in_a_moment_are_a_line_each() -> None:
     events: list[AnyEvent] = [run_started(1000, WORKERS)]
     for number in range(1, 4):
         events.append(RoundStarted(time=START, round=number, sites=["site-1"]))
         events.append(quick(number))
-    told = [line.split("  ")[1].split(" (")[0] for line in lines_of(*events)]
-    assert told == [
+    lines = [line.split("  ")[1].split(" (")[0] for line in lines_of(*events)]
+    assert lines == [
         "digits: 10 rounds, 1,000 sites in 2 processes, pull mode, chunks of 2 MiB",
         *(f"round {number} of 10: done in 0 s" for number in range(1, 4)),
     ]

@@ -7,13 +7,13 @@ import pytest
 
 from flstream.report.console import make_console
 from flstream.report.result import print_result
-from flstream.simulator.files.run_directory import RunDirectory
-from flstream.simulator.files.summary import (
-    Best,
-    Failure,
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import (
+    BestSummary,
     MemorySummary,
     ModelSummary,
     RoundSummary,
+    SiteFailure,
     Summary,
     TransferSummary,
 )
@@ -37,7 +37,7 @@ def summary_of(
             {"round": n, **dict.fromkeys(metrics, n / 1000), "train": {"loss": 1.5}}
             for n in range(1, rounds + 1)
         ],
-        best=Best(rounds, metrics[0], rounds / 1000),
+        best=BestSummary(rounds, metrics[0], rounds / 1000),
         transfer=TransferSummary(
             "pull",
             2 * MIB,
@@ -89,7 +89,7 @@ def test_every_number_is_there_in_full() -> None:
 
 def test_the_metric_that_decides_comes_first_and_those_left_out_are_counted() -> None:
     summary = summary_of(metrics=tuple(f"metric{number}" for number in range(8)))
-    summary.best = Best(2, "metric7", 0.5)
+    summary.best = BestSummary(2, "metric7", 0.5)
     lines = printed(summary).splitlines()
     title = next(line for line in lines if line.startswith("Rounds"))
     heads = next(line for line in lines if line.startswith("round")).split()
@@ -100,7 +100,7 @@ def test_the_metric_that_decides_comes_first_and_those_left_out_are_counted() ->
 
 def test_of_many_rounds_the_first_the_last_and_the_best_are_shown() -> None:
     summary = summary_of(rounds=100)
-    summary.best = Best(50, "accuracy", 0.05)
+    summary.best = BestSummary(50, "accuracy", 0.05)
     table = printed(summary).split("\n\n")[0].split("evaluate\n")[1].splitlines()
     first_words = [line.split()[0] for line in table]
     assert len(first_words) <= 20
@@ -136,7 +136,7 @@ def test_of_a_thousand_sites_that_failed_the_worst_are_named_with_their_last_rea
 ) -> None:
     summary = summary_of()
     summary.failures = [
-        Failure(number, f"site-{site}", f"round {number} went wrong " + "\x1b[31m" * 90)
+        SiteFailure(number, f"site-{site}", f"round {number} went wrong " + "\x1b[31m" * 90)
         for number in range(1, 4)
         for site in range(1000 if number == 1 else 2)
     ]

@@ -28,10 +28,10 @@ from flstream.telemetry.events import RoundStarted, RunResumed, SiteBenched, Sit
 def test_a_finished_run_has_its_summary_and_what_its_sites_did(tmp_path: Path) -> None:
     run = read_run(finished_run(tmp_path / "run"))
     assert (run.status, run.summary, run.planned, run.notes) == ("finished", summary_of(), 3, [])
-    site = run.events.sites["site-2"]
+    site = run.sites["site-2"]
     assert (site.updates, site.weight, site.failures) == (3, 60.0, 0)
     assert (site.downloads, site.trains, site.slowest) == (6.0, 15.0, 5.0)
-    assert [span.phase for span in run.events.spans[:5]] == [
+    assert [span.phase for span in run.history.timeline.spans[:5]] == [
         "download", "train", "upload and fold", "checkpoint", "evaluate",
     ]  # fmt: skip
     assert run.clock.seconds == 38.0
@@ -57,6 +57,27 @@ def test_settings_are_told_though_the_code_that_they_name_is_gone(tmp_path: Path
     ]
 
 
+def test_settings_of_workflows_are_told_though_their_code_is_gone(tmp_path: Path) -> None:
+    gone = '"/nowhere/relay.py:relay"'
+    job = f"""
+        rounds = 3
+        workflow = [
+          {{ type = "cyclic", args {{ key_metric = "loss", order = "random" }} }}
+          {{ type = {gone}, args {{ key_metric = "loss", hops = 3 }} }}
+        ]
+    """
+    settings = read_run(write_run(tmp_path / "run", started(), job=job)).settings
+    assert [(each.key, each.value, each.is_default) for each in settings] == [
+        ("rounds", "3", False),
+        ("workflow[0].type", '"cyclic"', False),
+        ("workflow[0].args.key_metric", '"loss"', False),
+        ("workflow[0].args.order", '"random"', False),
+        ("workflow[1].type", gone, False),
+        ("workflow[1].args.key_metric", '"loss"', False),
+        ("workflow[1].args.hops", "3", False),
+    ]
+
+
 @pytest.mark.parametrize("text", [b"rounds = {", b"\xff\xfe rounds", b"[1, 2]"])
 def test_a_damaged_job_file_is_noted_and_the_rest_is_told(tmp_path: Path, text: bytes) -> None:
     folder = finished_run(tmp_path / "run")
@@ -78,7 +99,7 @@ def test_a_run_that_was_killed_is_told_from_its_events_and_samples(tmp_path: Pat
             file.write('{"kind":"round_fin')  # cut off in mid-line
     run = read_run(folder)
     assert run.status == "unfinished"
-    assert (run.summary.rounds_completed, run.planned, run.events.unfinished) == (1, 3, 2)
+    assert (run.summary.rounds_completed, run.planned, run.history.unfinished) == (1, 3, 2)
     assert run.summary.metrics == [{"accuracy": 0.6, "round": 1, "train": {"loss": 1.0}}]
     assert run.summary.best is not None
     assert run.summary.best.value == 0.6
@@ -106,9 +127,9 @@ def test_rounds_that_were_done_again_count_once(tmp_path: Path) -> None:
     )
     run = read_run(folder)
     assert (run.status, run.summary.rounds_completed) == ("finished", 2)
-    assert run.events.resumed_from == [1]
-    assert run.events.sites["site-1"].updates == 2
-    assert run.events.sites["site-1"].failures == 0
+    assert run.history.timeline.resumed_from == [1]
+    assert run.sites["site-1"].updates == 2
+    assert run.sites["site-1"].failures == 0
     assert run.summary.failures == []
 
 
@@ -135,7 +156,7 @@ def test_failures_are_kept_by_site(tmp_path: Path) -> None:
     ]
     benched = SiteBenched(round=2, site="site-1", failures=2, time=BEGAN + 3)
     folder = write_run(tmp_path / "run", [*started(), *failures, benched, *ended(BEGAN + 9)])
-    site = read_run(folder).events.sites["site-1"]
+    site = read_run(folder).sites["site-1"]
     assert (site.failures, site.reason, site.is_benched) == (2, "reason 2", True)
 
 
@@ -149,7 +170,7 @@ def test_damaged_lines_are_passed_over_and_counted(tmp_path: Path, name: str, li
     [note] = run.notes
     assert note.startswith(f"{name} is damaged: 1 line ")
     assert run.memory.peak("site-2") == 190 * MIB
-    assert run.events.sites["site-2"].updates == 3
+    assert run.sites["site-2"].updates == 3
 
 
 def test_a_damaged_summary_gives_way_to_the_events(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from halls import Hall, fetch
+from harness import Harness, fetch
 from support import assert_same_tensors, tensor
 
 from flstream.model.memory import MemoryBody
@@ -14,14 +14,14 @@ MODEL = {"w": tensor("F32", (300, 100)), "b": tensor("F16", (5,))}
 NBYTES = 120_010
 
 
-def offer(hall: Hall, *receivers: str) -> Ref:
-    return hall.service.offer(MemoryBody.of(MODEL), receivers or ["site-1"])
+def offer(harness: Harness, *receivers: str) -> Ref:
+    return harness.service.offer(MemoryBody.of(MODEL), receivers or ["site-1"])
 
 
-def assert_serves(hall: Hall, name: str = "site-9") -> None:
+def assert_serves(harness: Harness, name: str = "site-9") -> None:
     """The service is alive, and has a model for whoever it is for."""
-    ref = offer(hall, name)
-    assert_same_tensors(fetch(hall.receiver(name), ref.token).tensors, MODEL)
+    ref = offer(harness, name)
+    assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
 
 
 def waits_for(receiver: Receiver) -> Callable[[], bool]:

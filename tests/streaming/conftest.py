@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from halls import Hall, open_hall
+from harness import Harness, open_harness
 
 
 @pytest.fixture
-def hall() -> Iterator[Hall]:
-    with open_hall() as hall:
-        yield hall
+def harness() -> Iterator[Harness]:
+    with open_harness() as harness:
+        yield harness

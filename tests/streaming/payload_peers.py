@@ -30,48 +30,48 @@ def arrays() -> dict[str, Any]:
     }
 
 
-def offer_arrays(end: socket.socket, told: Connection, quorum: int | None) -> None:
-    """Offer :func:`arrays` to one that comes and one that does not; tell how the ref ended."""
+def offer_arrays(end: socket.socket, reports: Connection, quorum: int | None) -> None:
+    """Offer :func:`arrays` to a receiver and to one that never comes; report how the ref ended."""
     with DownloadService() as service:
         ref = add_payload(service, arrays(), ["receiver", "nobody"], quorum=quorum)
         service.attach(PipeChannel(end, "receiver"), "receiver")
-        told.send(ref.token)
+        reports.send(ref.token)
         outcome = ref.wait(30)
-    told.send((outcome.status, outcome.reason))
+    reports.send((outcome.status, outcome.reason))
 
 
-def fetch_and_say(
-    end: socket.socket, told: Connection, token: bytes, settings: StreamSettings
+def fetch_and_report(
+    end: socket.socket, reports: Connection, token: bytes, settings: StreamSettings
 ) -> None:
-    """Download a payload; tell its status, what it says of itself, and whether torch was needed."""
+    """Download a payload; report its status, its content, and whether torch was needed."""
     status, value = download_payload(
         Receiver(PipeChannel(end, "sender"), "sender"), token, settings, framework="numpy"
     )
-    told.send((status.code, status.reason))
+    reports.send((status.code, status.reason))
     if status.ok:
         same = all(
             np.array_equal(value["model"].params[name], due)
             for name, due in arrays()["model"].params.items()
         )
         meta = value["model"].meta
-        told.send((same, meta, type(value["scalar"]).__name__, "torch" in sys.modules))
+        reports.send((same, meta, type(value["scalar"]).__name__, "torch" in sys.modules))
 
 
 def die_on_the_way(
-    end: socket.socket, told: Connection, token: bytes, settings: StreamSettings
+    end: socket.socket, reports: Connection, token: bytes, settings: StreamSettings
 ) -> None:
     """Be killed by the system when half of a payload is there."""
 
     def die(done: int, size: int) -> None:
         if done > size // 2:
-            told.send("dying")
+            reports.send("dying")
             os.kill(os.getpid(), signal.SIGKILL)
 
     receiver = Receiver(PipeChannel(end, "sender"), "sender")
     download_payload(receiver, token, settings, None, die, framework="numpy")
 
 
-def send_back(end: socket.socket, told: Connection, other: socket.socket, token: bytes) -> None:
+def send_back(end: socket.socket, reports: Connection, other: socket.socket, token: bytes) -> None:
     """Download a payload, double its tensors in place, and offer it at another pipe."""
     _, value = download_payload(Receiver(PipeChannel(end, "sender"), "sender"), token)
     for tensor in value["model"].params.values():
@@ -79,5 +79,5 @@ def send_back(end: socket.socket, told: Connection, other: socket.socket, token:
     with DownloadService() as service:
         service.attach(PipeChannel(other, "sender"), "sender")
         ref = add_payload(service, value, ["sender"])
-        told.send(ref.token)
-        told.send(ref.wait(30).status)
+        reports.send(ref.token)
+        reports.send(ref.wait(30).status)

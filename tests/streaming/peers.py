@@ -43,26 +43,26 @@ class DyingSink(FileSink):
         return super().views(start, stop)
 
 
-def offer_file(end: socket.socket, told: Connection, path: Path, dies_at: int | None) -> None:
-    """Offer a file to the other process, tell it the token, and then how the ref ended."""
+def offer_file(end: socket.socket, reports: Connection, path: Path, dies_at: int | None) -> None:
+    """Offer a file to the other process; report the token, and then how the ref ended."""
     source = FileSource(path) if dies_at is None else DyingSource(path, dies_at)
     with DownloadService() as service:
         ref = service.offer(source, ["receiver"])
         service.attach(PipeChannel(end, "receiver"), "receiver")
-        told.send(ref.token)
+        reports.send(ref.token)
         outcome = ref.wait(30)
-    told.send((outcome.status, outcome.reason))
+    reports.send((outcome.status, outcome.reason))
 
 
 def fetch_files(
     end: socket.socket,
-    told: Connection,
+    reports: Connection,
     tokens: Sequence[bytes],
     settings: StreamSettings,
     folder: Path,
     dies_at: int | None,
 ) -> None:
-    """Fetch what the other process offers into files, and tell it the cost or the error of each."""
+    """Fetch bodies from the other process into files; report the cost or the error of each."""
     receiver = Receiver(PipeChannel(end, "sender"), "sender")
     for number, token in enumerate(tokens):
         path = folder / f"received-{number}"
@@ -75,12 +75,12 @@ def fetch_files(
             with sink:
                 sink.finish()
         except FlstreamError as error:
-            told.send((type(error).__name__, str(error)))
+            reports.send((type(error).__name__, str(error)))
         else:
-            told.send((stats.bytes, stats.requests, stats.chunks))
+            reports.send((stats.bytes, stats.requests, stats.chunks))
 
 
-def say_nothing(end: socket.socket, told: Connection) -> None:
+def stay_silent(end: socket.socket, reports: Connection) -> None:
     """Hold the pipe open, until the other process has seen enough."""
-    told.recv()
+    reports.recv()
     end.close()

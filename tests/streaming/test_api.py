@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from halls import open_hall
+from harness import open_harness
 from safetensors.torch import load_file
 from torch import nn
 
@@ -36,9 +36,9 @@ TENSORS = {
 
 
 @pytest.fixture
-def hall():
-    with open_hall() as hall:
-        yield hall
+def harness():
+    with open_harness() as harness:
+        yield harness
 
 
 def same(given, due):
@@ -46,18 +46,18 @@ def same(given, due):
 
 
 @pytest.mark.parametrize("chunk_size", [0, 1024, 2 << 20])
-def test_tensors_arrive_and_both_sides_know_it(hall, chunk_size):
-    ref = add_tensors(hall.service, TENSORS, ["site-1"])
+def test_tensors_arrive_and_both_sides_know_it(harness, chunk_size):
+    ref = add_tensors(harness.service, TENSORS, ["site-1"])
     settings = SMALL._replace(chunk_size=chunk_size)
-    status, state_dict = download_tensors(hall.receiver(), ref.token, settings)
+    status, state_dict = download_tensors(harness.receiver(), ref.token, settings)
     assert status.ok
     assert status.cost.bytes == sum(tensor.nbytes for tensor in TENSORS.values())
     assert same(state_dict, TENSORS)
     assert ref.wait(10).ok
 
 
-def test_progress_only_goes_up_and_tensors_are_told_of_once_when_whole(hall):
-    ref = add_tensors(hall.service, TENSORS, ["site-1"])
+def test_progress_only_goes_up_and_tensors_are_told_of_once_when_whole(harness):
+    ref = add_tensors(harness.service, TENSORS, ["site-1"])
     progress, told = [], {}
 
     def on_tensors(tensors):
@@ -66,7 +66,7 @@ def test_progress_only_goes_up_and_tensors_are_told_of_once_when_whole(hall):
         told.update(tensors)
 
     status, _ = download_tensors(
-        hall.receiver(), ref.token, SMALL, None, lambda *n: progress.append(n), on_tensors
+        harness.receiver(), ref.token, SMALL, None, lambda *n: progress.append(n), on_tensors
     )
     assert status.ok
     assert told.keys() == TENSORS.keys()
@@ -75,76 +75,76 @@ def test_progress_only_goes_up_and_tensors_are_told_of_once_when_whole(hall):
     assert progress[-1] == (status.cost.bytes, status.cost.bytes)
 
 
-def test_arrays_take_the_same_road(hall):
+def test_arrays_take_the_same_road(harness):
     arrays = {"a": np.arange(500, dtype=np.int16), "b": np.float64(2.5)}
-    ref = add_arrays(hall.service, arrays, ["site-1"])
-    status, received = download_arrays(hall.receiver(), ref.token, SMALL)
+    ref = add_arrays(harness.service, arrays, ["site-1"])
+    status, received = download_arrays(harness.receiver(), ref.token, SMALL)
     assert status.ok
     assert all(type(value) is np.ndarray for value in received.values())
     assert np.array_equal(received["a"], arrays["a"])
     assert received["b"] == 2.5
 
 
-def test_a_file_goes_from_disk_to_disk(hall, tmp_path):
-    ref = add_tensors(hall.service, TENSORS, ["site-1"])
+def test_a_file_goes_from_disk_to_disk(harness, tmp_path):
+    ref = add_tensors(harness.service, TENSORS, ["site-1"])
     first = tmp_path / "first.safetensors"
-    status, path = download_file(hall.receiver(), ref.token, first, SMALL)
+    status, path = download_file(harness.receiver(), ref.token, first, SMALL)
     assert status.ok
     assert path == first
-    again = add_file(hall.service, first, ["site-2"])
+    again = add_file(harness.service, first, ["site-2"])
     second = tmp_path / "second.safetensors"
-    assert download_file(hall.receiver("site-2"), again.token, second, SMALL)[0].ok
+    assert download_file(harness.receiver("site-2"), again.token, second, SMALL)[0].ok
     assert same(load_file(second), TENSORS)
     assert sorted(each.name for each in tmp_path.iterdir()) == [first.name, second.name]
 
 
-def test_a_module_receives_into_its_own_parameters(hall):
+def test_a_module_receives_into_its_own_parameters(harness):
     sent, net = nn.Linear(30, 20), nn.Linear(30, 20)
     pointer = net.weight.data_ptr()
-    ref = add_tensors(hall.service, sent.state_dict(), ["site-1"])
-    status, _ = download_tensors(hall.receiver(), ref.token, SMALL, net)
+    ref = add_tensors(harness.service, sent.state_dict(), ["site-1"])
+    status, _ = download_tensors(harness.receiver(), ref.token, SMALL, net)
     assert status.ok
     assert net.weight.data_ptr() == pointer
     assert torch.equal(net.weight, sent.weight)
 
 
-def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(hall):
-    ref = add_tensors(hall.service, TENSORS, ["site-1"])
+def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(harness):
+    ref = add_tensors(harness.service, TENSORS, ["site-1"])
     with pytest.raises(LayoutError, match="does not fit"):
-        download_tensors(hall.receiver(), ref.token, SMALL, nn.Linear(3, 2))
+        download_tensors(harness.receiver(), ref.token, SMALL, nn.Linear(3, 2))
     assert "does not fit" in ref.wait(10).reason
 
 
-def test_every_bad_end_has_its_status_and_leaves_nothing(hall, tmp_path):
-    refused, nothing = download_tensors(hall.receiver(), bytes(16), SMALL)
+def test_every_bad_end_has_its_status_and_leaves_nothing(harness, tmp_path):
+    refused, nothing = download_tensors(harness.receiver(), bytes(16), SMALL)
     assert (refused.code, nothing) == ("refused", {})
     assert "not on offer" in refused.reason
 
-    ref = add_tensors(hall.service, TENSORS, ["a", "b", "c"])
+    ref = add_tensors(harness.service, TENSORS, ["a", "b", "c"])
     for name, fault, code in (("a", "stall", "timed out"), ("b", "death", "sender gone")):
-        broken = FaultyChannel(hall.channel(name), fault, seed=1, death_within=2000)
+        broken = FaultyChannel(harness.channel(name), fault, seed=1, death_within=2000)
         path = tmp_path / f"{name}.safetensors"
         hasty = SMALL._replace(request_timeout=0.2)
         status, none = download_file(Receiver(broken, "server"), ref.token, path, hasty)
         assert (status.code, none) == (code, None)
     abort = Signal()
     abort.set()
-    stalled = FaultyChannel(hall.channel("c"), "stall", seed=1, death_within=2000)
+    stalled = FaultyChannel(harness.channel("c"), "stall", seed=1, death_within=2000)
     aborted, _ = download_tensors(Receiver(stalled, "server", abort), ref.token, SMALL)
     assert aborted.code == "aborted"
     abort.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_callback_that_raises_harms_nobody(hall, capfd):
+def test_a_callback_that_raises_harms_nobody(harness, capfd):
     def fail(ref):
         raise RuntimeError("in the callback")
 
-    ref = add_tensors(hall.service, TENSORS, ["site-1"], on_settled=fail)
-    receiver = hall.receiver()
+    ref = add_tensors(harness.service, TENSORS, ["site-1"], on_settled=fail)
+    receiver = harness.receiver()
     assert download_tensors(receiver, ref.token, SMALL)[0].ok
     assert ref.wait(10).ok
-    following = add_tensors(hall.service, TENSORS, ["site-1"])
+    following = add_tensors(harness.service, TENSORS, ["site-1"])
     assert download_tensors(receiver, following.token, SMALL)[0].ok
     assert "in the callback" in capfd.readouterr().err
 
@@ -155,17 +155,17 @@ class TestResume:
     MODEL: ClassVar = {"w": np.random.default_rng(3).random(100_000, dtype=np.float32)}
     NBYTES = 400_000
 
-    def broken_off(self, hall, path, within=300_000):
-        ref = add_arrays(hall.service, self.MODEL, ["first"])
-        channel = FaultyChannel(hall.channel("first"), "death", seed=2, death_within=within)
+    def broken_off(self, harness, path, within=300_000):
+        ref = add_arrays(harness.service, self.MODEL, ["first"])
+        channel = FaultyChannel(harness.channel("first"), "death", seed=2, death_within=within)
         status, _ = download_file(Receiver(channel, "server"), ref.token, path, SMALL, resume=True)
         assert status.code == "sender gone"
 
-    def resumed(self, hall, path, model=None):
-        ref = add_arrays(hall.service, model or self.MODEL, ["second"])
+    def resumed(self, harness, path, model=None):
+        ref = add_arrays(harness.service, model or self.MODEL, ["second"])
         progress = []
         status, _ = download_file(
-            hall.receiver("second"),
+            harness.receiver("second"),
             ref.token,
             path,
             SMALL,
@@ -179,61 +179,62 @@ class TestResume:
         assert not list(path.parent.glob("*.tmp"))
         return status.cost.bytes
 
-    def test_only_what_is_missing_is_fetched(self, hall, tmp_path):
+    def test_only_what_is_missing_is_fetched(self, harness, tmp_path):
         path = tmp_path / "model.safetensors"
-        self.broken_off(hall, path)
+        self.broken_off(harness, path)
         assert not path.exists()
         here = path.with_name(path.name + ".tmp").read_bytes()[-self.NBYTES :]
         chunks = range(0, self.NBYTES, SMALL.chunk_size)
         due = self.MODEL["w"].tobytes()
         missing = [at for at in chunks if here[at : at + 1024] != due[at : at + 1024]]
         assert 0 < len(missing) < len(chunks)
-        fetched = self.resumed(hall, path)
+        fetched = self.resumed(harness, path)
         assert fetched == sum(min(1024, self.NBYTES - at) for at in missing)
 
-    def test_what_changed_meanwhile_is_not_trusted(self, hall, tmp_path):
+    def test_what_changed_meanwhile_is_not_trusted(self, harness, tmp_path):
         path = tmp_path / "model.safetensors"
-        self.broken_off(hall, path)
+        self.broken_off(harness, path)
         partial = path.with_name(path.name + ".tmp")
         data = bytearray(partial.read_bytes())
         data[-self.NBYTES + 5] ^= 1
         partial.write_bytes(data)
-        self.resumed(hall, path)
+        self.resumed(harness, path)
 
-    def test_another_snapshot_of_the_same_layout_is_told_apart(self, hall, tmp_path):
+    def test_another_snapshot_of_the_same_layout_is_told_apart(self, harness, tmp_path):
         path = tmp_path / "model.safetensors"
-        self.broken_off(hall, path)
-        assert self.resumed(hall, path, {"w": self.MODEL["w"] + 1}) == self.NBYTES
+        self.broken_off(harness, path)
+        assert self.resumed(harness, path, {"w": self.MODEL["w"] + 1}) == self.NBYTES
 
-    def test_a_partial_file_of_another_layout_is_begun_again(self, hall, tmp_path):
+    def test_a_partial_file_of_another_layout_is_begun_again(self, harness, tmp_path):
         path = tmp_path / "model.safetensors"
         path.with_name(path.name + ".tmp").write_bytes(b"something else altogether" * 999)
-        assert self.resumed(hall, path) == self.NBYTES
+        assert self.resumed(harness, path) == self.NBYTES
 
-    def test_a_file_that_became_shorter_is_refused_and_the_service_goes_on(self, hall, tmp_path):
+    def test_a_file_that_became_shorter_is_refused_and_the_service_goes_on(self, harness, tmp_path):
         offered, path = tmp_path / "offered.safetensors", tmp_path / "model.safetensors"
-        whole = add_arrays(hall.service, self.MODEL, ["site-1"])
-        receiver = hall.receiver()
+        whole = add_arrays(harness.service, self.MODEL, ["site-1"])
+        receiver = harness.receiver()
         assert download_file(receiver, whole.token, offered, SMALL)[0].ok
-        self.broken_off(hall, path)
-        ref = add_file(hall.service, offered, ["site-1"])
+        self.broken_off(harness, path)
+        ref = add_file(harness.service, offered, ["site-1"])
         os.truncate(offered, 1000)
         status, none = download_file(receiver, ref.token, path, SMALL, resume=True)
         assert (status.code, none) == ("refused", None)
         assert "offered.safetensors" in status.reason
-        assert self.resumed(hall, path) < self.NBYTES
+        assert self.resumed(harness, path) < self.NBYTES
 
-    def test_a_receiver_killed_by_the_system_goes_on_in_another_process(self, hall, tmp_path):
+    @pytest.mark.slow
+    def test_a_receiver_killed_by_the_system_goes_on_in_another_process(self, harness, tmp_path):
         path = tmp_path / "model.safetensors"
-        ref = add_arrays(hall.service, self.MODEL, ["first"])
+        ref = add_arrays(harness.service, self.MODEL, ["first"])
         context = multiprocessing.get_context("spawn")
         process = context.Process(
-            target=download_and_die, args=(hall.pipe_to("first"), ref.token, path)
+            target=download_and_die, args=(harness.pipe_to("first"), ref.token, path)
         )
         process.start()
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
-        assert 0 < self.resumed(hall, path) < self.NBYTES
+        assert 0 < self.resumed(harness, path) < self.NBYTES
 
 
 def download_and_die(end, token, path):

@@ -10,7 +10,7 @@ import peers
 import pytest
 import safetensors.torch
 import torch
-from halls import fetch
+from harness import fetch
 from support import as_bytes, assert_same_tensors, every_kind, tensor
 
 from flstream.errors import ChannelClosedError, DeadlineError
@@ -34,20 +34,20 @@ def model() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a peer: gives our end of the pipe to it, and of what it tells besides."""
+    """Start a peer: return our ends of its data pipe and of its pipe for reports."""
     started, ends = [], []
 
     def start(target: Callable[..., None], *args: Any) -> tuple[PipeChannel, Any]:
         ours, theirs = socket.socketpair()
-        hears, tells = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=target, args=(theirs, tells, *args))
+        receiving, sending = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=target, args=(theirs, sending, *args))
         process.start()
         theirs.close()
-        tells.close()
+        sending.close()
         channel = PipeChannel(ours, "peer")
         started.append(process)
-        ends.extend((channel, hears))
-        return channel, hears
+        ends.extend((channel, receiving))
+        return channel, receiving
 
     yield start
     for end in ends:
@@ -64,13 +64,13 @@ def start() -> Iterator[Start]:
 def test_a_model_is_fetched_from_another_process_into_modules_and_memory(start, tmp_path):
     tensors = model()
     write_checkpoint(tmp_path / "model", MemoryBody.of(tensors))
-    channel, told = start(peers.offer_file, tmp_path / "model", None)
+    channel, reports = start(peers.offer_file, tmp_path / "model", None)
     own = MemoryBody.of({name: torch.empty_like(value) for name, value in tensors.items()})
-    sink, stats = download(Receiver(channel, "peer"), told.recv(), HOW, lambda layout: own)
+    sink, stats = download(Receiver(channel, "peer"), reports.recv(), HOW, lambda layout: own)
     assert_same_tensors(sink.tensors, tensors)
     assert stats.chunks == ceil(own.layout.nbytes / HOW.chunk_size)
     assert stats.requests == ceil(own.layout.nbytes / HOW.request_size)
-    assert told.recv() == ("finished", "")
+    assert reports.recv() == ("finished", "")
 
 
 def test_another_process_fetches_models_into_files_one_after_another(start, tmp_path):
@@ -80,17 +80,17 @@ def test_another_process_fetches_models_into_files_one_after_another(start, tmp_
         refs = [service.offer(body, ["receiver"]) for body in bodies]
         stranger = service.offer(bodies[0], ["somebody else"])
         tokens = [ref.token for ref in (*refs, stranger)]
-        channel, told = start(peers.fetch_files, tokens, HOW, tmp_path, None)
+        channel, reports = start(peers.fetch_files, tokens, HOW, tmp_path, None)
         service.attach(channel, "receiver")
         for ref, body in zip(refs, bodies, strict=True):
             nbytes = body.layout.nbytes
-            assert told.recv() == (
+            assert reports.recv() == (
                 nbytes,
                 ceil(nbytes / HOW.request_size),
                 ceil(nbytes / HOW.chunk_size),
             )
             assert ref.wait(30).ok
-        kind, sentence = told.recv()
+        kind, sentence = reports.recv()
         assert kind == "RefusedError"
         assert "not on offer" in sentence
     assert_same_tensors(safetensors.torch.load_file(tmp_path / "received-0"), large)
@@ -99,9 +99,9 @@ def test_another_process_fetches_models_into_files_one_after_another(start, tmp_
 
 def test_a_sender_killed_in_the_middle_is_a_closed_channel(start, tmp_path):
     write_checkpoint(tmp_path / "model", MemoryBody.of(model()))
-    channel, told = start(peers.offer_file, tmp_path / "model", 1 << 20)
+    channel, reports = start(peers.offer_file, tmp_path / "model", 1 << 20)
     with pytest.raises(ChannelClosedError, match="peer closed the channel"):
-        fetch(Receiver(channel, "peer"), told.recv(), HOW)
+        fetch(Receiver(channel, "peer"), reports.recv(), HOW)
 
 
 def test_a_receiver_killed_in_the_middle_settles_its_ref_and_nobody_elses(start, tmp_path):
@@ -114,17 +114,17 @@ def test_a_receiver_killed_in_the_middle_settles_its_ref_and_nobody_elses(start,
         assert outcome.status == "aborted"
         assert "peer closed the channel; its process has ended or died" in outcome.reason
         assert ref.deliveries["receiver"].failure
-        channel, told = start(peers.fetch_files, [other.token], HOW, tmp_path, None)
+        channel, reports = start(peers.fetch_files, [other.token], HOW, tmp_path, None)
         service.attach(channel, "survivor")
         assert other.wait(30).ok
-        assert told.recv()[0] == body.layout.nbytes  # said once the file has its name
+        assert reports.recv()[0] == body.layout.nbytes  # reported once the file has its name
     loaded = safetensors.torch.load_file(tmp_path / "received-0")
     assert as_bytes(loaded["large"]) == as_bytes(body.tensors["large"])
 
 
 def test_a_process_that_says_nothing_is_a_deadline_error(start):
-    channel, told = start(peers.say_nothing)
+    channel, reports = start(peers.stay_silent)
     how = HOW._replace(request_timeout=0.2, probe_after=0.05)
     with pytest.raises(DeadlineError, match=r"peer did not send an answer to Open within 0\.2 s"):
         fetch(Receiver(channel, "peer"), bytes(16), how)
-    told.send("enough")
+    reports.send("enough")

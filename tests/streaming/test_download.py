@@ -5,7 +5,7 @@ from math import ceil
 import pytest
 import safetensors.torch
 import torch
-from halls import QUICK, fetch, open_hall
+from harness import QUICK, fetch, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import as_bytes, assert_same_tensors, body_of, entries, every_kind, tensor
@@ -32,9 +32,9 @@ def test_every_tensor_arrives_bit_by_bit_in_frames_and_requests_as_promised(
     tensors = {name: tensor(code, shape) for name, code, shape in given_entries}
     body = MemoryBody.of(tensors)
     how = StreamSettings(chunk_size, request_size, window, request_timeout=30)
-    with open_hall() as hall:
-        receiver, channel = hall.watched()
-        ref = hall.service.offer(body, ["site-1"])
+    with open_harness() as harness:
+        receiver, channel = harness.watched()
+        ref = harness.service.offer(body, ["site-1"])
         sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
         assert ref.wait(30).ok
     assert_same_tensors(sink.tensors, tensors)
@@ -52,15 +52,15 @@ def test_every_tensor_arrives_bit_by_bit_in_frames_and_requests_as_promised(
     )
 
 
-def test_every_dtype_arrives_scalars_and_empty_tensors_too(hall):
-    ref = hall.service.offer(MemoryBody.of(every_kind()), ["site-1"])
-    assert_same_tensors(fetch(hall.receiver(), ref.token).tensors, every_kind())
+def test_every_dtype_arrives_scalars_and_empty_tensors_too(harness):
+    ref = harness.service.offer(MemoryBody.of(every_kind()), ["site-1"])
+    assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, every_kind())
 
 
-def test_one_tensor_larger_than_a_chunk_is_split(hall):
+def test_one_tensor_larger_than_a_chunk_is_split(harness):
     tensors = {"w": tensor("F32", (1 << 18,))}
-    receiver, channel = hall.watched()
-    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
     how = StreamSettings(chunk_size=65536, request_size=262144)
     sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, tensors)
@@ -68,21 +68,21 @@ def test_one_tensor_larger_than_a_chunk_is_split(hall):
     assert stats.requests == 4
 
 
-def test_many_small_tensors_share_one_frame(hall):
+def test_many_small_tensors_share_one_frame(harness):
     # More of them than the kernel takes in one call, and than the service sends uncopied.
     tensors = {f"t{number:04}": torch.full((3,), float(number)) for number in range(2000)}
-    receiver, channel = hall.watched()
-    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
     sink, stats = download(receiver, ref.token, StreamSettings(), MemoryBody.allocate)
     assert_same_tensors(sink.tensors, tensors)
     assert [frame.length for frame in channel.frames] == [24_000]
     assert stats.requests == 1
 
 
-def test_a_few_small_tensors_are_sent_from_their_own_storage(hall):
+def test_a_few_small_tensors_are_sent_from_their_own_storage(harness):
     tensors = {f"t{number}": torch.full((100,), float(number)) for number in range(50)}
-    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
-    assert_same_tensors(fetch(hall.receiver(), ref.token).tensors, tensors)
+    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
+    assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, tensors)
 
 
 @pytest.mark.parametrize(
@@ -90,96 +90,98 @@ def test_a_few_small_tensors_are_sent_from_their_own_storage(hall):
 )
 @pytest.mark.parametrize("chunk_size", [0, 4096])
 def test_a_model_arrives_streamed_or_as_one_message_even_if_it_has_no_bytes(
-    hall, tensors, chunk_size
+    harness, tensors, chunk_size
 ):
-    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
     how = QUICK._replace(chunk_size=chunk_size)
-    sink, stats = download(hall.receiver(), ref.token, how, MemoryBody.allocate)
+    sink, stats = download(harness.receiver(), ref.token, how, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, tensors)
     assert ref.wait(30).ok
     if chunk_size == 0:
         assert stats.chunks == stats.requests == (1 if sink.layout.nbytes else 0)
 
 
-def test_one_message_of_the_whole_model_is_a_safetensors_file(hall):
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+def test_one_message_of_the_whole_model_is_a_safetensors_file(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     messages = []
-    receiver, _ = hall.watched(lambda header, packet: messages.append(bytes(packet[HEADER_BYTES:])))
+    receiver, _ = harness.watched(
+        lambda header, packet: messages.append(bytes(packet[HEADER_BYTES:]))
+    )
     download(receiver, ref.token, QUICK._replace(chunk_size=0), MemoryBody.allocate)
     assert_same_tensors(safetensors.torch.load(messages[0]), MODEL)
 
 
 @pytest.mark.parametrize("chunk_size", [0, 16, 4096])
-def test_a_model_arrives_in_a_modules_own_parameters(hall, chunk_size):
+def test_a_model_arrives_in_a_modules_own_parameters(harness, chunk_size):
     torch.manual_seed(1)
     sent, module = torch.nn.Linear(30, 20), torch.nn.Linear(30, 20)
-    ref = hall.service.offer(MemoryBody.of(sent.state_dict()), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(sent.state_dict()), ["site-1"])
     where = module.weight.data_ptr()
     how = QUICK._replace(chunk_size=chunk_size)
     own = MemoryBody.of(module.state_dict(), writable=True)
-    download(hall.receiver(), ref.token, how, lambda layout: own)
+    download(harness.receiver(), ref.token, how, lambda layout: own)
     assert torch.equal(module.weight, sent.weight)
     assert torch.equal(module.bias, sent.bias)
     assert module.weight.data_ptr() == where
 
 
 @pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_a_file_arrives_as_a_file(hall, tmp_path, chunk_size):
+def test_a_file_arrives_as_a_file(harness, tmp_path, chunk_size):
     digest = write_checkpoint(tmp_path / "sent", MemoryBody.of(every_kind()))
-    ref = hall.service.offer(FileSource(tmp_path / "sent"), ["site-1"])
+    ref = harness.service.offer(FileSource(tmp_path / "sent"), ["site-1"])
     how = QUICK._replace(chunk_size=chunk_size)
     path = tmp_path / "received"
-    sink, _ = download(hall.receiver(), ref.token, how, lambda layout: FileSink(path, layout))
+    sink, _ = download(harness.receiver(), ref.token, how, lambda layout: FileSink(path, layout))
     with sink:
         sink.finish()
     assert write_checkpoint(tmp_path / "again", FileSource(path)) == digest
     assert_same_tensors(safetensors.torch.load_file(path), every_kind())
 
 
-def test_a_file_of_another_tools_order_arrives_tensor_by_tensor(hall, tmp_path):
+def test_a_file_of_another_tools_order_arrives_tensor_by_tensor(harness, tmp_path):
     tensors = {"a": torch.arange(40, dtype=torch.int32), "b": torch.arange(40.0)}
     safetensors.torch.save_file(tensors, tmp_path / "theirs")
     order = Layout([TensorSpec("b", "F32", (40,), 0, 160), TensorSpec("a", "I32", (40,), 160, 320)])
     body = memoryview(body_of(MemoryBody.of({"b": tensors["b"]})) + as_bytes(tensors["a"]))
     for source in (FileSource(tmp_path / "theirs"), BufferSource(order, body)):
-        ref = hall.service.offer(source, ["site-1"])
-        assert_same_tensors(fetch(hall.receiver(), ref.token).tensors, tensors)
+        ref = harness.service.offer(source, ["site-1"])
+        assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, tensors)
 
 
-def test_a_sink_that_does_not_fit_is_refused_before_a_byte_arrives(hall):
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+def test_a_sink_that_does_not_fit_is_refused_before_a_byte_arrives(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     other = MemoryBody.of({**MODEL, "small": torch.zeros(6, dtype=torch.float16)})
     with pytest.raises(LayoutError, match=r"'small' has shape \[6\] instead of \[5\]"):
-        download(hall.receiver(), ref.token, QUICK, lambda layout: other)
+        download(harness.receiver(), ref.token, QUICK, lambda layout: other)
     assert ref.deliveries["site-1"].chunks == 0
     assert "'small'" in ref.wait(30).reason
 
 
-def test_one_receiver_takes_one_download_after_another(hall):
-    receiver = hall.receiver()
+def test_one_receiver_takes_one_download_after_another(harness):
+    receiver = harness.receiver()
     for number in range(5):
         tensors = {"w": torch.full((5000,), float(number))}
-        ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+        ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
         assert_same_tensors(fetch(receiver, ref.token).tensors, tensors)
 
 
-def test_several_receivers_have_one_ref_and_it_settles_with_the_last(hall):
+def test_several_receivers_have_one_ref_and_it_settles_with_the_last(harness):
     names = ["site-1", "site-2", "site-3"]
-    ref = hall.service.offer(MemoryBody.of(MODEL), names)
+    ref = harness.service.offer(MemoryBody.of(MODEL), names)
     for name in names:
         assert ref.outcome is None
-        assert_same_tensors(fetch(hall.receiver(name), ref.token).tensors, MODEL)
+        assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
     assert ref.wait(30).ok
     assert all(delivery.closed_at for delivery in ref.deliveries.values())
 
 
-def test_a_sender_that_falls_silent_is_probed_until_the_request_times_out(hall):
-    receiver, channel = hall.watched(
+def test_a_sender_that_falls_silent_is_probed_until_the_request_times_out(harness):
+    receiver, channel = harness.watched(
         on_request=lambda request, packet: (
             packet.clear() if isinstance(request, (Fetch, Probe)) else None
         )
     )
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     remote = RemoteSource(receiver, ref.token, QUICK._replace(request_timeout=0.2))
     with pytest.raises(
         DeadlineError,
@@ -189,27 +191,27 @@ def test_a_sender_that_falls_silent_is_probed_until_the_request_times_out(hall):
     assert sum(isinstance(each, Probe) for each in channel.requests) >= 2
 
 
-def test_a_download_is_read_from_front_to_back(hall):
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    remote = RemoteSource(hall.receiver(), ref.token, QUICK)
+def test_a_download_is_read_from_front_to_back(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    remote = RemoteSource(harness.receiver(), ref.token, QUICK)
     with pytest.raises(ValueError, match="goes on at byte 0, not at 4096"):
         remote.receive(4096, 8192, [memoryview(bytearray(4096))])
 
 
-def test_a_file_that_is_cut_short_while_it_is_sent_is_refused_with_the_reason(hall, tmp_path):
+def test_a_file_that_is_cut_short_while_it_is_sent_is_refused_with_the_reason(harness, tmp_path):
     path = tmp_path / "model"
     write_checkpoint(path, MemoryBody.of(MODEL))
-    ref = hall.service.offer(FileSource(path), ["site-1"])
+    ref = harness.service.offer(FileSource(path), ["site-1"])
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 1000)
     with pytest.raises(RefusedError, match="model ends at byte"):
-        fetch(hall.receiver(), ref.token)
+        fetch(harness.receiver(), ref.token)
     assert not ref.wait(30).ok
 
 
-def test_a_ref_that_settles_while_it_is_read_is_refused(hall):
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    remote = RemoteSource(hall.receiver(), ref.token, QUICK)
+def test_a_ref_that_settles_while_it_is_read_is_refused(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    remote = RemoteSource(harness.receiver(), ref.token, QUICK)
     ref.abort("enough")
     with pytest.raises(RefusedError, match="settled"):
         remote.receive(0, 4096, [memoryview(bytearray(4096))])

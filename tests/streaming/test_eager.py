@@ -5,7 +5,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from halls import QUICK, fetch, flip
+from harness import QUICK, fetch, flip
 from support import assert_same_tensors, tensor
 
 from flstream.errors import CheckpointError, RefusedError
@@ -32,9 +32,9 @@ def zeros(nbytes):
     return MemoryBody.of({"w": np.zeros(nbytes, np.uint8)})
 
 
-def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(hall):
-    receiver, channel = hall.watched()
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(harness):
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, SMALL)
     assert kinds(channel) == [Open, Close]
@@ -54,9 +54,9 @@ def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(hall):
     ],
     ids=["64 KiB", "more", "a request", "more than a request", "nothing", "native"],
 )
-def test_only_what_fits_one_request_and_64_kib_comes_unasked(hall, nbytes, settings, fetches):
-    receiver, channel = hall.watched()
-    ref = hall.service.offer(zeros(nbytes), ["site-1"])
+def test_only_what_fits_one_request_and_64_kib_comes_unasked(harness, nbytes, settings, fetches):
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(zeros(nbytes), ["site-1"])
     body = fetch(receiver, ref.token, settings)
     assert body.layout.nbytes == nbytes
     assert kinds(channel).count(Fetch) == fetches
@@ -64,11 +64,11 @@ def test_only_what_fits_one_request_and_64_kib_comes_unasked(hall, nbytes, setti
 
 
 @pytest.mark.parametrize("change", [flip, bytearray.clear], ids=["damaged", "lost"])
-def test_a_chunk_that_breaks_is_fetched_again(hall, change):
-    receiver, channel = hall.watched(
+def test_a_chunk_that_breaks_is_fetched_again(harness, change):
+    receiver, channel = harness.watched(
         on_frame=lambda header, packet: change(packet) if len(channel.frames) == 1 else None
     )
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, SMALL)
     assert cost.retries == 1
@@ -77,16 +77,16 @@ def test_a_chunk_that_breaks_is_fetched_again(hall, change):
     ]
 
 
-def test_the_last_chunk_that_is_lost_is_found_missing_by_a_probe(hall):
-    receiver, channel = hall.watched(
+def test_the_last_chunk_that_is_lost_is_found_missing_by_a_probe(harness):
+    receiver, channel = harness.watched(
         on_frame=lambda header, packet: packet.clear() if len(channel.frames) == 2 else None
     )
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
     assert kinds(channel) == [Open, Probe, Fetch, Close]
 
 
-def test_a_layout_that_is_lost_is_asked_for_again_and_both_bodies_do_no_harm(hall):
+def test_a_layout_that_is_lost_is_asked_for_again_and_both_bodies_do_no_harm(harness):
     lost = []
 
     def lose_first(reply, packet):
@@ -94,26 +94,26 @@ def test_a_layout_that_is_lost_is_asked_for_again_and_both_bodies_do_no_harm(hal
             lost.append(reply)
             packet.clear()
 
-    receiver, channel = hall.watched(on_reply=lose_first)
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    receiver, channel = harness.watched(on_reply=lose_first)
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
     assert kinds(channel) == [Open, Open, Close]
-    again = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    again = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, again.token).tensors, SMALL)
 
 
-def test_a_sender_that_does_not_send_it_unasked_is_asked(hall):
+def test_a_sender_that_does_not_send_it_unasked_is_asked(harness):
     def deaf(request, packet):
         if isinstance(request, Open):
             packet[:] = pack_message(Open(request.token, request.request), request.token)
 
-    receiver, channel = hall.watched(on_request=deaf)
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    receiver, channel = harness.watched(on_request=deaf)
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
     assert kinds(channel) == [Open, Probe, Fetch, Close]
 
 
-def test_what_overtakes_the_layout_is_fetched_again(hall):
+def test_what_overtakes_the_layout_is_fetched_again(harness):
     held = []
 
     def hold_back(reply, packet):
@@ -125,13 +125,13 @@ def test_what_overtakes_the_layout_is_fetched_again(hall):
         if len(channel.frames) == 1 and held:
             packet += held.pop()
 
-    receiver, channel = hall.watched(on_frame=let_go, on_reply=hold_back)
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    receiver, channel = harness.watched(on_frame=let_go, on_reply=hold_back)
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
     assert kinds(channel) == [Open, Fetch, Close]
 
 
-def test_a_refusal_after_the_layout_ends_the_download(hall):
+def test_a_refusal_after_the_layout_ends_the_download(harness):
     ours, theirs = pipe("server", "site-1")
     layout = MemoryBody.of(SMALL).layout.plain_header[8:]
     token = bytes(range(16))
@@ -143,9 +143,9 @@ def test_a_refusal_after_the_layout_ends_the_download(hall):
             fetch(Receiver(theirs, "server"), token, QUICK._replace(request_timeout=1.0))
 
 
-def test_a_body_that_nobody_read_is_passed_over_by_the_next_reader_of_the_same_ref(hall):
-    receiver = hall.receiver()
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+def test_a_body_that_nobody_read_is_passed_over_by_the_next_reader_of_the_same_ref(harness):
+    receiver = harness.receiver()
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     RemoteSource(receiver, ref.token, QUICK)
     remote = RemoteSource(receiver, ref.token, QUICK)
     pieces = [
@@ -155,41 +155,41 @@ def test_a_body_that_nobody_read_is_passed_over_by_the_next_reader_of_the_same_r
     assert b"".join(pieces) == b"".join(MemoryBody.of(SMALL).views(0, remote.layout.nbytes))
 
 
-def test_a_file_that_became_shorter_is_refused(hall, tmp_path):
+def test_a_file_that_became_shorter_is_refused(harness, tmp_path):
     path = tmp_path / "small.safetensors"
-    ref = hall.service.offer(zeros(4096), ["site-1"])
-    status, _ = download_file(hall.receiver(), ref.token, path)
+    ref = harness.service.offer(zeros(4096), ["site-1"])
+    status, _ = download_file(harness.receiver(), ref.token, path)
     assert status.ok
     source = FileSource(path)
     os.truncate(path, 1000)
-    ref = hall.service.offer(source, ["site-2"])
+    ref = harness.service.offer(source, ["site-2"])
     with pytest.raises(RefusedError, match=r"small\.safetensors"):
-        fetch(hall.receiver("site-2"), ref.token)
+        fetch(harness.receiver("site-2"), ref.token)
 
 
-def test_bytes_that_have_no_place_are_passed_over_by_the_next_download(hall):
+def test_bytes_that_have_no_place_are_passed_over_by_the_next_download(harness):
     def no_place(layout):
         raise CheckpointError("the disk is full")
 
-    receiver = hall.receiver()
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    receiver = harness.receiver()
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     with pytest.raises(CheckpointError):
         download(receiver, ref.token, QUICK, no_place)
-    again = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    again = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, again.token).tensors, SMALL)
 
 
-def test_a_small_file_is_taken_whole_and_not_compared(hall, tmp_path):
+def test_a_small_file_is_taken_whole_and_not_compared(harness, tmp_path):
     path = tmp_path / "model.safetensors"
     (tmp_path / "model.safetensors.tmp").write_bytes(b"what an earlier download left")
-    receiver, channel = hall.watched()
-    ref = hall.service.offer(MemoryBody.of(SMALL), ["site-1"])
+    receiver, channel = harness.watched()
+    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     status, _ = download_file(receiver, ref.token, path, QUICK, resume=True)
     assert status.ok
     assert kinds(channel) == [Open, Close]
-    assert_same_tensors(fetch_file(hall, path), SMALL)
+    assert_same_tensors(fetch_file(harness, path), SMALL)
 
 
-def fetch_file(hall, path):
-    ref = hall.service.offer(FileSource(path), ["reader"])
-    return fetch(hall.receiver("reader"), ref.token).tensors
+def fetch_file(harness, path):
+    ref = harness.service.offer(FileSource(path), ["reader"])
+    return fetch(harness.receiver("reader"), ref.token).tensors

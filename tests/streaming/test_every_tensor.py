@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from halls import QUICK, fetch, open_hall
+from harness import QUICK, fetch, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, body_of, every_kind, tensor
+from support import PlainSource, as_bytes, assert_same_tensors, body_of, every_kind, tensor
 
 from flstream.errors import FlstreamError
 from flstream.model.body import Scratch
@@ -19,11 +19,14 @@ from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
 
 
-def sent(hall, tensors, settings=QUICK, framework="pytorch"):
+def sent(harness, tensors, settings=QUICK, framework="pytorch"):
     """The tensors as they arrive."""
-    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
     sink, _ = download(
-        hall.receiver(), ref.token, settings, lambda layout: MemoryBody.allocate(layout, framework)
+        harness.receiver(),
+        ref.token,
+        settings,
+        lambda layout: MemoryBody.allocate(layout, framework),
     )
     return sink.tensors
 
@@ -50,9 +53,9 @@ def odd_tensors():
 
 
 @MODES
-def test_every_dtype_shape_and_stride_arrives_bit_for_bit(hall, chunk_size):
+def test_every_dtype_shape_and_stride_arrives_bit_for_bit(harness, chunk_size):
     tensors = {**every_kind(), **odd_tensors()}
-    arrived = sent(hall, tensors, QUICK._replace(chunk_size=chunk_size))
+    arrived = sent(harness, tensors, QUICK._replace(chunk_size=chunk_size))
     assert_same_tensors(arrived, tensors)
     assert all(value.is_contiguous() for value in arrived.values())
 
@@ -68,12 +71,12 @@ def test_any_strides_and_chunk_size_arrive_bit_for_bit(data):
         steps = [data.draw(st.integers(1, 3)) for _ in shape]
         tensors[f"t{number}"] = value[tuple(slice(None, None, step) for step in steps)]
     size = 16 * data.draw(st.integers(0, 40))
-    with open_hall() as hall:
-        assert_same_tensors(sent(hall, tensors, QUICK._replace(chunk_size=size)), tensors)
+    with open_harness() as harness:
+        assert_same_tensors(sent(harness, tensors, QUICK._replace(chunk_size=size)), tensors)
 
 
 @MODES
-def test_arrays_of_every_dtype_and_stride_arrive_bit_for_bit(hall, chunk_size):
+def test_arrays_of_every_dtype_and_stride_arrive_bit_for_bit(harness, chunk_size):
     arrays = {}
     for code, dtype in BY_CODE.items():
         if dtype.numpy_name:
@@ -87,7 +90,7 @@ def test_arrays_of_every_dtype_and_stride_arrive_bit_for_bit(hall, chunk_size):
                 f"{code}.empty": value[:, :0],
             }
     settings = QUICK._replace(chunk_size=chunk_size)
-    arrived = sent(hall, arrays, settings, framework="numpy")
+    arrived = sent(harness, arrays, settings, framework="numpy")
     assert {n: (v.dtype, v.shape, v.tobytes()) for n, v in arrived.items()} == {
         n: (v.dtype, v.shape, v.tobytes()) for n, v in arrays.items()
     }
@@ -103,20 +106,20 @@ PATTERNS = {
 }
 
 
-def test_signalling_nans_their_payloads_infinities_and_the_sign_of_zero_are_kept(hall):
+def test_signalling_nans_their_payloads_infinities_and_the_sign_of_zero_are_kept(harness):
     tensors = {}
     for code, patterns in PATTERNS.items():
         raw = np.array(patterns * 3, f"<u{BY_CODE[code].itemsize}").reshape(3, 5)
         value = torch.from_numpy(raw.view(np.uint8)).view(torch_dtype(code))
         tensors |= {code: value, f"{code}.turned": value.t()}
         assert as_bytes(value) == raw.tobytes()
-    arrived = sent(hall, tensors)
+    arrived = sent(harness, tensors)
     assert_same_tensors(arrived, tensors)
     assert arrived["F32"].view(torch.int32)[0, 0] == 0x7F800001
     assert arrived["F32.turned"].view(torch.int32)[0, 0] == 0x7F800001
 
 
-def test_names_of_any_text_arrive(hall):
+def test_names_of_any_text_arrive(harness):
     names = [
         "",
         " ",
@@ -131,43 +134,43 @@ def test_names_of_any_text_arrive(hall):
         "{}",
     ]
     tensors = {name: torch.full((2,), float(i)) for i, name in enumerate(names)}
-    assert_same_tensors(sent(hall, tensors), tensors)
+    assert_same_tensors(sent(harness, tensors), tensors)
 
 
-def test_ten_thousand_tiny_tensors_arrive(hall):
+def test_ten_thousand_tiny_tensors_arrive(harness):
     tensors = {f"layer.{i}.scale": torch.full((), i) for i in range(10_000)}
-    assert_same_tensors(sent(hall, tensors, QUICK._replace(chunk_size=2 << 20)), tensors)
+    assert_same_tensors(sent(harness, tensors, QUICK._replace(chunk_size=2 << 20)), tensors)
 
 
 @MODES
-def test_tied_weights_are_sent_once_and_arrive_tied(hall, chunk_size):
+def test_tied_weights_are_sent_once_and_arrive_tied(harness, chunk_size):
     weight = torch.randn(300, 40)
     tensors = {"wte": weight, "lm_head": weight, "turned": weight.t(), "half": weight[:150]}
     body = MemoryBody.of(tensors)
     assert body.layout.nbytes == 4 * 300 * 40 * 2 + 4 * 150 * 40
-    ref = hall.service.offer(body, ["site-1"])
-    arrived = fetch(hall.receiver(), ref.token, QUICK._replace(chunk_size=chunk_size))
+    ref = harness.service.offer(body, ["site-1"])
+    arrived = fetch(harness.receiver(), ref.token, QUICK._replace(chunk_size=chunk_size))
     assert arrived.layout == body.layout
     assert arrived.tensors["wte"] is arrived.tensors["lm_head"]
     assert_same_tensors(arrived.tensors, tensors)
 
 
-def test_an_offer_is_refused_before_the_first_byte_if_a_tensor_cannot_travel(hall):
+def test_an_offer_is_refused_before_the_first_byte_if_a_tensor_cannot_travel(harness):
     for value in (torch.zeros(2).to_sparse(), np.array([None]), torch.zeros(1, device="meta")):
         with pytest.raises(FlstreamError, match="'bad'"):
-            hall.service.offer(MemoryBody.of({"good": torch.ones(3), "bad": value}), ["site-1"])
+            harness.service.offer(MemoryBody.of({"good": torch.ones(3), "bad": value}), ["site-1"])
 
 
-def test_a_layout_that_lies_about_its_size_does_not_bring_the_receiver_down(hall):
-    class Liar:
+def test_a_layout_that_lies_about_its_size_does_not_bring_the_receiver_down(harness):
+    class Liar(PlainSource):
         layout = Layout.of([("huge", "F64", (2**30, 2**25)), ("small", "U8", (3,))])
 
         def views(self, start, stop, scratch):
             raise AssertionError("nothing was to be asked for")
 
-    liar = hall.service.offer(Liar(), ["site-1"])
-    honest = hall.service.offer(MemoryBody.of({"w": torch.ones(5)}), ["site-1"])
-    receiver = hall.receiver()
+    liar = harness.service.offer(Liar(), ["site-1"])
+    honest = harness.service.offer(MemoryBody.of({"w": torch.ones(5)}), ["site-1"])
+    receiver = harness.receiver()
     with pytest.raises(FlstreamError, match=r"256.0 PiB does not fit .* 'huge'"):
         fetch(receiver, liar.token)
     assert body_of(fetch(receiver, honest.token)) == as_bytes(torch.ones(5))
@@ -175,6 +178,9 @@ def test_a_layout_that_lies_about_its_size_does_not_bring_the_receiver_down(hall
 
 class Discard:
     """A sink that keeps only the last bytes of every range."""
+
+    random_access = True
+    resumed = False
 
     def __init__(self, layout):
         self.layout = layout
@@ -190,7 +196,8 @@ class Discard:
             self.written[stop] = bytes(self.view[-64:])
 
 
-def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(hall, tmp_path):
+@pytest.mark.slow
+def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(harness, tmp_path):
     size = (4 << 30) + (33 << 20) + 48
     fields = {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
     text = json.dumps(fields).encode()
@@ -201,8 +208,8 @@ def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(hall, tmp_path):
         for place in (4 << 30, size):
             file.seek(body + place - 64)
             file.write(bytes(range(1, 65)))
-    ref = hall.service.offer(FileSource(tmp_path / "sparse"), ["site-1"])
+    ref = harness.service.offer(FileSource(tmp_path / "sparse"), ["site-1"])
     settings = QUICK._replace(chunk_size=2 << 20, request_size=64 << 20)
-    sink, cost = download(hall.receiver(), ref.token, settings, Discard)
+    sink, cost = download(harness.receiver(), ref.token, settings, Discard)
     assert cost.bytes == size
     assert sink.written == {4 << 30: bytes(range(1, 65)), size: bytes(range(1, 65))}

@@ -2,11 +2,13 @@
 
 import gc
 import os
+import socket
 import weakref
+from contextlib import closing
 
 import numpy as np
 import pytest
-from halls import fetch, open_hall
+from harness import fetch, open_harness
 
 from flstream.errors import IntegrityError, RefusedError
 from flstream.model.body import Scratch
@@ -14,8 +16,9 @@ from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import ChunkDigester
 from flstream.model.memory import MemoryBody
 from flstream.streaming.frames import Demand, Frame
-from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.wire import FRAME, HEADER_BYTES, Header, digest_of
+from flstream.transport.pipe import PipeChannel
 
 MIB = 1 << 20
 LARGE = StreamSettings(chunk_size=MIB, request_timeout=30, probe_after=0.05)
@@ -103,37 +106,44 @@ def test_a_frame_is_the_chunk_with_its_digest(tmp_path, make, chunk_size, way):
 @pytest.mark.parametrize("make", [one, strided, tiny_tensors, of_a_file])
 def test_large_frames_arrive_as_they_are(tmp_path, make):
     source = make(tmp_path)
-    with open_hall() as hall:
+    with open_harness() as harness:
         names = ["site-1", "site-2"]
-        receivers = [hall.receiver(name) for name in names]
-        ref = hall.service.offer(source, names)
+        receivers = [harness.receiver(name) for name in names]
+        ref = harness.service.offer(source, names)
         for receiver in receivers:
             body = fetch(receiver, ref.token, LARGE)
             got = b"".join(body.views(0, body.layout.nbytes))
             assert got == b"".join(source.views(0, source.layout.nbytes, Scratch()))
 
 
+class Cutting(PipeChannel):
+    """A sender's end that makes a file shorter once the header of a frame of it was sent."""
+
+    def __init__(self, sock, peer, path):
+        super().__init__(sock, peer)
+        self._path = path
+
+    def send_file_some(self, fd, offset, count):
+        os.truncate(self._path, 64 << 10)
+        return super().send_file_some(fd, offset, count)
+
+
 def test_a_file_that_became_shorter_after_a_frame_began_is_refused_by_its_name(tmp_path):
     source = of_a_file(tmp_path)
-    path = tmp_path / "model.safetensors"
-
-    def cut(header, _packet):
-        if header.start == 0:
-            os.truncate(path, 2 * MIB)
-
-    with open_hall() as hall:
-        receiver, _ = hall.watched(on_frame=cut)
-        ref = hall.service.offer(source, ["site-1"])
+    ours, theirs = socket.socketpair()
+    with open_harness() as harness, closing(PipeChannel(theirs, "server")) as channel:
+        harness.service.attach(Cutting(ours, "site-1", tmp_path / "model.safetensors"), "site-1")
+        ref = harness.service.offer(source, ["site-1"])
         with pytest.raises(RefusedError, match=r"model\.safetensors ends at byte"):
-            fetch(receiver, ref.token, LARGE)
+            fetch(Receiver(channel, "server"), ref.token, LARGE)
 
 
 def test_tensors_are_let_go_while_their_pages_are_on_the_way():
     array = np.random.default_rng(0).integers(0, 256, 16 * MIB, dtype=np.uint8)
     gone = weakref.ref(array)
-    with open_hall() as hall:
-        channel = hall.channel()
-        ref = hall.service.offer(MemoryBody.of({"t": array}), ["site-1"], push=LARGE)
+    with open_harness() as harness:
+        channel = harness.channel()
+        ref = harness.service.offer(MemoryBody.of({"t": array}), ["site-1"], push=LARGE)
         assert channel.wait(5)  # the first pages are there, and the pipe is full
         del array
         ref.abort("enough")
@@ -184,27 +194,27 @@ class TestDigestsTakenWhileWriting:
         in_file(path, self.BODY, digester)
         return Watched(path, digester.digests)
 
-    def test_a_file_is_sent_without_being_read(self, hall, tmp_path):
+    def test_a_file_is_sent_without_being_read(self, harness, tmp_path):
         source = self.written(tmp_path / "m.safetensors")
-        ref = hall.service.offer(source, ["site-1"])
-        body = fetch(hall.receiver(), ref.token, LARGE)
+        ref = harness.service.offer(source, ["site-1"])
+        body = fetch(harness.receiver(), ref.token, LARGE)
         assert b"".join(body.views(0, 2 * MIB)) == b"".join(self.BODY.views(0, 2 * MIB))
         assert source.read == []
 
-    def test_what_the_disk_changed_since_is_found_by_who_receives_it(self, hall, tmp_path):
+    def test_what_the_disk_changed_since_is_found_by_who_receives_it(self, harness, tmp_path):
         path = tmp_path / "m.safetensors"
         source = self.written(path)
         with path.open("r+b") as file:
             file.seek(-1000, os.SEEK_END)
             file.write(b"rot")
-        ref = hall.service.offer(source, ["site-1"])
+        ref = harness.service.offer(source, ["site-1"])
         with pytest.raises(IntegrityError, match="does not match its digest"):
-            fetch(hall.receiver(), ref.token, LARGE)
+            fetch(harness.receiver(), ref.token, LARGE)
 
-    def test_a_file_that_became_shorter_is_refused_by_its_name(self, hall, tmp_path):
+    def test_a_file_that_became_shorter_is_refused_by_its_name(self, harness, tmp_path):
         path = tmp_path / "m.safetensors"
         source = self.written(path)
         os.truncate(path, MIB)
-        ref = hall.service.offer(source, ["site-1"])
+        ref = harness.service.offer(source, ["site-1"])
         with pytest.raises(RefusedError, match=r"m\.safetensors ends at byte"):
-            fetch(hall.receiver(), ref.token, LARGE)
+            fetch(harness.receiver(), ref.token, LARGE)

@@ -5,7 +5,8 @@ import threading
 
 import numpy as np
 import psutil
-from halls import QUICK, fetch, open_hall
+import pytest
+from harness import QUICK, fetch, open_harness
 
 from flstream.errors import ChannelClosedError, StreamingError
 from flstream.model.memory import MemoryBody
@@ -110,16 +111,17 @@ def read_away(channel, stop):
                 return
 
 
+@pytest.mark.slow
 def test_a_service_goes_on_after_a_hundred_thousand_malformed_requests():
     rng = random.Random("service")
-    with open_hall() as hall:
-        fetch(hall.receiver("victim"), hall.service.offer(MODEL, ["victim"]).token)
-        ref = hall.service.offer(MODEL, ["site-1", "hostile"], push=StreamSettings(4096, 16384))
+    with open_harness() as harness:
+        fetch(harness.receiver("victim"), harness.service.offer(MODEL, ["victim"]).token)
+        ref = harness.service.offer(MODEL, ["site-1", "hostile"], push=StreamSettings(4096, 16384))
         before = psutil.Process().memory_info().rss
         sent = 0
         while sent < PACKETS:
             # A channel is dropped once it has sent too much that is no request; there is another.
-            channel, stop = hall.channel("hostile"), threading.Event()
+            channel, stop = harness.channel("hostile"), threading.Event()
             reader = threading.Thread(target=read_away, args=(channel, stop), daemon=True)
             reader.start()
             try:
@@ -136,7 +138,7 @@ def test_a_service_goes_on_after_a_hundred_thousand_malformed_requests():
             channel.close()
         grown = psutil.Process().memory_info().rss - before
         assert grown < 64 << 20
-        body = fetch(hall.receiver("site-1"), ref.token)
+        body = fetch(harness.receiver("site-1"), ref.token)
         assert b"".join(body.views(0, body.layout.nbytes)) == bytes(
             b"".join(MODEL.views(0, MODEL.layout.nbytes))
         )
@@ -169,6 +171,7 @@ class Script:
         return sum(map(len, views))
 
 
+@pytest.mark.slow
 def test_a_receiver_meets_a_hundred_thousand_malformed_packets_with_typed_errors():
     rng = random.Random("receiver")
     layout = MODEL.layout.plain_header[8:]
@@ -192,9 +195,9 @@ def test_a_receiver_meets_a_hundred_thousand_malformed_packets_with_typed_errors
 
 def test_requests_are_still_answered_after_the_fuzz_of_one_channel():
     rng = random.Random("one channel")
-    with open_hall() as hall:
-        ref = hall.service.offer(MODEL, ["site-1"])
-        channel = hall.channel()
+    with open_harness() as harness:
+        ref = harness.service.offer(MODEL, ["site-1"])
+        channel = harness.channel()
         junk = b"".join(rng.randbytes(rng.randrange(300)) for _ in range(2000))
         channel.send([memoryview(junk)], Deadline(30))
         body = fetch(Receiver(channel, "server"), ref.token, QUICK._replace(probe_after=0.05))

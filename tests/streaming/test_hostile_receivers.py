@@ -4,7 +4,7 @@ import re
 
 import pytest
 from asking import MODEL, NBYTES, ask, assert_serves, offer, reply_to, waits_for
-from halls import fetch, open_hall
+from harness import fetch, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import assert_same_tensors
@@ -51,18 +51,18 @@ def packet(payload: bytes, kind: int = MESSAGE, length: int | None = None) -> by
     ids=["payload", "twice", "deep", "no text", "negative", "reply"],
 )
 def test_a_receiver_whose_sound_packets_are_no_requests_loses_its_channel_and_nobody_else_does(
-    hall, message
+    harness, message
 ):
-    other = hall.receiver("site-2")
-    ref = offer(hall, "site-1")
-    channel = hall.channel("site-1")
+    other = harness.receiver("site-2")
+    ref = offer(harness, "site-1")
+    channel = harness.channel("site-1")
     channel.send([memoryview(message)], Deadline(10))
     with pytest.raises(ChannelClosedError):
         channel.receive([memoryview(bytearray(1))], Deadline(10))
     outcome = ref.wait(30)
     assert outcome.status == "aborted"
     assert "site-1" in outcome.reason
-    assert_same_tensors(fetch(other, offer(hall, "site-2").token).tensors, MODEL)
+    assert_same_tensors(fetch(other, offer(harness, "site-2").token).tensors, MODEL)
 
 
 JUNK = {
@@ -78,9 +78,9 @@ JUNK = {
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
-def test_a_receiver_that_sends_junk_is_answered_as_soon_as_it_sends_requests(hall, junk):
-    ref = offer(hall, "site-1")
-    receiver = hall.receiver("site-1")
+def test_a_receiver_that_sends_junk_is_answered_as_soon_as_it_sends_requests(harness, junk):
+    ref = offer(harness, "site-1")
+    receiver = harness.receiver("site-1")
     for _ in range(3):
         receiver._channel.send([memoryview(junk)], Deadline(10))
         number = receiver.next_number()
@@ -91,10 +91,12 @@ def test_a_receiver_that_sends_junk_is_answered_as_soon_as_it_sends_requests(hal
 
 
 @pytest.mark.parametrize("junk", [bytes(1 << 20), b"no packet " * 100_000])
-def test_a_receiver_that_sends_junk_without_end_loses_its_channel_and_nobody_else_does(hall, junk):
-    other = hall.receiver("site-2")
-    ref = offer(hall, "site-1")
-    channel = hall.channel("site-1")
+def test_a_receiver_that_sends_junk_without_end_loses_its_channel_and_nobody_else_does(
+    harness, junk
+):
+    other = harness.receiver("site-2")
+    ref = offer(harness, "site-1")
+    channel = harness.channel("site-1")
     channel.send([memoryview(junk)] * 15, Deadline(10))
     assert ref.outcome is None
     with pytest.raises(ChannelClosedError):
@@ -102,12 +104,12 @@ def test_a_receiver_that_sends_junk_without_end_loses_its_channel_and_nobody_els
     outcome = ref.wait(30)
     assert outcome.status == "aborted"
     assert re.search(r"site-1 sent \d+ bytes that are no request", outcome.reason)
-    assert_same_tensors(fetch(other, offer(hall, "site-2").token).tensors, MODEL)
+    assert_same_tensors(fetch(other, offer(harness, "site-2").token).tensors, MODEL)
 
 
-def test_much_junk_is_borne_if_there_are_requests_in_it(hall):
-    ref = offer(hall)
-    receiver = hall.receiver()
+def test_much_junk_is_borne_if_there_are_requests_in_it(harness):
+    ref = offer(harness)
+    receiver = harness.receiver()
     for _ in range(3):
         receiver._channel.send([memoryview(bytes(12 << 20))], Deadline(10))
         assert isinstance(ask(receiver, Open(ref.token, receiver.next_number())), Opened)
@@ -117,9 +119,9 @@ def test_much_junk_is_borne_if_there_are_requests_in_it(hall):
 @given(st.integers(0, 8 * 300), st.integers(0, 3))
 @settings(max_examples=40)
 def test_a_request_with_a_flipped_bit_is_not_answered_and_the_next_ones_are(bit, which):
-    with open_hall() as hall:
-        ref = offer(hall)
-        receiver = hall.receiver()
+    with open_harness() as harness:
+        ref = offer(harness)
+        receiver = harness.receiver()
         number = receiver.next_number()
         damaged = bytearray(
             pack_message(
@@ -144,9 +146,9 @@ def test_a_request_with_a_flipped_bit_is_not_answered_and_the_next_ones_are(bit,
         assert ref.deliveries["site-1"].requests == 0
 
 
-def test_a_request_that_was_cut_is_given_up_for_the_ones_that_follow(hall):
-    ref = offer(hall)
-    receiver = hall.receiver()
+def test_a_request_that_was_cut_is_given_up_for_the_ones_that_follow(harness):
+    ref = offer(harness)
+    receiver = harness.receiver()
     whole = pack_message(Fetch(ref.token, receiver.next_number(), 0, NBYTES, 4096), ref.token)
     receiver._channel.send([memoryview(whole)[:-9]], Deadline(10))
     # It takes its end from the next one, so that is lost too; a receiver says it again.
@@ -157,14 +159,14 @@ def test_a_request_that_was_cut_is_given_up_for_the_ones_that_follow(hall):
 @given(st.binary(min_size=HEADER_BYTES, max_size=400))
 @settings(max_examples=40)
 def test_no_junk_stops_the_service(junk):
-    with open_hall() as hall:
-        hall.channel("site-1").send([memoryview(junk)], Deadline(10))
-        assert_serves(hall)
+    with open_harness() as harness:
+        harness.channel("site-1").send([memoryview(junk)], Deadline(10))
+        assert_serves(harness)
 
 
-def test_a_request_that_arrives_byte_by_byte_is_answered(hall):
-    ref = offer(hall)
-    receiver = hall.receiver()
+def test_a_request_that_arrives_byte_by_byte_is_answered(harness):
+    ref = offer(harness)
+    receiver = harness.receiver()
     request = Open(ref.token, receiver.next_number())
     for byte in pack_message(request, ref.token):
         receiver._channel.send([memoryview(bytes([byte]))], Deadline(10))

@@ -5,13 +5,13 @@ from contextlib import closing
 
 import pytest
 from asking import MODEL, NBYTES, offer
-from halls import IMPATIENT, QUICK, WatchedChannel, fetch
+from harness import IMPATIENT, QUICK, WatchedChannel, fetch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import AbortedError, DeadlineError, FlstreamError, ProtocolError, RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming import conversation
+from flstream.streaming import download_messages
 from flstream.streaming import packets as packets_module
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver
@@ -50,9 +50,9 @@ def test_a_silent_peer_is_asked_again_and_then_a_deadline_error(chunk_size):
     assert set(channel.requests) == {Open(bytes(16), 1, eager, chunk_size)}
 
 
-def test_a_peer_that_falls_silent_in_the_middle_is_a_deadline_error(hall):
-    ref = offer(hall)
-    receiver = hall.receiver()
+def test_a_peer_that_falls_silent_in_the_middle_is_a_deadline_error(harness):
+    ref = offer(harness)
+    receiver = harness.receiver()
     remote = RemoteSource(receiver, ref.token, IMPATIENT._replace(window=1))
     # The first request's frames come; then nobody reads requests any more.
     into = memoryview(bytearray(NBYTES))
@@ -235,8 +235,8 @@ ENDLESS = {
 @pytest.mark.parametrize("again", ENDLESS.values(), ids=ENDLESS)
 @pytest.mark.parametrize("first", [b"", opened(TOKEN, LAYOUT) + frame()], ids=["closed", "open"])
 def test_a_sender_that_goes_on_without_end_is_given_up(first, again, monkeypatch):
-    monkeypatch.setattr(conversation, "_MOST_REPEATED", 1 << 20)
-    monkeypatch.setattr(packets_module, "_MOST_JUNK", 1 << 20)
+    monkeypatch.setattr(download_messages, "_MOST_REPEATED", 1 << 18)
+    monkeypatch.setattr(packets_module, "_MOST_JUNK", 1 << 18)
     if not first and again is ENDLESS["what it opened"]:
         first = again
     receiver = Receiver(Endless(first, again), "server")

@@ -6,7 +6,7 @@ import pytest
 from flstream.errors import ProtocolError
 from flstream.model.memory import MemoryBody
 from flstream.streaming import layouts
-from flstream.streaming.layouts import layout_told
+from flstream.streaming.layouts import layout_of_header
 
 
 def header_of(count):
@@ -15,15 +15,15 @@ def header_of(count):
 
 
 def test_the_same_header_is_read_once_whoever_sends_it():
-    first = layout_told(header_of(7), "site-1")
-    assert layout_told(header_of(7), "site-2") is first
-    assert layout_told(header_of(8), "site-1") != first
+    first = layout_of_header(header_of(7), "site-1")
+    assert layout_of_header(header_of(7), "site-2") is first
+    assert layout_of_header(header_of(8), "site-1") != first
 
 
 def test_a_large_header_is_not_kept(monkeypatch):
     monkeypatch.setattr(layouts, "_MOST_KEPT_BYTES", 100)
-    first = layout_told(header_of(9), "site-1")
-    again = layout_told(header_of(9), "site-1")
+    first = layout_of_header(header_of(9), "site-1")
+    again = layout_of_header(header_of(9), "site-1")
     assert again == first
     assert again is not first
 
@@ -33,4 +33,4 @@ def test_a_header_that_is_none_is_the_senders_fault_each_time(monkeypatch, most)
     monkeypatch.setattr(layouts, "_MOST_KEPT_BYTES", most)
     for peer in ("site-1", "site-2"):
         with pytest.raises(ProtocolError, match=peer):
-            layout_told(b"{", peer)
+            layout_of_header(b"{", peer)

@@ -5,7 +5,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from halls import open_hall
+from harness import open_harness
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import add_arrays, download_arrays
@@ -27,10 +27,10 @@ def all_at_once(jobs):
 
 def test_sixty_four_receivers_are_served_at_once_on_one_thread():
     names = [f"site-{number}" for number in range(64)]
-    with open_hall() as hall:
+    with open_harness() as harness:
         before = threading.active_count()
-        receivers = {name: hall.receiver(name) for name in names}
-        ref = add_arrays(hall.service, MODEL, names)
+        receivers = {name: harness.receiver(name) for name in names}
+        ref = add_arrays(harness.service, MODEL, names)
         statuses = {}
 
         def job(name):
@@ -51,13 +51,13 @@ def test_sixty_four_receivers_are_served_at_once_on_one_thread():
 
 
 def test_a_receiver_that_never_reads_holds_up_nobody():
-    with open_hall() as hall:
-        silent = hall.receiver("silent")
-        ref = add_arrays(hall.service, MODEL, ["silent", "lively"])
+    with open_harness() as harness:
+        silent = harness.receiver("silent")
+        ref = add_arrays(harness.service, MODEL, ["silent", "lively"])
         how = StreamSettings(chunk_size=65536, request_timeout=30)
         remote = RemoteSource(silent, ref.token, how)
-        remote._requests.go_on()  # asks for everything, and does not read on
-        status, _ = download_arrays(hall.receiver("lively"), ref.token, how)
+        remote._requests.send_due()  # asks for everything, and does not read on
+        status, _ = download_arrays(harness.receiver("lively"), ref.token, how)
         assert status.ok
         assert ref.outcome is None
 
@@ -71,9 +71,9 @@ def test_the_histology_shape_takes_a_request_a_receiver(request_size, requests):
     nbytes = MemoryBody.of(model).layout.nbytes
     assert nbytes == 64_000_000
     assert requests == 8 * ceil(nbytes / request_size)
-    with open_hall() as hall:
-        receivers = [hall.receiver(name) for name in names]
-        ref = add_arrays(hall.service, model, names)
+    with open_harness() as harness:
+        receivers = [harness.receiver(name) for name in names]
+        ref = add_arrays(harness.service, model, names)
         settings = StreamSettings(request_size=request_size, request_timeout=60)
         for receiver in receivers:
             status, _ = download_arrays(receiver, ref.token, settings)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from halls import IMPATIENT, QUICK, fetch, flip, open_hall
+from harness import IMPATIENT, QUICK, fetch, flip, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from payloads import NUMPY_CODES, REGISTRY, Colour, Point, assert_same, payloads
@@ -36,10 +36,10 @@ def model() -> FLModel:
     )
 
 
-def sent(hall, value, how=QUICK, **kwargs):
+def sent(harness, value, how=QUICK, **kwargs):
     """The value as it arrives, with both sides content."""
-    ref = add_payload(hall.service, value, ["site-1"], registry=REGISTRY, **kwargs)
-    status, arrived = download_payload(hall.receiver(), ref.token, how, registry=REGISTRY)
+    ref = add_payload(harness.service, value, ["site-1"], registry=REGISTRY, **kwargs)
+    status, arrived = download_payload(harness.receiver(), ref.token, how, registry=REGISTRY)
     assert status.ok, status.reason
     assert ref.wait(30).ok
     return arrived
@@ -58,13 +58,13 @@ def given_to(told):
 @given(payloads, st.booleans(), st.sampled_from([0, 16, 4096]))
 @settings(max_examples=60)
 def test_any_structure_arrives_with_its_types_order_and_bits(value, native, chunk_size):
-    with open_hall() as hall:
+    with open_harness() as harness:
         how = QUICK._replace(chunk_size=chunk_size)
-        assert_same(sent(hall, value, how, native=native), value)
+        assert_same(sent(harness, value, how, native=native), value)
 
 
 @WAYS
-def test_every_type_of_either_framework_arrives(hall, native):
+def test_every_type_of_either_framework_arrives(harness, native):
     frameworks = [
         (code, (value := tensor(code, (2, 3))), value.numpy(), np.asarray(value.numpy()[0, 0]))
         for code in NUMPY_CODES
@@ -80,22 +80,22 @@ def test_every_type_of_either_framework_arrives(hall, native):
     ]
     due = [*value]
     due[3] = value[3].resolve_conj()
-    arrived = sent(hall, value, native=native)
+    arrived = sent(harness, value, native=native)
     assert_same(arrived, due)
     parameter = torch.nn.Parameter(numbers(3))
-    assert_same(sent(hall, {"p": parameter}, native=native), {"p": parameter.detach()})
+    assert_same(sent(harness, {"p": parameter}, native=native), {"p": parameter.detach()})
 
 
 @WAYS
 @pytest.mark.parametrize("value", [None, 0, "", [], {}, ["text", {3: (1.5,)}, b"x" * 10_000]])
-def test_a_payload_without_tensors_arrives(hall, value, native):
-    assert_same(sent(hall, value, native=native), value)
+def test_a_payload_without_tensors_arrives(harness, value, native):
+    assert_same(sent(harness, value, native=native), value)
 
 
 @WAYS
-def test_tensors_that_were_one_are_one_and_views_of_one_memory_too(hall, native):
+def test_tensors_that_were_one_are_one_and_views_of_one_memory_too(harness, native):
     weight = numbers(5, 5)
-    arrived = sent(hall, [weight, {"tied": weight}, weight.numpy()], native=native)
+    arrived = sent(harness, [weight, {"tied": weight}, weight.numpy()], native=native)
     assert arrived[0] is arrived[1]["tied"]
     assert_same(arrived[2], weight.numpy())
     if not native:  # an array over a tensor's memory travels once, and is that again
@@ -103,23 +103,23 @@ def test_tensors_that_were_one_are_one_and_views_of_one_memory_too(hall, native)
         assert arrived[2][0, 0] == 999
 
 
-def test_the_tensors_are_read_where_they_lie_when_they_are_asked_for(hall):
+def test_the_tensors_are_read_where_they_lie_when_they_are_asked_for(harness):
     value = {"w": numbers(100)}
-    ref = add_payload(hall.service, value, ["site-1"])
+    ref = add_payload(harness.service, value, ["site-1"])
     value["w"].fill_(7)
-    assert download_payload(hall.receiver(), ref.token, QUICK)[1]["w"].eq(7).all()
-    ref = add_payload(hall.service, value, ["site-1"], native=True)
+    assert download_payload(harness.receiver(), ref.token, QUICK)[1]["w"].eq(7).all()
+    ref = add_payload(harness.service, value, ["site-1"], native=True)
     value["w"].fill_(8)
-    assert download_payload(hall.receiver(), ref.token, QUICK)[1]["w"].eq(7).all()
+    assert download_payload(harness.receiver(), ref.token, QUICK)[1]["w"].eq(7).all()
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "numpy"])
-def test_whatever_allocates_tensors_and_arrays_are_what_they_were(hall, framework):
+def test_whatever_allocates_tensors_and_arrays_are_what_they_were(harness, framework):
     value = {code: (tensor(code, (3,)), tensor(code, (4,)).numpy()) for code in NUMPY_CODES}
-    ref = add_payload(hall.service, value, ["site-1"])
+    ref = add_payload(harness.service, value, ["site-1"])
     told = {}
     arrived = download_payload(
-        hall.receiver(), ref.token, QUICK, None, None, given_to(told), framework=framework
+        harness.receiver(), ref.token, QUICK, None, None, given_to(told), framework=framework
     )[1]
     assert_same(arrived, value)
     kind = torch.Tensor if framework == "pytorch" else np.ndarray
@@ -128,21 +128,21 @@ def test_whatever_allocates_tensors_and_arrays_are_what_they_were(hall, framewor
     assert arrived["F32"][0][0] == arrived["F32"][1][0] == 55
 
 
-def test_arrays_alone_cannot_hold_what_numpy_lacks(hall):
-    ref = add_payload(hall.service, {"b": tensor("BF16", (3,))}, ["site-1"])
+def test_arrays_alone_cannot_hold_what_numpy_lacks(harness):
+    ref = add_payload(harness.service, {"b": tensor("BF16", (3,))}, ["site-1"])
     with pytest.raises(LayoutError, match=r"""'payload\["b"\]' .*NumPy does not have"""):
-        download_payload(hall.receiver(), ref.token, QUICK, framework="numpy")
+        download_payload(harness.receiver(), ref.token, QUICK, framework="numpy")
     assert "NumPy does not have" in ref.wait(30).reason
 
 
 @WAYS
 @pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_progress_goes_up_to_the_end_and_each_tensor_is_told_of_once(hall, native, chunk_size):
+def test_progress_goes_up_to_the_end_and_each_tensor_is_told_of_once(harness, native, chunk_size):
     value = model()
-    ref = add_payload(hall.service, value, ["site-1"], native=native)
+    ref = add_payload(harness.service, value, ["site-1"], native=native)
     progress, told = [], {}
     status, arrived = download_payload(
-        hall.receiver(),
+        harness.receiver(),
         ref.token,
         QUICK._replace(chunk_size=chunk_size),
         None,
@@ -160,16 +160,16 @@ def test_progress_goes_up_to_the_end_and_each_tensor_is_told_of_once(hall, nativ
 @WAYS
 @pytest.mark.parametrize("chunk_size", [0, 4096])
 def test_a_module_receives_into_its_own_parameters_and_the_rest_gets_new_memory(
-    hall, native, chunk_size
+    harness, native, chunk_size
 ):
     theirs, ours = torch.nn.Linear(70, 30), torch.nn.Linear(70, 30)
     array = np.zeros(5, np.int64)
     pointer = ours.weight.data_ptr()
     value = {"net": theirs.state_dict(), "more": [np.arange(5), numbers(9)], "round": 3}
-    ref = add_payload(hall.service, value, ["site-1"], native=native)
+    ref = add_payload(harness.service, value, ["site-1"], native=native)
     into = {"net": ours.state_dict(), "more": (array,)}
     how = QUICK._replace(chunk_size=chunk_size)
-    status, arrived = download_payload(hall.receiver(), ref.token, how, into)
+    status, arrived = download_payload(harness.receiver(), ref.token, how, into)
     assert status.ok
     assert_same(arrived, value)
     assert torch.equal(ours.weight, theirs.weight)
@@ -201,18 +201,18 @@ same = np.zeros(4, np.float32)
         ({"message": torch.zeros(4)}, r"""'payload\["message"\]' is not part of the model"""),
     ],
 )
-def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(hall, into, sentence, native):
+def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(harness, into, sentence, native):
     value = {"a": numbers(4), "b": numbers(4, seed=1)}
-    ref = add_payload(hall.service, value, ["site-1"], native=native)
+    ref = add_payload(harness.service, value, ["site-1"], native=native)
     with pytest.raises(LayoutError, match=sentence):
-        download_payload(hall.receiver(), ref.token, QUICK, into)
+        download_payload(harness.receiver(), ref.token, QUICK, into)
     assert ref.wait(30).status == "aborted"
 
 
 @WAYS
-def test_what_is_too_large_or_cannot_be_sent_is_refused_by_its_path(hall, native, monkeypatch):
+def test_what_is_too_large_or_cannot_be_sent_is_refused_by_its_path(harness, native, monkeypatch):
     def offer(value):
-        add_payload(hall.service, value, ["site-1"], native=native)
+        add_payload(harness.service, value, ["site-1"], native=native)
 
     with pytest.raises(PayloadError, match=r'payload\["log"\] makes the message longer than'):
         offer({"log": "x" * (nodes.MAX_MESSAGE_BYTES + 1)})
@@ -228,19 +228,19 @@ def test_what_is_too_large_or_cannot_be_sent_is_refused_by_its_path(hall, native
 
 
 @WAYS
-def test_every_bad_end_has_its_status_and_no_value(hall, native):
-    status, nothing = download_payload(hall.receiver(), bytes(16), QUICK)
+def test_every_bad_end_has_its_status_and_no_value(harness, native):
+    status, nothing = download_payload(harness.receiver(), bytes(16), QUICK)
     assert (status.code, nothing) == ("refused", None)
-    ref = add_payload(hall.service, model(), ["a", "b"], native=native)
+    ref = add_payload(harness.service, model(), ["a", "b"], native=native)
     for name, fault, code in (("a", "stall", "timed out"), ("b", "death", "sender gone")):
-        broken = FaultyChannel(hall.channel(name), fault, seed=1, death_within=9000)
+        broken = FaultyChannel(harness.channel(name), fault, seed=1, death_within=9000)
         status, nothing = download_payload(Receiver(broken, "server"), ref.token, IMPATIENT)
         assert (status.code, nothing) == (code, None)
 
 
 @WAYS
 @pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_what_breaks_on_the_way_is_repaired(hall, native, chunk_size):
+def test_what_breaks_on_the_way_is_repaired(harness, native, chunk_size):
     seen = set()
 
     def once(header, packet):
@@ -248,17 +248,17 @@ def test_what_breaks_on_the_way_is_repaired(hall, native, chunk_size):
             seen.add(header.start)
             flip(packet, -1)
 
-    receiver, _ = hall.watched(once)
-    ref = add_payload(hall.service, model(), ["site-1"], native=native)
+    receiver, _ = harness.watched(once)
+    ref = add_payload(harness.service, model(), ["site-1"], native=native)
     how = QUICK._replace(chunk_size=chunk_size)
     status, arrived = download_payload(receiver, ref.token, how)
     assert_same(arrived, model())
     assert status.cost.retries > 0
 
 
-def test_a_payload_can_be_kept_as_a_file_and_its_tensors_had_as_such(hall, tmp_path):
-    ref = add_payload(hall.service, model(), ["a", "b"])
+def test_a_payload_can_be_kept_as_a_file_and_its_tensors_had_as_such(harness, tmp_path):
+    ref = add_payload(harness.service, model(), ["a", "b"])
     path = tmp_path / "payload.safetensors"
-    assert download_file(hall.receiver("a"), ref.token, path, QUICK)[0].ok
-    tensors = fetch(hall.receiver("b"), ref.token).tensors
+    assert download_file(harness.receiver("a"), ref.token, path, QUICK)[0].ok
+    tensors = fetch(harness.receiver("b"), ref.token).tensors
     assert torch.equal(tensors['payload.params["w"]'], model().params["w"])

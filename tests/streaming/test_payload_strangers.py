@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from halls import QUICK, open_hall
+from harness import QUICK, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from payloads import REGISTRY, Colour, Point, assert_same
@@ -65,43 +65,43 @@ TENSOR = nodes.TensorRef("w", "pytorch")
 )
 @pytest.mark.parametrize("chunk_size", [0, 4096])
 def test_what_is_no_payload_is_a_typed_error_and_the_sender_hears_of_it(
-    hall, tensors, sentence, chunk_size
+    harness, tensors, sentence, chunk_size
 ):
-    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
     how = QUICK._replace(chunk_size=chunk_size)
-    receiver = hall.receiver()
+    receiver = harness.receiver()
     with pytest.raises(PayloadError, match=sentence):
         download_payload(receiver, ref.token, how, registry=REGISTRY)
     assert ref.wait(30).status == "aborted"
     # The channel serves on.
-    ref = add_payload(hall.service, [1, W], ["site-1"])
+    ref = add_payload(harness.service, [1, W], ["site-1"])
     assert_same(download_payload(receiver, ref.token, how)[1], [1, W])
 
 
-def test_an_array_of_a_type_that_numpy_lacks_is_a_typed_error(hall):
+def test_an_array_of_a_type_that_numpy_lacks_is_a_typed_error(harness):
     body = {"message": message(nodes.TensorRef("w", "numpy")), "w": tensor("BF16", (2,))}
-    ref = hall.service.offer(MemoryBody.of(body), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(body), ["site-1"])
     with pytest.raises(PayloadError, match="bfloat16, which NumPy does not have"):
-        download_payload(hall.receiver(), ref.token, QUICK)
+        download_payload(harness.receiver(), ref.token, QUICK)
 
 
-def test_a_tied_name_that_the_message_does_not_mention_is_left_over(hall):
+def test_a_tied_name_that_the_message_does_not_mention_is_left_over(harness):
     body = {"message": message(TENSOR), "w": W, "x": W}
-    ref = hall.service.offer(MemoryBody.of(body), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(body), ["site-1"])
     with pytest.raises(PayloadError, match="such as 'x'"):
-        download_payload(hall.receiver(), ref.token, QUICK)
+        download_payload(harness.receiver(), ref.token, QUICK)
 
 
-def test_a_payload_that_claims_more_memory_than_there_is_is_refused_before_a_byte(hall):
+def test_a_payload_that_claims_more_memory_than_there_is_is_refused_before_a_byte(harness):
     body = MemoryBody.of({"message": message(TENSOR), "w": W})
     specs = list(body.layout.tensors)
     w = specs[0]._replace(shape=(2**50,), stop=2**52)
     rest = specs[1]._replace(start=2**52, stop=2**52 + specs[1].nbytes)
     layout = Layout([w, rest])
     pieces = dict.fromkeys(("w", "message"), memoryview(b""))
-    ref = hall.service.offer(MemoryBody(layout, {}, pieces), ["site-1"])
+    ref = harness.service.offer(MemoryBody(layout, {}, pieces), ["site-1"])
     with pytest.raises(LayoutError, match="does not fit into the machine's"):
-        download_payload(hall.receiver(), ref.token, QUICK)
+        download_payload(harness.receiver(), ref.token, QUICK)
     assert ref.deliveries["site-1"].requests == 0
 
 
@@ -121,14 +121,14 @@ class Sum:
         return complex(total)
 
 
-def test_a_decomposer_is_given_tensors_whose_bytes_are_there_and_may_refuse_them(hall):
+def test_a_decomposer_is_given_tensors_whose_bytes_are_there_and_may_refuse_them(harness):
     registry = Registry()
     registry.register(Sum())
     for native in (False, True):
-        ref = add_payload(hall.service, 2 + 0j, ["site-1"], native=native, registry=registry)
-        receiver = hall.receiver()
+        ref = add_payload(harness.service, 2 + 0j, ["site-1"], native=native, registry=registry)
+        receiver = harness.receiver()
         assert download_payload(receiver, ref.token, QUICK, registry=registry)[1] == 10_000
-        ref = add_payload(hall.service, -2 + 0j, ["site-1"], native=native, registry=registry)
+        ref = add_payload(harness.service, -2 + 0j, ["site-1"], native=native, registry=registry)
         with pytest.raises(PayloadError, match="a sum of a payload cannot be made: no debts"):
             download_payload(receiver, ref.token, QUICK, registry=registry)
         assert "no debts" in ref.wait(30).reason
@@ -148,8 +148,8 @@ def test_damaged_messages_end_in_payload_errors_only(native):
     content = msgspec.msgpack.decode(packed.message)[1]
     rng = random.Random(5)
     tally = Counter()
-    with open_hall() as hall:
-        receiver = hall.receiver()
+    with open_harness() as harness:
+        receiver = harness.receiver()
         for _ in range(300):
             damaged = bytearray(whole)
             for _ in range(rng.randrange(1, 4)):
@@ -160,7 +160,7 @@ def test_damaged_messages_end_in_payload_errors_only(native):
             body = {"piece": as_bytes(damaged)}
             if not native:
                 body = {**packed.tensors, "message": as_bytes(damaged)}
-            ref = hall.service.offer(MemoryBody.of(body), ["site-1"])
+            ref = harness.service.offer(MemoryBody.of(body), ["site-1"])
             try:
                 download_payload(receiver, ref.token, QUICK, registry=REGISTRY)
             except PayloadError:
@@ -177,10 +177,10 @@ def test_damaged_messages_end_in_payload_errors_only(native):
 def test_whatever_is_offered_the_error_is_a_typed_one(given_entries, name, data):
     tensors = {entry: tensor(code, shape) for entry, code, shape in given_entries}
     tensors[name] = as_bytes(data)
-    with open_hall() as hall:
-        ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    with open_harness() as harness:
+        ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
         try:
-            status, _ = download_payload(hall.receiver(), ref.token, QUICK)
+            status, _ = download_payload(harness.receiver(), ref.token, QUICK)
         except FlstreamError:
             assert not ref.wait(30).ok
         else:

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from asking import MODEL, NBYTES
-from halls import QUICK, fetch
+from harness import QUICK, fetch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import assert_same_tensors
@@ -110,69 +110,69 @@ def test_many_threads_at_once_settle_a_ref_once_whatever_its_callback_raises(quo
 
 
 @pytest.mark.parametrize("quorum", [0, -1, 4, True, 1.0, "2"])
-def test_a_quorum_that_cannot_be_had_is_refused(hall, quorum):
+def test_a_quorum_that_cannot_be_had_is_refused(harness, quorum):
     with pytest.raises(ValueError, match=rf"a quorum of {quorum!r} cannot be had of 3 receivers"):
-        hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=quorum)
+        harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=quorum)
     with pytest.raises(ValueError, match="cannot be had of 1 receivers"):
-        hall.service.offer(MemoryBody.of(MODEL), ["site-1", "site-1"], quorum=2)
+        harness.service.offer(MemoryBody.of(MODEL), ["site-1", "site-1"], quorum=2)
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "file", "payload", "piece"])
-def test_whatever_is_offered_a_quorum_of_its_receivers_settles_it(hall, tmp_path, kind):
+def test_whatever_is_offered_a_quorum_of_its_receivers_settles_it(harness, tmp_path, kind):
     settled = []
     rest = (NAMES, settled.append, 2)
     if kind == "tensors":
-        ref = add_tensors(hall.service, MODEL, *rest)
+        ref = add_tensors(harness.service, MODEL, *rest)
     elif kind == "arrays":
-        ref = add_arrays(hall.service, {"w": np.ones(9)}, *rest)
+        ref = add_arrays(harness.service, {"w": np.ones(9)}, *rest)
     elif kind == "file":
         write_checkpoint(tmp_path / "model", MemoryBody.of(MODEL))
-        ref = add_file(hall.service, tmp_path / "model", *rest)
+        ref = add_file(harness.service, tmp_path / "model", *rest)
     else:
-        ref = add_payload(hall.service, MODEL, *rest, native=kind == "piece")
+        ref = add_payload(harness.service, MODEL, *rest, native=kind == "piece")
     down = download_payload if kind in ("payload", "piece") else download_tensors
-    assert down(hall.receiver("site-3"), ref.token, QUICK)[0].ok
+    assert down(harness.receiver("site-3"), ref.token, QUICK)[0].ok
     assert ref.outcome is None
-    assert down(hall.receiver("site-1"), ref.token, QUICK)[0].ok
+    assert down(harness.receiver("site-1"), ref.token, QUICK)[0].ok
     assert ref.wait(30) == Outcome("finished")
-    status, _ = down(hall.receiver("site-2"), ref.token, QUICK)
+    status, _ = down(harness.receiver("site-2"), ref.token, QUICK)
     assert (status.code, "settled" in status.reason) == ("refused", True)
     assert settled == [ref]
     assert ref.deliveries["site-2"].closed_at is None
 
 
-def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(hall):
-    ref = hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
-    late = RemoteSource(hall.receiver("site-2"), ref.token, QUICK._replace(window=1))
+def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
+    late = RemoteSource(harness.receiver("site-2"), ref.token, QUICK._replace(window=1))
     part = memoryview(bytearray(NBYTES))
     late.receive(0, 16384, [part[:16384]])
     for name in ("site-1", "site-3"):
-        assert_same_tensors(fetch(hall.receiver(name), ref.token).tensors, MODEL)
+        assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
     assert ref.wait(30).ok
     with pytest.raises(RefusedError, match="settled"):
         late.receive(16384, NBYTES, [part[16384:]])
     # Its channel is none the worse for it.
-    again = hall.service.offer(MemoryBody.of(MODEL), ["site-2"])
+    again = harness.service.offer(MemoryBody.of(MODEL), ["site-2"])
     assert_same_tensors(fetch(late._receiver, again.token).tensors, MODEL)
 
 
-def test_receivers_that_fail_do_not_abort_a_ref_whose_quorum_can_still_be_had(hall):
-    ref = hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=1)
-    gone, bad = hall.receiver("site-1"), hall.receiver("site-2")
+def test_receivers_that_fail_do_not_abort_a_ref_whose_quorum_can_still_be_had(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=1)
+    gone, bad = harness.receiver("site-1"), harness.receiver("site-2")
     gone._channel.close()
     RemoteSource(bad, ref.token, QUICK).close(failure="no room")
     assert ref.outcome is None
-    assert_same_tensors(fetch(hall.receiver("site-3"), ref.token).tensors, MODEL)
+    assert_same_tensors(fetch(harness.receiver("site-3"), ref.token).tensors, MODEL)
     assert ref.wait(30) == Outcome("finished")
     assert ref.deliveries["site-2"].failure == "no room"
 
 
-def test_a_ref_whose_quorum_can_no_longer_be_had_names_each_that_failed_and_why(hall):
-    ref = hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
-    late = hall.receiver("site-3")
-    RemoteSource(hall.receiver("site-2"), ref.token, QUICK).close(failure="no room")
+def test_a_ref_whose_quorum_can_no_longer_be_had_names_each_that_failed_and_why(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
+    late = harness.receiver("site-3")
+    RemoteSource(harness.receiver("site-2"), ref.token, QUICK).close(failure="no room")
     assert ref.outcome is None
-    hall.channel("site-1").close()
+    harness.channel("site-1").close()
     outcome = ref.wait(30)
     assert outcome.status == "aborted"
     assert outcome.reason.startswith("2 of 3 receivers were to have it, and 2 failed: site-1: ")
@@ -181,12 +181,12 @@ def test_a_ref_whose_quorum_can_no_longer_be_had_names_each_that_failed_and_why(
         fetch(late, ref.token)
 
 
-def test_what_is_offered_to_receivers_that_hung_up_settles_if_the_quorum_is_lost_with_them(hall):
-    first = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    hall.channel("site-1").close()
+def test_what_is_offered_to_receivers_that_hung_up_settles_if_the_quorum_is_lost_with_them(harness):
+    first = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    harness.channel("site-1").close()
     first.wait(30)
-    assert hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2).outcome is None
-    outcome = hall.service.offer(MemoryBody.of(MODEL), NAMES, quorum=3).outcome
+    assert harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2).outcome is None
+    outcome = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=3).outcome
     assert outcome.status == "aborted"
     assert "3 of 3 receivers were to have it, and 1 failed: site-1: " in outcome.reason
 
@@ -199,11 +199,11 @@ def test_a_quorum_that_takes_too_long_times_out():
     )
 
 
-def test_without_a_quorum_those_who_can_have_it_do_after_one_has_failed(hall):
-    ref = hall.service.offer(MemoryBody.of(MODEL), NAMES)
-    RemoteSource(hall.receiver("site-1"), ref.token, QUICK).close(failure="no room")
+def test_without_a_quorum_those_who_can_have_it_do_after_one_has_failed(harness):
+    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES)
+    RemoteSource(harness.receiver("site-1"), ref.token, QUICK).close(failure="no room")
     for name in ("site-2", "site-3"):
-        assert_same_tensors(fetch(hall.receiver(name), ref.token).tensors, MODEL)
+        assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
     assert ref.wait(30) == Outcome("aborted", "site-1: no room")
 
 

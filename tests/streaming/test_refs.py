@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from asking import MODEL, offer, refusal, waits_for
-from halls import fetch
+from harness import fetch
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.refs import Outcome, Ref
@@ -53,27 +53,27 @@ def test_the_first_word_of_a_receiver_counts_and_each_failure_is_told():
     assert ref.outcome == Outcome("aborted", "site-1: no room; site-3: no time")
 
 
-def test_whoever_waits_for_a_ref_is_woken_when_it_settles(hall):
-    ref = offer(hall)
+def test_whoever_waits_for_a_ref_is_woken_when_it_settles(harness):
+    ref = offer(harness)
     outcomes: list[Outcome] = []
     waiters = [threading.Thread(target=lambda: outcomes.append(ref.wait())) for _ in range(3)]
     for waiter in waiters:
         waiter.start()
-    fetch(hall.receiver(), ref.token)
+    fetch(harness.receiver(), ref.token)
     for waiter in waiters:
         waiter.join(30)
     assert outcomes == [Outcome("finished")] * 3
 
 
 @pytest.mark.parametrize("ending", ["finished", "aborted", "timed out"])
-def test_a_settled_ref_lets_go_of_its_tensors(hall, ending):
+def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
     weight = torch.zeros(5000)
     storage = weakref.ref(weight.untyped_storage())
     source = MemoryBody.of({"w": weight})
     watched = weakref.ref(source)
-    ref = hall.service.offer(source, ["site-1"])
+    ref = harness.service.offer(source, ["site-1"])
     del source, weight
-    receiver = hall.receiver()
+    receiver = harness.receiver()
     assert watched() is not None
     if ending == "finished":
         fetch(receiver, ref.token)
@@ -91,12 +91,12 @@ def test_a_settled_ref_lets_go_of_its_tensors(hall, ending):
 
 
 @pytest.mark.parametrize("takes", [0, 100, 3 << 20])
-def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way(hall, takes):
+def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way(harness, takes):
     weight = torch.zeros(4 << 20)
     storage = weakref.ref(weight.untyped_storage())
-    ref = hall.service.offer(MemoryBody.of({"w": weight}), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of({"w": weight}), ["site-1"])
     del weight
-    receiver, other = hall.receiver(), hall.receiver()
+    receiver, other = harness.receiver(), harness.receiver()
     # The frame is longer than what the kernel takes, and nobody, or hardly anybody, reads it.
     receiver.send(Fetch(ref.token, receiver.next_number(), 0, 16 << 20, 16 << 20), 10)
     receiver.send(Fetch(ref.token, receiver.next_number(), 0, 16 << 20, 16 << 20), 10)

@@ -1,7 +1,7 @@
 """Repairs: what is damaged or lost on the way is fetched again, and only that."""
 
 import pytest
-from halls import QUICK, fetch, flip
+from harness import QUICK, fetch, flip
 from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import IntegrityError, RefusedError
@@ -57,9 +57,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("turn", [1, 2, 17, 30], ids="frame {}".format)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_frame_that_breaks_once_is_repaired_and_only_it_is_fetched_again(hall, turn, change):
-    receiver, channel = hall.watched(at_frame(turn, change))
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+def test_a_frame_that_breaks_once_is_repaired_and_only_it_is_fetched_again(harness, turn, change):
+    receiver, channel = harness.watched(at_frame(turn, change))
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, MODEL)
     assert ref.wait(30).ok
@@ -80,9 +80,9 @@ def test_a_frame_that_breaks_once_is_repaired_and_only_it_is_fetched_again(hall,
 
 
 @pytest.mark.parametrize("change", [*list(CHANGES.values())[:6]], ids=list(CHANGES)[:6])
-def test_a_whole_model_that_breaks_once_is_fetched_again(hall, change):
-    receiver, channel = hall.watched(at_frame(1, change))
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+def test_a_whole_model_that_breaks_once_is_fetched_again(harness, change):
+    receiver, channel = harness.watched(at_frame(1, change))
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     sink, stats = download(receiver, ref.token, QUICK._replace(chunk_size=0), MemoryBody.allocate)
     assert_same_tensors(sink.tensors, MODEL)
     assert stats == Transfer(ALL, 2, 1, 1, stats.seconds)
@@ -90,10 +90,10 @@ def test_a_whole_model_that_breaks_once_is_fetched_again(hall, change):
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_reader_from_front_to_back_is_given_what_was_repaired_in_its_place(hall, change):
+def test_a_reader_from_front_to_back_is_given_what_was_repaired_in_its_place(harness, change):
     body = MemoryBody.of(MODEL)
-    receiver, channel = hall.watched(at_frame(3, change))
-    ref = hall.service.offer(body, ["site-1"])
+    receiver, channel = harness.watched(at_frame(3, change))
+    ref = harness.service.offer(body, ["site-1"])
     remote = RemoteSource(receiver, ref.token, QUICK)
     read = bytearray(ALL)
     for start in range(0, ALL, 8192):
@@ -104,16 +104,16 @@ def test_a_reader_from_front_to_back_is_given_what_was_repaired_in_its_place(hal
     assert len(channel.frames) <= FRAMES + 2
 
 
-def test_frames_that_come_twice_are_taken_once(hall):
-    receiver, channel = hall.watched(lambda header, packet: repeat(packet))
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+def test_frames_that_come_twice_are_taken_once(harness):
+    receiver, channel = harness.watched(lambda header, packet: repeat(packet))
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, MODEL)
     assert stats == Transfer(ALL, 8, FRAMES, 0, stats.seconds)
     assert len(channel.frames) == FRAMES
 
 
-def test_frames_in_another_order_are_put_where_they_belong(hall):
+def test_frames_in_another_order_are_put_where_they_belong(harness):
     held = []
 
     def swap(header, packet):
@@ -123,8 +123,8 @@ def test_frames_in_another_order_are_put_where_they_belong(hall):
             held.append(bytes(packet))
             packet.clear()
 
-    receiver, _ = hall.watched(swap)
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    receiver, _ = harness.watched(swap)
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, MODEL)
     assert (stats.bytes, stats.chunks) == (ALL, FRAMES)
@@ -132,7 +132,7 @@ def test_frames_in_another_order_are_put_where_they_belong(hall):
 
 @pytest.mark.parametrize("kind", [Fetch, Close], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("damage", [bytearray.clear, flip, lambda packet: flip(packet, 20)])
-def test_a_request_that_is_lost_or_damaged_is_found_out_and_made_again(hall, kind, damage):
+def test_a_request_that_is_lost_or_damaged_is_found_out_and_made_again(harness, kind, damage):
     hit = []
 
     def once(request, packet):
@@ -140,8 +140,8 @@ def test_a_request_that_is_lost_or_damaged_is_found_out_and_made_again(hall, kin
             hit.append(request)
             damage(packet)
 
-    receiver, channel = hall.watched(on_request=once)
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    receiver, channel = harness.watched(on_request=once)
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, MODEL)
     assert ref.wait(30).ok
@@ -154,7 +154,7 @@ def test_a_request_that_is_lost_or_damaged_is_found_out_and_made_again(hall, kin
 
 @pytest.mark.parametrize("kind", [Opened, Closed], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("damage", [bytearray.clear, flip, cut_in_half, repeat])
-def test_a_reply_that_is_lost_damaged_or_repeated_does_no_harm(hall, kind, damage):
+def test_a_reply_that_is_lost_damaged_or_repeated_does_no_harm(harness, kind, damage):
     hit = []
 
     def once(reply, packet):
@@ -162,15 +162,15 @@ def test_a_reply_that_is_lost_damaged_or_repeated_does_no_harm(hall, kind, damag
             hit.append(reply)
             damage(packet)
 
-    receiver, _ = hall.watched(on_reply=once)
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    receiver, _ = harness.watched(on_reply=once)
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
     assert len(hit) == 1
     assert ref.wait(30).ok
 
 
-def test_a_refusal_that_is_lost_is_given_again_to_a_probe(hall):
-    receiver, channel = hall.watched(
+def test_a_refusal_that_is_lost_is_given_again_to_a_probe(harness):
+    receiver, channel = harness.watched(
         on_reply=lambda reply, packet: (
             packet.clear() if isinstance(reply, Refused) and not probes() else None
         )
@@ -179,7 +179,7 @@ def test_a_refusal_that_is_lost_is_given_again_to_a_probe(hall):
     def probes():
         return [each for each in channel.requests if isinstance(each, Probe)]
 
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     remote = RemoteSource(receiver, ref.token, QUICK)
     ref.abort("enough")
     with pytest.raises(RefusedError, match="settled"):
@@ -189,13 +189,13 @@ def test_a_refusal_that_is_lost_is_given_again_to_a_probe(hall):
 
 @pytest.mark.parametrize("chunk_size", [0, 4096])
 def test_what_is_damaged_every_time_is_an_error_that_names_tensor_range_and_peer(
-    hall, no_backoff, chunk_size
+    harness, no_backoff, chunk_size
 ):
     broken = (0, 8192) if chunk_size else (0,)
-    receiver, channel = hall.watched(
+    receiver, channel = harness.watched(
         lambda header, packet: flip(packet, -1) if header.start in broken else None
     )
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     how = QUICK._replace(chunk_size=chunk_size)
     sentence = (
         rf"bytes (0 to {chunk_size or ALL}|8192 to 12288) from server \(tensor 'large'\) "
@@ -212,28 +212,28 @@ def test_what_is_damaged_every_time_is_an_error_that_names_tensor_range_and_peer
     assert all(starts.count(start) == 1 for start in starts if start not in broken)
 
 
-def test_what_is_lost_every_time_is_an_error_that_says_so(hall, no_backoff):
-    receiver, channel = hall.watched(
+def test_what_is_lost_every_time_is_an_error_that_says_so(harness, no_backoff):
+    receiver, channel = harness.watched(
         lambda header, packet: packet.clear() if header.start == 4096 else None
     )
-    ref = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     how = QUICK._replace(probe_after=0.01)
     with pytest.raises(IntegrityError, match=r"bytes 4096 to 8192 .* 6 times .* lost on the way"):
         fetch(receiver, ref.token, how)
     assert [frame.start for frame in channel.frames].count(4096) == 6
 
 
-def test_the_tensor_named_is_the_one_in_which_the_damaged_frame_begins(hall, no_backoff):
+def test_the_tensor_named_is_the_one_in_which_the_damaged_frame_begins(harness, no_backoff):
     tensors = {"a": tensor("F32", (1024,)), "b": tensor("F32", (1024,)), "c": tensor("F32", (9,))}
-    receiver, _ = hall.watched(
+    receiver, _ = harness.watched(
         lambda header, packet: flip(packet) if header.start == 4096 else None
     )
-    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
     with pytest.raises(IntegrityError, match=r"bytes 4096 to 8192 .*tensor 'b'"):
         fetch(receiver, ref.token)
 
 
-def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender_takes(hall):
+def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender_takes(harness):
     tensors = {"w": tensor("U8", (32_000,))}
     seen = set()
 
@@ -242,30 +242,30 @@ def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender
             seen.add(header.start)
             flip(packet)
 
-    receiver, channel = hall.watched(every_other)
-    ref = hall.service.offer(MemoryBody.of(tensors), ["site-1"])
+    receiver, channel = harness.watched(every_other)
+    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
     how = StreamSettings(chunk_size=16, request_size=32_000, request_timeout=30, probe_after=0.05)
     sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, tensors)
     assert (stats.retries, stats.chunks, len(channel.frames)) == (1000, 2000, 3000)
 
 
-def test_a_receiver_goes_on_with_the_next_ref_after_one_that_failed(hall, no_backoff):
-    receiver, _ = hall.watched(
+def test_a_receiver_goes_on_with_the_next_ref_after_one_that_failed(harness, no_backoff):
+    receiver, _ = harness.watched(
         lambda header, packet: flip(packet) if header.token == bad.token else None
     )
-    bad = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    good = hall.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    bad = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    good = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     with pytest.raises(IntegrityError):
         fetch(receiver, bad.token)
     # What was asked for and not read yet is still on its way, and is skipped.
     assert_same_tensors(fetch(receiver, good.token).tensors, MODEL)
 
 
-def test_a_ref_that_is_read_in_part_can_be_read_again_from_the_front(hall):
-    receiver = hall.receiver()
+def test_a_ref_that_is_read_in_part_can_be_read_again_from_the_front(harness):
+    receiver = harness.receiver()
     body = MemoryBody.of(MODEL)
-    ref = hall.service.offer(body, ["site-1"])
+    ref = harness.service.offer(body, ["site-1"])
     part = bytearray(8192)
     RemoteSource(receiver, ref.token, QUICK).receive(0, 8192, [memoryview(part)])
     assert part == body_of(body)[:8192]

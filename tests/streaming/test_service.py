@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from asking import MODEL, NBYTES, ask, offer, refusal, reply_to, waits_for
-from halls import QUICK, fetch, open_hall
+from harness import QUICK, fetch, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import assert_same_tensors, tensor
@@ -29,21 +29,21 @@ from flstream.transport.channel import Deadline
 from flstream.transport.pipe import pipe
 
 
-def test_a_receiver_that_was_not_declared_is_refused(hall):
-    ref = offer(hall, "site-1")
-    stranger = hall.receiver("site-2")
+def test_a_receiver_that_was_not_declared_is_refused(harness):
+    ref = offer(harness, "site-1")
+    stranger = harness.receiver("site-2")
     with pytest.raises(RefusedError, match="not on offer"):
         fetch(stranger, ref.token)
     assert "not on offer" in refusal(
         stranger, Fetch(ref.token, stranger.next_number(), 0, 4096, 4096)
     )
     assert ref.deliveries.keys() == {"site-1"}
-    assert_same_tensors(fetch(hall.receiver("site-1"), ref.token).tensors, MODEL)
+    assert_same_tensors(fetch(harness.receiver("site-1"), ref.token).tensors, MODEL)
 
 
-def test_a_stranger_cannot_settle_a_ref(hall):
-    ref = offer(hall, "site-1")
-    stranger = hall.receiver("site-2")
+def test_a_stranger_cannot_settle_a_ref(harness):
+    ref = offer(harness, "site-1")
+    stranger = harness.receiver("site-2")
     for ok in (True, False):
         number = stranger.next_number()
         assert ask(stranger, Close(ref.token, number, ok, "no good")) == Closed(number)
@@ -53,9 +53,9 @@ def test_a_stranger_cannot_settle_a_ref(hall):
     assert ref.deliveries["site-1"].closed_at is None
 
 
-def test_a_close_is_answered_every_time_also_for_a_ref_that_is_gone_or_never_was(hall):
-    mine, shared = offer(hall, "site-1"), offer(hall, "site-1", "site-2")
-    receiver = hall.receiver()
+def test_a_close_is_answered_every_time_also_for_a_ref_that_is_gone_or_never_was(harness):
+    mine, shared = offer(harness, "site-1"), offer(harness, "site-1", "site-2")
+    receiver = harness.receiver()
     for token in (mine.token, shared.token, bytes(TOKEN_BYTES)):
         for ok in (True, False, True):
             close = Close(token, receiver.next_number(), ok, "changed my mind")
@@ -64,12 +64,12 @@ def test_a_close_is_answered_every_time_also_for_a_ref_that_is_gone_or_never_was
     assert mine.outcome == Outcome("finished")
     assert shared.deliveries["site-1"].failure is None
     assert shared.outcome is None
-    assert_same_tensors(fetch(hall.receiver("site-2"), shared.token).tensors, MODEL)
+    assert_same_tensors(fetch(harness.receiver("site-2"), shared.token).tensors, MODEL)
 
 
-def test_a_close_calls_off_what_was_asked_for_of_that_ref_alone(hall):
-    ref, other = offer(hall), offer(hall)
-    receiver = hall.receiver()
+def test_a_close_calls_off_what_was_asked_for_of_that_ref_alone(harness):
+    ref, other = offer(harness), offer(harness)
+    receiver = harness.receiver()
     wanted = Fetch(other.token, 5, 0, 4096, 4096)
     packets = [Fetch(ref.token, number, 0, NBYTES, 16) for number in range(1, 5)]
     packets += [wanted, Close(ref.token, 6, False, "enough"), Probe(other.token, 7)]
@@ -80,9 +80,9 @@ def test_a_close_calls_off_what_was_asked_for_of_that_ref_alone(hall):
     assert ref.deliveries["site-1"].chunks <= 1
 
 
-def test_a_probe_is_told_what_is_still_to_be_answered_of_its_own_ref(hall):
-    ref, other = offer(hall), offer(hall)
-    receiver = hall.receiver()
+def test_a_probe_is_told_what_is_still_to_be_answered_of_its_own_ref(harness):
+    ref, other = offer(harness), offer(harness)
+    receiver = harness.receiver()
     packets = [
         Fetch(ref.token, 1, 0, NBYTES, 16),
         Fetch(other.token, 2, 0, NBYTES, 16),
@@ -94,12 +94,12 @@ def test_a_probe_is_told_what_is_still_to_be_answered_of_its_own_ref(hall):
     receiver._channel.send([memoryview(data)], Deadline(10))
     assert reply_to(receiver, 4) == Waiting(4, [3, 1])
     assert reply_to(receiver, 5) == Waiting(5, [2])
-    assert ask(hall.receiver(), Probe(ref.token, 6)) == Waiting(6, [])
+    assert ask(harness.receiver(), Probe(ref.token, 6)) == Waiting(6, [])
 
 
-def test_what_is_urgent_is_sent_before_what_waits(hall):
-    ref = offer(hall)
-    receiver = hall.receiver()
+def test_what_is_urgent_is_sent_before_what_waits(harness):
+    ref = offer(harness)
+    receiver = harness.receiver()
     packets = [
         Fetch(ref.token, 1, 0, 16384, 4096),
         Fetch(ref.token, 2, 65536, 69632, 4096, urgent=True),
@@ -119,14 +119,14 @@ def test_what_is_urgent_is_sent_before_what_waits(hall):
 @given(st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES))
 @settings(max_examples=10)
 def test_a_token_that_was_never_issued_is_refused(token):
-    with open_hall() as hall:
-        offer(hall)
+    with open_harness() as harness:
+        offer(harness)
         with pytest.raises(RefusedError, match="not on offer"):
-            fetch(hall.receiver(), token)
+            fetch(harness.receiver(), token)
 
 
-def test_tokens_are_long_and_all_different(hall):
-    tokens = {offer(hall).token for _ in range(100)}
+def test_tokens_are_long_and_all_different(harness):
+    tokens = {offer(harness).token for _ in range(100)}
     assert len(tokens) == 100
     assert {len(token) for token in tokens} == {TOKEN_BYTES}
 
@@ -149,10 +149,10 @@ def test_tokens_are_long_and_all_different(hall):
     ],
 )
 def test_a_range_that_makes_no_sense_is_refused_and_the_service_goes_on(
-    hall, start, stop, chunk_size, reason
+    harness, start, stop, chunk_size, reason
 ):
-    ref = offer(hall)
-    receiver = hall.receiver()
+    ref = offer(harness)
+    receiver = harness.receiver()
     fetch_request = Fetch(ref.token, receiver.next_number(), start, stop, chunk_size)
     assert reason in refusal(receiver, fetch_request)
     assert ref.deliveries["site-1"].requests == 0
@@ -164,16 +164,16 @@ def test_a_range_that_makes_no_sense_is_refused_and_the_service_goes_on(
 )
 @settings(max_examples=40)
 def test_no_range_at_all_stops_the_service(start, stop, chunk_size):
-    with open_hall() as hall:
-        ref = offer(hall)
-        receiver = hall.receiver()
+    with open_harness() as harness:
+        ref = offer(harness)
+        receiver = harness.receiver()
         receiver.send(Fetch(ref.token, receiver.next_number(), start, stop, chunk_size), 10)
         assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
 
 
-def test_more_requests_than_a_window_ever_has_are_refused(hall):
-    ref = offer(hall)
-    receiver = hall.receiver()
+def test_more_requests_than_a_window_ever_has_are_refused(harness):
+    ref = offer(harness)
+    receiver = harness.receiver()
     first = Fetch(ref.token, receiver.next_number(), 0, NBYTES, 16)
     packets = pack_message(first, ref.token)
     for _ in range(300):
@@ -185,53 +185,53 @@ def test_more_requests_than_a_window_ever_has_are_refused(hall):
     assert "more than 256 requests" in refused.reason
 
 
-def test_a_receiver_that_never_reads_does_not_hold_up_another(hall):
-    lazy = hall.receiver("site-1")
+def test_a_receiver_that_never_reads_does_not_hold_up_another(harness):
+    lazy = harness.receiver("site-1")
     big = {"w": tensor("F32", (1 << 20,))}
-    ref = hall.service.offer(MemoryBody.of(big), ["site-1", "site-2"])
+    ref = harness.service.offer(MemoryBody.of(big), ["site-1", "site-2"])
     for _ in range(3):
         lazy.send(Fetch(ref.token, lazy.next_number(), 0, 4 << 20, 1 << 20), 10)
-    assert_same_tensors(fetch(hall.receiver("site-2"), ref.token).tensors, big)
+    assert_same_tensors(fetch(harness.receiver("site-2"), ref.token).tensors, big)
     assert ref.outcome is None
     assert ref.deliveries["site-2"].failure is None
     assert ref.deliveries["site-1"].closed_at is None
 
 
-def test_a_receiver_that_hangs_up_settles_what_was_for_it_alone(hall):
-    mine, shared = offer(hall, "site-1"), offer(hall, "site-1", "site-2")
-    channel = hall.channel("site-1")
+def test_a_receiver_that_hangs_up_settles_what_was_for_it_alone(harness):
+    mine, shared = offer(harness, "site-1"), offer(harness, "site-1", "site-2")
+    channel = harness.channel("site-1")
     channel.close()
     outcome = mine.wait(30)
     assert outcome.status == "aborted"
     assert "site-1: site-1 closed the channel" in outcome.reason
     assert shared.outcome is None
-    fetch(hall.receiver("site-2"), shared.token)
+    fetch(harness.receiver("site-2"), shared.token)
     assert shared.wait(30).reason.startswith("site-1: ")
 
 
-def test_what_is_offered_to_a_receiver_that_hung_up_settles_at_once(hall):
-    first = offer(hall, "site-1")
-    hall.channel("site-1").close()
+def test_what_is_offered_to_a_receiver_that_hung_up_settles_at_once(harness):
+    first = offer(harness, "site-1")
+    harness.channel("site-1").close()
     first.wait(30)
-    late = offer(hall, "site-1")
+    late = offer(harness, "site-1")
     assert late.outcome is not None
     assert "site-1 closed the channel" in late.outcome.reason
     # One that comes back is served again.
-    receiver = hall.receiver("site-1")
-    assert_same_tensors(fetch(receiver, offer(hall, "site-1").token).tensors, MODEL)
+    receiver = harness.receiver("site-1")
+    assert_same_tensors(fetch(receiver, offer(harness, "site-1").token).tensors, MODEL)
 
 
-def test_a_ref_can_be_offered_before_its_receivers_channel_is_there(hall):
-    ref = offer(hall, "site-1")
+def test_a_ref_can_be_offered_before_its_receivers_channel_is_there(harness):
+    ref = offer(harness, "site-1")
     assert ref.outcome is None
-    assert_same_tensors(fetch(hall.receiver("site-1"), ref.token).tensors, MODEL)
+    assert_same_tensors(fetch(harness.receiver("site-1"), ref.token).tensors, MODEL)
 
 
-def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_end(hall):
-    ref, unattached = offer(hall, "site-1"), offer(hall, "nobody")
-    receiver = hall.receiver("site-1")
+def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_end(harness):
+    ref, unattached = offer(harness, "site-1"), offer(harness, "nobody")
+    receiver = harness.receiver("site-1")
     remote = RemoteSource(receiver, ref.token, QUICK)
-    hall.service.close()
+    harness.service.close()
     for each in (ref, unattached):
         assert each.outcome.status == "aborted"
         assert "the service was closed" in each.outcome.reason
@@ -240,25 +240,25 @@ def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_e
         remote.receive(0, NBYTES, [memoryview(bytearray(NBYTES))])
 
 
-def test_a_closed_service_can_be_closed_again_and_aborts_what_is_offered_later(hall):
-    hall.service.close()
-    hall.service.close()
-    assert offer(hall).outcome == Outcome("aborted", "the service was closed")
+def test_a_closed_service_can_be_closed_again_and_aborts_what_is_offered_later(harness):
+    harness.service.close()
+    harness.service.close()
+    assert offer(harness).outcome == Outcome("aborted", "the service was closed")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_service_that_meets_a_defect_ends_its_channels_instead_of_falling_silent(hall):
+def test_a_service_that_meets_a_defect_ends_its_channels_instead_of_falling_silent(harness):
     class Defective(MemoryBody):
         def views(self, start, stop, scratch=None):
             raise MemoryError
 
     body = MemoryBody.of(MODEL)
     views = dict.fromkeys(MODEL, memoryview(b""))
-    ref = hall.service.offer(Defective(body.layout, MODEL, views), ["site-1"])
+    ref = harness.service.offer(Defective(body.layout, MODEL, views), ["site-1"])
     with pytest.raises(ChannelClosedError):
-        fetch(hall.receiver(), ref.token)
+        fetch(harness.receiver(), ref.token)
     assert ref.wait(30).status == "aborted"
-    assert offer(hall, "site-1").outcome.status == "aborted"
+    assert offer(harness, "site-1").outcome.status == "aborted"
 
 
 def test_a_service_can_be_closed_while_it_is_being_woken():
@@ -275,7 +275,9 @@ def test_a_service_can_be_closed_while_it_is_being_woken():
 def test_a_layout_for_which_there_is_no_room_is_refused_before_it_is_offered(monkeypatch):
     monkeypatch.setattr("flstream.streaming.service.MAX_HEADER_BYTES", 64)
     with (
-        open_hall() as hall,
+        open_harness() as harness,
         pytest.raises(LayoutError, match=r"names and shapes of 2 tensors .* in several parts"),
     ):
-        hall.service.offer(MemoryBody.of({"a": tensor("F32", ()), "b": tensor("F32", ())}), ["s"])
+        harness.service.offer(
+            MemoryBody.of({"a": tensor("F32", ()), "b": tensor("F32", ())}), ["s"]
+        )

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import resource
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -18,11 +19,12 @@ from flstream.telemetry.event_log import EventLog, WholeLines
 from flstream.telemetry.events import (
     AnyEvent,
     Metrics,
+    ModelRecord,
     RoundFinished,
     RunFinished,
     SiteLog,
     Transfer,
-    Work,
+    WorkerActivity,
     decode_event,
     encode_event,
 )
@@ -38,10 +40,14 @@ VALUES = {
     float | None: st.none() | st.floats(-1e9, 1e9),
     Metrics: st.dictionaries(st.text(), st.none() | st.floats(-1e9, 1e9), max_size=3),
     dict[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
+    Mapping[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
     dict[str, int]: st.dictionaries(st.text(), st.integers(0, 2**62), max_size=3),
     Transfer: st.builds(
         Transfer, st.integers(0, 2**62), st.integers(0, 99), seconds=st.floats(0, 9)
     ),
+    ModelRecord | None: st.none()
+    | st.builds(ModelRecord, *[st.integers(0, 2**31)] * 3, st.text(), st.text()),
+    msgspec.Raw: st.sampled_from([b"null", b'{"a": [1, 2.5]}', b'"\\n"']).map(msgspec.Raw),
 }
 
 
@@ -50,8 +56,8 @@ def events(kind: type) -> st.SearchStrategy[AnyEvent]:
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    if kind == dict[str, Work]:
-        return st.dictionaries(st.text(), events(Work), max_size=2)
+    if kind == dict[str, WorkerActivity]:
+        return st.dictionaries(st.text(), events(WorkerActivity), max_size=2)
     return st.sampled_from(get_args(kind)) if get_origin(kind) is Literal else VALUES[kind]
 
 

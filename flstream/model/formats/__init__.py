@@ -1,1 +1,1 @@
-"""Checkpoints as they come: each format is a source whose tensors are read range by range."""
+"""Checkpoint formats: each is a source whose tensors are read range by range."""

@@ -1,4 +1,4 @@
-"""Zip archives, as ``.npz`` and ``.pt`` files are. Nothing in one is taken on trust."""
+"""Zip archives, as ``.npz`` and ``.pt`` files are. Every statement in one is checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flstream.model.descriptors import read_at
 from flstream.model.formats.file import MOST_EXPANSION
 
 AGAIN = "fetch the file again or save it anew"
-# A hundred thousand tensors take less. Python's record of a member is several times its entry.
+# More than 100,000 tensors need. Python's record of a member is several times its entry.
 _MOST_DIRECTORY_BYTES = 16 << 20
 _LOCAL_HEADER = struct.Struct("<4s2xHH16xHH")
 _END = struct.Struct("<4s8xIIH")
@@ -27,14 +27,14 @@ _ENCRYPTED = 1
 
 
 class Member(NamedTuple):
-    """One file of an archive.
+    """A file in an archive.
 
     Attributes:
-        name: in the archive.
-        start: offset in the archive of its first byte, as stored.
-        stored: bytes it takes there.
-        size: bytes it has.
-        compressed: whether those are not the same.
+        name: Name in the archive.
+        start: Offset in bytes of its stored data in the archive.
+        stored: Length of its stored data in bytes.
+        size: Length of its content in bytes.
+        compressed: Whether the stored data is not the content itself.
     """
 
     name: str
@@ -45,22 +45,23 @@ class Member(NamedTuple):
 
 
 class Archive:
-    """A zip archive whose members lie apart, within the file, and can have the size they claim.
+    """A zip archive whose members do not overlap and can have the sizes that it states.
 
     Attributes:
-        path: of the file.
-        members: by name, in the order of their bytes.
-        file_bytes: length of the file.
+        path: Path of the file.
+        fd: Descriptor of the file, open as long as the archive exists.
+        members: Members by name, in the order of their data.
+        file_bytes: Length of the file in bytes.
 
     Raises:
-        CheckpointError: it is none; the message names the member and says what is wrong.
+        CheckpointError: The file is not such an archive; the message names the member and the flaw.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             file = path.open("rb")
-            # Closed with the archive: whoever holds it may go on reading.
+            # Closed with the last reference to the archive, never under a reader.
             weakref.finalize(self, file.close)
             self.fd = file.fileno()
             self.file_bytes = os.fstat(self.fd).st_size
@@ -117,7 +118,11 @@ class Archive:
         return Member(info.orig_filename, start, info.compress_size, info.file_size, compressed)
 
     def open(self, member: Member) -> IO[bytes]:
-        """A stream of a member's bytes, from its first one."""
+        """Open a stream of a member's content, from its first byte.
+
+        Raises:
+            CheckpointError: The member cannot be read.
+        """
         try:
             return self._zip.open(self._infos[member.name])
         except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
@@ -129,7 +134,7 @@ class Archive:
         """Fill a view with the next bytes of a member's stream.
 
         Raises:
-            CheckpointError: the stream ends before or is damaged.
+            CheckpointError: The stream ends too early or is damaged.
         """
         flaw = "it ends too early"
         try:
@@ -152,14 +157,18 @@ class Archive:
         fill(self.path, self.fd, view, member.start + offset)
 
     def head(self, member: Member, size: int) -> bytes:
-        """The first bytes of a member, at most ``size``."""
+        """Return the first bytes of a member's content, at most ``size``."""
         data = bytearray(min(size, member.size))
         with self.open(member) as stream:
             self.read_into(stream, member, memoryview(data))
         return bytes(data)
 
     def check(self) -> str:
-        """Read every member to its end, which compares its CRC-32, and say so."""
+        """Read every member to its end, which compares its CRC-32, and describe the result.
+
+        Raises:
+            CheckpointError: A member is damaged.
+        """
         buffer = memoryview(bytearray(_STEP))
         for member in self.members.values():
             with self.open(member) as stream:
@@ -174,10 +183,10 @@ class Archive:
 
 
 def fill(path: Path, fd: int, view: memoryview, offset: int) -> None:
-    """Fill a view from a file.
+    """Fill a view with a file's bytes from ``offset`` on.
 
     Raises:
-        CheckpointError: the file cannot be read there, or is shorter.
+        CheckpointError: The file cannot be read there, or ends before.
     """
     try:
         count = read_at(fd, view, offset)
@@ -188,9 +197,9 @@ def fill(path: Path, fd: int, view: memoryview, offset: int) -> None:
 
 
 def _check_directory(fd: int, size: int, path: Path) -> None:
-    """Refuse a directory that would take much memory, as the library reads it whole."""
+    """Refuse an archive whose directory would take much memory: the library reads it whole."""
     tail = os.pread(fd, _END.size + (1 << 16), max(0, size - _END.size - (1 << 16)))
-    # The library looks at the very end first, and only then for the last end record.
+    # As the library does: the very end first, and only then the last end record.
     at = len(tail) - _END.size
     if tail[at : at + 4] != b"PK\5\6" or tail[-2:] != b"\0\0":
         at = tail.rfind(b"PK\5\6")
@@ -204,7 +213,7 @@ def _check_directory(fd: int, size: int, path: Path) -> None:
         locator = at - _END_64_LOCATOR.size
         magic, where = _END_64_LOCATOR.unpack_from(tail, locator)
         if magic == b"PK\6\7":
-            # The record of a large archive lies before its locator, or where that says. Which of
+            # The record of a large archive lies before its locator, or where that points. Which of
             # them is read depends on the library's version.
             before = max(0, size - len(tail) + locator - _END_64.size)
             records = [os.pread(fd, _END_64.size, offset) for offset in (before, min(where, size))]

@@ -1,4 +1,4 @@
-"""What every format of checkpoint has in common."""
+"""The protocol of an open checkpoint of any format, and what the formats share."""
 
 from __future__ import annotations
 
@@ -7,72 +7,59 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from flstream.errors import LayoutError
-from flstream.model.body import Scratch
+from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout, TensorSpec
 
 Format = Literal["safetensors", "safetensors shards", "torch", "npz"]
 
 MOST_EXPANSION = 1032
-"""How many bytes of tensors a byte of a file may stand for: what deflate can reach, and no more."""
+"""Most bytes of tensors for each byte of a file: the highest ratio that deflate can reach."""
 
 
-class CheckpointFile(Protocol):
-    """An open checkpoint: a source, and what its file says beside the tensors."""
+class CheckpointFile(Source, Protocol):
+    """An open checkpoint: a source, and the facts that its file states beside the tensors."""
 
     @property
     def path(self) -> Path:
-        """The file that was asked for."""
+        """Path of the checkpoint."""
         ...
 
     @property
     def format(self) -> Format:
-        """How the tensors are stored."""
-        ...
-
-    @property
-    def layout(self) -> Layout:
-        """The tensors, in the order in which their bytes are read."""
+        """Name of the checkpoint's format."""
         ...
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the file says of itself."""
+        """Strings that the file has beside its tensors, by key."""
         ...
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of the file, or files, that describe the tensors and are none."""
+        """Bytes of the file, or of all files together, that are not tensors."""
         ...
 
     @property
     def file_bytes(self) -> int:
-        """Length of the file, or of all files together."""
+        """Length in bytes of the file, or of all files together."""
         ...
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files that hold the tensors."""
-        ...
-
-    def views(self, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
-        """The bytes ``[start, stop)`` of the body, at least one.
-
-        Raises:
-            CheckpointError: they cannot be read.
-        """
+        """Paths of the files that have the tensors."""
         ...
 
     def check(self) -> list[str]:
-        """Check what the format lets one check, and say what that was, a sentence each.
+        """Check the file as far as its format allows, and describe each check in a sentence.
 
         Raises:
-            CheckpointError: something does not hold.
+            CheckpointError: A check failed.
         """
         ...
 
 
 class PartReader(Protocol):
-    """Fills ``view`` with the bytes of one tensor that begin at ``offset`` within it."""
+    """Function that fills ``view`` with a tensor's bytes from ``offset`` in that tensor on."""
 
     def __call__(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
         """Fill the view."""
@@ -82,7 +69,15 @@ class PartReader(Protocol):
 def read_parts(
     layout: Layout, start: int, stop: int, scratch: Scratch, read: PartReader
 ) -> list[memoryview]:
-    """The bytes ``[start, stop)`` of a body whose tensors lie in different places."""
+    """Gather the bytes ``[start, stop)`` of a body whose tensors lie in different places.
+
+    Args:
+        layout: Layout of the body.
+        start: Offset in bytes of the first byte.
+        stop: Offset in bytes after the last byte.
+        scratch: Buffer that the bytes are gathered into.
+        read: Reads a part of one tensor.
+    """
     whole = scratch.take(stop - start)
     for spec in layout.overlapping(start, stop):
         first, last = max(spec.start, start), min(spec.stop, stop)
@@ -91,10 +86,10 @@ def read_parts(
 
 
 def check_expansion(path: Path, layout: Layout, file_bytes: int) -> None:
-    """Refuse a file that claims more tensors than it can hold, before anyone reads them all.
+    """Refuse a file that states more tensors than it can hold, before they are read.
 
     Raises:
-        LayoutError: it does; the message names the largest tensor.
+        LayoutError: The file does; the message names the largest tensor.
     """
     if layout.nbytes > MOST_EXPANSION * file_bytes:
         largest = max(layout.tensors, key=lambda spec: spec.nbytes)

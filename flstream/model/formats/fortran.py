@@ -1,4 +1,4 @@
-"""Arrays that lie in a file in Fortran order, read in C order."""
+"""Arrays that are stored in Fortran order, read in C order."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from flstream.model.descriptors import read_at
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import TensorSpec
 
-# Rows that are read at once. In the file they lie in as many pieces as a row has elements, so a
-# smaller slab means more reads. As much again is needed to turn them around.
+# Bytes of the rows that are read at once. In the file they are in as many pieces as a row has
+# elements, so a smaller slab means more reads. Converting a slab needs its size again.
 _SLAB_BYTES = 8 << 20
 
 
 class FortranArray:
-    """One array: its rows are gathered a slab at a time, so that memory holds a few slabs.
+    """An array in Fortran order, whose rows are gathered a slab at a time to save memory.
 
     Args:
-        spec: of the array, of two dimensions or more that are not 1, and not empty.
-        where: the file and the tensor, for messages.
-        fd: of the file.
-        start: offset of the first element in it.
-        file: what has to stay open as long as the array is read.
+        spec: Array of at least two dimensions that are not 1, and not empty.
+        where: Names of the file and the tensor, for messages.
+        fd: Descriptor of the file.
+        start: Offset in bytes of the first element in the file.
+        file: File object to be kept open as long as the array is read.
 
     Raises:
-        CheckpointError: a row is larger than a slab.
+        CheckpointError: A row is larger than a slab (8 MiB).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class FortranArray:
             weakref.finalize(self, file.close)
         self._rows = spec.shape[0]
         self._inner = spec.shape[1:]
-        # As integers, every bit of a float is moved as it is.
+        # As integers, floats are copied bit by bit.
         self._dtype = np.dtype(f"u{BY_CODE[spec.dtype].itemsize}")
         self._row_bytes = math.prod(self._inner) * self._dtype.itemsize
         if self._row_bytes > _SLAB_BYTES:
@@ -57,13 +57,13 @@ class FortranArray:
         self._slab = memoryview(b"")
 
     @classmethod
-    def spooled(
+    def from_stream(
         cls, spec: TensorSpec, where: str, write: Callable[[IO[bytes]], None]
     ) -> FortranArray:
-        """An array that is compressed: it is inflated into a temporary file without a name first.
+        """Make the array of a compressed member, by inflating it into an unnamed temporary file.
 
         Raises:
-            CheckpointError: there is no room for it.
+            CheckpointError: There is no room for the file.
         """
         try:
             file = tempfile.TemporaryFile(prefix="flstream-")  # noqa: SIM115 - it is kept
@@ -90,7 +90,7 @@ class FortranArray:
             view, offset = view[len(part) :], offset + len(part)
 
     def _load(self, first: int) -> None:
-        self._slab = memoryview(b"")  # before the next one, so that there is one
+        self._slab = memoryview(b"")  # freed before the next one is allocated
         rows = min(max(1, _SLAB_BYTES // self._row_bytes), self._rows - first)
         size = self._dtype.itemsize
         columns = self._row_bytes // size

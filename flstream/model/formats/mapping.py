@@ -1,4 +1,4 @@
-"""Files that this process has mapped: where they lie, and how to give their pages back."""
+"""The files that this process has mapped: their addresses, and releasing their pages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Mapped(NamedTuple):
     """A part of a file that is mapped into this process.
 
     Attributes:
-        start: its address.
-        stop: the address after it.
-        offset: where it begins in the file.
+        start: Address of its first byte.
+        stop: Address after its last byte.
+        offset: Offset of its first byte in the file.
     """
 
     start: int
@@ -24,7 +24,7 @@ class Mapped(NamedTuple):
 
 
 def mapped_parts(fd: int) -> list[Mapped]:
-    """The parts of an open file that this process has mapped; none where the system hides them."""
+    """Return the parts of an open file that this process has mapped, as far as the system tells."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -41,16 +41,16 @@ def mapped_parts(fd: int) -> list[Mapped]:
 
 
 def drop_pages(part: Mapped, address: int, length: int) -> None:
-    """Give the pages of a range back that were read; what is read again comes from the file.
+    """Release the pages of a range that was read; reading it again reads the file.
 
     Args:
-        part: the mapping that the range lies in. Nothing of it may have been written to.
-        address: of the range's first byte.
-        length: of the range.
+        part: Mapping that has the range, and to which nothing was written.
+        address: Address of the range's first byte.
+        length: Length of the range in bytes.
     """
     first = address - address % mmap.PAGESIZE
     last = min(address + length + -(address + length) % mmap.PAGESIZE, part.stop)
-    # Advice may be refused. Then the pages stay, which is no harm but to the memory that is shown.
+    # If the advice is refused the pages stay, and only the reported memory is larger.
     _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 

@@ -1,4 +1,4 @@
-"""Tensors out of nested tables and lists, by their paths."""
+"""Tensors of nested tables and lists, by their paths."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ if TYPE_CHECKING:
     import torch
 
 _DEEPEST = 64
-# A list can hold itself twice over, level by level: a small pickle, and no end of values.
+# A list can hold another one twice, level by level: a small pickle with countless values.
 _MOST_VALUES = 1_000_000
 _LONGEST_TEXT = 1000
-# Each value below a key has a copy of it in its path.
+# Each value below a key has a copy of the key in its path.
 _LONGEST_PATH = 4096
 
 
 def flatten(value: Any, origin: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors in a value, and its numbers and texts, by their paths: keys joined by dots.
+    """Collect the tensors in a value, and its numbers and texts, by their paths.
 
-    A single tensor is named ``tensor``.
+    A path is keys and indices joined by dots. A single tensor is named ``tensor``.
+
+    Args:
+        value: Nested mappings, lists and tuples.
+        origin: Name of the file, for messages.
+
+    Returns:
+        The tensors, and the numbers and texts as strings.
 
     Raises:
-        CheckpointError: it is nested without end, or two values have the same path.
+        CheckpointError: The value is nested too deeply, or two tensors have the same path.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""NumPy's ``.npz``: arrays in a zip archive, read without ever unpickling."""
+"""NumPy's ``.npz`` format: arrays in a zip archive, read without unpickling."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from flstream.model.header import check_name
 from flstream.model.layout import Layout, TensorSpec
 
 _SUFFIX = ".npy"
-# NumPy reads a header of any length that it claims before it looks at it, so it gets this much.
+# NumPy reads a header of any stated length before checking it, so it is given this much.
 _MOST_HEADER_BYTES = 32 << 10
 _STEP = 1 << 20
 
 
 class _Array:
-    """Where one array lies.
+    """The place of an array in the archive.
 
     Attributes:
-        member: of the archive.
-        head: bytes of its ``.npy`` header.
-        fortran: how to read an array in column-major order, made when it is first read.
+        member: Member of the archive.
+        head: Length in bytes of its ``.npy`` header.
+        column_major: Whether its elements are in Fortran order.
+        fortran: Reader of an array in Fortran order, made when it is first read.
     """
 
     def __init__(self, member: Member, head: int, column_major: bool) -> None:
@@ -42,9 +43,9 @@ class _Array:
 
 
 def _read_head(text: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and dtype; the stream is left at the elements."""
+    """Read shape, whether it is in Fortran order, and dtype; leave the stream at the elements."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a file that Python 2 wrote, say: it is read all right
+        warnings.simplefilter("ignore")  # of a file that Python 2 wrote, for example
         version = np.lib.format.read_magic(text)
         if version == (1, 0):
             return np.lib.format.read_array_header_1_0(text)
@@ -54,7 +55,7 @@ def _read_head(text: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 class _Cursor:
-    """A compressed member that is being read from front to back."""
+    """The position in a compressed member that is being read from front to back."""
 
     def __init__(self, member: Member, stream: IO[bytes]) -> None:
         self.member = member
@@ -63,18 +64,21 @@ class _Cursor:
 
 
 class NpzFile:
-    """The arrays of an ``.npz`` file, as the C-ordered tensors that they are.
+    """The arrays of an ``.npz`` file, as tensors in C order.
 
-    Those that are stored are read where they lie; those that are compressed are inflated range by
-    range, again from the front whenever an earlier range is asked for. Arrays in Fortran order
-    are turned around a slab at a time.
+    Stored arrays are read in place. Compressed ones are inflated range by range, again from the
+    front whenever an earlier range is read. Arrays in Fortran order are converted a slab at a time.
 
     Raises:
-        CheckpointError: the archive is not sound, or a member is no array of numbers.
-        LayoutError: an array has a type that a body cannot hold.
+        CheckpointError: The archive is not sound, or a member is not an array of numbers.
+        LayoutError: A body cannot hold an array's type.
     """
 
     format: Format = "npz"
+    random_access = True
+    lendable = False
+    extent = None
+    deliver = None
 
     def __init__(self, path: Path) -> None:
         self._archive = Archive(path)
@@ -104,7 +108,7 @@ class NpzFile:
             shape, column_major, dtype = _read_head(text)
         except LayoutError as error:
             raise CheckpointError(f"{where}: {error}") from error
-        # The header is a Python literal, and what is wrong with it may be anything.
+        # The header is a Python literal, which can be wrong in any way.
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
             flaw = str(error).partition("\n")[0]
             raise CheckpointError(f"{where} has no sound .npy header: {flaw}; {AGAIN}") from error
@@ -130,14 +134,14 @@ class NpzFile:
         return TensorSpec(name, code, tuple(shape), start, start + nbytes)
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """The bytes ``[start, stop)``, read or inflated into ``scratch``."""
+        """Return the bytes ``[start, stop)``, read or inflated into ``scratch``."""
         return read_parts(self.layout, start, stop, scratch, self._read)
 
     def _read(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
         array = self._arrays[spec.name]
         if array.column_major:
             if array.fortran is None:
-                # One at a time: each keeps a slab.
+                # One at a time, since each keeps a slab.
                 for other in self._arrays.values():
                     other.fortran = None
                 array.fortran = self._column_major(spec, array)
@@ -170,10 +174,10 @@ class NpzFile:
                 self._inflate(member, view, array.head + at)
                 file.write(view)
 
-        return FortranArray.spooled(spec, where, write)
+        return FortranArray.from_stream(spec, where, write)
 
     def check(self) -> list[str]:
-        """Check the archive, and say what opening it has checked."""
+        """Check the archive, and describe what was checked when it was opened."""
         return [
             self._archive.check(),
             "every member is an array of numbers with the bytes that its dtype and shape take",

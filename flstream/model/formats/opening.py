@@ -1,4 +1,4 @@
-"""Open a checkpoint of any format, by its name. Nothing but a regular file is ever opened."""
+"""Opening a checkpoint of any format by its name. Only regular files are opened."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KINDS = (
 def open_checkpoint(path: Path) -> CheckpointFile:
     """Open a checkpoint: ``.safetensors``, ``.pt``, ``.pth``, ``.bin``, ``.npz``, or an index.
 
-    An index is a ``.json`` file that names shards, as ``model.safetensors.index.json`` does. A
-    file of any other name is taken for safetensors, as a ``.tmp`` of one is.
+    An index is a ``.json`` file that names shards, as ``model.safetensors.index.json`` does. A file
+    of any other name is opened as safetensors, such as a ``.tmp`` file.
 
     Raises:
-        CheckpointError: the file cannot be read, or is not sound; the message names it.
+        CheckpointError: The file cannot be read, or is not sound; the message names it.
     """
     name = path.name.lower()
     if name.endswith(".json"):
@@ -38,7 +38,7 @@ def open_checkpoint(path: Path) -> CheckpointFile:
 
 
 def open_tensors(path: Path) -> CheckpointFile:
-    """Open one file of tensors: see :func:`open_checkpoint`."""
+    """Open a single file of tensors: see :func:`open_checkpoint`."""
     check_file(path)
     suffix = path.suffix.lower()
     if suffix == ".npz":
@@ -55,12 +55,12 @@ def open_tensors(path: Path) -> CheckpointFile:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no regular file with something in it.
+    """Refuse anything but a regular file that is not empty.
 
-    Opening a pipe or a device would wait for somebody to write to it.
+    Opening a pipe or a device would wait for another process to write to it.
 
     Raises:
-        CheckpointError: it is none; the message says what it is.
+        CheckpointError: The path is not such a file; the message says what it is.
     """
     try:
         mode = os.stat(path).st_mode

@@ -1,4 +1,4 @@
-"""A ``.safetensors`` file, as it lies."""
+"""A ``.safetensors`` file as a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ class SafetensorsFile:
     """A safetensors file of any origin.
 
     Raises:
-        CheckpointError: it cannot be read or is not sound.
+        CheckpointError: The file cannot be read or is not sound.
     """
 
     format: Format = "safetensors"
+    random_access = True
+    lendable = False
+    deliver = None
 
     def __init__(self, path: Path) -> None:
         self._source = FileSource(path)
+        self.extent = self._source.extent
         self.path = path
         self.layout: Layout = self._source.layout
         self.metadata: Mapping[str, str] = self._source.metadata
@@ -30,11 +34,11 @@ class SafetensorsFile:
         self.files = (path,)
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """The bytes ``[start, stop)``, read into ``scratch``."""
+        """Return the bytes ``[start, stop)``, read into ``scratch``."""
         return self._source.views(start, stop, scratch)
 
     def check(self) -> list[str]:
-        """Say what opening the file has checked: it would have been refused otherwise."""
+        """Describe what was checked when the file was opened."""
         return [
             f"the header of {self.header_bytes} bytes lies within the file and is well-formed",
             "every tensor has the bytes that its dtype and shape take",

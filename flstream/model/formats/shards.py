@@ -1,4 +1,4 @@
-"""A model in several files, as ``model.safetensors.index.json`` lists them."""
+"""A model in several files, listed in an index such as ``model.safetensors.index.json``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from flstream.model.formats.file import CheckpointFile, Format
 from flstream.model.header import MAX_HEADER_BYTES, decode_json
 from flstream.model.layout import Layout, TensorSpec
 
-# Shards kept open at a time: far from what a process may have, and enough to read two models whose
+# Shards kept open at a time: far below the limit of a process, and enough to read two models whose
 # tensors are in different orders.
 _MOST_OPEN = 64
 
 
 class _Segment(NamedTuple):
-    """A run of the body that lies in one piece in a shard.
+    """A range of the body that is contiguous in a shard.
 
     Attributes:
-        start: offset in the whole body.
-        stop: offset after it.
-        shard: name of its file.
-        offset: where it begins in the shard's own body.
+        start: Offset in bytes in the whole body.
+        stop: Offset in bytes after the range in the whole body.
+        shard: Name of the shard's file.
+        offset: Offset in bytes of the range in the shard's own body.
     """
 
     start: int
@@ -40,18 +40,21 @@ class ShardedFile:
     """The tensors that an index names, one shard after another.
 
     Args:
-        path: of the index.
-        opener: opens a shard.
+        path: Path of the index.
+        opener: Function that opens a shard.
 
     Attributes:
-        further: how many tensors the shards have that the index does not name.
+        further: Number of tensors in the shards that the index does not name.
 
     Raises:
-        CheckpointError: the index or a shard is not sound, or a shard lies elsewhere than beside
-            the index.
+        CheckpointError: The index or a shard is not sound, or a shard is not in the index's folder.
     """
 
     format: Format = "safetensors shards"
+    random_access = True
+    lendable = False
+    extent = None
+    deliver = None
 
     def __init__(self, path: Path, opener: Callable[[Path], CheckpointFile]) -> None:
         self.path = path
@@ -114,7 +117,7 @@ class ShardedFile:
         return shard
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """The bytes ``[start, stop)``, from as many shards as they lie in."""
+        """Return the bytes ``[start, stop)``, gathered from all shards that have some of them."""
         index = bisect_right(self._starts, start) - 1
         if stop <= self._segments[index].stop:
             return self._read(index, start, stop, scratch)
@@ -133,7 +136,7 @@ class ShardedFile:
         return list(self._open(segment.shard).views(start + shift, stop + shift, scratch))
 
     def check(self) -> list[str]:
-        """Check every shard, and the total that the index states."""
+        """Check every shard, and compare the total size that the index states."""
         checks = [f"every tensor of the index is in its shard, of {len(self._paths)}"]
         if self.further:
             checks.append(f"the shards have {self.further} more that the index does not name")
@@ -160,7 +163,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(text: bytes, path: Path) -> tuple[dict[str, set[str]], Mapping[str, str]]:
-    """The tensors by their shards, and the metadata."""
+    """Return the names of the tensors by shard, and the metadata."""
     again = "fetch the index again"
     try:
         fields = decode_json(text)
@@ -189,12 +192,12 @@ def _parse(text: bytes, path: Path) -> tuple[dict[str, set[str]], Mapping[str, s
 
 
 def _homes(path: Path) -> tuple[Path, ...]:
-    # A download cache keeps its files in one folder, under their digests, and links to them.
+    # A download cache has its files in one folder, under their digests, and links to them.
     return path.parent.resolve(), path.resolve().parent
 
 
 def _shard_path(name: str, index: Path, homes: tuple[Path, ...]) -> Path:
-    """Where a shard lies: beside the index, or below it."""
+    """Return the path of a shard, which must lie beside the index or below it."""
     parts = PurePosixPath(name)
     if not name or "\0" in name or parts.is_absolute() or ".." in parts.parts:
         raise CheckpointError(

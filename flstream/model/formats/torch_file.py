@@ -1,4 +1,4 @@
-"""What ``torch.save`` writes, mapped and loaded as weights only: nothing of it is run."""
+"""Files of ``torch.save``, mapped and loaded as weights only, so that no code in them is run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from flstream.model.memory import MemoryBody
 if TYPE_CHECKING:
     import torch
 
-# The pickle says where tensors are; a hundred thousand of them take less. Objects made from it are
+# The pickle has the places of the tensors; 100,000 of them take less. The objects made from it are
 # many times its size.
 _MOST_PICKLE_BYTES = 16 << 20
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies in the file that is mapped.
+    """The place of a tensor in the mapped file.
 
     Attributes:
-        offset: of its first element in the file.
-        order: of its elements there: that of the body (``C``), Fortran's, or neither.
-        part: the mapping.
-        address: of its storage in memory.
-        length: of its storage.
+        offset: Offset in bytes of its first element in the file.
+        order: Order of its elements in the file: C, Fortran, or neither.
+        part: Mapping that has its storage.
+        address: Address of its storage in memory.
+        length: Length of its storage in bytes.
     """
 
     offset: int
@@ -45,18 +45,22 @@ class _Place(NamedTuple):
 
 
 class TorchFile:
-    """The tensors of a ``.pt``, ``.pth`` or ``.bin`` file, by their path in what was saved.
+    """The tensors of a ``.pt``, ``.pth`` or ``.bin`` file, by their paths in the saved value.
 
-    Keys of nested tables are joined by dots. Of what is not a tensor, numbers and texts become
-    metadata, and the rest is passed over.
+    Keys of nested tables are joined by dots. Numbers and texts become metadata, and all other
+    values are ignored.
 
     Raises:
-        CheckpointError: the file is not sound, is in torch's old format, or loading it would take
-            running code.
-        LayoutError: a tensor is sparse, quantised or of a type that a body cannot hold.
+        CheckpointError: The file is not sound, is in torch's format before 1.6, or loading it would
+        run code.
+        LayoutError: A tensor is sparse, quantised or of a type that a body cannot hold.
     """
 
     format: Format = "torch"
+    random_access = True
+    lendable = False
+    extent = None
+    deliver = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -76,10 +80,10 @@ class TorchFile:
         self._turned: tuple[str, FortranArray] | None = None
 
     def _locate(self) -> dict[str, _Place]:
-        """Where tensors lie in the file, for those that are mapped from it.
+        """Find the places in the file of the tensors that are mapped from it.
 
         Raises:
-            CheckpointError: a tensor goes beyond the part of the archive that it begins in.
+            CheckpointError: A tensor goes beyond the archive's member that it begins in.
         """
         mapped = mapped_parts(self._archive.fd)
         members = sorted(self._archive.members.values(), key=lambda member: member.start)
@@ -106,11 +110,11 @@ class TorchFile:
         return places
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
-        """The bytes ``[start, stop)``, read into ``scratch``."""
+        """Return the bytes ``[start, stop)``, read into ``scratch``."""
         return read_parts(self.layout, start, stop, scratch, self._read)
 
     def _read(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
-        # What is read through a mapping counts as this process's memory, so that comes last.
+        # Bytes read through a mapping count as this process's memory, so that is the last resort.
         place = self._places.get(spec.name)
         if place is not None and place.order == "C":
             fill(self.path, self._archive.fd, view, place.offset + offset)
@@ -130,7 +134,7 @@ class TorchFile:
             drop_pages(place.part, place.address, place.length)
 
     def check(self) -> list[str]:
-        """Check the archive, and say what opening it has checked."""
+        """Check the archive, and describe what was checked when it was opened."""
         return [
             self._archive.check(),
             "its pickle names nothing but tensors and plain values, and no code was run",
@@ -143,7 +147,7 @@ def _holds_data(name: str) -> bool:
 
 
 def _archive(path: Path) -> Archive:
-    """The file as an archive in which torch can do no harm."""
+    """Open the file as an archive, and refuse one that torch should not load."""
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"PK\3\4":
@@ -185,7 +189,7 @@ def _load(path: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    # A pickle can make torch's own code fail in any way.
+    # A pickle can make torch's own code fail with any error.
     except Exception as error:
         text = str(error)
         named = re.search(r"GLOBAL ([\w.]+)", text)

@@ -1,4 +1,4 @@
-"""Bars on a terminal: one a case, on a scale that all of a chart share."""
+"""Bar charts of a bench on a terminal: a bar for each case, on one scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flstream.bench.plan import Mode, Plan
 from flstream.report.text import pad
 from flstream.units import format_bytes
 
-# Wider bars tell no more.
+# Maximum width of a chart, in columns.
 _MOST_COLUMNS = 100
 _STYLES: dict[Mode, str] = {
     "pull": "cyan",
@@ -24,13 +24,13 @@ _STYLES: dict[Mode, str] = {
 
 
 class Glyphs(NamedTuple):
-    """What bars are drawn with.
+    """Characters for drawing bars.
 
     Attributes:
-        parts: of a bar in parts, each its own.
-        least: for what is not zero, but too small to see.
-        predicted: for what was not measured.
-        eighths: of a column, for the end of a bar; empty if there are none.
+        parts: characters for the first, second and third part of a bar.
+        least: character for a value that is not zero but too small to see.
+        predicted: character for a value that was predicted, not measured.
+        eighths: characters for one to seven eighths of a column; empty if the encoding has none.
     """
 
     parts: tuple[str, str, str]
@@ -44,14 +44,14 @@ _ASCII = Glyphs(("#", "=", "-"), "|", ".", "")
 
 
 class Bar(NamedTuple):
-    """One bar.
+    """A bar of a chart.
 
     Attributes:
-        label: at its left.
-        parts: what it adds up, in the chart's units.
-        text: at its right.
-        style: its colour.
-        predicted: whether it was not measured.
+        label: text at the left of the bar.
+        parts: values that are stacked, in the chart's units.
+        text: text at the right of the bar.
+        style: style of the bar, as rich names it.
+        predicted: whether the value was predicted, not measured.
     """
 
     label: str
@@ -62,11 +62,11 @@ class Bar(NamedTuple):
 
 
 Chart = tuple[str, list[Text]]
-"""A title, and the lines below it."""
+"""Title of a chart, and its lines."""
 
 
 def memory_bars(console: Console, plan: Plan, results: Sequence[Result]) -> list[Chart]:
-    """Charts of the server's memory and of a client's, with the model's size as a bar beside."""
+    """Draw charts of the server's memory and of a client's, with a bar of the model's size."""
     model = Bar("the model", (plan.model_bytes,), format_bytes(plan.model_bytes), "dim")
     charts = []
     for name, measured, predicted in (
@@ -87,7 +87,7 @@ def memory_bars(console: Console, plan: Plan, results: Sequence[Result]) -> list
 
 
 def second_bars(console: Console, results: Sequence[Result]) -> list[Chart]:
-    """A chart of the seconds of a round, by what they went into."""
+    """Draw a chart of the seconds of a round, by phase; return nothing without measurements."""
     bars = []
     for result in results:
         run = result.median
@@ -115,12 +115,12 @@ def _memory_bar(
 
 
 def glyphs(console: Console) -> Glyphs:
-    """What a console's encoding has."""
+    """Return the characters for bars that a console's encoding has."""
     return _ASCII if console.options.ascii_only else _BLOCKS
 
 
 def draw(console: Console, bars: Sequence[Bar]) -> list[Text]:
-    """A line a bar, none wider than the console."""
+    """Draw bars, a line each, none wider than the console."""
     width = min(console.width, _MOST_COLUMNS)
     labels = max(len(bar.label) for bar in bars)
     texts = max(len(bar.text) for bar in bars)
@@ -138,7 +138,7 @@ def draw(console: Console, bars: Sequence[Bar]) -> list[Text]:
 
 
 def _drawn(bar: Bar, columns_a_unit: float, signs: Glyphs) -> str:
-    """The bar itself. Each part ends where its sum ends, so that rounding never adds up."""
+    """Draw a bar. Each part ends at the rounded sum so far, so that errors do not add up."""
     if bar.predicted:
         return signs.predicted * max(round(bar.parts[0] * columns_a_unit), 1)
     drawn, end = "", 0.0

@@ -1,4 +1,4 @@
-"""Where a bench writes what it found: checked before minutes of measuring, and written whole."""
+"""Output files of a bench: checked before minutes of measuring, and replaced atomically."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from flstream.errors import UsageError
 
 PICTURES = (".png", ".svg", ".pdf")
-"""What a picture may be, by the ending of its name."""
+"""Formats of a plot, by the ending of the file's name."""
 
 
 class Target:
-    """A file that is to be written at the end.
+    """An output file that is written at the end of a bench.
 
-    A file of that name keeps what it has until then. What is no file, such as a pipe, is written to
-    as it is.
+    An existing file is replaced only then. Something other than a file, such as a pipe, is written
+    to directly.
 
     Args:
-        option: of the command line, for messages.
-        path: of the file.
+        option: option of the command line that named the file, for error messages.
+        path: path of the file.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
 
     def __init__(self, option: str, path: Path) -> None:
@@ -35,7 +35,7 @@ class Target:
             raise UsageError(f"{option} {path}: is a folder; name a file")
         try:
             if self._is_plain:
-                # As the end does it: beside the file, which is then replaced in one step.
+                # Tests what `write` does: create a file beside this one, which then replaces it.
                 fd, temporary = tempfile.mkstemp(dir=path.parent)
                 os.close(fd)
                 os.unlink(temporary)
@@ -45,13 +45,13 @@ class Target:
             raise self._refused(error) from error
 
     def write(self, make: Callable[[Path], None]) -> None:
-        """Have the file made, and give it its name.
+        """Write the file.
 
         Args:
-            make: writes the file at the path that it is given.
+            make: function that writes the content to a file at a given path.
 
         Raises:
-            UsageError: it could not be written.
+            UsageError: the file cannot be written.
         """
         if not self._is_plain:
             self._make(make, self._path)

@@ -1,4 +1,4 @@
-"""A bench as a picture: the memory of each mode over time, with the model's size as a line."""
+"""The plot of a bench: memory of each mode over time, with the model's size as a line."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _LEFT, _RIGHT, _MARGIN = 78.0, 190.0, 14.0
 
 
 def draw_memory(plan: Plan, results: Sequence[Result], path: Path, kind: str) -> None:
-    """Draw what the server and its largest client take over their idle, a colour a mode.
+    """Draw the memory over idle of the server and its largest client, in a colour for each mode.
 
     Of a mode that was measured at several chunk sizes, the first one is drawn.
 
     Args:
-        plan: what was measured.
-        results: of each case.
-        path: of the picture.
-        kind: one of :data:`flstream.report.bench.files.PICTURES`.
+        plan: plan of the bench.
+        results: results of all cases.
+        path: path of the file to write.
+        kind: format of the file, one of :data:`flstream.report.bench.files.PICTURES`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     shown = _shown(results)
     with styled():
@@ -95,7 +95,7 @@ def draw_memory(plan: Plan, results: Sequence[Result], path: Path, kind: str) ->
 
 
 def _shown(results: Sequence[Result]) -> list[tuple[Result, Trace]]:
-    """The first case of each mode that was run, with its memory over time."""
+    """Return the first measured case of each mode, with its memory over time."""
     shown: dict[str, tuple[Result, Trace]] = {}
     for result in results:
         if result.trace is not None:

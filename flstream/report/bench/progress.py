@@ -1,4 +1,4 @@
-"""How far a bench is: a bar on a terminal, a line for each step anywhere else."""
+"""Progress of a bench: a bar on a terminal, a line for each step anywhere else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _FRAMES_PER_SECOND = 4
 
 @contextmanager
 def watching_bench(console: Console) -> Iterator[Watcher]:
-    """Who is told how far a bench is, for as long as the block lasts."""
+    """Show the progress of a bench on a console until the end of the block.
+
+    Yields:
+        The watcher for :func:`flstream.bench.compare.compare`.
+    """
     if not is_live(console):
         yield PlainProgress(console)
         return
@@ -37,15 +41,15 @@ def watching_bench(console: Console) -> Iterator[Watcher]:
 
 
 def planned_line(runs: int, seconds: float) -> str:
-    """What is said at the start."""
+    """Return the first line: the number of runs, and the predicted seconds of all of them."""
     return f"{counted(runs, 'run')}, about {format_left(seconds)} in all"
 
 
 class PlainProgress:
-    """Prints a line when a step begins.
+    """Watcher that prints a line when a step begins.
 
     Args:
-        console: where to.
+        console: console to print to.
     """
 
     def __init__(self, console: Console) -> None:
@@ -53,56 +57,56 @@ class PlainProgress:
         self._last: tuple[int, str] | None = None
 
     def planned(self, runs: int, seconds: float) -> None:
-        """Print what is to come."""
-        self._say(planned_line(runs, seconds))
+        """Print the number of runs and their predicted time."""
+        self._print(planned_line(runs, seconds))
 
     def stepped(self, step: Step) -> None:
-        """Print the step if it is another one."""
+        """Print a step if it differs from the last one."""
         if (step.number, step.text) == self._last:
             return
         self._last = step.number, step.text
         left = "" if step.seconds_left is None else f"; about {format_left(step.seconds_left)} left"
-        self._say(f"{_title(step)}{left}")
+        self._print(f"{_title(step)}{left}")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.out(line, highlight=False)
 
 
 class BarProgress:
-    """Moves a bar.
+    """Watcher that updates a progress bar.
 
     Args:
-        progress: what draws it.
+        progress: rich's progress display.
     """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task("", total=1.0, left=None, told=0.0)
+        self._task = progress.add_task("", total=1.0, left=None, updated=0.0)
 
     def planned(self, runs: int, seconds: float) -> None:
-        """Print what is to come above the bar."""
+        """Print the number of runs and their predicted time above the bar."""
         self._progress.console.print(Text(planned_line(runs, seconds), style="dim"))
 
     def stepped(self, step: Step) -> None:
-        """Move the bar."""
+        """Update the bar."""
         self._progress.update(
             self._task,
             description=_title(step),
             completed=step.share,
             left=step.seconds_left,
-            told=time.monotonic(),
+            updated=time.monotonic(),
         )
 
 
 class _Left(ProgressColumn):
-    """The time left, which goes on falling between two steps. It keeps its width."""
+    """Column with the time left, which counts down between two updates and has a fixed width."""
 
     def render(self, task: Task) -> Text:
-        """One frame."""
+        """Render the time left."""
         left = task.fields["left"]
         if left is None:
             return Text()
-        since = time.monotonic() - task.fields["told"]
+        since = time.monotonic() - task.fields["updated"]
         return Text(f"{format_left(max(left - since, 0.0))} left".rjust(12), style="dim")
 
 

@@ -1,4 +1,4 @@
-"""What a bench found: tables, bars, and a sentence."""
+"""Text at the end of a bench: tables, bars, and a conclusion."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _NOT_RUN = "-"
 
 
 def print_comparison(console: Console, plan: Plan, comparison: Comparison) -> None:
-    """Print what each case took, beside the machine's limits, and what streaming saves."""
+    """Print the figures of each case, the machine's limits, and what streaming saves."""
     limits, results = comparison.median_limits, comparison.results
-    _say(console, _heading(plan))
+    _print_wrapped(console, _heading(plan))
     if limits is not None:
-        _say(console, _limits(limits), "dim")
+        _print_wrapped(console, _limits(limits), "dim")
         title = "Seconds of a round; x: times the bare pipe's, and the disk's"
         print_section(console, title, _seconds_table(plan, results, limits))
     title = "Memory: RSS and USS over idle at the peak; PSS of all processes"
     print_section(console, title, _memory_table(results))
     for sentence in shortfalls(plan, results):
-        _say(console, sentence)
+        _print_wrapped(console, sentence)
     for title, lines in (
         *memory_bars(console, plan, results),
         *second_bars(console, results),
     ):
         print_section(console, title, *lines)
     console.print()
-    _say(console, verdict(plan, results, limits), "bold")
+    _print_wrapped(console, verdict(plan, results, limits), "bold")
 
 
-def _say(console: Console, sentence: str, style: str = "") -> None:
+def _print_wrapped(console: Console, sentence: str, style: str = "") -> None:
     for line in textwrap.wrap(sentence, console.width, break_on_hyphens=False):
         console.print(Text(line, style=style))
 

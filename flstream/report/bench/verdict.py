@@ -1,4 +1,4 @@
-"""What a bench says in a sentence: what streaming saves, and how close to the limit it runs."""
+"""The conclusion of a bench in a sentence: savings by streaming, and distance from the limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flstream.units import format_bytes
 
 
 def shortfalls(plan: Plan, results: Sequence[Result]) -> list[str]:
-    """A sentence for each case that was not run, or not as often as planned, with the reason."""
+    """Return a sentence, with the reason, for each case with fewer runs than planned."""
     lines = []
     for result in results:
         if result.failure is not None:
@@ -29,9 +29,14 @@ def shortfalls(plan: Plan, results: Sequence[Result]) -> list[str]:
 
 
 def verdict(plan: Plan, results: Sequence[Result], limits: Limits | None) -> str:
-    """What streaming saves on this machine, and how close to its limit it runs.
+    """Return a sentence on what streaming saves, and how close it comes to the machine's limit.
 
-    Of several cases that stream, the one with the quickest round speaks for them.
+    Of several cases that stream, the one with the shortest round is taken.
+
+    Args:
+        plan: plan of the bench.
+        results: results of all cases.
+        limits: limits of the machine; None if they were not measured.
     """
     native = next((each for each in results if each.case.mode == "native"), None)
     streamed = [
@@ -52,9 +57,9 @@ def verdict(plan: Plan, results: Sequence[Result], limits: Limits | None) -> str
     if whole is not None:
         saved = 1 - run.total_peak_pss / whole.total_peak_pss
         fewer = whole.server_peak_rss / max(run.server_peak_rss, 1)
-        words = f"{saved:.0%} less memory in all" if saved > 0 else "no less memory in all"
+        saving = f"{saved:.0%} less memory in all" if saved > 0 else "no less memory in all"
         return (
-            f"Streaming with {best.label} took {words} and {fewer:,.0f} times less in the server "
+            f"Streaming with {best.label} took {saving} and {fewer:,.0f} times less in the server "
             f"({server}) than native; {pace}."
         )
     if native.failure is not None:
@@ -73,7 +78,7 @@ def _server(run: Measurement) -> float:
 
 
 def _lack(result: Result) -> str:
-    """What a case needs that this machine lacks: ``needs about 41 GiB, 21 GiB available``."""
+    """Return the memory or disk that a case lacks: ``needs about 41 GiB, 21 GiB available``."""
     need, room = result.need, result.available
     if need.memory > room.memory or fits(need, room):
         return f"needs about {format_bytes(need.memory)}, {format_bytes(room.memory)} available"

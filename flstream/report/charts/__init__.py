@@ -1,1 +1,1 @@
-"""Charts: one look for all of them, as PNG files and as SVG inside a page."""
+"""Charts in one common style, as files and as SVG inside a page."""

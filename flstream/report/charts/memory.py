@@ -1,4 +1,4 @@
-"""Memory of processes over time, with the model's size as a line and the phases shaded."""
+"""Chart of the memory of processes over time, with the model's size and the phases."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _LEFT, _BOTTOM = 66.0, 40.0
 
 
 class MemoryCurve(NamedTuple):
-    """Memory of one process, or the range of that of several.
+    """Memory of a process over time, or the range of that of several.
 
     Attributes:
-        label: written at its end; empty for none.
-        values: bytes at each step; NaN where there is nothing to show.
-        color: as from ``style.ink``.
-        is_thin: whether it is one of many, or the background to others.
-        lows: the lower edge of a range; None for a line.
+        label: text at the end of the curve; empty for none.
+        values: memory at each step in bytes; NaN where there is no value.
+        color: colour of the curve, as from ``style.ink``.
+        is_thin: whether the curve is drawn as a thin line, as one of many.
+        lows: lower edge of a range at each step in bytes; None for a line.
     """
 
     label: str
@@ -46,7 +46,13 @@ class MemoryCurve(NamedTuple):
 
 
 class Shade(NamedTuple):
-    """A stretch of time in the colour of what went on then; in seconds."""
+    """A coloured interval of time.
+
+    Attributes:
+        begin: beginning of the interval in seconds.
+        end: end of the interval in seconds.
+        color: colour of the phase in the interval, as from ``style.ink``.
+    """
 
     begin: float
     end: float
@@ -54,24 +60,29 @@ class Shade(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A line across: at a time in seconds, or at a height in bytes."""
+    """A horizontal line with a label.
+
+    Attributes:
+        at: height of the line in bytes.
+        label: text at the end of the line.
+    """
 
     at: float
     label: str
 
 
 class MemoryView(NamedTuple):
-    """What a chart of memory shows.
+    """Content of a chart of memory.
 
     Attributes:
-        what: is on the vertical axis.
+        what: title of the vertical axis.
         step: seconds from one value of a curve to the next.
-        seconds: the length of the time axis.
-        curves: the first ones are drawn below the others.
-        level: bytes to compare with, such as the model's size; None for none.
-        shades: in order, none over another.
-        joints: times at which the run was resumed.
-        greatest: bytes that the axis has room for; None is as many as the curves take.
+        seconds: length of the time axis in seconds.
+        curves: curves in drawing order, from the bottom up.
+        level: line to compare with, such as the model's size; None for none.
+        shades: coloured intervals, in order and without overlaps.
+        joints: times at which the run was resumed, in seconds.
+        greatest: upper end of the vertical axis in bytes; None for the curves' maximum.
     """
 
     what: str
@@ -85,7 +96,13 @@ class MemoryView(NamedTuple):
 
 
 def memory_chart(view: MemoryView, size: float, height: float = _HEIGHT) -> Figure:
-    """Draw memory over time, so many pixels wide."""
+    """Draw memory over time.
+
+    Args:
+        view: content of the chart.
+        size: width in pixels.
+        height: height in pixels.
+    """
     labels = _labels(view)
     room = 16 + 6.6 * max((len(label.text) for label in labels), default=0)
     right = min(room, size * 0.3)
@@ -113,7 +130,7 @@ def memory_chart(view: MemoryView, size: float, height: float = _HEIGHT) -> Figu
 
 def _draw(axes: Axes, curve: MemoryCurve, step: float, columns: int) -> None:
     values = highest_per_column(curve.values, columns)
-    # What is at a step was measured within it.
+    # Each value is drawn in the middle of its step.
     times = (np.arange(len(values)) + 0.5) * step * _per_column(len(curve.values), columns)
     if curve.lows is not None:
         lows = -highest_per_column([-low for low in curve.lows], columns)
@@ -130,7 +147,7 @@ def _draw(axes: Axes, curve: MemoryCurve, step: float, columns: int) -> None:
 
 
 def highest_per_column(values: Sequence[float], columns: int) -> np.ndarray:
-    """No more values than columns, each the highest of those it stands for; NaN if all are."""
+    """Reduce values to at most ``columns`` maxima of neighbours; NaN where all of them are NaN."""
     each = _per_column(len(values), columns)
     whole = np.full(-(-len(values) // each) * each, -np.inf)
     whole[: len(values)] = np.nan_to_num(np.asarray(values, float), nan=-np.inf)
@@ -144,14 +161,14 @@ def _per_column(count: int, columns: int) -> int:
 
 
 def merged(shades: Sequence[Shade], shortest: float) -> list[Shade]:
-    """Shades of which none is too short to be seen.
+    """Merge shades so that none is too short to be seen.
 
-    Time is cut into stretches of the shortest length; where several shades meet in one, it has the
-    colour of what filled most of it. Neighbours of a colour become one.
+    Time is divided into intervals of the shortest length, each with the colour that fills most of
+    it. Neighbours of the same colour are joined.
 
     Args:
-        shades: in order.
-        shortest: in seconds, more than 0.
+        shades: shades in order.
+        shortest: minimum length of a shade in seconds, greater than 0.
     """
     filled: dict[int, dict[str, float]] = {}
     for shade in shades:
@@ -184,7 +201,7 @@ def _labels(view: MemoryView) -> list[Label]:
 
 
 def _end(values: Sequence[float]) -> float:
-    """Where a curve stands in the end: not where it falls to in the moment it is over."""
+    """Return the height for a curve's label: its maximum near the end, before a process exits."""
     known = [value for value in values if not math.isnan(value)]
     return max(known[-max(len(known) // 20, 1) :])
 

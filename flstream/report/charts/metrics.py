@@ -1,4 +1,4 @@
-"""A metric over rounds, of one run or of several."""
+"""Chart of a metric over rounds, of one run or of several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flstream.report.charts.style import (
 )
 from flstream.report.text import format_metric
 
-# Up to so many values a line shows each of them as a dot.
+# Curves of at most so many values have a dot at each value.
 _MOST_DOTS = 30
 _HEIGHT = 220.0
 
@@ -31,11 +31,11 @@ class MetricCurve(NamedTuple):
     """A metric of one run.
 
     Attributes:
-        name: of the run; empty where there is only one.
-        rounds: those that have a value.
-        values: one a round; those that are not finite leave a gap.
-        color: as from ``style.ink``.
-        best: the round to be marked; None marks none.
+        name: name of the run; empty if there is only one.
+        rounds: numbers of the rounds with a value, in rising order.
+        values: value of each of these rounds; those that are not finite leave a gap.
+        color: colour of the curve, as from ``style.ink``.
+        best: number of the round to mark; None for none.
     """
 
     name: str
@@ -46,12 +46,12 @@ class MetricCurve(NamedTuple):
 
 
 def metric_chart(name: str, curves: Sequence[MetricCurve], width: float) -> Figure:
-    """A metric over rounds: a line a run, with its last value beside it.
+    """Draw a metric over rounds: a line for each run, with its last value beside it.
 
     Args:
-        name: of the metric.
-        curves: at least one, each with a finite value.
-        width: in pixels.
+        name: name of the metric.
+        curves: one or more curves, each with at least one finite value.
+        width: width in pixels.
     """
     texts = [_end_text(curve) for curve in curves]
     room = 16 + 7.0 * max(map(len, texts))
@@ -59,7 +59,7 @@ def metric_chart(name: str, curves: Sequence[MetricCurve], width: float) -> Figu
         made = figure(width, _HEIGHT)
         axes = add_axes(made, left=58, right=min(room, width * 0.42), top=30)
         for behind, curve in zip(range(len(curves) - 1, -1, -1), curves, strict=True):
-            # Runs that do alike lie on one another: the lower one shows on both sides.
+            # Lower lines are thicker, so that those of runs with equal values are all visible.
             _draw(axes, curve, LINE_WIDTH + min(behind, 3) * 1.4)
         first = min(1, *(curve.rounds[0] for curve in curves))
         last = max(curve.rounds[-1] for curve in curves)

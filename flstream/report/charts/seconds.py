@@ -1,4 +1,4 @@
-"""Where the seconds of each round went: a bar a round, a colour a phase."""
+"""Chart of the seconds of each round, with a colour for each phase."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PHASE_COLORS = {
     "checkpoint": "vermilion",
     "evaluate": "pink",
 }
-"""The colour of each phase of a round, by its name in the style."""
+"""Names of the colours of a round's phases, by phase."""
 
-# A bar and its gap take at least so many pixels.
+# Minimum width of a bar and its gap, in pixels.
 _BAR_PIXELS = 9.0
 _HEIGHT = 250.0
 
@@ -40,16 +40,17 @@ def seconds_chart(
     size: float,
     greatest: float | None = None,
 ) -> Figure:
-    """Stacked bars over rounds.
+    """Draw the seconds of rounds as stacked bars.
 
-    Where there is no room for a bar a round, a bar is the mean of several neighbours.
+    If there is no room for a bar for each round, a bar is the mean of several neighbours.
 
     Args:
-        rounds: their numbers, at least one.
-        seconds: of each round, by phase; the phases are stacked in the order of the colours.
-        size: the width in pixels.
-        greatest: seconds that the axis has room for, so that charts side by side compare; None is
-            as many as the longest bar takes.
+        rounds: numbers of the rounds, at least one.
+        seconds: seconds of each round, by phase; the phases are stacked in the order of the
+            colours.
+        size: width in pixels.
+        greatest: upper end of the vertical axis in seconds, for charts that are compared; None for
+            the highest bar.
     """
     left, right = 58.0, 8.0
     group = -(-len(rounds) // max(int((size - left - right) / _BAR_PIXELS), 1))
@@ -74,7 +75,7 @@ def seconds_chart(
 
 
 def _grouped(values: Sequence[float], group: int) -> tuple[np.ndarray, float]:
-    """Means of groups of neighbours, and the width of a bar that stands for one."""
+    """Return the means of groups of neighbours, and the width of a bar for a group."""
     whole = np.asarray(values, float)
     starts = range(0, len(whole), group)
     return np.array([whole[start : start + group].mean() for start in starts]), group * 0.72
@@ -83,7 +84,7 @@ def _grouped(values: Sequence[float], group: int) -> tuple[np.ndarray, float]:
 def _bars(
     middles: np.ndarray, bottoms: np.ndarray, heights: np.ndarray, width: float, color: str
 ) -> PathPatch:
-    """Bars as one path: as patches of their own they would fill most of the page's file."""
+    """Draw bars as one path; separate patches would take up most of the page's file."""
     left, right, tops = middles - width / 2, middles + width / 2, bottoms + heights
     shown = heights > 0
     corners = np.stack(

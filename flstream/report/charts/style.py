@@ -1,11 +1,11 @@
-"""The look that all charts share: colours, type, axes with units, labels beside what they name.
+"""The common style of all charts: colours, type, axes with units, and labels beside curves.
 
-Importing this imports matplotlib, so whoever draws imports it where it draws. Everything that makes
-a figure or writes one does so inside ``styled()``. Charts are laid out in pixels of the page, by
-hand: that is the same on every machine, and takes no time.
+Importing this module imports matplotlib, so it must be imported where charts are drawn, not at the
+top of commands. Figures are made and written inside ``styled()``. They are laid out in pixels of
+the page, without matplotlib's layout engines: the result is the same on every machine.
 
-Colours are drawn as those of the light page. Each of them stands for its name: in a page the
-browser looks the name up, so that the same drawing serves light and dark (see ``charts.svg``).
+Figures are drawn in the colours of the light page. In a page these are replaced by variables of the
+style sheet, so that the same chart serves light and dark pages (see ``charts.svg``).
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from flstream.units import format_bytes
 
-# It warns of fonts and of cache folders that it cannot write to, where a run has its own to say.
+# Suppresses warnings of fonts and of cache folders, which would appear among a run's output.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 
 class Color(NamedTuple):
-    """A colour by what it is for, on a light page and on a dark one."""
+    """A named colour.
+
+    Attributes:
+        name: name of the colour, also of its variable in the style sheet.
+        light: hexadecimal colour on a light page.
+        dark: hexadecimal colour on a dark page.
+    """
 
     name: str
     light: str
@@ -46,7 +52,7 @@ COLORS = {
         Color("faint", "#a3acb6", "#65707c"),
         Color("grid", "#e4e7eb", "#2d343d"),
         Color("paper", "#fefefe", "#14181d"),
-        # After Okabe and Ito (2008), who chose them to be told apart by the colour-blind too.
+        # After Okabe and Ito (2008): distinguishable by the colour-blind too.
         Color("blue", "#0072b2", "#4fa8e0"),
         Color("vermilion", "#d55e00", "#f58a42"),
         Color("green", "#009e73", "#3cc79c"),
@@ -56,56 +62,61 @@ COLORS = {
         Color("violet", "#6650a8", "#a997e8"),
     )
 }
-"""Every colour of a chart, by its name."""
+"""All colours of charts, by name."""
 
 SERIES = ("blue", "vermilion", "green", "pink", "orange", "sky", "violet")
-"""Colours of things that are compared, in the order in which they are taken."""
+"""Names of the colours for compared runs or modes, in order."""
 
 TEXT_SIZE, SMALL_SIZE = 12.0, 11.0
 LINE_WIDTH = 1.8
 STEPS = (1, 2, 5, 10)
-"""What axes of plain numbers count in."""
+"""Multiples of a power of ten for the ticks of axes of plain numbers."""
 
-# Figures are in pixels of a page, and matplotlib counts in inches.
+# Converts pixels of a page to matplotlib's inches.
 _DPI = 72
-# Matplotlib's own defaults come first, so that nothing depends on a user's settings. Without its
-# backend: setting that would have it look for a display.
+# Matplotlib's own defaults come first, so that nothing depends on a user's settings. Its backend is
+# left out, since setting it would make matplotlib look for a display.
 _RC: dict[str, Any] = {
     **{name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"},
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": TEXT_SIZE,
     "svg.fonttype": "none",
-    "text.parse_math": False,  # names are names, also those with a dollar in them
+    "text.parse_math": False,  # a dollar in a name is not markup
 }
 
 
 @contextmanager
 def styled(more: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Matplotlib's settings for as long as the block lasts: this style, nothing of the user's.
+    """Apply this style instead of the user's matplotlib settings, until the end of the block.
 
     Args:
-        more: settings on top of it, by matplotlib's names.
+        more: additional settings, by matplotlib's names.
     """
     settings: Any = {**_RC, **(more or {})}
     with warnings.catch_warnings(), matplotlib.rc_context(settings):
-        # A name in a script that the measuring font lacks is off by a few pixels, no more.
+        # A glyph that the font lacks only makes the measured width wrong by a few pixels.
         warnings.filterwarnings("ignore", "Glyph ")
         yield
 
 
 def ink(name: str) -> str:
-    """A colour by its name, as charts are to draw it."""
+    """Return the hexadecimal value of a named colour for drawing."""
     return COLORS[name].light
 
 
 def series_color(index: int) -> str:
-    """The colour of the thing with this index among those compared, as charts are to draw it."""
+    """Return the hexadecimal colour of a compared run or mode, by its index."""
     return ink(SERIES[index % len(SERIES)])
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure of so many pixels. Its background is the page's."""
+    """Create an empty figure with the page's background.
+
+    Args:
+        width: width in pixels.
+        height: height in pixels.
+    """
     made = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI)
     made.patch.set_facecolor(ink("paper"))
     return made
@@ -114,7 +125,15 @@ def figure(width: float, height: float) -> Figure:
 def add_axes(
     made: Figure, *, left: float, right: float, top: float = 14, bottom: float = 40
 ) -> Axes:
-    """Axes with margins of so many pixels, for their labels: quiet, with horizontal grid lines."""
+    """Add axes with horizontal grid lines to a figure.
+
+    Args:
+        made: the figure.
+        left: left margin in pixels.
+        right: right margin in pixels.
+        top: top margin in pixels.
+        bottom: bottom margin in pixels.
+    """
     width, height = made.get_figwidth() * _DPI, made.get_figheight() * _DPI
     box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
     axes = made.add_axes(box)
@@ -124,16 +143,16 @@ def add_axes(
     axes.spines["bottom"].set_color(ink("faint"))
     axes.grid(visible=True, axis="y", color=ink("grid"), linewidth=1)
     axes.set_axisbelow(True)
-    # Labels say where a value is, so that marks on the axes would say it twice.
+    # No tick marks: the labels and the grid lines suffice.
     axes.tick_params(left=False, bottom=False, labelcolor=ink("muted"), labelsize=SMALL_SIZE, pad=6)
     return axes
 
 
 def name_axes(axes: Axes, x: str, y: str) -> None:
-    """Say what the axes are: ``x`` below at the right, ``y`` above at the left."""
+    """Write the titles of axes: ``x`` below at the right, ``y`` above at the left."""
     text: Any = {"color": ink("muted"), "fontsize": SMALL_SIZE}
     axes.set_xlabel(x, loc="right", labelpad=4, **text)
-    # Written along the axis it would have to be read with the head turned.
+    # Horizontal text above the axis is easier to read than text along it.
     axes.set_ylabel(y, rotation=0, horizontalalignment="left", verticalalignment="bottom", **text)
     axes.yaxis.set_label_coords(-_left_share(axes), 1.04)
 
@@ -149,7 +168,7 @@ def second_axis(axis: Axis, greatest: float, most: int = 6) -> None:
 
 
 def byte_ticks(greatest: float, most: int = 5) -> list[float]:
-    """Values from 0 to ``greatest`` at steps of a power of two, at most ``most`` steps."""
+    """Return values from 0 to ``greatest`` at steps of a power of two, at most ``most`` steps."""
     step = 2.0 ** max(math.ceil(math.log2(max(greatest, 1) / most)), 0)
     return _steps(step, greatest)
 
@@ -159,7 +178,7 @@ _DAY = 86400
 
 
 def second_ticks(greatest: float, most: int = 6) -> list[float]:
-    """Values from 0 to ``greatest`` at steps that clocks have, at most ``most`` steps."""
+    """Return values from 0 to ``greatest`` at round steps of time, at most ``most`` steps."""
     least = max(greatest, 1e-6) / most
     if least <= 1:
         power = 10.0 ** math.floor(math.log10(least))
@@ -171,7 +190,7 @@ def second_ticks(greatest: float, most: int = 6) -> list[float]:
 
 
 def format_second_tick(seconds: float) -> str:
-    """A duration at an axis: ``0.5 s``, ``20 s``, ``1 min 30 s``, ``5 min``, ``1 h 30 min``."""
+    """Format a duration for an axis: ``0.5 s``, ``20 s``, ``1 min 30 s``, ``1 h 30 min``."""
     if seconds < 60:
         return f"{seconds:.6g} s"
     parts = []
@@ -184,11 +203,12 @@ def format_second_tick(seconds: float) -> str:
 
 
 class Label(NamedTuple):
-    """A text beside the end of what it names.
+    """A text beside the end of a curve.
 
     Attributes:
-        y: height of the end, in the data's units.
-        color: as from :func:`ink`.
+        y: height of the curve's end, in the data's units.
+        text: the text.
+        color: colour of the text, as from :func:`ink`.
     """
 
     y: float
@@ -197,13 +217,13 @@ class Label(NamedTuple):
 
 
 def label_ends(axes: Axes, labels: Sequence[Label], *, gap: float = 8) -> None:
-    """Write labels at the right of the axes, at the height of what they name, none over another.
+    """Write labels at the right of axes, at the height of their curves, without overlaps.
 
-    The axes' limits have to be set by now.
+    The limits of the axes must have been set before.
 
     Args:
-        axes: with a right margin wide enough for the texts.
-        labels: in any order.
+        axes: axes with a right margin that is wide enough for the texts.
+        labels: labels in any order.
         gap: pixels between the axes and the texts.
     """
     height = axes.get_window_extent().height
@@ -225,11 +245,18 @@ def label_ends(axes: Axes, labels: Sequence[Label], *, gap: float = 8) -> None:
 
 
 def spread(heights: Sequence[float], spacing: float) -> list[float]:
-    """Move heights, in rising order, apart until neighbours are ``spacing`` from each other.
+    """Move heights apart until neighbours have a minimum distance.
 
-    Those that are too close form a group around their mean, which stays within 0 and 1 if it can.
+    Heights that are too close form a group around their mean, within 0 and 1 if possible.
+
+    Args:
+        heights: heights in rising order.
+        spacing: minimum distance.
+
+    Returns:
+        The new heights, in the same order.
     """
-    # A group is the sum of its heights and their indices; groups that overlap become one.
+    # Groups that overlap are joined.
     groups: list[list[float]] = []
     for height in heights:
         groups.append([height])
@@ -256,19 +283,19 @@ def _top(group: Sequence[float], spacing: float) -> float:
 
 
 def save(made: Figure, path: Path, *, kind: str = ".png", scale: float = 2.0) -> None:
-    """Write a figure as a file in the colours of the light page.
+    """Write a figure to a file, in the colours of the light page.
 
     Args:
         made: the figure.
-        path: of the file, whatever its ending; what is there is replaced.
-        kind: what the file is: ``.png``, ``.svg`` or ``.pdf``.
+        path: path of the file, which is replaced if it exists.
+        kind: format of the file, whatever its name: ``.png``, ``.svg`` or ``.pdf``.
         scale: pixels of a PNG file for each pixel of the figure.
 
     Raises:
         OSError: the file cannot be written.
     """
     with styled():
-        # A PNG file would name the version of matplotlib that drew it.
+        # Without matplotlib's version, which it would add to a PNG file.
         metadata = {"Software": None} if kind == ".png" else None
         form = kind.removeprefix(".")
         made.savefig(path, format=form, dpi=_DPI * scale, metadata=metadata)
@@ -285,7 +312,7 @@ def _steps(step: float, greatest: float) -> list[float]:
 
 
 def _left_share(axes: Axes) -> float:
-    """The margin at the left, in widths of the axes."""
+    """Return the left margin as a multiple of the axes' width."""
     made = axes.figure
     assert isinstance(made, Figure)
     box = axes.get_position()

@@ -1,4 +1,4 @@
-"""Figures as SVG inside a page: text is text, and colours are the page's, light or dark."""
+"""Conversion of figures to SVG for a page, with the colours and fonts of its style sheet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flstream.report.charts.style import COLORS, styled
 
 _HEAD = re.compile(r"<svg [^>]*viewBox=\"([^\"]*)\"[^>]*>")
 _UNUSED = re.compile(r"\s*<metadata>.*?</metadata>|<style .*?</style>", re.DOTALL)
-# Everything is done tag by tag, so that no text of a chart is taken for one.
+# Replacements are made in tags alone, so that the text of a chart is never changed.
 _TAG = re.compile(r"<[^>]*>")
 _IDLE = re.compile(
     r" transform=\"rotate\(-?0 [^\"]*\)\"| font-family: [^;\"]*;| stroke-dashoffset: 0;?"
@@ -29,19 +29,19 @@ _VARIABLES = {color.light: f"var(--{color.name})" for color in COLORS.values()}
 
 
 def to_svg(made: Figure, name: str, description: str) -> str:
-    """A figure as an ``<svg>`` element to be put into an HTML page.
+    """Convert a figure to an ``<svg>`` element for an HTML page.
 
-    It takes the width it is given. Its colours are the page's variables, ``--ink`` and so on, and
-    its type is the page's as well. The same figure under the same name gives the same text.
+    The element scales to the available width. Its colours are variables of the page's style sheet,
+    such as ``--ink``, and its font is the page's. Equal figures with equal names give equal text.
 
     Args:
         made: the figure.
-        name: unlike that of every other chart in the page.
-        description: what is to be seen, for whoever cannot see it.
+        name: name of the chart, unique in the page.
+        description: description of the chart for screen readers.
     """
     buffer = io.StringIO()
-    # Names of clip paths are hashes: without the salt, two charts could have one in common, and
-    # lose it where the other one is hidden.
+    # Identifiers of clip paths are hashes. The salt keeps those of two charts apart: a shared one
+    # would be lost where one of the charts is hidden.
     with styled({"svg.hashsalt": name}):
         made.savefig(
             buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
@@ -59,7 +59,7 @@ def to_svg(made: Figure, name: str, description: str) -> str:
 
 
 def _slim(tag: str, used: set[str]) -> str:
-    """A tag in the page's colours, without what the page has no use for."""
+    """Replace the colours in a tag by the page's variables, and remove superfluous attributes."""
     tag = _IDLE.sub("", tag)
     tag = _ID.sub(lambda found: found[0] if found[1] in used else "", tag)
     tag = _PATH.sub(lambda path: _NUMBER.sub(_rounded, path[0]).replace("\n", ""), tag)
@@ -67,5 +67,5 @@ def _slim(tag: str, used: set[str]) -> str:
 
 
 def _rounded(number: re.Match[str]) -> str:
-    # No screen shows more than a tenth of a pixel.
+    # A tenth of a pixel is more precise than any screen.
     return f"{float(number[0]):.1f}".removesuffix(".0")

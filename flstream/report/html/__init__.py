@@ -1,1 +1,1 @@
-"""``report.html``: what a run directory tells, as one page that needs nothing else."""
+"""``report.html``: a run directory as one self-contained page."""

@@ -1,4 +1,4 @@
-"""Several runs on one page: what is different between them, and what came of it."""
+"""The page that compares several runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from flstream.report.html.page import check_replaceable, render, write_page
 from flstream.report.html.run_page import remarks
 from flstream.report.html.tables import (
     NOTHING,
-    Row,
     Table,
+    TableRow,
     duration,
     phase_seconds,
 )
@@ -29,18 +29,18 @@ from flstream.units import format_bytes
 
 
 def write_comparison(runs: Sequence[Path], output: Path) -> Path:
-    """Write a page that compares runs.
+    """Write the page that compares several runs.
 
     Args:
-        runs: their folders, at least two.
-        output: the file.
+        runs: paths of two or more run directories.
+        output: path of the page.
 
     Returns:
-        The file that was written.
+        The path of the page.
 
     Raises:
-        UsageError: one is no run directory, or a file is in the way that is no report.
-        SimulationError: the disk refused the file.
+        UsageError: a folder is not a run directory, or an existing file is not a page of flstream.
+        SimulationError: the page cannot be written.
     """
     check_replaceable(output)
     write_page(output, comparison_page([read_run(run) for run in runs]))
@@ -48,7 +48,7 @@ def write_comparison(runs: Sequence[Path], output: Path) -> Path:
 
 
 def comparison_page(runs: Sequence[RunRecord]) -> str:
-    """The page that compares runs, as HTML."""
+    """Render the page that compares several runs, as HTML."""
     labels = run_labels([run.path for run in runs])
     names = [SERIES[index % len(SERIES)] for index in range(len(runs))]
     most_memory = _most_memory([over_idle_view(run) for run in runs])
@@ -93,7 +93,7 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
 
 
 def run_labels(paths: Sequence[Path]) -> list[str]:
-    """What each run is called: its folder's name, with as many above it as tell it from others."""
+    """Return a unique label for each run: its folder's name, with parent folders where needed."""
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         labels = [str(Path(*path.parts[-depth:])) for path in paths]
         if len(set(labels)) == len(set(paths)):
@@ -101,7 +101,7 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
     return [printable(label) for label in labels]
 
 
-def _glance(runs: Sequence[RunRecord]) -> list[Row]:
+def _glance(runs: Sequence[RunRecord]) -> list[TableRow]:
     def size(count: int) -> str:
         return format_bytes(count) if count else NOTHING
 
@@ -131,37 +131,40 @@ def _glance(runs: Sequence[RunRecord]) -> list[Row]:
         "up, requests": lambda run: f"{run.summary.transfer.up.requests:,}",
         "model digest": lambda run: run.summary.model.digest[:12] or NOTHING,
     }
-    return [Row([name, *map(text, runs)]) for name, text in lines.items()]
+    return [TableRow([name, *map(text, runs)]) for name, text in lines.items()]
 
 
-def _totals(runs: Sequence[RunRecord]) -> list[Row]:
+def _totals(runs: Sequence[RunRecord]) -> list[TableRow]:
     spent = [phase_seconds(run) for run in runs]
     rows = [
-        Row(
+        TableRow(
             [phase, *(f"{each[phase]:,.2f} s" for each in spent)],
             color=PHASE_COLORS.get(phase, "faint"),
         )
         for phase in spent[0]
     ]
-    return [*rows, Row(["in all", *(f"{sum(each.values()):,.2f} s" for each in spent)], "best")]
+    return [
+        *rows,
+        TableRow(["in all", *(f"{sum(each.values()):,.2f} s" for each in spent)], "best"),
+    ]
 
 
-def _by_setting(runs: Sequence[RunRecord]) -> tuple[list[Row], list[Row]]:
-    """Settings that are the same in all runs, and those that differ."""
+def _by_setting(runs: Sequence[RunRecord]) -> tuple[list[TableRow], list[TableRow]]:
+    """Return the settings that are the same in all runs, and those that differ."""
     values = [{setting.key: setting.value for setting in run.settings} for run in runs]
-    same: list[Row] = []
-    different: list[Row] = []
+    same: list[TableRow] = []
+    different: list[TableRow] = []
     for row in _differing(values):
         (different if row.mark else same).append(row)
-    return [Row(row.cells[:2]) for row in same], different
+    return [TableRow(row.cells[:2]) for row in same], different
 
 
-def _differing(values: Sequence[Mapping[str, str]]) -> list[Row]:
-    """A row a key, marked where the values differ."""
+def _differing(values: Sequence[Mapping[str, str]]) -> list[TableRow]:
+    """Return a row for each key, marked where the values differ."""
     rows = []
     for key in dict.fromkeys(key for each in values for key in each):
         cells = [each.get(key, NOTHING) for each in values]
-        rows.append(Row([key, *cells], "different" if len(set(cells)) > 1 else ""))
+        rows.append(TableRow([key, *cells], "different" if len(set(cells)) > 1 else ""))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The charts of a run, drawn for a page: each for a screen and for a phone, where that differs."""
+"""The charts of runs for a page, each for wide and for narrow screens."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from flstream.report.charts.seconds import PHASE_COLORS, seconds_chart
 from flstream.report.charts.style import ink
 from flstream.report.charts.svg import to_svg
 from flstream.report.metrics import metrics_of, values_by_round
-from flstream.report.record.events import PHASES
 from flstream.report.record.run import HELPERS, RunRecord
 from flstream.report.text import counted, elide, printable
+from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import SERVER
 from flstream.units import format_bytes
 
 WIDE, NARROW = 740.0, 350.0
-"""Pixels of a chart that takes the whole column of text, and of one that takes half, or a phone."""
+"""Widths of charts in pixels: for the whole text column, and for half of it or a phone."""
 
-# More processes than this are drawn as the range that they take up together.
+# If there are more processes, they are drawn as a range from the lowest to the highest.
 _MOST_LINES = 16
 _NAME_WIDTH = 14
-# A busy machine samples late by so many seconds at most; a process without samples is gone.
+# Maximum delay of a memory sample on a busy machine; a process without samples for longer is gone.
 _LATE_SECONDS = 2.0
-# Metrics of more names than this are only in the table.
+# Maximum number of metrics with a chart; the others are only in the table.
 _MOST_METRICS = 8
 
 
@@ -37,8 +37,8 @@ class Drawing(NamedTuple):
     """A chart as SVG.
 
     Attributes:
-        narrow: for half a column, or a phone.
-        wide: for the whole column; None where the narrow one serves for both.
+        narrow: chart for half the text column or a phone.
+        wide: chart for the whole text column; None if there is only the narrow one.
     """
 
     narrow: Markup
@@ -48,7 +48,13 @@ class Drawing(NamedTuple):
 def metric_drawings(
     runs: Sequence[RunRecord], colors: Sequence[str], labels: Sequence[str]
 ) -> list[Drawing]:
-    """A chart for each metric, with a line for each run that has it."""
+    """Draw a chart for each metric, with a line for each run that has it.
+
+    Args:
+        runs: runs to compare; one or more.
+        colors: colour of each run, as from ``style.ink``.
+        labels: name of each run.
+    """
     drawings = []
     summaries = [run.summary for run in runs]
     rounds = [values_by_round(summary) for summary in summaries]
@@ -75,7 +81,17 @@ def metric_drawings(
 def over_idle_drawing(
     run: RunRecord, name: str, *, is_half: bool = False, greatest: float | None = None
 ) -> Drawing | None:
-    """Memory over idle of the server and the processes of sites; None without samples."""
+    """Draw the memory over idle of the server and the workers.
+
+    Args:
+        run: the run.
+        name: name of the chart, unique in the page.
+        is_half: whether to draw the narrow chart only.
+        greatest: upper end of the vertical axis in bytes; None for the curves' maximum.
+
+    Returns:
+        The chart; None if there are no memory samples.
+    """
     view = over_idle_view(run)._replace(greatest=greatest)
     if not view.curves or not view.seconds:
         return None
@@ -83,10 +99,10 @@ def over_idle_drawing(
 
 
 def over_idle_view(run: RunRecord) -> MemoryView:
-    """What the chart of memory over idle shows."""
+    """Return the content of the chart of memory over idle."""
     idle = {
         name: rss
-        for name, rss in run.events.idle_rss.items()
+        for name, rss in run.history.timeline.idle_rss.items()
         if rss and name in run.memory.rss and name not in HELPERS
     }
     over = {
@@ -102,7 +118,15 @@ def over_idle_view(run: RunRecord) -> MemoryView:
 
 
 def rss_drawing(run: RunRecord, name: str) -> Drawing | None:
-    """Resident memory of every process, all counted; None without samples."""
+    """Draw the whole resident memory of every process.
+
+    Args:
+        run: the run.
+        name: name of the chart, unique in the page.
+
+    Returns:
+        The chart; None if there are no memory samples.
+    """
     rss = {process: _bridged(run, process) for process in run.memory.rss}
     helpers = [
         MemoryCurve(printable(process), rss.pop(process), ink("muted"), is_thin=True)
@@ -122,7 +146,17 @@ def rss_drawing(run: RunRecord, name: str) -> Drawing | None:
 def seconds_drawing(
     run: RunRecord, name: str, *, is_half: bool = False, greatest: float | None = None
 ) -> Drawing | None:
-    """Where the seconds of each round went; None if no round was completed."""
+    """Draw the seconds of each round by phase.
+
+    Args:
+        run: the run.
+        name: name of the chart, unique in the page.
+        is_half: whether to draw the narrow chart only.
+        greatest: upper end of the vertical axis in seconds; None for the highest bar.
+
+    Returns:
+        The chart; None if no round was completed.
+    """
     rounds = run.summary.rounds
     if not rounds:
         return None
@@ -145,14 +179,14 @@ def _view(run: RunRecord, what: str, curves: Sequence[MemoryCurve]) -> MemoryVie
         curves=curves,
         shades=[
             Shade(running(span.begin), running(span.end), ink(PHASE_COLORS[span.phase]))
-            for span in sorted(run.events.spans, key=lambda span: span.begin)
+            for span in sorted(run.history.timeline.spans, key=lambda span: span.begin)
         ],
         joints=[sitting.start for sitting in run.clock.sittings[1:]],
     )
 
 
 def _worker_curves(values: Mapping[str, Sequence[float]], is_shared: bool) -> list[MemoryCurve]:
-    """Curves of the processes of sites: a line each, or the range of many and the highest."""
+    """Return curves of the workers: a line each, or the range of many and the highest of them."""
     color = ink("violet")
     alive = {name: each for name, each in values.items() if not all(map(math.isnan, each))}
     if len(alive) <= 1:
@@ -183,7 +217,10 @@ def _worker_curves(values: Mapping[str, Sequence[float]], is_shared: bool) -> li
 
 
 def _bridged(run: RunRecord, process: str) -> list[float]:
-    """RSS of a process at each step: NaN where it was not there, not where a sample came late."""
+    """Return the RSS of a process at each step in bytes, with the gaps of late samples filled.
+
+    Values are NaN where the process did not run.
+    """
     step = run.memory.step
     joints = {int(sitting.start / step) for sitting in run.clock.sittings[1:]}
     found: list[float] = []
@@ -191,7 +228,7 @@ def _bridged(run: RunRecord, process: str) -> list[float]:
     for index, value in enumerate(run.memory.rss[process]):
         last, late = (float(value), 0.0) if value else (last, late + step)
         if late > _LATE_SECONDS or (index in joints and not value):
-            last = math.nan  # it is gone, and does not come back by being late
+            last = math.nan  # the process has ended
         found.append(last)
     return found
 

@@ -1,4 +1,4 @@
-"""Pages: put together from templates, with all that they hold escaped, and written whole."""
+"""Rendering of pages from templates, with escaping, and atomic writing of them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from markupsafe import Markup
 import flstream
 from flstream.errors import SimulationError, UsageError
 from flstream.report.charts.style import COLORS
-from flstream.simulator.files.small_files import write_whole
+from flstream.runs.small_files import write_whole
 
 _GENERATOR = "flstream report"
-# Where a page of ours says that it is one.
+# Marks a page as written by flstream.
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
 _MARK_BYTES = 512
 
-# Behind what stands out on the page, beside the colours of the charts.
+# Background of highlighted parts of a page, on light and dark pages.
 _WASH = ("#f4f5f7", "#1d2329")
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """A page from its template. All but the drawings in it is escaped."""
+    """Render a page as HTML, with everything but its charts escaped.
+
+    Args:
+        template: file name of the template.
+        context: variables of the template.
+    """
     environment = _environment()
     style = environment.get_template("style.css").render(light=_palette(0), dark=_palette(1))
     return environment.get_template(template).render(
@@ -39,10 +44,10 @@ def render(template: str, context: Mapping[str, Any]) -> str:
 
 
 def check_replaceable(path: Path) -> None:
-    """Make sure that nothing is lost if a page is written to a file.
+    """Check that a file does not exist or is a page written by flstream.
 
     Raises:
-        UsageError: what is there is no page of ours.
+        UsageError: the file is something else, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -59,11 +64,15 @@ def check_replaceable(path: Path) -> None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page such that it is either whole or not there. An earlier one is replaced.
+    """Write a page atomically. An earlier page is replaced.
+
+    Args:
+        path: path of the page.
+        text: the page as HTML.
 
     Raises:
-        UsageError: what is there is no page of ours.
-        SimulationError: the disk refused it.
+        UsageError: an existing file is not a page of flstream.
+        SimulationError: the page cannot be written.
     """
     check_replaceable(path)
     try:

@@ -1,4 +1,4 @@
-"""The report that a run ends with. Whatever becomes of it, the run's own result stands."""
+"""The report at the end of a run; an error in it never changes the result of the run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rich.text import Text
 from flstream.errors import FlstreamError
 from flstream.report.console import error_console
 from flstream.report.text import printable, shown_path
-from flstream.simulator.files.run_directory import RunDirectory
-from flstream.simulator.files.small_files import temporary_of
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.small_files import temporary_of
 
 _LABEL_WIDTH = 15
 
 
 def leave_report(run: RunDirectory, console: Console, *, has_run: bool) -> None:
-    """Write a run's report and say where it is; or say in a line why there is none.
+    """Write the report of a run and print its path, or a warning if that fails.
 
     Args:
-        run: a run that has ended.
-        console: for where it is.
-        has_run: whether the run has just gone on. If not, a report that is there is left.
+        run: run directory of a run that has ended.
+        console: console for the path; the warning goes to stderr.
+        has_run: whether the run has just been run or resumed. If not, an existing report is kept.
     """
     if not has_run and run.report.exists():
         return
@@ -41,15 +41,15 @@ def leave_report(run: RunDirectory, console: Console, *, has_run: bool) -> None:
 
 
 def _write(run: RunDirectory) -> str:
-    """Write the report; return why that was not possible, or nothing."""
+    """Write the report; return the error message if that fails, else an empty text."""
     try:
-        # matplotlib takes a third of a second to import: only now that the run has ended.
+        # Imported only at the end of the run, since matplotlib's import takes a third of a second.
         from flstream.report.html.run_page import write_report
 
         write_report(run.path)
     except FlstreamError as error:
         return str(error)
-    except Exception as error:  # a chart that cannot be drawn must not cost a run its result
+    except Exception as error:  # a defect in a chart must not change the result of the run
         name = type(error).__name__
         return f"{name}: {error}; flstream report {run.path} tells where it was raised"
     return ""

@@ -17,8 +17,8 @@ from flstream.report.html.drawings import (
 from flstream.report.html.page import render, write_page
 from flstream.report.html.tables import (
     NOTHING,
-    Row,
     Table,
+    TableRow,
     failure_tables,
     process_tables,
     rounds_table,
@@ -30,12 +30,20 @@ from flstream.report.html.tables import (
 from flstream.report.metrics import metrics_of
 from flstream.report.record.run import RunRecord, read_run
 from flstream.report.text import counted, format_metric, pieces, printable
-from flstream.simulator.files.run_directory import RunDirectory
+from flstream.runs.history import History
+from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.events import RunResumed
 from flstream.units import format_bytes, format_seconds
 
 
 class Fact(NamedTuple):
-    """A figure at the top of the page."""
+    """A figure at the top of the page.
+
+    Attributes:
+        label: name of the figure.
+        value: formatted value.
+        note: remark below the value; empty for none.
+    """
 
     label: str
     value: str
@@ -43,18 +51,19 @@ class Fact(NamedTuple):
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
-    """Write the report of a run.
+    """Write the page of a run.
 
     Args:
-        run: its folder.
-        output: the file; None is ``report.html`` in the folder.
+        run: path of the run directory.
+        output: path of the page; None for ``report.html`` in the run directory.
 
     Returns:
-        The file that was written.
+        The path of the page.
 
     Raises:
-        UsageError: it is no run directory, or a file is in the way that is no report.
-        SimulationError: the disk refused the file.
+        UsageError: the folder is not a run directory, or an existing file is not a page of
+            flstream.
+        SimulationError: the page cannot be written.
     """
     record = read_run(run)
     path = output or RunDirectory(record.path).report
@@ -63,14 +72,14 @@ def write_report(run: Path, output: Path | None = None) -> Path:
 
 
 def run_page(run: RunRecord) -> str:
-    """The page of one run, as HTML."""
-    summary, events = run.summary, run.events
+    """Render the page of a run, as HTML."""
+    summary = run.summary
     processes, more_processes = process_tables(run)
     sites, more_sites = site_tables(run)
     failures, more_failures = failure_tables(run)
     settings, more_settings = setting_tables(run.settings)
-    asked = max(summary.clients, len(events.sites))
-    unlisted = len(events.sites) - len(sites.rows) - len(more_sites.rows)
+    asked = max(summary.clients, len(run.sites))
+    unlisted = len(run.sites) - len(sites.rows) - len(more_sites.rows)
     return render(
         "run.html",
         {
@@ -108,13 +117,13 @@ def run_page(run: RunRecord) -> str:
             "more_failures": more_failures,
             "settings": settings,
             "more_settings": more_settings,
-            "versions": Table(["", ""], [Row([*pair]) for pair in run.versions.items()], (1,)),
+            "versions": Table(["", ""], [TableRow([*pair]) for pair in run.versions.items()], (1,)),
         },
     )
 
 
 def headline(run: RunRecord) -> str:
-    """What a run was and what it cost, in a sentence or two."""
+    """Return a sentence with the outcome of a run, its time and the server's memory."""
     summary = run.summary
     sites = counted(summary.clients, "site")
     took = format_seconds(run.seconds)
@@ -135,24 +144,43 @@ def headline(run: RunRecord) -> str:
 
 
 def remarks(run: RunRecord) -> list[str]:
-    """Everything about a run that is out of the ordinary, a sentence each."""
-    summary, events = run.summary, run.events
+    """Return a sentence for each irregularity of a run, such as interruptions and warnings."""
+    summary, history = run.summary, run.history
     found = list(run.notes)
     if summary.ended_early:
         found.append(f"Ended early: {summary.ended_early}.")
-    if events.unfinished is not None and run.status != "finished":
-        found.append(f"Round {events.unfinished} was under way; nothing of it counts.")
-    for number in events.resumed_from:
-        last = "from its beginning" if number in (None, 0) else f"after round {number}"
-        found.append(f"The run was interrupted, and went on {last}.")
+    if history.unfinished is not None and run.status != "finished":
+        found.append(f"Round {history.unfinished} was under way; {_left(history)}.")
+    found += [
+        f"The run was interrupted, and went on {_place(event)}."
+        for event in history.timeline.resumes
+    ]
     if summary.benched:
         found.append(f"Asked no more, having failed too often: {', '.join(summary.benched)}.")
     found += [f"Warning: {warning}" for warning in summary.warnings]
     return [printable(each) for each in found]
 
 
+def _left(history: History) -> str:
+    """What becomes of a round that was under way."""
+    done = sum(each.round == history.unfinished for each in history.effects)
+    # An earlier version went on after whole rounds, and so does one that had done nothing yet.
+    if not done:
+        return "nothing of it counts"
+    return f"{counted(done, 'effect')} of it {'counts' if done == 1 else 'count'}"
+
+
+def _place(event: RunResumed) -> str:
+    """Where a run went on."""
+    if not event.round and not event.effect:
+        return "from its beginning"
+    if event.effect is None:
+        return f"after round {event.round}"
+    return f"after effect {event.effect} of its workflow, with the model of round {event.round}"
+
+
 def facts(run: RunRecord) -> list[Fact]:
-    """The figures at the top of the page."""
+    """Return the figures at the top of the page of a run."""
     summary = run.summary
     memory, model = summary.memory, summary.model.bytes
     found = []
@@ -183,7 +211,7 @@ def facts(run: RunRecord) -> list[Fact]:
 
 
 def _times(size: int, model: int) -> str:
-    # Of a small model, the multiple says nothing: what a process takes then is not the model's.
+    # Beside a small model, most of a process's memory is not the model's, so no ratio is shown.
     return f"{size / model:.2f} times the model" if model >= 16 << 20 else ""
 
 
@@ -201,14 +229,14 @@ def _where(run: RunRecord) -> str:
 
 def _metrics_note(run: RunRecord) -> str:
     metrics = metrics_of([run.summary])
-    said = []
+    notes = []
     if any(not metric.kind for metric in metrics):
-        said.append("Scores are of the model that a round ended with, by all sites that evaluated")
+        notes.append("Scores are of the model that a round ended with, by all sites that evaluated")
     if any(metric.kind for metric in metrics):
-        said.append("train values are what sites reported with their updates, weighted alike")
+        notes.append("train values are what sites reported with their updates, weighted alike")
     if run.summary.best is not None:
-        said.append("the circle is the best round")
-    text = "; ".join(said)
+        notes.append("the circle is the best round")
+    text = "; ".join(notes)
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -220,19 +248,19 @@ def _no_metrics(run: RunRecord) -> str:
 
 def _transfer_note(run: RunRecord) -> str:
     transfer = run.summary.transfer
-    said = f"{transfer.mode.capitalize() or NOTHING} mode, {pieces(transfer.chunk_size)}."
+    note = f"{transfer.mode.capitalize() or NOTHING} mode, {pieces(transfer.chunk_size)}."
     retries = transfer.down.retries + transfer.up.retries
     if retries:
-        said += f" {counted(retries, 'request')} asked again for what had not arrived sound."
-    return said
+        note += f" {counted(retries, 'request')} asked again for what had not arrived sound."
+    return note
 
 
 def _sites_note(run: RunRecord, asked: int) -> str:
-    sites = run.events.sites.values()
+    sites = run.sites.values()
     failed = sum(bool(site.failures) for site in sites)
-    said = f"{len(sites):,} of {counted(asked, 'site')} took part"
-    said += f"; {failed:,} of them failed at least once" if failed else ", and none failed"
-    said += ". Shares are of the weight of all updates together."
+    note = f"{len(sites):,} of {counted(asked, 'site')} took part"
+    note += f"; {failed:,} of them failed at least once" if failed else ", and none failed"
+    note += ". Shares are of the weight of all updates together."
     if failed or any(site.trains for site in sites):
-        said += " First those that failed most, then the slowest."
-    return said
+        note += " First those that failed most, then the slowest."
+    return note

@@ -1,4 +1,4 @@
-"""The tables of a page: what is in their cells, as it is shown."""
+"""The tables of the page of a run, with formatted cells."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from typing import NamedTuple
 
 from flstream.report.charts.seconds import PHASE_COLORS
 from flstream.report.metrics import metrics_of, values_by_round
-from flstream.report.record.events import PHASES, SiteRecord
 from flstream.report.record.run import RunRecord
 from flstream.report.record.settings import Setting
 from flstream.report.text import format_metric, format_rate, printable
+from flstream.runs.round_record import PHASES
+from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
 from flstream.units import format_bytes, format_seconds
 
 NOTHING = "\N{EN DASH}"
 
-# So many rows are shown at once; a reader opens the rest.
+# Rows that are shown at once; the rest is in a second table that is opened by a click.
 _MOST_PROCESSES = 9
 _MOST_SITES = 12
-# Beyond so many more, a page gets slow, and nobody reads them.
+# Maximum number of rows in the second table; more make a page slow.
 _MOST_MORE = 2000
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table.
 
     Attributes:
-        cells: the first one says what the row is about.
-        mark: a class of the style sheet, for a row that stands out.
-        color: of what the row is about, by its name in the charts.
-        share: of a whole, 0 to 1, drawn as a bar behind the last cell.
+        cells: formatted cells, the first of which is the row's name.
+        mark: class of the style sheet for a highlighted row; empty for none.
+        color: name of the row's colour in the charts; empty for none.
+        share: share of a whole from 0 to 1, drawn as a bar behind the last cell; None for none.
     """
 
     cells: Sequence[str]
@@ -44,16 +45,18 @@ class Table(NamedTuple):
     """A table.
 
     Attributes:
-        texts: indices of the columns that are no numbers, beside the first.
+        heads: heading of each column.
+        rows: rows of the table.
+        texts: indices of the columns with text instead of numbers, beside the first.
     """
 
     heads: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     texts: Sequence[int] = ()
 
 
 def rounds_table(run: RunRecord) -> Table:
-    """Every round: its metrics, and where its seconds went."""
+    """Return the table of all rounds, with metrics and seconds of each phase."""
     metrics = metrics_of([run.summary])
     scores = values_by_round(run.summary)
     best = run.summary.best.round if run.summary.best else None
@@ -61,13 +64,13 @@ def rounds_table(run: RunRecord) -> Table:
     for each in run.summary.rounds:
         values = [format_metric(scores.get(each.round, {}).get(metric)) for metric in metrics]
         cells = [str(each.round), *values, *(f"{seconds:.2f}" for seconds in each.phases)]
-        rows.append(Row(cells, "best" if each.round == best else ""))
+        rows.append(TableRow(cells, "best" if each.round == best else ""))
     titles = [metric.title for metric in metrics]
     return Table(["round", *titles, *(f"{phase} s" for phase in PHASES)], rows)
 
 
 def process_tables(run: RunRecord) -> tuple[Table, Table]:
-    """Peaks of memory of the server and the largest processes, and of all others."""
+    """Return the tables of memory of processes: the server and the largest, and all others."""
     heads = ["process", "idle RSS", "peak RSS", "over idle", "peak USS"]
     memory = run.summary.memory
     rows = [_process_row("server", memory.server)] if memory.server.peak_rss else []
@@ -78,25 +81,25 @@ def process_tables(run: RunRecord) -> tuple[Table, Table]:
     return Table(heads, rows[: _MOST_PROCESSES + 1]), Table(heads, rows[_MOST_PROCESSES + 1 :])
 
 
-def _process_row(name: str, memory: ProcessMemory) -> Row:
+def _process_row(name: str, memory: ProcessMemory) -> TableRow:
     sizes = (memory.idle_rss, memory.peak_rss, memory.over_idle, memory.peak_uss)
-    # Zero says that it was never seen: the process did not come that far.
-    return Row([printable(name), *(format_bytes(size) if size else NOTHING for size in sizes)])
+    # Zero stands for no measurement: the process ended before it.
+    return TableRow([printable(name), *(format_bytes(size) if size else NOTHING for size in sizes)])
 
 
 def phase_seconds(run: RunRecord) -> dict[str, float]:
-    """Seconds of each phase over all rounds, and what is left of the run, under ``the rest``."""
+    """Return the seconds of each phase over all rounds, and the remainder as ``the rest``."""
     phases = [each.phases for each in run.summary.rounds]
     found = {phase: sum(each[place] for each in phases) for place, phase in enumerate(PHASES)}
     return {**found, "the rest": max(run.seconds - sum(found.values()), 0.0)}
 
 
 def totals_table(run: RunRecord) -> Table:
-    """Seconds of the whole run by phase, with their share of it."""
+    """Return the table of a run's seconds by phase, with their shares."""
     spent = phase_seconds(run)
     whole = sum(spent.values()) or 1.0
     rows = [
-        Row(
+        TableRow(
             [
                 "start-up, and between the phases" if phase == "the rest" else phase,
                 f"{seconds:,.2f}",
@@ -111,7 +114,7 @@ def totals_table(run: RunRecord) -> Table:
 
 
 def transfer_table(run: RunRecord) -> Table:
-    """What moving models cost, each way; no rows if nothing was moved."""
+    """Return the table of transfers in each direction; it has no rows if nothing was moved."""
     transfer = run.summary.transfer
     ways = {"down, to the sites": transfer.down, "up, to the server": transfer.up}
     most = max(way.bytes for way in ways.values())
@@ -120,16 +123,16 @@ def transfer_table(run: RunRecord) -> Table:
     return Table(heads, rows)
 
 
-def _transfer_row(name: str, way: Transfer, most: int) -> Row:
+def _transfer_row(name: str, way: Transfer, most: int) -> TableRow:
     counts = [f"{count:,}" for count in (way.requests, way.chunks, way.retries)]
     rate = format_rate(way.bytes / way.seconds) if way.seconds else NOTHING
     cells = [name, *counts, f"{way.seconds:,.2f}", rate, format_bytes(way.bytes)]
-    return Row(cells, share=way.bytes / most)
+    return TableRow(cells, share=way.bytes / most)
 
 
 def site_tables(run: RunRecord) -> tuple[Table, Table]:
-    """The failed and the slowest sites, and the rest in that order, as far as anyone would read."""
-    sites = sorted(run.events.sites.values(), key=_urgency)
+    """Return the tables of sites: those that failed most or were slowest first, and the rest."""
+    sites = sorted(run.sites.values(), key=_urgency)
     whole = sum(site.weight for site in sites) or 1.0
     is_timed = any(site.trains for site in sites)
     rows = [_site_row(site, whole, is_timed) for site in sites[: _MOST_SITES + _MOST_MORE]]
@@ -139,10 +142,10 @@ def site_tables(run: RunRecord) -> tuple[Table, Table]:
 
 
 def failure_tables(run: RunRecord) -> tuple[Table, Table]:
-    """Why sites failed: those that did so most, and the rest in that order."""
-    failed = sorted((s for s in run.events.sites.values() if s.failures), key=_urgency)
+    """Return the tables of failed sites with reasons: those that failed most, and the rest."""
+    failed = sorted((s for s in run.sites.values() if s.failures), key=_urgency)
     rows = [
-        Row([_site_name(site), f"{site.failures:,}", printable(site.reason)])
+        TableRow([_site_name(site), f"{site.failures:,}", printable(site.reason)])
         for site in failed[: _MOST_SITES + _MOST_MORE]
     ]
     heads, texts = ["site", "rounds failed", "why, the last time"], (2,)
@@ -150,14 +153,14 @@ def failure_tables(run: RunRecord) -> tuple[Table, Table]:
 
 
 def _urgency(site: SiteRecord) -> tuple[bool, int, float, int, str]:
-    # Of two that did alike, site-2 comes before site-10.
+    # The length of the name puts site-2 before site-10.
     return not site.is_benched, -site.failures, -site.slowest, len(site.name), site.name
 
 
-def _site_row(site: SiteRecord, whole: float, is_timed: bool) -> Row:
+def _site_row(site: SiteRecord, whole: float, is_timed: bool) -> TableRow:
     times = [site.trains, site.slowest, site.downloads] if is_timed else []
     share = site.weight / whole
-    return Row(
+    return TableRow(
         [
             printable(site.name),
             f"{site.updates:,}",
@@ -176,17 +179,17 @@ def _site_name(site: SiteRecord) -> str:
 
 
 def setting_tables(settings: Sequence[Setting]) -> tuple[Table, Table]:
-    """What the job sets, and what it leaves at its default."""
+    """Return the tables of settings: those that the job sets, and those at their default."""
     heads, texts = ["key", "value", "meaning"], (1, 2)
     chosen = [_setting_row(each) for each in settings if not each.is_default]
     rest = [_setting_row(each) for each in settings if each.is_default]
     return Table(heads, chosen, texts), Table(heads, rest, texts)
 
 
-def _setting_row(setting: Setting) -> Row:
-    return Row([setting.key, setting.value, setting.meaning])
+def _setting_row(setting: Setting) -> TableRow:
+    return TableRow([setting.key, setting.value, setting.meaning])
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people, a dash for none."""
+    """Format a duration in seconds, 0 as a dash."""
     return format_seconds(seconds) if seconds else NOTHING

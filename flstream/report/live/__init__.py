@@ -1,1 +1,1 @@
-"""A run while it goes on: live on a terminal, line by line anywhere else."""
+"""Progress of a run: a live view on a terminal, a log of lines anywhere else."""

@@ -1,4 +1,4 @@
-"""Lines of cells whose columns stand still from one frame to the next."""
+"""Tables with columns of fixed width, which do not move from one frame to the next."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _GAP = 1
 
 
 class Column(NamedTuple):
-    """A column that a table may have.
+    """A column of a table.
 
     Attributes:
-        key: of its cells.
-        head: above it.
-        width: columns of the terminal that it takes, whatever is in it.
-        rank: those of a lower rank are there before those of a higher one.
-        is_number: whether it stands at the right of its width.
-        most: how far it grows where there is room.
+        key: key of the column's cells.
+        head: heading of the column.
+        width: width in columns of the terminal.
+        rank: priority where not all columns fit; lower ranks come first.
+        is_number: whether the cells are aligned right.
+        most: maximum width where there is room; 0 for a fixed width.
     """
 
     key: str
@@ -35,12 +35,13 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row.
+class FixedRow:
+    """A row of a table.
 
     Attributes:
-        cells: by the keys of columns; one that is missing is blank.
-        note: what stands in place of all cells but the first two, from there to the end.
+        cells: cells by the keys of their columns; a missing one is blank.
+        note: text in place of all cells but the first two; empty for none.
+        note_style: style of the note, as rich names it.
     """
 
     cells: Mapping[str, str | Text]
@@ -49,9 +50,14 @@ class Row:
 
 
 def columns_that_fit(columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that ``width`` has room for, those of the lowest ranks, in their order.
+    """Select the columns that fit a width, by rank, and widen those that can grow.
 
-    What is left over is given to those that can grow, from the first on.
+    Args:
+        columns: all columns, in order.
+        width: columns of the terminal.
+
+    Returns:
+        The columns that fit, in order, with their widths.
     """
     chosen: set[str] = set()
     room = width + _GAP
@@ -68,14 +74,14 @@ def columns_that_fit(columns: Sequence[Column], width: int) -> list[Column]:
     return fitting
 
 
-def table_lines(columns: Sequence[Column], rows: Iterable[Row], width: int) -> list[Text]:
-    """The heads, and a line a row. None is wider than ``width``."""
+def table_lines(columns: Sequence[Column], rows: Iterable[FixedRow], width: int) -> list[Text]:
+    """Format the headings and a line for each row, none wider than ``width``."""
     columns = columns_that_fit(columns, width)
     heads = {column.key: Text(column.head, style="dim") for column in columns}
-    return [_line(columns, row, width) for row in (Row(heads), *rows)]
+    return [_line(columns, row, width) for row in (FixedRow(heads), *rows)]
 
 
-def _line(columns: Sequence[Column], row: Row, width: int) -> Text:
+def _line(columns: Sequence[Column], row: FixedRow, width: int) -> Text:
     line = Text(no_wrap=True)
     for index, column in enumerate(columns):
         if index:
@@ -97,5 +103,5 @@ def _cut(line: Text) -> Text:
 
 
 def widest(names: Iterable[str]) -> int:
-    """Columns of the widest name; 0 without any."""
+    """Return the width of the widest name in columns; 0 without any."""
     return max(map(cell_len, names), default=0)

@@ -1,4 +1,4 @@
-"""One frame of the live view: what is said of a run on a terminal of any size."""
+"""A frame of the live view of a run, for a terminal of any size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from flstream.report.live.bar import bar, percent
-from flstream.report.live.fixed_table import Column, Row, table_lines
+from flstream.report.live.fixed_table import Column, FixedRow, table_lines
 from flstream.report.live.progress import download_done, seconds_left, task_done
 from flstream.report.live.site_table import STYLES, Memory, row_lines
 from flstream.report.live.state import RunState
@@ -26,12 +26,12 @@ from flstream.report.text import (
 from flstream.telemetry.events import SERVER
 from flstream.units import format_bytes
 
-# On fewer lines than this, only the title, the bars, the sites and the rates are there.
+# Lines of a terminal below which only the title, the bars, the sites and the rates are shown.
 _ROOMY = 15
 _LABEL_WIDTH = 8
 _MOST_BAR, _LEAST_BAR, _BESIDE_BAR = 140, 6, 42
 _BESIDE_WIDE_BAR = 56
-# There is room for more than what matters most.
+# Columns of a terminal from which on there is more text beside a bar.
 _WIDE = 100
 _LEAST_PAST, _MOST_PAST = 2, 12
 
@@ -45,15 +45,18 @@ def render(
     *,
     ascii_only: bool = False,
 ) -> list[Text]:
-    """The lines of a frame: none wider than ``width``, and no more than ``height`` of them.
+    """Render a frame of the live view.
 
     Args:
-        state: of the run.
-        memory: of its processes.
-        now: in seconds since the epoch.
+        state: state of the run.
+        memory: memory of the run's processes.
+        now: current time in seconds since the epoch.
         width: columns of the terminal.
-        height: its lines.
-        ascii_only: whether it cannot show more than ASCII.
+        height: lines of the terminal.
+        ascii_only: whether to use ASCII characters only.
+
+    Returns:
+        At most ``height`` lines, none wider than ``width``.
     """
     roomy = height >= _ROOMY
     top = [_title(state, now, width)]
@@ -90,7 +93,7 @@ def _title(state: RunState, now: float, width: int) -> Text:
     room = width - len(f"  {where}  {state.phase}  {clock}")
     name = elide(printable(state.job), max(room, 8))
     title = Text.assemble((name, "bold"), f"  {where}  ", (_phase(state, now), "bold cyan"))
-    # At the right, so that nothing moves when the phase has another name.
+    # Aligned right, so that it does not move when the phase changes.
     gap = max(width - title.cell_len - len(clock), 2)
     return title.append(" " * gap).append(clock, "dim")
 
@@ -116,18 +119,18 @@ def _facts(state: RunState, width: int) -> Text:
 
 
 def _bars(state: RunState, now: float, width: int, ascii_only: bool) -> list[Text]:
-    """How far the job is, and how far the task."""
+    """Return the bars of the job's and the current task's progress."""
     over = state.history[-1].number if state.history else max(state.round - 1, 0)
     rounds = [f"{over:,} of {state.rounds:,}"]
     each = state.pace.seconds_a_round
     if each is not None:
         rounds.append(f"{each:.2f} s each" if each < 60 else f"{format_left(each)} each")
     lines = [_bar_line("rounds", over, state.rounds, rounds, "green", width, ascii_only)]
-    if state.is_quick:  # nobody could read their bar
-        said = f"{state.tasks.per_second(now):,.0f} answers/s"
+    if state.is_quick:  # a bar would change too fast to be read
+        rate = f"{state.tasks.per_second(now):,.0f} answers/s"
         if state.failed:
-            said += f", {len(state.failed):,} failed"
-        return [*lines, Text.assemble(("sites".ljust(_LABEL_WIDTH), "dim"), said)]
+            rate += f", {len(state.failed):,} failed"
+        return [*lines, Text.assemble(("sites".ljust(_LABEL_WIDTH), "dim"), rate)]
     done = download_done(state, now) or task_done(state, now)
     if done is None:
         return [*lines, Text.assemble(("sites".ljust(_LABEL_WIDTH), "dim"), _between_tasks(state))]
@@ -161,7 +164,13 @@ def _each_second(rate: float) -> str:
 
 
 def _bar_line(
-    label: str, done: int, total: int, said: Sequence[str], style: str, width: int, ascii_only: bool
+    label: str,
+    done: int,
+    total: int,
+    facts: Sequence[str],
+    style: str,
+    width: int,
+    ascii_only: bool,
 ) -> Text:
     line = Text(label.ljust(_LABEL_WIDTH), style="dim")
     beside = _BESIDE_BAR if width < _WIDE else _BESIDE_WIDE_BAR
@@ -170,8 +179,8 @@ def _bar_line(
     line = Text.assemble(line, shown)
     if room >= _LEAST_BAR:
         line.append(f" {percent(done, total):>4} ")
-    # What matters most comes first, and what does not fit is left out rather than cut.
-    text, *parts = said
+    # The most important fact comes first; those that do not fit are left out rather than cut.
+    text, *parts = facts
     for part in parts:
         if line.cell_len + len(f" {text}, {part}") > width:
             break
@@ -180,7 +189,7 @@ def _bar_line(
 
 
 def _footer(state: RunState, memory: Memory, now: float, width: int) -> list[Text]:
-    # A rate keeps its width, so that what follows it stands still.
+    # A rate has a fixed width, so that the text after it does not move.
     moved = [
         f"{steady_bytes(round(way.per_second(now)))}/s".rjust(12)
         + f", {steady_bytes(way.total)} in all"
@@ -198,18 +207,18 @@ def _footer(state: RunState, memory: Memory, now: float, width: int) -> list[Tex
     ]
     if state.scored:
         after = f"after round {state.scored}: "
-        said = format_metrics(state.metrics, max(width - _LABEL_WIDTH - len(after), 1))
-        lines.append(Text.assemble(("scores".ljust(_LABEL_WIDTH), "dim"), f"{after}{said}"))
+        scores = format_metrics(state.metrics, max(width - _LABEL_WIDTH - len(after), 1))
+        lines.append(Text.assemble(("scores".ljust(_LABEL_WIDTH), "dim"), f"{after}{scores}"))
     return lines
 
 
 def _past(state: RunState, width: int, room: int) -> list[Text]:
-    """The last rounds that are over, if there are lines to spare."""
+    """Return the table of the last completed rounds, if there is room for it."""
     count = min(room - 2, len(state.history), _MOST_PAST)
     if count < 1 or room - 2 < _LEAST_PAST:
         return []
-    shown = list(state.history)[-count:]
-    names = dict.fromkeys(("score", name) for each in shown for name in each.scores)
+    shown = state.history[-count:]
+    names = dict.fromkeys(("score", name) for each in shown for name in each.scores or ())
     names |= dict.fromkeys(("train", name) for each in shown for name in each.trained)
     columns = [
         Column("round", "round", 7, 0, is_number=False),
@@ -234,9 +243,9 @@ def _past(state: RunState, width: int, room: int) -> list[Text]:
         cells |= {"round": str(each.number), "seconds": _two(each.seconds)}
         cells["evaluate"] = _two(each.evaluate) if each.evaluate else "-"
         for kind, name in names:
-            value = (each.scores if kind == "score" else each.trained).get(name)
-            cells[f"{kind} {name}"] = format_metric(value)
-        rows.append(Row(cells))
+            known = each.scores or {} if kind == "score" else each.trained
+            cells[f"{kind} {name}"] = format_metric(known.get(name))
+        rows.append(FixedRow(cells))
     return [Text(), *table_lines(columns, rows, width)]
 
 

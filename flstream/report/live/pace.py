@@ -1,15 +1,15 @@
-"""How long rounds take, and what that says of the time left."""
+"""Duration of rounds, and the prediction of the time left."""
 
 from __future__ import annotations
 
 from collections import deque
 
-# The time left follows the last rounds: sites, evaluations and the machine's load change.
+# Number of last rounds that are averaged, since sites, evaluations and the machine's load change.
 _ROUNDS = 8
 
 
 class Pace:
-    """How long rounds take, their evaluation included."""
+    """Mean duration of the last rounds, evaluation included."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -17,9 +17,13 @@ class Pace:
         self._is_first = True
 
     def begin_round(self, time: float) -> None:
-        """A round begins, and so the one before is over."""
+        """Handle the beginning of a round, which ends the one before.
+
+        Args:
+            time: time of the event in seconds since the epoch.
+        """
         if self._began is not None:
-            # The first one warms everything up. It counts only as long as there is no other.
+            # The first round includes warming up, so it counts only until there is another one.
             if len(self._seconds) == 1 and self._is_first:
                 self._seconds.clear()
                 self._is_first = False
@@ -28,15 +32,15 @@ class Pace:
 
     @property
     def seconds_a_round(self) -> float | None:
-        """What a round takes; None before one is over."""
+        """Mean seconds of a round; None before the first one has ended."""
         return sum(self._seconds) / len(self._seconds) if self._seconds else None
 
     def seconds_left(self, rounds_after: int, now: float) -> float | None:
-        """About how long it is until the end; None before a round is over.
+        """Predict the seconds until the end of the job; None before the first round has ended.
 
         Args:
-            rounds_after: how many rounds come after the one that is under way.
-            now: in seconds since the epoch.
+            rounds_after: number of rounds after the current one.
+            now: current time in seconds since the epoch.
         """
         each = self.seconds_a_round
         if each is None or self._began is None:

@@ -1,11 +1,11 @@
-"""A run as lines of text, for pipes, files and logs: what was settled, not how far it is."""
+"""Progress of a run as lines of text, for pipes, files and logs: a line for each result."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-from flstream.report.record.events import PHASES
 from flstream.report.text import counted, format_clock, format_metrics, pieces, printable
+from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import (
     AnyEvent,
     EndedEarly,
@@ -23,20 +23,18 @@ from flstream.telemetry.events import (
 from flstream.telemetry.memory import MemorySampler
 from flstream.units import format_bytes, format_seconds
 
-# Of what may happen to every one of a thousand sites in a round, so much is told, and the rest
-# counted.
-_MOST_TOLD = 5
-# Of a round that is over sooner, the line at its end says it all.
+# Maximum number of failures and warnings that are printed in a round, which may have thousands;
+# the others are counted.
+_MOST_PRINTED = 5
+# Duration from which on the beginning of a round is printed too, not just its end.
 _ANNOUNCED_AFTER_SECONDS = 1.0
 
 
 class PlainView:
-    """A listener that prints a line for each event that a reader of a log wants to find.
-
-    Each begins with how long the run has been going on.
+    """Listener of a run that prints a line for each important event, with the elapsed time.
 
     Args:
-        console: where to.
+        console: console to print to.
     """
 
     def __init__(self, console: Console) -> None:
@@ -44,24 +42,25 @@ class PlainView:
         self._rounds = 0
         self._began: float | None = None
         self._round: RoundStarted | None = None
+        self._asked = 0
         self._is_announced = False
         self._is_folding = False
-        self._told = 0
-        self._untold = 0
+        self._printed = 0
+        self._left_out = 0
 
     def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
-        """Take one event."""
+        """Handle an event of the run."""
         if self._began is None:
             self._began = event.time
         if isinstance(event, RunStarted):
             self._rounds = event.rounds
         if isinstance(event, SiteFailed | SiteBenched | Warned):
-            self._told += 1
-            if self._told > _MOST_TOLD:
-                self._untold += 1
+            self._printed += 1
+            if self._printed > _MOST_PRINTED:
+                self._left_out += 1
                 return
         elif isinstance(event, RoundFinished | Evaluated | RunFinished):
-            self._count_untold(event)
+            self._print_left_out(event)
         self._announce(event)
         line = self._line(event)
         if line is not None:
@@ -73,22 +72,22 @@ class PlainView:
         self._console.out(f"{clock}  {line}", highlight=False)
 
     def _announce(self, event: AnyEvent) -> None:
-        """Say that a round began, once it is one that somebody may wait for."""
+        """Print that the current round has begun, once it has taken long enough."""
         started = self._round
         if started is None or self._is_announced or isinstance(event, RoundFinished):
             return
-        # While a round goes on its progress is told, so this comes about in time.
+        # Events of progress come all the time, so this is not late.
         failed = isinstance(event, SiteFailed | RunFinished)
         if failed or event.time - started.time >= _ANNOUNCED_AFTER_SECONDS:
             self._is_announced = True
-            said = f"{counted(len(started.sites), 'site')} training"
-            self._print(started, self._of(started.round, said))
+            text = f"{counted(self._asked, 'site')} training"
+            self._print(started, self._of(started.round, text))
 
-    def _count_untold(self, event: AnyEvent) -> None:
-        if self._untold:
-            more = f"... and {self._untold:,} more failures and warnings"
+    def _print_left_out(self, event: AnyEvent) -> None:
+        if self._left_out:
+            more = f"... and {self._left_out:,} more failures and warnings"
             self._print(event, f"{more}; summary.json has all of them")
-        self._told = self._untold = 0
+        self._printed = self._left_out = 0
 
     def _line(self, event: AnyEvent) -> str | None:
         match event:
@@ -97,19 +96,19 @@ class PlainView:
             case ModelReady():
                 return f"model: {format_bytes(event.bytes)} in {counted(event.tensors, 'tensor')}"
             case RoundStarted():
-                self._round, self._is_announced, self._is_folding = event, False, False
+                self._begin(event)
             case Progress(up=up) if up and self._round and self._is_announced:
                 if not self._is_folding:
                     self._is_folding = True
-                    said = f"folding {counted(len(up), 'update')}"
-                    return self._of(self._round.round, said)
+                    text = f"folding {counted(len(up), 'update')}"
+                    return self._of(self._round.round, text)
             case RoundFinished():
                 self._round = None
                 return self._of(event.round, _finished(event))
             case Evaluated():
                 scores = format_metrics(event.metrics) or "no metrics"
-                said = f"evaluated in {format_seconds(event.seconds)}, {scores}"
-                return self._of(event.round, said)
+                text = f"evaluated in {format_seconds(event.seconds)}, {scores}"
+                return self._of(event.round, text)
             case SiteFailed():
                 where = f"round {event.round}: " if event.round else ""
                 return f"{where}{printable(event.site)} failed: {printable(event.reason)}"
@@ -126,8 +125,15 @@ class PlainView:
                 return f"the run {'was stopped' if event.status == 'stopped' else 'finished'}"
         return None
 
-    def _of(self, number: int, said: str) -> str:
-        return f"round {number} of {self._rounds}: {said}"
+    def _begin(self, event: RoundStarted) -> None:
+        self._is_folding = False
+        if self._round is None or self._round.round != event.round:
+            self._round, self._is_announced, self._asked = event, False, 0
+        # A round may ask sites more than once, and is announced only once.
+        self._asked += len(event.sites)
+
+    def _of(self, number: int, text: str) -> str:
+        return f"round {number} of {self._rounds}: {text}"
 
 
 def _started(event: RunStarted) -> str:

@@ -1,4 +1,4 @@
-"""How far a run is, and about how long the rest takes."""
+"""Progress of a run's current task, the predicted time left, and sites that are slow."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from flstream.report.live.site_state import MOVING, WORKING
 from flstream.report.live.state import RunState
 
-# Slow is who takes this many times as long as the others took.
+# Multiple of the other sites' time from which on a site counts as slow.
 _SLOW = 2
 
 
 class Done(NamedTuple):
-    """How far the task under way is.
+    """Progress of a task.
 
     Attributes:
-        amount: bytes, or sites.
-        total: of them; 0 if that is not known.
-        is_bytes: which of the two.
-        seconds_left: about; None if there is too little to go by.
+        amount: bytes or sites that are done.
+        total: bytes or sites of the whole task; 0 if not known.
+        is_bytes: whether the amounts are bytes, not sites.
+        seconds_left: predicted seconds until the end of the task; None if not known yet.
     """
 
     amount: int
@@ -29,14 +29,14 @@ class Done(NamedTuple):
 
 
 def seconds_left(state: RunState, now: float) -> float | None:
-    """About how long it is until the job's last round is over; None if nobody can tell."""
+    """Predict the seconds until the end of the job; None if not known yet, or it has ended."""
     if state.phase in ("finished", "failed", "stopped"):
         return None
     return state.pace.seconds_left(state.rounds - state.round, now)
 
 
 def task_done(state: RunState, now: float) -> Done | None:
-    """How far the task under way is; None if there is none."""
+    """Return the progress of the current task; None if there is none."""
     if state.phase == "folding":
         part = state.folded / max(state.model_bytes, 1)
         left = seconds_left_of(part, now - state.fold_began)
@@ -44,14 +44,14 @@ def task_done(state: RunState, now: float) -> Done | None:
     if not state.asked or state.phase not in WORKING:
         return None
     over, left = state.over, None
-    if state.is_shared:  # one after another, so that those to come take as long as those before
+    if state.is_shared:  # sites run one after another, so the rate so far predicts the rest
         part = (over + len(state.failed)) / state.asked
         left = seconds_left_of(part, now - state.task_began)
     return Done(over, state.asked, False, left)
 
 
 def download_done(state: RunState, now: float) -> Done | None:
-    """How far the model's way to sites is, as long as that is all that they do."""
+    """Return the progress of the model's download to sites; None once a site is training."""
     under_way = [site for site in state.sites.values() if site.state == "downloading"]
     at_work = any(site.state in WORKING for site in state.sites.values())
     if not under_way or at_work or state.over or not state.model_bytes:
@@ -62,14 +62,14 @@ def download_done(state: RunState, now: float) -> Done | None:
 
 
 def seconds_left_of(done: float, seconds: float) -> float | None:
-    """About how long the rest of something takes.
+    """Predict the seconds until the end of a task.
 
     Args:
-        done: which part of it is done, from 0 to 1.
-        seconds: that this took.
+        done: share of the task that is done, from 0 to 1.
+        seconds: seconds since the task began.
 
     Returns:
-        None if there is too little to go by.
+        The seconds left; None if too little is done to predict them.
     """
     if done < 0.05 or seconds < 1.0:
         return None
@@ -77,7 +77,7 @@ def seconds_left_of(done: float, seconds: float) -> float | None:
 
 
 def slow_workers(state: RunState, now: float) -> set[str]:
-    """The processes whose site takes long beside what a site has taken on average so far."""
+    """Return the shared workers whose current site takes much longer than the average site."""
     if not state.is_shared or state.over < len(state.workers):
         return set()
     typical = (now - state.task_began) * len(state.workers) / state.over
@@ -89,7 +89,7 @@ def slow_workers(state: RunState, now: float) -> set[str]:
 
 
 def slow_sites(state: RunState, now: float) -> set[str]:
-    """The sites that are still at it, long after half of all were ready."""
+    """Return the sites that are still working long after half of all were ready."""
     began = state.task_began
     ready = [
         site.since - began

@@ -1,4 +1,4 @@
-"""A terminal's screen, on which a picture is kept up to date line by line."""
+"""The alternate screen of a terminal, updated line by line."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from rich.control import Control
 from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
-# Everything is written again now and then: something else may have written over it, or the run was
-# stopped with Ctrl-Z and went on.
+# Interval of full repaints, since other programs may have written to the terminal, or the run may
+# have been suspended with Ctrl-Z and continued.
 _REPAINT_SECONDS = 5.0
 
 
 class Screen:
     """The alternate screen of a terminal.
 
-    Only lines that have changed are written, each over what was there, and nothing is erased
-    before: so nothing flickers, and a slow link is not kept busy. What was on the terminal before
-    is there again afterwards.
+    Only lines that have changed are written, without erasing them first: nothing flickers, and a
+    slow connection is not kept busy. The terminal's former content is restored at the end.
 
     Args:
-        console: of the terminal.
+        console: console of the terminal.
     """
 
     def __init__(self, console: Console) -> None:
@@ -36,21 +35,22 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and lines that can be written to, now.
+        """Current columns and lines of the screen.
 
-        Never more than the terminal has, whatever COLUMNS says: a line that wraps moves all others.
+        They never exceed those of the terminal, even if COLUMNS does: a line that wraps would move
+        all others.
         """
         width, height = self._console.size
         try:
             real = os.get_terminal_size(self._console.file.fileno())
         except OSError:
             return width, height
-        # A terminal that nobody has told its size says 0.
+        # A terminal whose size was never set reports 0.
         return min(width, real.columns or width), min(height, real.lines or height)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Take the screen, and give it back as it was."""
+        """Show the alternate screen until the end of the block, then restore the former one."""
         self._console.set_alt_screen(True)
         self._console.show_cursor(False)
         try:
@@ -60,11 +60,11 @@ class Screen:
             self._console.set_alt_screen(False)
 
     def paint(self, lines: Sequence[Text], size: tuple[int, int]) -> None:
-        """Show these lines and no others.
+        """Replace the content of the screen.
 
         Args:
-            lines: none wider than the screen, and no more than it has.
-            size: of the screen that they were made for.
+            lines: new lines, none wider and not more than the screen.
+            size: columns and lines of the screen for which the lines were made.
         """
         now = time.monotonic()
         width, _ = size
@@ -89,7 +89,7 @@ class Screen:
         options = self._console.options.update(width=width, no_wrap=True, overflow="crop")
         (row, *_) = self._console.render_lines(line, options, pad=False)
         segments = [Control.move_to(0, index).segment, *row]
-        # After a line that is full the cursor still stands on its last column.
+        # After a full line the cursor is still on its last column, which must not be erased.
         if Segment.get_line_length(row) < width:
             segments.append(Control((ControlType.ERASE_IN_LINE, 0)).segment)
         return segments

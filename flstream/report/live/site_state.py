@@ -1,4 +1,4 @@
-"""What is known of one site, of why it failed, and of a round that is over."""
+"""Records of the live view: progress of a site, and its last failure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from dataclasses import dataclass, field
 from flstream.telemetry.events import Metrics
 
 MOVING = frozenset({"downloading", "uploading"})
-"""States in which a transfer is under way."""
+"""States of a site during a transfer."""
 WORKING = frozenset({"training", "evaluating"})
-"""States in which a script is at work."""
+"""States of a site while its training code runs."""
 GONE = frozenset({"failed", "benched"})
-"""States in which nothing is waited for."""
+"""States of a site that has no part in the current round."""
 
 
 @dataclass
 class SiteProgress:
-    """A site with a process of its own.
+    """Progress of a site with a process of its own.
 
     Attributes:
+        name: name of the site.
         state: starting, downloading, training, evaluating, ready, uploading, idle, failed or
             benched.
-        since: when it came into this state, in seconds since the epoch.
-        down: bytes of the model that it was sent in this phase.
-        up: bytes of its update that were folded in this round.
-        weight: of its last update.
-        said: what it last logged or sent with its update.
+        since: time at which the site entered this state, in seconds since the epoch.
+        down: bytes of the model sent to the site in this phase.
+        up: bytes of the site's update that were folded in this round.
+        weight: weight of the site's last update; None before the first one.
+        latest_metrics: metrics that the site last logged or sent with its update.
     """
 
     name: str
@@ -34,43 +35,29 @@ class SiteProgress:
     down: int = 0
     up: int = 0
     weight: float | None = None
-    said: Metrics = field(default_factory=dict)
+    latest_metrics: Metrics = field(default_factory=dict)
 
     def enter(self, state: str, time: float) -> None:
-        """Go over to a state; staying in it does not restart its clock."""
+        """Enter a state at a time in seconds since the epoch; re-entering it has no effect."""
         if state != self.state:
             self.state, self.since = state, time
 
     @property
     def moved(self) -> int:
-        """Bytes moved of the transfer under way."""
+        """Bytes moved by the current transfer."""
         return self.up if self.state == "uploading" else self.down
 
 
 @dataclass
-class Failure:
-    """Why a site had no part in a round, and whether it is asked no more."""
+class RecentFailure:
+    """The last failure of a site.
+
+    Attributes:
+        round: number of the round; 0 before the first one.
+        reason: error message.
+        benched: whether the site gets no more tasks.
+    """
 
     round: int
     reason: str
     benched: bool = False
-
-
-@dataclass
-class PastRound:
-    """A round that is over: its seconds, and what its sites and its model's evaluation said."""
-
-    number: int
-    download: float
-    train: float
-    upload_and_fold: float
-    checkpoint: float
-    trained: Metrics
-    evaluate: float = 0.0
-    scores: Metrics = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        steps = (self.download, self.train, self.upload_and_fold, self.checkpoint, self.evaluate)
-        return sum(steps)

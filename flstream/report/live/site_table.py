@@ -1,4 +1,4 @@
-"""Who is at work, and how far: a row for each site, or for each process that sites share."""
+"""Table of the live view: a row for each site, or for each worker that sites share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import islice
 from rich.text import Text
 
 from flstream.report.live.bar import bar, percent
-from flstream.report.live.fixed_table import Column, Row, columns_that_fit, table_lines, widest
+from flstream.report.live.fixed_table import Column, FixedRow, columns_that_fit, table_lines, widest
 from flstream.report.live.progress import slow_sites, slow_workers
 from flstream.report.live.site_state import GONE, MOVING, WORKING, SiteProgress
 from flstream.report.live.state import RunState
 from flstream.report.text import format_elapsed, format_metrics, printable, steady_bytes
-from flstream.telemetry.events import Work
+from flstream.telemetry.events import WorkerActivity
 
 STYLES = {
     "failed": "bold red",
@@ -26,7 +26,7 @@ STYLES = {
     "at work": "yellow",
     "ready": "green",
 }
-# Who comes next, after the failed and the slow, where not everybody can be shown.
+# Order of the sites after the failed and the slow ones, where not all can be shown.
 _URGENCY = (
     *("uploading", "training", "evaluating", "downloading", "starting"),
     *("ready", "benched", "idle"),
@@ -36,12 +36,12 @@ _RANKS = {state: rank for rank, state in enumerate(_URGENCY)}
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory now, in bytes.
+    """Memory of a run's processes, in bytes.
 
     Attributes:
-        rss: of each process, by name.
-        peak_rss: the highest so far of each process, by name.
-        peak_total: the highest sum over all processes so far, shared pages counted once.
+        rss: current RSS of each process, by name.
+        peak_rss: peak RSS of each process so far, by name.
+        peak_total: peak sum over all processes so far, with shared pages counted once.
     """
 
     rss: Mapping[str, int] = field(default_factory=dict)
@@ -52,10 +52,18 @@ class Memory:
 def choose(
     sites: Sequence[SiteProgress], slow: Collection[str], room: int
 ) -> tuple[list[SiteProgress], int]:
-    """The sites to show on ``room`` lines, and how many are left out.
+    """Select the sites to show.
 
-    The failed are on top, and then the slow. The others are in their order if all fit; else those
-    at work come first, and of these the ones that have been at it for longest.
+    Failed sites come first, then slow ones. The others keep their order if all fit; otherwise those
+    with a task come first, by how long they have been at it.
+
+    Args:
+        sites: all sites.
+        slow: names of the slow sites.
+        room: maximum number of sites to show.
+
+    Returns:
+        The sites to show, and the number of those that are left out.
     """
     fit = len(sites) <= room
 
@@ -69,7 +77,19 @@ def choose(
 def row_lines(
     state: RunState, memory: Memory, now: float, width: int, room: int, *, ascii_only: bool
 ) -> list[Text]:
-    """The table on at most ``room`` lines; nothing if there is nobody to show."""
+    """Format the table of sites or workers.
+
+    Args:
+        state: state of the run.
+        memory: memory of the run's processes.
+        now: current time in seconds since the epoch.
+        width: columns of the terminal.
+        room: maximum number of lines.
+        ascii_only: whether to use ASCII characters only.
+
+    Returns:
+        The lines of the table; nothing if it would have no rows.
+    """
     if room < 2:
         return []
     if state.is_shared:
@@ -80,7 +100,7 @@ def row_lines(
 
 
 def _columns(first: str, names: int, width: int, *, shared: bool) -> list[Column]:
-    # At least as wide as what stands before the bars above, so that everything is in line.
+    # At least as wide as the labels of the bars above, so that the columns are aligned with them.
     named = min(max(names, 7), max(width - 65, 7))
     columns = [
         Column(first, first, named, 0, is_number=False),
@@ -128,7 +148,7 @@ def _site_row(
     ascii_only: bool,
     *,
     is_slow: bool,
-) -> Row:
+) -> FixedRow:
     cells: dict[str, str | Text] = {
         "site": printable(site.name),
         "state": Text(site.state, style=STYLES.get(site.state, "dim")),
@@ -139,7 +159,7 @@ def _site_row(
     }
     failure = state.failures.get(site.name)
     if site.state in GONE and failure is not None:
-        return Row(cells, _reason(failure.round, failure.reason), "red")
+        return FixedRow(cells, _reason(failure.round, failure.reason), "red")
     elapsed = format_elapsed(now - site.since)
     if site.state in MOVING | WORKING:
         cells["time"] = _time(elapsed, is_slow=is_slow)
@@ -153,14 +173,14 @@ def _site_row(
     elif site.state in WORKING and "time" not in widths:
         cells["activity"] = Text(f"for {elapsed}", style="dim")
     elif site.state in WORKING or site.state == "ready":
-        cells["activity"] = Text(format_metrics(site.said, wide), style="dim")
-    return Row(cells)
+        cells["activity"] = Text(format_metrics(site.latest_metrics, wide), style="dim")
+    return FixedRow(cells)
 
 
 def _worker_lines(
     state: RunState, memory: Memory, now: float, width: int, room: int, ascii_only: bool
 ) -> list[Text]:
-    # At least half of the lines for who is at work, the rest for who has failed.
+    # At least half of the lines are for workers, the rest for sites that failed.
     slow = slow_workers(state, now)
     most = max((room - 1) // 2, room - 2 - len(state.failures))
     workers = _slow_first(state.workers, slow, most)
@@ -173,11 +193,11 @@ def _worker_lines(
     rows = []
     for name, failure in failed:
         gone = "benched" if failure.benched else "failed"
-        said: dict[str, str | Text] = {
+        cells: dict[str, str | Text] = {
             "worker": printable(name),
             "state": Text(gone, style=STYLES[gone]),
         }
-        rows.append(Row(said, _reason(failure.round, failure.reason), "red"))
+        rows.append(FixedRow(cells, _reason(failure.round, failure.reason), "red"))
     rows += [
         _worker_row(name, work, state, memory, now, wide, ascii_only, is_slow=name in slow)
         for name, work in workers
@@ -191,9 +211,9 @@ def _worker_lines(
 
 
 def _slow_first(
-    workers: Mapping[str, Work | None], slow: Collection[str], room: int
-) -> list[tuple[str, Work | None]]:
-    """The slow on top; the others in order or, where not all fit, the longest at work first."""
+    workers: Mapping[str, WorkerActivity | None], slow: Collection[str], room: int
+) -> list[tuple[str, WorkerActivity | None]]:
+    """Select workers: slow ones first, the others in order, or longest-running if not all fit."""
     rows = list(workers.items())
     if len(rows) > room:
         rows.sort(key=lambda row: row[1].since if row[1] is not None else float("inf"))
@@ -203,7 +223,7 @@ def _slow_first(
 
 def _worker_row(
     name: str,
-    work: Work | None,
+    work: WorkerActivity | None,
     state: RunState,
     memory: Memory,
     now: float,
@@ -211,14 +231,14 @@ def _worker_row(
     ascii_only: bool,
     *,
     is_slow: bool,
-) -> Row:
+) -> FixedRow:
     cells: dict[str, str | Text] = {"worker": name, **_memory_cells(name, memory)}
     if work is None:
-        # Where rounds are over in a moment nobody says what each worker does in them.
-        is_busy = state.is_quick or (state.phase in WORKING and not state.is_told)
+        # In quick rounds there are no events about the activity of each worker.
+        is_busy = state.is_quick or (state.phase in WORKING and not state.has_activity)
         doing = "at work" if is_busy else "idle" if name in state.started else "starting"
         cells["state"] = Text(doing, style=STYLES.get(doing, "dim"))
-        return Row(cells)
+        return FixedRow(cells)
     place = f", {work.over + 1:,} of {work.sites:,}" if work.sites > 1 else ""
     elapsed = now - work.since
     cells |= {
@@ -234,7 +254,7 @@ def _worker_row(
         )
         cells["percent"] = percent(work.down, size)
         cells["rate"] = _rate(work.down, elapsed)
-    return Row(cells)
+    return FixedRow(cells)
 
 
 def _time(elapsed: str, *, is_slow: bool) -> Text:
@@ -253,7 +273,7 @@ def _reason(round_number: int, reason: str) -> str:
 
 
 def _rate(count: int, seconds: float) -> str:
-    # Over the first moment it is that of a burst, or of nothing.
+    # Too early, it would be the rate of a single burst.
     return f"{steady_bytes(round(count / seconds))}/s" if count and seconds >= 0.2 else ""
 
 

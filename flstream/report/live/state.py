@@ -6,15 +6,21 @@ its events have named, and no event goes over all sites.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec import structs
 
 from flstream.report.live.pace import Pace
-from flstream.report.live.site_state import GONE, WORKING, Failure, PastRound, SiteProgress
+from flstream.report.live.site_state import GONE, WORKING, RecentFailure, SiteProgress
 from flstream.report.live.throughput import Throughput
+from flstream.runs.counted_events import CountedEvents
+from flstream.runs.round_record import RoundRecord
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
+    EffectDone,
     Evaluated,
     Metrics,
     ModelReady,
@@ -27,13 +33,11 @@ from flstream.telemetry.events import (
     SiteBenched,
     SiteFailed,
     SiteLog,
-    SiteState,
+    SitePhaseChanged,
     SiteUpdate,
-    Work,
+    WorkerActivity,
 )
 
-# More rounds than this are never shown.
-_MOST_ROUNDS = 64
 # Nobody could read what goes on in rounds that are over sooner.
 _UNREADABLE_SECONDS = 0.5
 
@@ -57,13 +61,13 @@ class RunState:
         task_began: when they were given it, in seconds since the epoch.
         folded: bytes of the model that the walk over the updates has done.
         fold_began: when that began.
-        history: the last rounds that are over.
+        totals: What rounds and evaluations of this sitting add up to.
         metrics: of the model of round ``scored``.
         down: bytes of the model on their way to the sites.
         up: bytes of updates on their way to the server.
         tasks: sites that answered.
         pace: of the rounds.
-        is_told: whether it was said at all what workers do in the task under way.
+        has_activity: whether it is known what workers do in the task under way.
     """
 
     began: float = 0.0
@@ -77,28 +81,35 @@ class RunState:
     tensors: int = 0
     count: int = 0
     sites: dict[str, SiteProgress] = field(default_factory=dict)
-    workers: dict[str, Work | None] = field(default_factory=dict)
+    workers: dict[str, WorkerActivity | None] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
-    failures: dict[str, Failure] = field(default_factory=dict)
+    failures: dict[str, RecentFailure] = field(default_factory=dict)
     benched: int = 0
     asked: int = 0
     failed: set[str] = field(default_factory=set)
     task_began: float = 0.0
     folded: int = 0
     fold_began: float = 0.0
-    history: deque[PastRound] = field(default_factory=lambda: deque(maxlen=_MOST_ROUNDS))
+    totals: CountedEvents = field(default_factory=CountedEvents)
     metrics: Metrics = field(default_factory=dict)
     scored: int = 0
     down: Throughput = field(default_factory=Throughput)
     up: Throughput = field(default_factory=Throughput)
     tasks: Throughput = field(default_factory=Throughput)
     pace: Pace = field(default_factory=Pace)
-    is_told: bool = False
+    has_activity: bool = False
     _settled_down: int = 0
     _settled_up: int = 0
     _answered: set[str] = field(default_factory=set)
-    _told_over: int = 0
-    _is_over: bool = False
+    _asked: set[str] = field(default_factory=set)
+    _task: str = ""
+    _activity_over: int = 0
+    _is_over: bool = True
+
+    @property
+    def history(self) -> Sequence[RoundRecord]:
+        """Rounds of this sitting that are over, in order."""
+        return self.totals.rounds
 
     @property
     def is_shared(self) -> bool:
@@ -115,7 +126,7 @@ class RunState:
     @property
     def over(self) -> int:
         """How many sites have done the task under way, whether or not that has come in."""
-        over = max(len(self._answered), self._told_over)
+        over = max(len(self._answered), self._activity_over)
         return min(over, max(self.asked - len(self.failed), 0))
 
     def apply(self, event: AnyEvent) -> None:
@@ -123,14 +134,14 @@ class RunState:
         match event:
             case SiteUpdate():
                 self._update(event)
-            case SiteState():
+            case SitePhaseChanged():
                 self._change(event)
             case Progress():
                 self._progress(event)
             case SiteLog():
                 site = self.sites.get(event.site)
                 if site is not None:
-                    site.said = {event.key: event.value}
+                    site.latest_metrics = {event.key: event.value}
             case SiteFailed():
                 self._fail(event)
             case RunStarted():
@@ -145,9 +156,9 @@ class RunState:
                 if site is not None and site.state == "starting":
                     site.enter("idle", event.time)
             case RoundStarted():
-                self.round, self._is_over = event.round, False
-                self.pace.begin_round(event.time)
-                self._begin("training", len(event.sites), event.time)
+                self._begin_training(event)
+            case EffectDone():
+                self._is_over = True
             case RoundFinished():
                 self._finish_round(event)
             case Evaluated():
@@ -166,18 +177,38 @@ class RunState:
         else:
             self.sites = {name: SiteProgress(name, since=event.time) for name in event.sites}
 
-    def _begin(self, phase: str, asked: int, time: float) -> None:
+    def _begin(self, task: Literal["training", "evaluating"], time: float) -> None:
         """A task begins."""
-        self.phase, self.asked, self.task_began = phase, asked, time
-        self._answered, self.failed = set(), set()
-        self._told_over = self.folded = 0
-        self.is_told = False
+        self._task, self.task_began = task, time
+        self._asked, self._answered, self.failed = set(), set(), set()
+        self._rest_workers(task)
+
+    def _rest_workers(self, phase: str) -> None:
+        """Sites are asked, and no worker has begun."""
+        self.phase = phase
+        self._activity_over = self.folded = 0
+        self.has_activity = False
         for name in self.workers:
             self.workers[name] = None
 
+    def _begin_training(self, event: RoundStarted) -> None:
+        if event.round != self.round:
+            self.pace.begin_round(event.time)
+        if event.round != self.round or self._task != "training":
+            self._begin("training", event.time)
+        else:
+            # The round goes on with more sites, or with some of them once more.
+            self._answered.difference_update(event.sites)
+            self.failed.difference_update(event.sites)
+            self._rest_workers("training")
+        self.round, self._is_over = event.round, False
+        self._asked.update(event.sites)
+        self.asked = len(self._asked)
+
     def _begin_evaluation(self, time: float) -> None:
         if self._is_over and self.phase != "evaluating":
-            self._begin("evaluating", self.count - self.benched, time)
+            self._begin("evaluating", time)
+            self.asked = self.count - self.benched
 
     def _update(self, event: SiteUpdate) -> None:
         self._answer(event.site, event.time)
@@ -186,9 +217,9 @@ class RunState:
             del self.failures[event.site]
         site = self.sites.get(event.site)
         if site is not None:
-            site.weight, site.said = event.weight, event.metrics
+            site.weight, site.latest_metrics = event.weight, event.metrics
         elif self.is_shared:
-            # Its update was fetched before this was said.
+            # Its update was fetched before this was reported.
             self.up.add(event.time, self.model_bytes)
 
     def _answer(self, name: str, time: float) -> None:
@@ -196,7 +227,7 @@ class RunState:
             self._answered.add(name)
             self.tasks.add(time, 1)
 
-    def _change(self, event: SiteState) -> None:
+    def _change(self, event: SitePhaseChanged) -> None:
         if event.state == "downloading":
             self._begin_evaluation(event.time)
         if event.state == "ready":
@@ -225,8 +256,8 @@ class RunState:
         if any(work.state == "evaluating" for work in event.workers.values()):
             self._begin_evaluation(event.time)
         self.down.settle(event.time, self._settled_down + event.sent)
-        self._told_over = event.answered + sum(work.over for work in event.workers.values())
-        self.is_told = True
+        self._activity_over = event.answered + sum(work.over for work in event.workers.values())
+        self.has_activity = True
         for name in self.workers:
             self.workers[name] = event.workers.get(name)
 
@@ -249,18 +280,17 @@ class RunState:
 
     def _finish_round(self, event: RoundFinished) -> None:
         self._is_over = True
-        self.phase = "round is over"
+        self._task, self.phase = "", "round is over"
         self._settle(event.time, event.down.bytes, event.up.bytes)
-        self.history.append(PastRound(event.round, *event.phases, event.metrics))
+        # Nobody shows its weights, of which there is one for each site.
+        self.totals.apply(structs.replace(event, weights={}))
         self._rest(event.time)
 
     def _evaluated(self, event: Evaluated) -> None:
         self.metrics, self.scored = event.metrics, event.round
-        self.phase = "round is over"
+        self._task, self.phase = "", "round is over"
         self._settle(event.time, event.down.bytes, 0)
-        if self.history and self.history[-1].number == event.round:
-            self.history[-1].evaluate = event.seconds
-            self.history[-1].scores = event.metrics
+        self.totals.apply(event)
         self._rest(event.time)
 
     def _settle(self, time: float, down: int, up: int) -> None:
@@ -274,13 +304,15 @@ class RunState:
         self._answered.discard(event.site)
         self.failed.add(event.site)
         self.failures.pop(event.site, None)
-        self.failures[event.site] = Failure(event.round, event.reason)
+        self.failures[event.site] = RecentFailure(event.round, event.reason)
         if not self.is_shared:
             self._site(event.site).enter("failed", event.time)
 
     def _bench(self, event: SiteBenched) -> None:
         self.benched += 1
-        failure = self.failures.setdefault(event.site, Failure(event.round, "it kept failing"))
+        failure = self.failures.setdefault(
+            event.site, RecentFailure(event.round, "it kept failing")
+        )
         failure.benched = True
         if not self.is_shared:
             self._site(event.site).enter("benched", event.time)

@@ -1,22 +1,22 @@
-"""How much came of something over the last moments."""
+"""Throughput of bytes or answers over the last seconds."""
 
 from __future__ import annotations
 
 from collections import deque
 
-# Long enough to even out single requests, short enough to follow a change of pace.
+# Length of the window: long enough to average single requests, short enough to follow changes.
 _RATE_SECONDS = 2.0
-# What is noted within so short a time counts as one, so that a storm of notes costs no memory.
+# Amounts within this time are added up, so that the memory is bounded.
 _BUCKET_SECONDS = 0.1
-# A rate over less time than this would be that of a burst.
+# Minimum time for a rate; over less it would be that of a single burst.
 _LEAST_SECONDS = 0.5
 
 
 class Throughput:
-    """What came of something over the last moments: bytes, or answers.
+    """Throughput of bytes or answers over the last seconds.
 
     Attributes:
-        total: of all there was.
+        total: total amount so far.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,12 @@ class Throughput:
         self.total = 0
 
     def add(self, time: float, count: int) -> None:
-        """Note that ``count`` more had come by ``time``."""
+        """Add an amount.
+
+        Args:
+            time: time of its arrival in seconds since the epoch.
+            count: bytes or answers since the last call.
+        """
         if not count:
             return
         self.total += count
@@ -39,12 +44,17 @@ class Throughput:
         self._moved.append((time, count))
 
     def settle(self, time: float, total: int) -> None:
-        """It is known for certain now how much there was in all."""
+        """Correct the total.
+
+        Args:
+            time: current time in seconds since the epoch.
+            total: exact total amount so far.
+        """
         self.add(time, max(total - self.total, 0))
         self.total = total
 
     def per_second(self, now: float) -> float:
-        """How much came a second up to ``now``."""
+        """Return the rate a second over the last seconds before ``now``."""
         self._forget(now)
         seconds = min(max(now - self._since, _LEAST_SECONDS), _RATE_SECONDS)
         return sum(count for _, count in self._moved) / seconds

@@ -1,7 +1,7 @@
-"""Following a run as it happens: live on a terminal, line by line anywhere else.
+"""Display of a run's progress: a live view on a terminal, lines of text anywhere else.
 
-Events only change the state; a thread draws it at a pace of its own, so a storm of events costs the
-run nothing and the picture stays steady.
+Events only update the state; a thread draws it at a fixed rate, so that many events neither slow
+the run down nor make the view flicker.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from flstream.report.live.plain import PlainView
 from flstream.report.live.screen import Screen
 from flstream.report.live.site_table import Memory
 from flstream.report.live.state import RunState
-from flstream.simulator.launcher import Listener
+from flstream.simulation.launcher import Listener
 from flstream.telemetry.events import AnyEvent
 from flstream.telemetry.memory import MemorySampler
 
 _FRAME_SECONDS = 0.125
-# Where drawing is slow, it takes no more than this share of the time.
+# Maximum share of the time that drawing may take, where it is slow.
 _MOST_SHARE = 0.05
 
 
 @contextmanager
 def watching(console: Console) -> Iterator[Listener]:
-    """What to hand to ``simulate()`` so that the run can be followed on a console.
+    """Show the progress of a run on a console until the end of the block.
 
-    A terminal is drawn on until the block ends, and then is as it was.
+    Yields:
+        The listener for :func:`flstream.simulation.launcher.simulate`.
     """
     if not is_live(console):
         yield PlainView(console)
@@ -48,7 +49,14 @@ def watching(console: Console) -> Iterator[Listener]:
 
 
 class _LiveView:
-    """What the thread of the run and the one that draws have in common."""
+    """The live view of a run, shared by the thread that runs it and the one that draws.
+
+    Args:
+        console: console of the terminal.
+
+    Attributes:
+        over: event that ends the drawing.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -59,15 +67,15 @@ class _LiveView:
         self.over = threading.Event()
 
     def listen(self, event: AnyEvent, sampler: MemorySampler) -> None:
-        """Take one event."""
+        """Handle an event of the run."""
         with self._lock:
             self._state.apply(event)
             self._sampler = sampler
 
     def draw_until_over(self) -> None:
-        """Draw frame after frame: the whole life of the thread."""
-        # Without its terminal a run goes on, and a defect is to be seen on the terminal's own
-        # screen: it ends the view alone.
+        """Draw frames until ``over`` is set."""
+        # A closed terminal (OSError) ends the view, not the run. Any other exception is a defect,
+        # whose traceback is printed once the former screen is restored.
         with suppress(OSError), self._screen.shown():
             pause = 0.0
             while not self.over.wait(pause):

@@ -8,17 +8,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from flstream.errors import UsageError
+from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
-from flstream.job.sections import Clients, FedAvgArgs, Job, Workflow
 from flstream.report.record.clock import Clock
-from flstream.report.record.events import EventsRecord, read_events
 from flstream.report.record.memory import MemoryRecord, read_memory
 from flstream.report.record.settings import Setting, read_settings
 from flstream.report.record.versions import read_versions
 from flstream.report.text import counted
-from flstream.simulator.files.run_directory import RunDirectory
-from flstream.simulator.files.summary import MemorySummary, Summary, Tally
+from flstream.runs.history import History
+from flstream.runs.job_facts import JobFacts
+from flstream.runs.journal import read_history
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.site_record import SiteRecord
+from flstream.runs.summary import MemorySummary, Summary, summarize
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import ProcessMemory
 
@@ -34,7 +36,11 @@ class RunRecord(NamedTuple):
         status: finished, failed or stopped; unfinished where no end was written.
         summary: as it was written; or what the events tell, where none was.
         planned: rounds that it was to have; 0 if that is not known.
+        history: What its events say.
+        sites: Sites that were asked to do anything, by name.
+        memory: Resident memory of its processes over time.
         clock: seconds for which it was going on.
+        settings: Keys of its job file.
         versions: of what it ran on, by name; none where they were not kept.
         notes: what is missing or damaged, a sentence each.
     """
@@ -43,7 +49,8 @@ class RunRecord(NamedTuple):
     status: str
     summary: Summary
     planned: int
-    events: EventsRecord
+    history: History
+    sites: Mapping[str, SiteRecord]
     memory: MemoryRecord
     clock: Clock
     settings: Sequence[Setting]
@@ -58,7 +65,7 @@ class RunRecord(NamedTuple):
     @property
     def shares_workers(self) -> bool:
         """Whether sites share processes: whether these have other names than the sites."""
-        return any(name.startswith("worker-") for name in self.events.idle_rss)
+        return any(name.startswith("worker-") for name in self.history.timeline.idle_rss)
 
 
 def read_run(path: Path) -> RunRecord:
@@ -77,6 +84,8 @@ def read_run(path: Path) -> RunRecord:
                 "name the folder that flstream simulate made, such as runs/<job>-<time>"
             )
         return _read(run)
+    except SimulationError as error:
+        raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(
             f"{error.filename or path} cannot be read: {error.strerror}; check its permissions"
@@ -84,19 +93,21 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _read(run: RunDirectory) -> RunRecord:
-    events = read_events(run.events)
-    clock = Clock(events.sittings)
-    memory = read_memory(run.memory, clock)
     notes = []
     try:
         settings = read_settings(run)
     except JobError as error:
         settings = []
         notes.append(f"job.conf is damaged, so no settings are shown: {error.problems[0]}.")
-    for name, damaged in (("events.jsonl", events.damaged), ("memory.jsonl", memory.damaged)):
+    history = read_history(
+        run.events, tolerant=True, keep_results=False, assumed=_facts_of(settings)
+    )
+    clock = Clock(history.timeline.sittings)
+    memory = read_memory(run.memory, clock)
+    for name, damaged in (("events.jsonl", history.damaged), ("memory.jsonl", memory.damaged)):
         if damaged:
-            said = counted(damaged, "line")
-            notes.append(f"{name} is damaged: {said} of it could not be used.")
+            count = counted(damaged, "line")
+            notes.append(f"{name} is damaged: {count} of it could not be used.")
     summary = None
     try:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
@@ -108,14 +119,15 @@ def _read(run: RunDirectory) -> RunRecord:
     except (ValueError, RecursionError):
         notes.append("summary.json is damaged. What follows is what the events of the run tell.")
     if summary is None:
-        summary = _from_events(events, memory, clock, settings)
+        summary = _from_events(history, memory, clock)
     status = "unfinished" if summary.status == "running" else summary.status
     return RunRecord(
         path=run.path,
         status=status,
         summary=summary,
-        planned=_planned(events, settings),
-        events=events,
+        planned=history.planned_rounds or _planned(settings),
+        history=history,
+        sites=history.sites,
         memory=memory,
         clock=clock,
         settings=settings,
@@ -124,44 +136,36 @@ def _read(run: RunDirectory) -> RunRecord:
     )
 
 
-def _from_events(
-    events: EventsRecord, memory: MemoryRecord, clock: Clock, settings: Sequence[Setting]
-) -> Summary:
+def _from_events(history: History, memory: MemoryRecord, clock: Clock) -> Summary:
     """The summary of a run that wrote none. The peaks are those that were seen."""
-    tally = Tally(_job_of(events, settings), events.journal.events())
+    timeline, summary = history.timeline, summarize(history)
     peaks = {
         name: ProcessMemory(
-            idle_rss=events.idle_rss.get(name, 0),
-            peak_rss=max(memory.peak(name), events.peak_rss.get(name, 0)),
+            idle_rss=timeline.idle_rss.get(name, 0),
+            peak_rss=max(memory.peak(name), timeline.peak_rss.get(name, 0)),
         )
-        for name in {**memory.rss, **events.idle_rss}
+        for name in {**memory.rss, **timeline.idle_rss}
         if name not in HELPERS
     }
     server = peaks.pop(SERVER, ProcessMemory())
-    tally.summary.memory = MemorySummary(server, peaks)
-    tally.summary.wall_seconds = clock.seconds
-    return tally.summary
+    summary.memory = MemorySummary(server, peaks)
+    summary.wall_seconds = clock.seconds
+    return summary
 
 
-def _job_of(events: EventsRecord, settings: Sequence[Setting]) -> Job:
-    """As much of the job as a summary takes. Its code and data need not be there any more."""
+def _facts_of(settings: Sequence[Setting]) -> JobFacts:
+    """What the job file tells of the job. Its code and data need not be there any more."""
     texts = {setting.key: setting.value.strip('"') for setting in settings}
-    started = events.started
-    args = FedAvgArgs.model_construct(
-        key_metric=texts.get("workflow.args.key_metric", "accuracy"),
-        key_metric_mode=texts.get("workflow.args.key_metric_mode", "max"),
-    )
-    return Job.model_construct(
-        name=texts.get("name", started.job if started else ""),
+    return JobFacts(
+        name=texts.get("name", ""),
         seed=_whole(texts.get("seed")),
-        clients=Clients.model_construct(count=_whole(texts.get("clients.count"))),
-        workflow=Workflow.model_construct(args=args),
+        clients=_whole(texts.get("clients.count")),
+        key_metric=texts.get("workflow.args.key_metric", "accuracy"),
+        key_metric_mode="min" if texts.get("workflow.args.key_metric_mode") == "min" else "max",
     )
 
 
-def _planned(events: EventsRecord, settings: Sequence[Setting]) -> int:
-    if events.started is not None:
-        return events.started.rounds
+def _planned(settings: Sequence[Setting]) -> int:
     return next((_whole(setting.value) for setting in settings if setting.key == "rounds"), 0)
 
 

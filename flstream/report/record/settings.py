@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from flstream.job import JobError, Key, job_keys
+from flstream.job import JobError
 from flstream.job.hocon import read_hocon
-from flstream.simulator.files.job_match import as_written
-from flstream.simulator.files.run_directory import RunDirectory
+from flstream.job.keys import keys_in
+from flstream.runs.job_match import as_written
+from flstream.runs.run_directory import RunDirectory
 
 
 class Setting(NamedTuple):
@@ -42,19 +42,10 @@ def read_settings(run: RunDirectory) -> list[Setting]:
     if hocon.problems:
         raise JobError(run.job_file, hocon.problems)
     settings = []
-    for key in job_keys().values():
-        if _has(hocon.values, key):
+    for key in keys_in(hocon.values).values():
+        if key.is_in(hocon.values):
             value = as_written(key, hocon.values, run)
             is_default = not key.required and value == key.render(key.default)
             meaning = key.meaning.partition("\n")[0]
             settings.append(Setting(key.name, value, meaning, is_default))
     return settings
-
-
-def _has(values: Mapping[str, Any], key: Key) -> bool:
-    inner: Any = values
-    for name in key.path:
-        if not isinstance(inner, Mapping) or name not in inner:
-            return False
-        inner = inner[name]
-    return True

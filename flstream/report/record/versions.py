@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from flstream.simulator.files.run_directory import RunDirectory
+from flstream.runs.run_directory import RunDirectory
 
 
 def read_versions(run: Path) -> Mapping[str, str]:

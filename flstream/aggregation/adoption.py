@@ -1,0 +1,118 @@
+"""Adoption: one update becomes the next model, as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from flstream.aggregation.elements import FLOATS, Elements, unit
+from flstream.aggregation.optimizers import Optimization
+from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.steps import Steps
+from flstream.aggregation.update import UpdateSource, join
+from flstream.aggregation.update_set import element_at
+from flstream.aggregation.walk import fold_updates
+from flstream.errors import UpdateRefusedError
+from flstream.model.body import Scratch, Sink, Source
+from flstream.model.copy import copy
+from flstream.model.digests import BodyDigest
+
+
+def adopt_update(
+    base: Source,
+    updates: Sequence[UpdateSource],
+    rule: AggregationRule,
+    sink: Sink,
+    steps: Steps,
+    on_range: Callable[[int], None],
+    optimization: Optimization | None = None,
+) -> str:
+    """Make an update the next model.
+
+    An update with all tensors and full weights is copied. One that is partial, or a difference, or
+    has tensors that are not aggregated, is folded into the model that it was trained from.
+
+    Args:
+        base: The model that the site started from.
+        updates: The update; none gives the model itself.
+        rule: Which tensors count, and whether what is not finite is refused.
+        sink: Takes the next model. It is left unfinished.
+        steps: How finely to cut the walk.
+        on_range: Called with the number of bytes done so far after each range.
+        optimization: None; an adoption makes no step of an optimizer.
+
+    Returns:
+        Digest of the next model.
+
+    Raises:
+        UpdateRefusedError: The update does not fit the model or is not finite; the message names
+            site and tensor.
+    """
+    is_whole = len(rule.selected(base.layout)) == len(base.layout.tensors)
+    if any(each.partial or each.params_type == "DIFF" or not is_whole for each in updates):
+        return fold_updates(base, updates, rule, sink, steps, on_range, optimization)
+    source = base
+    target = sink
+    if updates:
+        (update,) = updates
+        source = update.open()
+        difference = base.layout.difference(source.layout)
+        if difference:
+            raise UpdateRefusedError(update.site, f"does not fit the model: {difference}")
+        if rule.on_nonfinite == "reject":
+            target = _FiniteSink(sink, update.site)
+    digest = BodyDigest(base.layout)
+    copy(source, target, digest=digest, on_range=lambda _, stop: on_range(stop))
+    return digest.hexdigest()
+
+
+class _FiniteSink:
+    """A sink that refuses floats that are not finite, on their way into another sink.
+
+    Args:
+        sink: The other sink.
+        site: Name of the site whose update it is.
+    """
+
+    random_access = False
+    resumed = False
+
+    def __init__(self, sink: Sink, site: str) -> None:
+        self.layout = sink.layout
+        self._sink = sink
+        self._site = site
+        self._views: Sequence[memoryview] = ()
+        self._joined = Scratch()
+
+    def written(self, start: int, stop: int) -> Sequence[memoryview]:
+        """Return nothing: the sink is never resumed."""
+        return ()
+
+    def views(self, start: int, stop: int) -> Sequence[memoryview]:
+        """Return the other sink's views."""
+        self._views = self._sink.views(start, stop)
+        return self._views
+
+    def commit(self, start: int, stop: int) -> None:
+        """Look at every float of the range, and commit it.
+
+        Raises:
+            UpdateRefusedError: One is an infinity or a NaN; the message names its place.
+        """
+        data = join(self._views, self._joined)
+        for run in self.layout.runs(start, stop):
+            if run.dtype in FLOATS:
+                elements = Elements(run.dtype, data[run.start - start : run.stop - start])
+                count = (run.stop - run.start) // unit(run.dtype)
+                index = elements.first_not_finite(slice(0, count))
+                if index is not None:
+                    value = np.empty(1)
+                    elements.load(slice(index, index + 1), value)
+                    where = element_at(self.layout, run, index)
+                    raise UpdateRefusedError(
+                        self._site,
+                        f"is not finite: {where} is {value[0]}; lower the learning rate, or "
+                        "allow it with aggregation.on_nonfinite = allow",
+                    )
+        self._sink.commit(start, stop)

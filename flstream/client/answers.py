@@ -1,0 +1,159 @@
+"""Checks of the answers of training code, and their preparation for sending."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flstream.client.fl_model import FLModel
+from flstream.errors import ClientError
+from flstream.model.dense import dense
+from flstream.model.header import check_name
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
+from flstream.model.ties import find_ties, restore_ties
+
+RESERVED_METRICS = frozenset({"round", "train"})
+"""Names that a metric must not have, since the summary uses them beside the metrics."""
+
+
+def metrics_of(model: FLModel) -> dict[str, float]:
+    """Return the metrics of an answer as floats.
+
+    Raises:
+        ClientError: A metric has a reserved name; the message names it.
+    """
+    metrics = {name: float(value) for name, value in (model.metrics or {}).items()}
+    for name in metrics.keys() & RESERVED_METRICS:
+        raise ClientError(f"a metric may not be named {name!r}, which the summary uses; rename it")
+    return metrics
+
+
+def weight_of(model: FLModel) -> float:
+    """Return the weight of an answer: its number of examples, or 1.0 if it gives none.
+
+    Raises:
+        ClientError: The weight is not finite and above 0.
+    """
+    for key in ("num_examples", "NUM_STEPS_CURRENT_ROUND"):
+        if key in model.meta:
+            weight = float(model.meta[key])
+            if not (math.isfinite(weight) and weight > 0):
+                raise ClientError(f"meta[{key!r}] is {weight}; an update's weight must be above 0")
+            return weight
+    return 1.0
+
+
+def framework_of(params: Params) -> Framework:
+    """Return ``"numpy"`` if all values of an update are NumPy arrays, else ``"pytorch"``."""
+    arrays = all(isinstance(value, np.ndarray | np.generic) for value in params.values())
+    return "numpy" if arrays and params else "pytorch"
+
+
+def params_to_send(
+    model: FLModel, round_number: int, layout: Layout | None, selected: Collection[str] | None
+) -> tuple[Params, bool]:
+    """Return the tensors of an update that are sent, and whether the update is partial.
+
+    Tensors that are not aggregated keep their old values, so they are left out.
+
+    Args:
+        model: The answer.
+        round_number: Number of the task's round, for messages.
+        layout: Layout of the received model; None if it was not received.
+        selected: Names of the layout's tensors that are aggregated; None for all.
+
+    Returns:
+        The tensors by name, and whether tensors of the layout are missing among them.
+
+    Raises:
+        ClientError: There are no tensors, or a tensor that the update needs is missing.
+    """
+    if model.params is None:
+        raise ClientError(
+            f"the answer to round {round_number}'s training has no params; "
+            "send FLModel(params=..., ...)"
+        )
+    partial = bool(model.meta.get("partial", False))
+    if layout is None or selected is None or len(selected) == len(layout.tensors):
+        return model.params, partial
+    own_name = {name: layout.aliases.get(name, name) for name in model.params}
+    if not partial:
+        # The server treats this update as partial, so it would not notice that one is missing.
+        missing = set(selected).difference(own_name.values())
+        if missing:
+            raise ClientError(
+                f"the update of round {round_number} lacks tensor {min(missing)!r}; send it, "
+                "or say that it is meant: meta={'partial': True}"
+            )
+    left_out = layout.by_name.keys() - selected
+    params = {name: value for name, value in model.params.items() if own_name[name] not in left_out}
+    return params, True
+
+
+def copies_of(body: MemoryBody) -> Params:
+    """Return copies of a body's tensors by name, with the same ties between them."""
+    tensors: dict[str, Any] = {}
+    for spec in body.layout.tensors:
+        value = body.tensors[spec.name]
+        tensors[spec.name] = value.copy() if isinstance(value, np.ndarray) else value.clone()
+    return tensors | {alias: tensors[name] for alias, name in body.layout.aliases.items()}
+
+
+class Piece(NamedTuple):
+    """Copy of one tensor.
+
+    Attributes:
+        name: Name of the tensor.
+        dtype: Code of its dtype in the safetensors format.
+        shape: Its shape.
+        data: Its bytes, in C order.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def copied(params: Params, tied: Mapping[str, str] | None) -> list[Piece]:
+    """Return copies of an update's tensors, each group of tied tensors once.
+
+    Args:
+        params: Tensors of the update, by name.
+        tied: Tied names of the model: name of the stored tensor by alias; None to detect ties.
+
+    Raises:
+        LayoutError: A value cannot be streamed, or tied names hold different values; the message
+            names them.
+    """
+    for name in params:
+        check_name(name)
+    known = {name: dense(name, value) for name, value in params.items()}
+    kept = restore_ties(known, find_ties(known) if tied is None else tied)
+    return [Piece(name, code, array.shape, array.tobytes()) for name, (code, array) in kept.items()]
+
+
+class Bundle:
+    """Copies of the updates of several sites in one body, each tensor named ``<index>/<name>``."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, Piece] = {}
+        self._count = 0
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Add the update of the next site."""
+        self._pieces |= {f"{self._count}/{piece.name}": piece for piece in pieces}
+        self._count += 1
+
+    def source(self) -> BufferSource:
+        """Return all updates as one body in contiguous memory, and empty the bundle."""
+        layout = Layout.of((name, piece.dtype, piece.shape) for name, piece in self._pieces.items())
+        body = bytearray(layout.nbytes)
+        for spec in layout.tensors:
+            # Released one by one, so that memory never holds all of them twice.
+            body[spec.start : spec.stop] = self._pieces.pop(spec.name).data
+        return BufferSource(layout, memoryview(body))

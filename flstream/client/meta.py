@@ -1,0 +1,91 @@
+"""What travels beside the bodies of a task or an answer: meta and optimizer parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from flstream.client.fl_model import FLModel
+from flstream.errors import ClientError, PayloadError
+from flstream.streaming.payload import pack, unpack
+
+_MOST_BYTES = 1 << 20
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+# What an answer's record has in fields of its own.
+_OWN_FIELDS = frozenset({"partial"})
+
+
+class SentMeta(NamedTuple):
+    """Values beside the bodies.
+
+    Attributes:
+        meta: Values by name: None, bools, numbers, text, bytes; lists, tuples and dicts of them.
+        optimizer_params: State of an optimizer, of such values; None where none was sent.
+    """
+
+    meta: dict[str, Any]
+    optimizer_params: dict[str, Any] | None = None
+
+
+def pack_values(
+    meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None = None
+) -> bytes:
+    """Values as a payload message without tensors; empty where there are none.
+
+    Raises:
+        ClientError: A value cannot be sent, or there are more than 1 MiB of them; the message names
+            its path.
+    """
+    if not meta and optimizer_params is None:
+        return b""
+    if optimizer_params is None and all(type(each) in _PLAIN for each in meta.values()):
+        # Small sites send next to nothing, thousands of times a second, and mostly the same.
+        return _packed_plain(tuple((name, type(each), each) for name, each in meta.items()))
+    return _packed(meta, optimizer_params)
+
+
+@lru_cache(maxsize=1024)
+def _packed_plain(items: tuple[tuple[str, type, Any], ...]) -> bytes:
+    # With its type, since 1, 1.0 and True are alike as keys.
+    return _packed({name: value for name, _, value in items}, None)
+
+
+def _packed(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None) -> bytes:
+    value = {"meta": dict(meta), "optimizer_params": optimizer_params}
+    try:
+        packed = pack(value)
+        if packed.tensors:
+            name = next(iter(packed.tensors)).removeprefix("payload")
+            raise ClientError(
+                f"{name} is a tensor, and only plain values travel beside the params; send a "
+                "number with .item(), and keep an optimizer's tensors in get_state_dir()"
+            )
+    except PayloadError as error:
+        raise ClientError(f"meta cannot be sent: {error}") from error
+    if len(packed.message) > _MOST_BYTES:
+        raise ClientError(
+            f"meta and optimizer_params take {len(packed.message)} bytes, and {_MOST_BYTES} is "
+            "most; send less, or put it into params"
+        )
+    return packed.message
+
+
+def pack_meta(model: FLModel) -> bytes:
+    """What an answer sends beside its params; see :func:`pack_values`."""
+    meta = {key: value for key, value in model.meta.items() if key not in _OWN_FIELDS}
+    return pack_values(meta, model.optimizer_params)
+
+
+def unpack_meta(message: bytes) -> SentMeta:
+    """The values that were sent.
+
+    Raises:
+        PayloadError: The message is malformed.
+    """
+    if not message:
+        return SentMeta({})
+    value = unpack(message, {})
+    if not (isinstance(value, dict) and isinstance(value.get("meta"), dict)):
+        raise PayloadError("the values beside a body are no mapping with the key 'meta'")
+    return SentMeta(value["meta"], value.get("optimizer_params"))

@@ -1,0 +1,256 @@
+"""Execution of one task in a worker: site by site, with the answers sent together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from flstream.client.answers import (
+    Bundle,
+    copied,
+    copies_of,
+    framework_of,
+    metrics_of,
+    params_to_send,
+    weight_of,
+)
+from flstream.client.context import SiteContext
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.messages import (
+    MODEL,
+    Answered,
+    Began,
+    Failed,
+    Received,
+    SiteAnswer,
+    SiteTask,
+    Task,
+)
+from flstream.client.meta import pack_meta, unpack_meta
+from flstream.client.seeding import seed_everything
+from flstream.client.worker import Worker
+from flstream.errors import ClientError, FlstreamError, StreamingError
+from flstream.model.body import Source
+from flstream.model.copy import copy
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody, Params
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TaskExecution:
+    """Execution of one task.
+
+    The order of calls is ``begin``, then ``receive`` and ``answer``, or ``fail``, for each site in
+    turn, and ``finish`` at the end.
+
+    In a task for a single site, the model is received into the tensors that are trained, and the
+    update is fetched from where it lies. In a task for several sites, each site gets a copy of the
+    model, and the updates are copied.
+
+    Args:
+        worker: The worker that executes the task.
+        task: The task.
+
+    Attributes:
+        task: The task.
+        site: The current site; None once it has answered or failed.
+    """
+
+    def __init__(self, worker: Worker, task: Task) -> None:
+        self.task = task
+        self.site: SiteContext | None = None
+        self._worker = worker
+        self._is_shared = len(task.sites) > 1
+        # Of the received model: training may break the ties between the tensors that it sends.
+        self._layout: Layout | None = None
+        self._selected: Collection[str] | None = None
+        self._was_received = False
+        # In a task for several sites: the received model, or the reason why it did not arrive.
+        self._shared_model: MemoryBody | None = None
+        self._failure = ""
+        self._bundle = Bundle()
+        self._answers: list[SiteAnswer] = []
+        self._is_delivered = False
+
+    def begin(self, site: SiteTask) -> SiteContext | None:
+        """Begin a site's part of the task.
+
+        Args:
+            site: The site's part.
+
+        Returns:
+            The site's context; None if its folder cannot be used, which has failed the site.
+        """
+        self._was_received = False
+        if self._is_shared:
+            self._worker.send(Began(self.task.effect, site.site))
+        try:
+            self._worker.enter(site.site)
+            self.site = SiteContext.of(self._worker.info, self.task, site)
+        except OSError as error:
+            reason = f"its folder in the run directory cannot be used: {error}"
+            self._worker.send(Failed(site.site, self.task.effect, reason))
+        return self.site
+
+    def receive(self, into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None) -> FLModel:
+        """Return the model for the current site, and seed the global random generators.
+
+        Args:
+            into: Module or state dict that receives the tensors in place; None to allocate memory.
+
+        Raises:
+            ClientError: It was received before, or does not fit ``into``.
+            StreamingError: It did not arrive.
+        """
+        site = self._current()
+        if self._was_received:
+            raise ClientError(
+                f"the model of round {site.round} was received before; answer it with send() first"
+            )
+        sink_for = self._sink_for(into)
+        if not self._is_shared:
+            tensors: Params = self._fetch(sink_for).tensors
+        elif into is None:
+            tensors = copies_of(self._model())
+        else:
+            tensors = self._copy_into(sink_for)
+        self._was_received = True
+        seed_everything(site.seed)
+        sent = unpack_meta(self.task.meta)
+        return FLModel(
+            params=tensors,
+            optimizer_params=sent.optimizer_params,
+            current_round=self.task.round - 1,
+            total_rounds=self.task.total_rounds,
+            meta={**sent.meta, "site_name": site.name, "task": self.task.kind},
+        )
+
+    def answer(self, model: FLModel) -> None:
+        """Take the current site's answer; in a task for a single site, send it at once.
+
+        Args:
+            model: The answer.
+
+        Raises:
+            ClientError: The answer lacks what the task asks for.
+            LayoutError: A tensor cannot be streamed; the message names it.
+        """
+        site = self._current()
+        # Memory that the script frees from here on is kept for the next model.
+        self._worker.memory.keep()
+        metrics, weight, meta = metrics_of(model), weight_of(model), pack_meta(model)
+        has_params = model.params is not None
+        update: MemoryBody | None = None
+        if self.task.kind == "evaluate":
+            site.state.keep()
+            answer = SiteAnswer(site.name, weight, metrics, has_params=has_params, meta=meta)
+        else:
+            params, partial = params_to_send(model, site.round, self._layout, self._selected)
+            kind, framework = ParamsType(model.params_type), framework_of(params)
+            tied = None if self._layout is None else self._layout.aliases
+            # The steps that can fail come first: a failed site keeps no state, and is not in the
+            # bundle. An update is offered only once the state that belongs to it is durable.
+            if self._is_shared:
+                pieces = copied(params, tied)
+                state = site.state.keep()
+                self._bundle.add(pieces)
+            else:
+                update = MemoryBody.of(params, tied=tied)
+                state = site.state.keep()
+            answer = SiteAnswer(
+                site.name, weight, metrics, kind.value, framework, partial, True, state, meta
+            )
+        self._answers.append(answer)
+        self.site = None
+        if not self._is_shared:
+            self._deliver(update)
+
+    def fail(self, reason: str) -> None:
+        """Fail the current site; the others go on.
+
+        Args:
+            reason: Clause that says why it failed.
+        """
+        site = self._current()
+        self.site = None
+        self._worker.send(Failed(site.name, self.task.effect, reason))
+        with suppress(OSError):  # leftovers are removed before the site trains again
+            site.state.discard()
+
+    def finish(self) -> None:
+        """Send the answers of all sites, and wait until the server has used their updates."""
+        self._worker.enter(None)
+        self._shared_model = None
+        if not self._is_delivered:
+            has_bodies = self.task.kind == "train" and bool(self._answers)
+            self._deliver(self._bundle.source() if has_bodies else None)
+
+    def _deliver(self, update: Source | None) -> None:
+        self._is_delivered = True
+        effect = self.task.effect
+        if update is None:
+            self._worker.send(Answered(effect, {}, self._answers))
+            return
+        ref = self._worker.offer(update, self.task.chunk_size)
+        self._worker.send(Answered(effect, {MODEL: ref.token}, self._answers))
+        outcome = ref.wait()
+        if not outcome.ok:
+            names = ", ".join(answer.site for answer in self._answers)
+            print(
+                f"flstream: the update of round {self.task.round} was not used "
+                f"({names}): {outcome.reason}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _current(self) -> SiteContext:
+        if self.site is None:
+            raise ClientError("there is no task to answer; call receive() first")
+        return self.site
+
+    def _fetch(self, sink_for: Callable[[Layout], MemoryBody]) -> MemoryBody:
+        body, cost = self._worker.fetch(self.task.bodies[MODEL], sink_for)
+        if self._worker.selection is not None:
+            self._selected = self._worker.selection(body.layout)
+        self._layout = body.layout
+        self._worker.send(Received(self.task.effect, cost.retries))
+        return body
+
+    def _model(self) -> MemoryBody:
+        """Return the received model, of which every site gets a copy."""
+        if self._shared_model is None and not self._failure:
+            try:
+                self._shared_model = self._fetch(self._sink_for(None))
+            except FlstreamError as error:
+                self._failure = str(error)
+        if self._shared_model is None:
+            # Not requested again for each site: each attempt may take minutes to fail.
+            raise StreamingError(f"the model did not arrive: {self._failure}")
+        return self._shared_model
+
+    def _copy_into(self, sink_for: Callable[[Layout], MemoryBody]) -> Params:
+        model = self._model()
+        sink = sink_for(model.layout)
+        copy(model, sink)
+        return sink.tensors
+
+    def _sink_for(
+        self, into: torch.nn.Module | Mapping[str, torch.Tensor] | None
+    ) -> Callable[[Layout], MemoryBody]:
+        if into is None:
+            worker = self._worker
+            return lambda layout: worker.memory.allocate(layout, worker.info.exchange_format)
+        self._worker.memory.release()
+        body = MemoryBody.over(into)
+
+        def existing(layout: Layout) -> MemoryBody:
+            difference = layout.difference(body.layout)
+            if difference:
+                raise ClientError(f"the model does not fit what it is received into: {difference}")
+            return body
+
+        return existing

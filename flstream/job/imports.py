@@ -1,0 +1,81 @@
+"""Imports of Python files, found by parsing them; no code is run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Import(NamedTuple):
+    """Import of one module by one statement.
+
+    Attributes:
+        line: Line number of the statement, from 1.
+        module: Dotted name of the module, such as ``sklearn.datasets``.
+        names: Names imported from it, which may be submodules.
+    """
+
+    line: int
+    module: str
+    names: list[str]
+
+
+def top_level_imports(tree: ast.Module) -> Iterator[Import]:
+    """Yield the absolute imports at a file's top level.
+
+    Imports inside blocks are left out, since they may be optional.
+    """
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (Import(node.lineno, alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            yield Import(node.lineno, node.module, [alias.name for alias in node.names])
+
+
+def files_beside(folder: Path, module: str, names: Sequence[str]) -> list[Path]:
+    """Return the files in a folder that an import loads; they take precedence over libraries.
+
+    Args:
+        folder: Folder of the importing code.
+        module: Dotted name of the module, such as ``parts.data``; empty for the folder itself.
+        names: Names imported from it, which may be submodules.
+    """
+    parts = module.split(".") if module else []
+    modules = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+    modules += [folder.joinpath(*parts, name) for name in names]
+    files = [file for each in modules for file in (each / "__init__.py", each.with_suffix(".py"))]
+    return [file for file in files if file.is_file()]
+
+
+def own_files(source: Path) -> list[Path]:
+    """Return a file and the files beside it that it imports, directly or indirectly.
+
+    Imports anywhere in the code count. A file that cannot be read or parsed is included, without
+    its imports.
+
+    Args:
+        source: Path of the file.
+    """
+    files = [source]
+    for path in files:  # grows during the loop
+        with suppress(OSError, SyntaxError, ValueError):
+            for folder, module, names in _all_imports(ast.parse(path.read_bytes()), path, source):
+                found = files_beside(folder, module, names)
+                files += [file for file in dict.fromkeys(found) if file not in files]
+    return files
+
+
+def _all_imports(
+    tree: ast.Module, path: Path, source: Path
+) -> Iterator[tuple[Path, str, Sequence[str]]]:
+    """Yield each import of a file: the folder to search, the module's name, and imported names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((source.parent, alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # One dot is the folder of the file itself, each further one the folder above.
+            folder = path.parents[node.level - 1] if node.level else source.parent
+            yield folder, node.module or "", [alias.name for alias in node.names]

@@ -1,0 +1,160 @@
+"""A job: the sections of its file, the keys at the top, and the rules between sections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
+
+from flstream.job.conditions import StopCondition
+from flstream.job.key import join, workflow_name
+from flstream.job.problems import Problem, given
+from flstream.job.rules import Text, Whole, refuse
+from flstream.job.section import Section
+from flstream.job.sections import (
+    AggregationSection,
+    CheckpointsSection,
+    ClientsSection,
+    ModelSection,
+    ServerOptimizerSection,
+    StreamingSection,
+    TrainSection,
+)
+from flstream.job.stage import Stage
+
+_ONE_BEST = "the best round is that of all workflows"
+
+
+class Job(Section):
+    """A resolved job: every default is filled in, and every path is absolute."""
+
+    name: Annotated[
+        str,
+        Text(
+            r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+            "at most 100 letters, digits, . _ and -, a letter or digit first",
+        ),
+    ]
+    """The job's name, which is part of the name of its run directory."""
+
+    seed: Annotated[int, Whole(0)] = 0
+    """What all randomness starts from: the same job and seed give the same bits."""
+
+    rounds: Annotated[int, Whole(1)]
+    """How many rounds the job runs."""
+
+    stop_when: Annotated[str | None, StopCondition()] = None
+    """The job ends early once an evaluation's metric is there (`accuracy >= 0.97`); null is never.
+
+    The operators are >= <= > <. A metric that is NaN, infinite or missing does not end it.
+    """
+
+    patience: Annotated[int | None, Whole(1)] = None
+    """The job ends early after so many evaluations without a new best key metric; null is never.
+
+    One in which the metric is NaN, infinite or missing does not count.
+    """
+
+    clients: ClientsSection
+    model: ModelSection
+    train: TrainSection
+    stages: tuple[Stage, ...] = Field(alias="workflow", default_factory=lambda: (Stage(),))
+    """The workflows, one after another; most jobs have one."""
+
+    aggregation: AggregationSection = AggregationSection()
+    server_optimizer: ServerOptimizerSection = ServerOptimizerSection()
+    streaming: StreamingSection = StreamingSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
+
+    _folder: Path = PrivateAttr(default_factory=Path.cwd)
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _one_or_a_list(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return [value]
+        if isinstance(value, list | tuple) and value:
+            return value
+        allowed = "a section { type, args }, or a list of such sections"
+        raise refuse(Problem("", given(value), allowed))
+
+    @field_validator("stages")
+    @classmethod
+    def _agree_with_each_other(cls, value: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        first, problems = value[0].args, []
+        for index, stage in enumerate(value[1:], 1):
+            for name in ("key_metric", "key_metric_mode"):
+                here, there = getattr(stage.args, name), getattr(first, name)
+                if here != there:
+                    key, allowed = f"[{index}].args.{name}", f"{there}, as in workflow[0]"
+                    problems.append(Problem(key, given(here), allowed, _ONE_BEST))
+        if problems:
+            raise refuse(*problems)
+        return value
+
+    @field_validator("stages")
+    @classmethod
+    def _agree_with_the_clients(
+        cls, value: tuple[Stage, ...], info: ValidationInfo
+    ) -> tuple[Stage, ...]:
+        clients = info.data.get("clients")
+        if clients is None:
+            return value  # the clients' mistakes are reported already
+        problems = [
+            replace(problem, key=join(_inside(index, value), problem.key))
+            for index, stage in enumerate(value)
+            for problem in stage.args.check_clients(clients)
+        ]
+        if problems:
+            raise refuse(*problems)
+        return value
+
+    @field_validator("stages")
+    @classmethod
+    def _something_to_stop_by(
+        cls, value: tuple[Stage, ...], info: ValidationInfo
+    ) -> tuple[Stage, ...]:
+        early = [key for key in ("stop_when", "patience") if info.data.get(key) is not None]
+        never = [index for index, stage in enumerate(value) if stage.args.evaluate_every == 0]
+        if early and never:
+            section = workflow_name(never[0], len(value))
+            allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
+            raise refuse(*(Problem(key, given(info.data[key]), allowed) for key in early))
+        return value
+
+    def model_post_init(self, context: Any) -> None:
+        """Store the folder that relative paths start from."""
+        if context and context.get("folder"):
+            self._folder = context["folder"]
+
+    @property
+    def folder(self) -> Path:
+        """Absolute path of the job file's folder; not a key, so equal jobs may differ in it."""
+        return self._folder
+
+    @property
+    def planned_rounds(self) -> int:
+        """Number of rounds of all stages together."""
+        return self.rounds * len(self.stages)
+
+    @property
+    def key_metric(self) -> str:
+        """Name of the metric that decides which round is the best, over all stages."""
+        return self.stages[0].args.key_metric
+
+    @property
+    def key_metric_mode(self) -> Literal["max", "min"]:
+        """Whether the largest or the smallest value of the key metric is the best."""
+        return self.stages[0].args.key_metric_mode
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the keys of two jobs, but not their folders."""
+        return isinstance(other, Job) and self.__dict__ == other.__dict__
+
+
+def _inside(index: int, stages: Sequence[Stage]) -> str:
+    """Return the key of a stage's arguments, relative to the workflows' section."""
+    return f"[{index}].args" if len(stages) > 1 else "args"

@@ -1,0 +1,83 @@
+"""Arguments of workflows, and the definition that a workflow's decorator attaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import ConfigDict, model_validator
+
+from flstream.job.free_values import PlainValue
+from flstream.job.problems import Problem
+from flstream.job.rules import Choice, Text, Whole, refuse
+from flstream.job.section import Section
+
+if TYPE_CHECKING:
+    from flstream.job.sections import ClientsSection
+
+
+class WorkflowArgs(Section):
+    """Arguments of the workflow. Every workflow has these three.
+
+    A function of your own adds those of the section that its decorator names. One without a
+    decorator takes any others, as they are written; one of (run) alone takes no others.
+    """
+
+    evaluate_every: Annotated[int, Whole(0)] = 1
+    """Sites evaluate the new global model every so many rounds, and after the last; 0 is never."""
+
+    key_metric: Annotated[str, Text(r"\S(.*\S)?", "the name of a metric")] = "accuracy"
+    """The metric that decides which round was the best."""
+
+    key_metric_mode: Annotated[Literal["max", "min"], Choice(("max", "min"))] = "max"
+    """Whether the best value of the key metric is the largest or the smallest."""
+
+    def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
+        """Yield the problems of these arguments for a job with these clients.
+
+        A workflow whose arguments depend on the clients overrides this method.
+
+        Args:
+            clients: The job's section of clients.
+
+        Yields:
+            Problems, with keys relative to the arguments' section.
+        """
+        yield from ()
+
+
+class FreeWorkflowArgs(WorkflowArgs):
+    """Arguments of a workflow that declares none: the common ones, and any others as written."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, Annotated[Any, PlainValue()]]
+
+    @model_validator(mode="after")
+    def _names_are_free(self) -> Self:
+        # The argument would be hidden by the section's own attribute of that name.
+        taken = [
+            name
+            for name in self.model_extra or ()
+            if name.startswith("_") or hasattr(FreeWorkflowArgs, name)
+        ]
+        if taken:
+            allowed = "another name, since every section has something of that name already"
+            raise refuse(*(Problem(name, "the name of an argument", allowed) for name in taken))
+        return self
+
+
+class WorkflowDefinition(NamedTuple):
+    """Definition of a workflow, from its decorator.
+
+    Attributes:
+        name: Name of the workflow.
+        args: Section that defines its arguments.
+    """
+
+    name: str
+    args: type[WorkflowArgs]
+
+
+DEFINITION = "__flstream_workflow__"
+"""Name of the attribute of a decorated function that holds its definition."""

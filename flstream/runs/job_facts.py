@@ -1,0 +1,62 @@
+"""What a run's history has to know of its job, which its events tell since they have all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from flstream.runs.best import Mode
+from flstream.telemetry.events import RunStarted
+
+if TYPE_CHECKING:
+    from flstream.job import Job
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """A job as a history knows it.
+
+    Attributes:
+        name: Name of the job.
+        seed: Seed of the job.
+        clients: Number of its sites, ``site-1`` and up.
+        workers: Names of the processes that share the sites; none where each has one of its own.
+        key_metric: Metric that decides which round is the best.
+        key_metric_mode: Whether its best value is the largest or the smallest.
+    """
+
+    name: str = ""
+    seed: int = 0
+    clients: int = 0
+    workers: tuple[str, ...] = ()
+    key_metric: str = "accuracy"
+    key_metric_mode: Mode = "max"
+
+    @classmethod
+    def of(cls, job: Job) -> JobFacts:
+        """The facts of a job, for a run that has not begun, or whose events tell less."""
+        clients = job.clients
+        shared = clients.worker_names if clients.workers < clients.count else ()
+        return cls(
+            job.name,
+            job.seed,
+            clients.count,
+            tuple(shared),
+            job.key_metric,
+            job.key_metric_mode,
+        )
+
+    def updated(self, event: RunStarted) -> JobFacts:
+        """The facts that a run began with. An earlier version's event tells fewer of them."""
+        facts = replace(self, name=event.job, seed=event.seed, workers=tuple(event.workers))
+        if event.clients:
+            facts = replace(facts, clients=event.clients)
+        if event.key_metric:
+            mode = event.key_metric_mode
+            facts = replace(facts, key_metric=event.key_metric, key_metric_mode=mode)
+        return facts
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Names of the processes that do the work of sites."""
+        return self.workers or tuple(f"site-{number}" for number in range(1, self.clients + 1))

@@ -1,0 +1,132 @@
+"""Digests of a job's files at the beginning of its run: job.files.json."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from flstream.errors import UsageError
+from flstream.job import Job
+from flstream.job.imports import own_files
+from flstream.job.key import workflow_name
+from flstream.runs.run_directory import RunDirectory
+
+_READ_BYTES = 1 << 20
+# Digits of a digest in messages, enough to distinguish two files.
+_SHOWN = 12
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """A file's name and content.
+
+    Attributes:
+        name: Path relative to the folder of the file that the job file's key names.
+        bytes: Length in bytes.
+        digest: xxh3-128 digest of the content, 32 hexadecimal digits.
+    """
+
+    name: str
+    bytes: int
+    digest: str
+
+
+FilesByKey = Mapping[str, Sequence[JobFile]]
+"""Files by key of the job file: the file that the key names, then those that it imports."""
+
+
+def files_of(job: Job) -> FilesByKey:
+    """Read the files that a job names: its code with the files it imports, and its initial model.
+
+    Data files that the code reads are not included, as only the code knows them.
+
+    Raises:
+        UsageError: A file cannot be read.
+    """
+    found = {}
+    for key, path in _named_files(job):
+        files = own_files(path) if path.suffix == ".py" else [path]
+        found[key] = [_described(file, path.parent) for file in files]
+    return found
+
+
+def render_files(job: Job) -> str:
+    """Return the text of job.files.json."""
+    return msgspec.json.format(msgspec.json.encode(files_of(job)), indent=2).decode() + "\n"
+
+
+def read_files(run: RunDirectory) -> FilesByKey | None:
+    """Read a run's job.files.json.
+
+    Returns:
+        The files by key; None if an earlier version, which did not write it, made the run.
+
+    Raises:
+        UsageError: It is damaged, or cannot be read.
+    """
+    try:
+        text = run.job_files.read_bytes()
+        return msgspec.json.decode(text, type=dict[str, list[JobFile]])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{run.job_files} cannot be read: {error}; remove it, and the files of the job are "
+            "compared by their paths alone"
+        ) from error
+
+
+def changes(there: Sequence[JobFile], here: Sequence[JobFile]) -> Iterator[str]:
+    """Yield a clause for each change of a key's files since the run began.
+
+    Args:
+        there: Files of the key when the run began; the first may have another name now.
+        here: Files of the key now.
+    """
+    (named, *imported), (now, *imported_now) = there, here
+    yield from _change(now.name, named, now)
+    before = {file.name: file for file in imported}
+    for file in imported_now:
+        if file.name in before:
+            yield from _change(file.name, before[file.name], file)
+        else:
+            yield f"{file.name}, which {now.name} imports, is new"
+    for name in before.keys() - {file.name for file in imported_now}:
+        yield f"{name}, which {now.name} imported, is gone"
+
+
+def _change(name: str, there: JobFile, here: JobFile) -> Iterator[str]:
+    if (there.bytes, there.digest) != (here.bytes, here.digest):
+        digests = f"digest {there.digest[:_SHOWN]} there, {here.digest[:_SHOWN]} here"
+        yield f"{name} was changed since the run began ({digests})"
+
+
+def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
+    """Yield each key of a job that names a file, with the file's path."""
+    code = {"train.learner": job.train.learner, "model.factory": job.model.factory}
+    for index, stage in enumerate(job.stages):
+        code[f"{workflow_name(index, len(job.stages))}.type"] = stage.program
+    for key, path in (("train.script", job.train.script), ("model.initial", job.model.initial)):
+        if path is not None:
+            yield key, path
+    for key, named in code.items():
+        where = (named or "").rpartition(":")[0]
+        if where.endswith(".py"):
+            yield key, Path(where)
+
+
+def _described(path: Path, folder: Path) -> JobFile:
+    digest, size = xxhash.xxh3_128(), 0
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                digest.update(data)
+                size += len(data)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}; put it back, or make it readable"
+        ) from error
+    return JobFile(os.path.relpath(path, folder), size, digest.hexdigest())

@@ -1,0 +1,61 @@
+"""Names of the files in a run's folder ``checkpoints``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple, Self
+
+OPTIMIZER = "optimizer"
+"""Name of the body that is the server optimizer's state."""
+
+_END = ".safetensors"
+_NAME = re.compile(
+    r"round-(?P<round>[0-9]{4,18})(?:\.step-(?P<step>[0-9]{2,18}))?(?:\.(?P<body>[a-z_-]+))?"
+    r"\.safetensors(?P<temporary>\.tmp)?"
+)
+
+
+class ModelFile(NamedTuple):
+    """A file that belongs to a model of a run.
+
+    Attributes:
+        round: Round in which the model was made; 0 is the initial model.
+        step: How many models its round had made before it; None for the newest of the round.
+        body: Which body of the model it holds; empty for the model itself.
+        is_temporary: Whether it is being written.
+    """
+
+    round: int
+    step: int | None = None
+    body: str = ""
+    is_temporary: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        step = "" if self.step is None else f".step-{self.step:02d}"
+        body = f".{self.body}" if self.body else ""
+        end = ".tmp" if self.is_temporary else ""
+        return f"round-{self.round:04d}{step}{body}.safetensors{end}"
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a whole model, rather than what belongs to one."""
+        return not self.body and not self.is_temporary
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """What a file is by its name; None if its name is none that a run gives."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        step = None if match["step"] is None else int(match["step"])
+        found = cls(int(match["round"]), step, match["body"] or "", bool(match["temporary"]))
+        # A number of any other spelling, such as round-00001, is not of a run.
+        return found if found.name == name else None
+
+
+def state_file(checkpoint: Path) -> Path:
+    """Where the server optimizer's state beside a model lies."""
+    return checkpoint.with_name(f"{checkpoint.name.removesuffix(_END)}.{OPTIMIZER}{_END}")

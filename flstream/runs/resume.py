@@ -1,0 +1,213 @@
+"""Where a run that was interrupted goes on: after the last effect whose model is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from flstream.errors import ResumeRefusedError, SimulationError, UsageError
+from flstream.job import Job
+from flstream.runs.history import History
+from flstream.runs.job_facts import JobFacts
+from flstream.runs.job_match import check_same_job
+from flstream.runs.journal import read_history
+from flstream.runs.needed_states import with_sound_states
+from flstream.runs.retention import stored_rounds
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.site_states import set_aside_altered_states
+from flstream.runs.sound_effects import SoundEffects, sound_effects
+from flstream.runs.summary import RunningSummary, Summary
+from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.events import AnyEvent, EffectDone, RunResumed
+
+# A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
+_PATIENCE_SECONDS = 30.0
+
+
+class ResumePoint(NamedTuple):
+    """Where a run goes on.
+
+    Attributes:
+        round: Round of the newest model that is sound; 0 is the initial model, and None says that
+            it is to be built anew.
+        effect: Number of the last effect that counts; 0 without one.
+        checkpoint: File of that model; None without one.
+        is_finished: Whether the run has nothing left to do.
+        events: All events that count, for a summary.
+        seconds: How long the run has been going on until now.
+        leftovers: Files of the run that have to go first: those of models that are void, temporary
+            ones, and what only a run has that has ended.
+        warnings: What was not found as it was left, a sentence each.
+        initial: Digest of the initial model; None if it is to be built anew.
+        records: The effects that count, in the order in which they were written.
+        written: Round and step of every model that the run has written, or was about to write.
+        stored: How many rounds have a checkpoint on disk.
+    """
+
+    round: int | None
+    effect: int
+    checkpoint: Path | None
+    is_finished: bool
+    events: Sequence[AnyEvent]
+    seconds: float
+    leftovers: Sequence[Path] = ()
+    warnings: Sequence[str] = ()
+    initial: str | None = None
+    records: Sequence[EffectDone] = ()
+    written: frozenset[tuple[int, int]] = frozenset()
+    stored: int = 1
+
+
+def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
+    """Find out where a run goes on.
+
+    Nothing is changed yet but for a torn last line of the journal, which is cut off. The models are
+    read from the newest on until one is sound, together with what the server's optimizer remembers,
+    in ranges; so this takes as long as reading one, and 1 MiB of memory.
+
+    Args:
+        job: the job, which has to be that of the run: see
+            :func:`~flstream.runs.job_match.check_same_job`.
+        run: the run directory, in use by this process and no other.
+
+    Returns:
+        None if nothing has happened in it yet, so that it is as good as new.
+
+    Raises:
+        UsageError: the run was made by another job, or by an earlier version of flstream.
+        ResumeRefusedError: its journal is damaged or gone; or rounds were completed, but no model
+            of theirs is left; or a site's state that is needed is damaged or gone.
+        SimulationError: a process of it still writes to the journal.
+    """
+    if run.job_file.exists():
+        check_same_job(job, run)
+    # By then a server that has outlived its launcher has written its last event.
+    EventLog(run.events, _PATIENCE_SECONDS).close()
+    try:
+        history = read_history(run.events)
+    except SimulationError as error:
+        raise ResumeRefusedError(str(error)) from error
+    if history.is_empty:
+        _check_nothing_is_there(run)
+        return None
+    if history.is_finished and history.planned_rounds == job.planned_rounds:
+        return _finished(history, run)
+    if history.last_round and not history.effects:
+        raise UsageError(
+            f"the run in {run.path} was begun by an earlier version of flstream, whose journal has "
+            "no effects to replay; finish it with that version, or leave out --resume to start a "
+            "new run"
+        )
+    sound = sound_effects(history.effects, history.models, run)
+    warnings = _explain(history, sound, run)
+    records, is_there = with_sound_states(run, sound.records), sound.has_model
+    effect = records[-1].effect if records else 0
+    # Without even the initial model, all begins anew.
+    models = [history.models[0]] if is_there else []
+    models += [each.model for each in records if each.model is not None]
+    return ResumePoint(
+        round=models[-1].round if models else None,
+        effect=effect,
+        checkpoint=run.model_file(models[-1]) if models else None,
+        is_finished=False,
+        events=history.events_until_effect(effect) if models else history.events_until(None),
+        seconds=history.seconds,
+        leftovers=run.leftovers(models, history.written),
+        warnings=warnings,
+        initial=models[0].digest if models else None,
+        records=records,
+        written=history.written,
+        stored=len(stored_rounds(run)),
+    )
+
+
+def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
+    """Begin to go on with a run: say so in its journal, and clear away what is in the way.
+
+    It can itself be interrupted at any instant: the next plan then finds the same round.
+
+    Returns:
+        The summary of all that counts so far.
+    """
+    warnings = [*point.warnings, *set_aside_altered_states(run, point.effect)]
+    resumed = RunResumed(round=point.round, warnings=warnings, effect=point.effect)
+    with EventLog(run.events) as log:
+        log.write(resumed, durable=True)
+    for path in point.leftovers:
+        path.unlink(missing_ok=True)
+    history = History.of(
+        [*point.events, resumed], JobFacts.of(job), keep_results=False, keep_weights=False
+    )
+    return RunningSummary(history, point.seconds)
+
+
+def final_summary(job: Job, run: RunDirectory, point: ResumePoint) -> Summary:
+    """The summary of a run that has nothing left to do, as it is.
+
+    A run that was killed between its end and its summary gets one from its events: all but the
+    peaks of memory.
+    """
+    try:
+        summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
+    except FileNotFoundError:
+        history = History.of(point.events, JobFacts.of(job))
+        summary = RunningSummary(history, point.seconds).close({}, 0, 0.0)
+        run.write(run.summary, summary.to_json())
+    except (OSError, ValueError) as error:
+        raise SimulationError(
+            f"{run.summary} cannot be read: {error}; remove it, and it is made again from the "
+            "run's events"
+        ) from error
+    return summary
+
+
+def _finished(history: History, run: RunDirectory) -> ResumePoint:
+    """Where a run stands that has nothing left to do."""
+    newest = history.models[-1]
+    return ResumePoint(
+        round=newest.round,
+        effect=history.last_final_effect,
+        checkpoint=run.model_file(newest),
+        is_finished=True,
+        events=history.events(),
+        seconds=history.seconds,
+    )
+
+
+def _check_nothing_is_there(run: RunDirectory) -> None:
+    """Refuse to begin again in a folder whose journal was lost, over the models that are there."""
+    models = [path for path in run.models_found() if path.suffix == ".safetensors"]
+    if models:
+        raise ResumeRefusedError(
+            f"the run in {run.path} has models such as {models[0]}, but nothing in its journal "
+            f"{run.events}; put that back from a copy, or leave out --resume to start a new run"
+        )
+
+
+def _explain(history: History, sound: SoundEffects, run: RunDirectory) -> list[str]:
+    """Warn of models that cannot be used.
+
+    Raises:
+        ResumeRefusedError: There is none, and there were rounds: to do them all again is for the
+            user to decide.
+    """
+    if not sound.flaws:
+        return []
+    newest = history.models[-1]
+    if sound.has_model:
+        made = [each.model for each in sound.records if each.model is not None]
+        found = made[-1] if made else history.models[0]
+        if found.round == newest.round:
+            places = f"model {found.version} of round {found.round} instead of {newest.version}"
+        else:
+            places = f"round {found.round} instead of {newest.round}"
+        return [f"the run went on from {places}: {sound.listed}"]
+    if newest.round == 0:
+        return [f"the initial model was built anew: {sound.listed}"]
+    raise ResumeRefusedError(
+        f"no model of the {newest.round} completed rounds of the run in {run.path} can be "
+        f"used: {sound.listed}; put one back from a copy, or leave out --resume to start a new run"
+    )

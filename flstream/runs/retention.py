@@ -1,0 +1,223 @@
+"""Retention of a run's checkpoints: the choice of those that stay, and the removal of others."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from flstream.runs.model_files import ModelFile
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.small_files import temporary_of
+
+Keep = int | Literal["all"]
+"""Number of checkpoints to keep besides the best one, or ``"all"``."""
+
+
+def superseded(rounds: Iterable[int], last: int, keep: Keep, best: int | None) -> list[int]:
+    """Return the rounds whose checkpoints may be removed, in ascending order.
+
+    The last ``keep`` rounds up to ``last`` and the best round stay. Round 0, the initial model, is
+    treated like any other: the job and its seed reproduce it. Rounds after ``last`` stay, too:
+    resuming the run decides about them.
+
+    Args:
+        rounds: Rounds to choose from.
+        last: Newest round with a durable checkpoint, from which the run would be resumed.
+        keep: Number of checkpoints to keep, 1 or more, or ``"all"``.
+        best: Round with the best key metric so far; None before there is one.
+    """
+    if keep == "all":
+        return []
+    return sorted(number for number in rounds if number <= last - keep and number != best)
+
+
+def stored_rounds(run: RunDirectory) -> list[int]:
+    """Return the rounds that have a checkpoint on disk, in no order.
+
+    Only regular files with exactly a checkpoint's name count.
+
+    Raises:
+        OSError: The folder of checkpoints cannot be read, or is a link.
+    """
+    return [file.round for file in stored_models(run) if file.step is None]
+
+
+def stored_models(run: RunDirectory) -> list[ModelFile]:
+    """Return the models on disk, in no order; only regular files with exactly such names count.
+
+    Raises:
+        OSError: The folder of checkpoints cannot be read, or is a link.
+    """
+    with _opened(run.checkpoints) as folder, os.scandir(folder) as entries:
+        files = [
+            ModelFile.parse(entry.name) for entry in entries if entry.is_file(follow_symlinks=False)
+        ]
+    return [file for file in files if file is not None and file.is_model]
+
+
+class RemovedCheckpoints(NamedTuple):
+    """Result of removing checkpoints.
+
+    Attributes:
+        rounds: Rounds whose files were removed.
+        warnings: A sentence for each file or folder that prevented a removal.
+    """
+
+    rounds: list[int]
+    warnings: list[str]
+
+
+class Retention:
+    """Removal of the checkpoints that a run no longer keeps.
+
+    As long as there are rounds to come, a superseded file becomes the temporary file of the next
+    round's checkpoint, which reuses its pages in memory and its blocks on disk.
+
+    Only regular files with exactly the names of this run's rounds are removed. A link or a folder
+    with such a name was not created by the run, and stays.
+
+    Args:
+        run: The run directory.
+        keep: Number of checkpoints to keep besides the best one, or ``"all"``.
+        rounds: Number of rounds of the job.
+        side_files: Functions that return, for a round, the path of a file that is removed together
+            with the round's checkpoint, such as the server optimizer's state.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        keep: Keep,
+        rounds: int,
+        side_files: Sequence[Callable[[int], Path]] = (),
+    ) -> None:
+        self._run = run
+        self._keep = keep
+        self._rounds = rounds
+        self._side_files = side_files
+        self._warned: set[Path] = set()
+
+    def settle(
+        self,
+        last: int,
+        best: int | None,
+        *,
+        own: Container[int] | None = None,
+        in_use: Collection[Path] = (),
+        steps: Sequence[Path] = (),
+    ) -> RemovedCheckpoints:
+        """Remove superseded checkpoints, once the checkpoint of round ``last`` is durable.
+
+        A missing file is ignored. A file that cannot be removed does not fail the run: there is one
+        warning about it, and each later call tries again.
+
+        Args:
+            last: Newest round with a checkpoint.
+            best: Round with the best key metric so far; None before there is one.
+            own: Rounds that the run has made a model in; None if it has in all of them.
+            in_use: Paths of checkpoints that stay in any case.
+            steps: Paths of files of models that were not the last of their round, in the order in
+                which they go.
+
+        Returns:
+            The rounds whose files were removed, and new warnings.
+        """
+        removed = RemovedCheckpoints([], [])
+        if self._keep == "all":
+            return removed
+        try:
+            stored = stored_rounds(self._run)
+        except OSError as error:
+            self._warn(self._run.checkpoints, "cannot be searched", error, removed.warnings)
+            return removed
+        rounds = stored if own is None else [number for number in stored if number in own]
+        for path in steps:
+            if path not in in_use:
+                file = ModelFile.parse(path.name)
+                is_model = file is not None and file.is_model
+                successor = self._successor(self._run.checkpoint, last) if is_model else None
+                self._remove(path, successor, removed.warnings)
+        for number in superseded(rounds, last, self._keep, best):
+            if self._run.checkpoint(number) in in_use:
+                continue
+            # The checkpoint is removed last: if the process is killed before, it is found again.
+            kinds = (*self._side_files, self._run.checkpoint)
+            if all(
+                self._remove(path_of(number), self._successor(path_of, last), removed.warnings)
+                for path_of in kinds
+            ):
+                removed.rounds.append(number)
+        return removed
+
+    def superseded_bytes(self, last: int, own: Container[int]) -> int:
+        """Bytes of the checkpoints that may go, the best and those in use among them.
+
+        Args:
+            last: The newest round that has a checkpoint.
+            own: Rounds that the run has made a model in.
+
+        Raises:
+            OSError: The folder of checkpoints cannot be searched.
+        """
+        stored = [number for number in stored_rounds(self._run) if number in own]
+        kinds = (*self._side_files, self._run.checkpoint)
+        going = superseded(stored, last, self._keep, None)
+        paths = [path_of(number) for number in going for path_of in kinds]
+        return sum(path.stat().st_size for path in paths if path.is_file())
+
+    def _successor(self, path_of: Callable[[int], Path], last: int) -> Path | None:
+        """Path of the temporary file that the next round writes; None after the last round."""
+        return temporary_of(path_of(last + 1)) if last < self._rounds else None
+
+    def _remove(self, path: Path, successor: Path | None, warnings: list[str]) -> bool:
+        """Remove a file of this run.
+
+        Args:
+            path: Path of the file.
+            successor: Path to rename it to instead; None to remove it.
+            warnings: List that gets a sentence if it cannot be removed.
+
+        Returns:
+            Whether no file of this run is left at the path.
+        """
+        try:
+            with _opened(path.parent) as folder:
+                info = os.lstat(path.name, dir_fd=folder)
+                if not stat.S_ISREG(info.st_mode):
+                    return True
+                if successor is None or info.st_nlink > 1:
+                    os.unlink(path.name, dir_fd=folder)
+                else:
+                    os.rename(path.name, successor.name, src_dir_fd=folder, dst_dir_fd=folder)
+                    # Durable before it is overwritten, or the old name could refer to the new data
+                    # after a power failure.
+                    os.fsync(folder)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            self._warn(path, "cannot be removed", error, warnings)
+            return False
+        return True
+
+    def _warn(self, path: Path, what: str, error: OSError, warnings: list[str]) -> None:
+        if path not in self._warned:
+            self._warned.add(path)
+            where = os.path.relpath(path, self._run.path)
+            warnings.append(
+                f"{where} {what}: {error.strerror}; checkpoints.keep = {self._keep} frees no more "
+                "disk until it can be"
+            )
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Open a folder for work by descriptor, which no link can redirect to another folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,368 @@
+"""The run directory: what lies where. Its shape is a contract that scripts rely on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from flstream.errors import SimulationError, UsageError
+from flstream.model.descriptors import sync_directory
+from flstream.runs.model_files import OPTIMIZER, ModelFile, state_file
+from flstream.runs.small_files import sync_file, temporary_of, write_whole
+from flstream.telemetry.events import ModelRecord
+from flstream.telemetry.locks import lock_file
+
+# What a folder may have in it when a run was cut off before it had written its job file.
+_MADE_FIRST = {"checkpoints", "sites", "events.jsonl", "memory.jsonl", "job.conf.tmp"}
+_OF_EFFECT = re.compile(r"effect-(\d{4,})")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one run.
+
+    Attributes:
+        path: the folder, absolute.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(cls, job_name: str, path: Path | None = None) -> RunDirectory:
+        """Make the folder of a new run.
+
+        Args:
+            job_name: for the default, ``runs/<job>-<time>`` below the working directory.
+            path: the folder to use instead. It may exist if it is empty.
+
+        Raises:
+            UsageError: the folder has something in it, or cannot be made.
+        """
+        named = path or Path("runs") / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        try:
+            run = cls(named.absolute() if path else _made(named.absolute()))
+            run.path.mkdir(parents=True, exist_ok=True)
+            if any(run.path.iterdir()):
+                raise UsageError(
+                    f"{named} is not empty; name a new folder with --run-dir, "
+                    "since a run never deletes what it did not create"
+                )
+            run._furnish()
+        except OSError as error:
+            raise UsageError(
+                f"the run directory {named} cannot be made: {error.strerror}"
+            ) from error
+        return run
+
+    @classmethod
+    def reopen(cls, job_name: str, path: Path | None = None) -> RunDirectory:
+        """The folder of a run that is to go on; a new one where none was begun.
+
+        Args:
+            job_name: for the default, the newest ``runs/<job>-<time>`` below the working directory.
+            path: the folder to use instead. It need not exist.
+
+        Raises:
+            UsageError: it has something else in it than a run, or cannot be used.
+        """
+        folder = _newest(job_name) if path is None else path.absolute()
+        if folder is None:
+            return cls.create(job_name)
+        run = cls(folder)
+        try:
+            if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+                return cls.create(job_name, folder)
+            if not run._was_begun():
+                raise UsageError(
+                    f"{path or folder} is not a run directory, since it lacks what a run makes "
+                    "first (job.conf, checkpoints/ and sites/); name one with --run-dir, or leave "
+                    "out --resume to start a new run"
+                )
+            run._furnish()
+        except OSError as error:
+            raise UsageError(
+                f"the run directory {path or folder} cannot be used: {error.strerror}"
+            ) from error
+        return run
+
+    def _was_begun(self) -> bool:
+        """Whether a run made this folder, and not, say, whoever wrote a job file."""
+        if not self.path.is_dir():
+            return False
+        if self.job_file.exists():
+            return self.checkpoints.is_dir() and self.sites.is_dir()
+        # Cut off before it had written its job file, it has nothing in its folders and files yet.
+        made = list(self.path.iterdir())
+        has_more = any(
+            any(each.iterdir()) if each.is_dir() else each == self.events and each.stat().st_size
+            for each in made
+        )
+        return {each.name for each in made} <= _MADE_FIRST and not has_more
+
+    def _furnish(self) -> None:
+        """Make what a run begins with, unless it is there, and make all these names durable."""
+        self.checkpoints.mkdir(exist_ok=True)
+        self.sites.mkdir(exist_ok=True)
+        # An event that is durable is of no use in a file that has no name after a power cut.
+        self.events.touch()
+        sync_directory(self.path)
+        sync_directory(self.path.parent)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other runs out of the folder for as long as the block lasts.
+
+        The lock ends with this process, however that ends. It is on the file that this process
+        writes itself, since a folder cannot be locked on every file system.
+
+        Raises:
+            UsageError: another run is in it.
+        """
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(self.memory.open("ab"))
+                if not lock_file(file.fileno()):
+                    raise UsageError(
+                        f"a run in {self.path} is still going on; wait until it has ended, "
+                        "or name another folder with --run-dir"
+                    )
+            except OSError as error:
+                raise UsageError(
+                    f"the run directory {self.path} cannot be locked: {error.strerror}; "
+                    "name a folder on another disk with --run-dir"
+                ) from error
+            yield
+
+    @property
+    def job_file(self) -> Path:
+        """The job as resolved, with every default written out."""
+        return self.path / "job.conf"
+
+    @property
+    def job_files(self) -> Path:
+        """What the files that the job names held when the run began."""
+        return self.path / "job.files.json"
+
+    @property
+    def versions(self) -> Path:
+        """What the run runs on: versions and machine."""
+        return self.path / "versions.json"
+
+    @property
+    def summary(self) -> Path:
+        """What came of the run."""
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The same, as a page for people."""
+        return self.path / "report.html"
+
+    @property
+    def events(self) -> Path:
+        """One event a line."""
+        return self.path / "events.jsonl"
+
+    @property
+    def memory(self) -> Path:
+        """One sample of memory a line."""
+        return self.path / "memory.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the models that rounds ended with."""
+        return self.path / "checkpoints"
+
+    @property
+    def final_model(self) -> Path:
+        """The model that the run ended with."""
+        return self.path / "global.safetensors"
+
+    @property
+    def best_model(self) -> Path:
+        """The best evaluated model."""
+        return self.path / "best.safetensors"
+
+    @property
+    def sites(self) -> Path:
+        """The folder of the sites' own folders."""
+        return self.path / "sites"
+
+    def checkpoint(self, round_number: int) -> Path:
+        """The newest model of a round; round 0 is the initial model."""
+        return self.checkpoints / ModelFile(round_number).name
+
+    def step_checkpoint(self, round_number: int, step: int) -> Path:
+        """A model of a round that has made another one since.
+
+        Args:
+            round_number: The round.
+            step: How many models the round had made before it.
+        """
+        return self.checkpoints / ModelFile(round_number, step).name
+
+    def model_file(self, record: ModelRecord) -> Path:
+        """Where a model lies: under its round's name, or its step's once a later one has that.
+
+        A process that was killed between the two renamings has left the model under its step's.
+        """
+        step = self.step_checkpoint(record.round, record.step)
+        return step if step.is_file() else self.checkpoint(record.round)
+
+    def optimizer_state(self, round_number: int, step: int | None = None) -> Path:
+        """The server optimizer's state beside a model.
+
+        Args:
+            round_number: Round of the model.
+            step: As of :meth:`step_checkpoint`; None for the newest model of the round.
+        """
+        return self.checkpoints / ModelFile(round_number, step, OPTIMIZER).name
+
+    def updates(self, effect: int) -> Path:
+        """The folder of the updates of a training that wait to be folded."""
+        return self.path / "updates" / f"effect-{effect:04d}"
+
+    def discard_updates(self, effect: int | None = None) -> None:
+        """Remove updates that wait no more.
+
+        Args:
+            effect: Number of the training's effect; None for all there are.
+        """
+        parent = self.updates(0).parent
+        folders = parent.glob("effect-*") if effect is None else [self.updates(effect)]
+        for folder in folders:
+            if _OF_EFFECT.fullmatch(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # there are others
+            parent.rmdir()
+
+    def site(self, name: str) -> Path:
+        """The folder of a site's own outputs and state."""
+        return self.sites / name
+
+    def site_log(self, name: str) -> Path:
+        """What a site's script prints."""
+        return self.site(name) / "log.txt"
+
+    def log(self, process: str) -> Path:
+        """What a process that is not a site prints; it is not kept if that is nothing."""
+        return self.path / f"{process}.log"
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a small file of the run such that it is whole and durable, or as it was before.
+
+        Raises:
+            SimulationError: the disk refused it.
+        """
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise SimulationError(
+                f"{path} cannot be written: {error.strerror}; put that right, and go on with "
+                "--resume"
+            ) from error
+
+    def tidy(self) -> None:
+        """Remove what a run's processes leave that is of no use once they have ended.
+
+        A process that is killed cannot remove the checkpoint it was writing. Only what this run
+        made is touched.
+        """
+        for path, file in self._checkpoint_files():
+            if file.is_temporary:
+                path.unlink()
+        for log in self.path.glob("*.log"):
+            if log.stat().st_size == 0:
+                log.unlink()
+
+    def leftovers(
+        self, models: Iterable[ModelRecord], written: Iterable[tuple[int, int]]
+    ) -> list[Path]:
+        """What a run made that has to go before it goes on from some models.
+
+        That is models that do not count any more, whatever was being written, and what only a run
+        that has ended has. Files that the journal does not know are somebody else's, and stay.
+
+        Args:
+            models: The models that count.
+            written: Round and step of every model that the run has written, or was about to.
+        """
+        kept = {self.model_file(each) for each in models}
+        kept |= {state_file(path) for path in kept}
+        void, known = [], set(written)
+        for number, step in sorted(known):
+            paths = [self.checkpoint(number)]
+            # It gets the name of its step only once the next one is about to be written.
+            if (number, step + 1) in known:
+                paths.append(self.step_checkpoint(number, step))
+            for path in paths:
+                void += [each for each in (path, state_file(path)) if each not in kept]
+        # The initial model is written by a process of its own, which the journal says nothing of.
+        if self.checkpoint(0) not in kept:
+            void.append(self.checkpoint(0))
+        found = [path for path in dict.fromkeys(void) if path.is_file() and not path.is_symlink()]
+        found += [path for path, file in self._checkpoint_files() if file.is_temporary]
+        ends = [self.final_model, self.best_model, self.summary]
+        temporary = [
+            temporary_of(path) for path in (self.job_file, self.job_files, self.versions, *ends)
+        ]
+        return found + [path for path in (*ends, *temporary) if path.is_file()]
+
+    def models_found(self) -> list[Path]:
+        """Files that have the names of models of rounds after the initial one."""
+        files = self._checkpoint_files()
+        return [path for path, file in files if file.round > 0 and not file.is_temporary]
+
+    def _checkpoint_files(self) -> list[tuple[Path, ModelFile]]:
+        """Files that have names of a run's checkpoints, or of what belongs to them, by name."""
+        named = [(path, ModelFile.parse(path.name)) for path in sorted(self.checkpoints.iterdir())]
+        return [(path, file) for path, file in named if file is not None and not path.is_dir()]
+
+    def publish(self, checkpoint: Path, name: Path) -> None:
+        """Give a checkpoint its second name: :attr:`final_model` or :attr:`best_model`.
+
+        What was published before is replaced. It is never written to: it may be another
+        checkpoint's second name.
+        """
+        temporary = temporary_of(name)
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(checkpoint, temporary)
+        except OSError:
+            # Not every file system has hard links.
+            shutil.copy2(checkpoint, temporary)
+            sync_file(temporary)
+        temporary.replace(name)
+        # If both were names of one file already, the system has left both of them.
+        temporary.unlink(missing_ok=True)
+        sync_directory(self.path)
+
+
+def _newest(job_name: str) -> Path | None:
+    """The run of a job that was begun last below the working directory."""
+    runs = Path("runs").absolute()
+    name = re.compile(re.escape(job_name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
+    found = []
+    for path in runs.iterdir() if runs.is_dir() else ():
+        match = name.fullmatch(path.name)
+        if match is not None and path.is_dir():
+            found.append(((match[1], int(match[2] or 1)), path))
+    return max(found)[1] if found else None
+
+
+def _made(path: Path) -> Path:
+    """Make a folder of this name, or with a number behind it where a run of the same second did."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        with suppress(FileExistsError):
+            candidate.mkdir()
+            return candidate
+    raise AssertionError("count() has no end")

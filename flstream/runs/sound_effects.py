@@ -1,0 +1,84 @@
+"""The effects that a run can go on after, going by what is left of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from flstream.errors import CheckpointError
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
+from flstream.runs.model_files import state_file
+from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.events import EffectDone, ModelRecord
+
+# More damaged models than this are only counted.
+_MOST_NAMED = 3
+
+
+class SoundEffects(NamedTuple):
+    """The effects that a run can go on after, going by the files of its models.
+
+    Attributes:
+        records: Those up to the last whose newest model is sound.
+        has_model: Whether there is a sound model: the newest of theirs, or the initial one.
+        flaws: What is wrong with later models, a clause each, from the newest on.
+    """
+
+    records: Sequence[EffectDone]
+    has_model: bool
+    flaws: Sequence[str]
+
+    @property
+    def listed(self) -> str:
+        """The first flaws, and how many more there are."""
+        more = len(self.flaws) - _MOST_NAMED
+        first = "; ".join(self.flaws[:_MOST_NAMED])
+        return f"{first}; and {more} more" if more > 0 else first
+
+
+def sound_effects(
+    effects: Sequence[EffectDone], models: Sequence[ModelRecord], run: RunDirectory
+) -> SoundEffects:
+    """Find the newest model that is sound, and the effects that count with it.
+
+    The models are read from the newest on until one is sound, with the server optimizer's state
+    beside it: the next fold would take that as it is, and come to other bits.
+
+    Args:
+        effects: The effects that are final, in the order in which they were written.
+        models: The models of the run, the initial one first; none if that was not built yet.
+        run: The run directory.
+    """
+    flaws: list[str] = []
+    end = len(effects)
+    for place in reversed(range(end)):
+        model = effects[place].model
+        if model is None:
+            continue
+        path = run.model_file(model)
+        flaw = _flaw(path, model.digest)
+        if flaw is None and model.optimizer_state:
+            flaw = _flaw(state_file(path), model.optimizer_state)
+        if flaw is None:
+            return SoundEffects(effects[:end], True, flaws)
+        flaws.append(flaw)
+        end = place
+    if not models:
+        return SoundEffects([], False, flaws)
+    flaw = _flaw(run.checkpoint(0), models[0].digest)
+    if flaw is None:
+        return SoundEffects(effects[:end], True, flaws)
+    return SoundEffects([], False, [*flaws, flaw])
+
+
+def _flaw(path: Path, digest: str) -> str | None:
+    """What is wrong with a file of a model; None if its tensors have this digest."""
+    try:
+        found = body_digest(FileSource(path))
+    except CheckpointError as error:
+        return str(error)
+    if found != digest:
+        return f"{path} has the digest {found}, and had {digest} when it was written"
+    return None

@@ -1,0 +1,124 @@
+"""Early stopping of a job, by a condition on a metric or by a lack of improvement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from flstream.job import Job
+from flstream.job.conditions import Condition, read_condition
+from flstream.job.problems import did_you_mean
+from flstream.runs.best import BestEvaluation, BestRound, finite_value
+from flstream.telemetry.events import Metrics
+
+
+class Verdict(NamedTuple):
+    """Verdict on an evaluation.
+
+    Attributes:
+        stop: Clause that says why the job ends; None if it goes on.
+        warnings: After the first evaluation, a sentence for each metric that stopping depends on
+            and that no site reported.
+    """
+
+    stop: str | None
+    warnings: tuple[str, ...]
+
+
+class EarlyStopping:
+    """Decision after each evaluation whether the job goes on, by ``stop_when`` and ``patience``.
+
+    The decision depends on the evaluations alone. So after the evaluations of an interrupted run,
+    in their order, it is the same as without the interruption.
+
+    Args:
+        job: The job, for the two keys, and its key metric and that metric's mode.
+        history: Evaluations so far: number of the round, and its metrics.
+
+    Attributes:
+        reason: First clause that said why the job ends; None while it goes on.
+    """
+
+    def __init__(self, job: Job, history: Iterable[tuple[int, Metrics]] = ()) -> None:
+        self._condition = read_condition(job.stop_when) if job.stop_when else None
+        self._patience = job.patience
+        self._best_round = BestRound(job.key_metric, job.key_metric_mode)
+        self._without_improvement = 0
+        self._round = -1
+        self.reason: str | None = None
+        for round_number, metrics in history:
+            self.evaluated(round_number, metrics)
+
+    @property
+    def best(self) -> BestEvaluation | None:
+        """Best evaluation so far by the key metric; None until one has a finite value."""
+        return self._best_round.best
+
+    def evaluated(self, round_number: int, metrics: Metrics) -> Verdict:
+        """Add the evaluation of a round's model.
+
+        A round that is evaluated again, as after an interruption, counts once. A metric that is
+        missing, NaN or infinite neither stops the job nor counts as a lack of improvement.
+
+        Args:
+            round_number: Number of the round, in ascending order.
+            metrics: Weighted means of the sites' metrics for the model.
+        """
+        if round_number <= self._round:
+            return Verdict(self.reason, ())
+        is_first = self._round < 0
+        self._round = round_number
+        self._compare(metrics)
+        self.reason = self.reason or self._reached(metrics) or self._no_improvement()
+        return Verdict(self.reason, self._warnings(metrics) if is_first else ())
+
+    def _compare(self, metrics: Metrics) -> None:
+        if self._best_round.compare(self._round, metrics):
+            self._without_improvement = 0
+        elif finite_value(metrics, self._best_round.metric) is not None:
+            self._without_improvement += 1
+
+    def _reached(self, metrics: Metrics) -> str | None:
+        if self._condition is None:
+            return None
+        value = finite_value(metrics, self._condition.metric)
+        if value is None or not self._condition.holds(value):
+            return None
+        shown = f"{_shown(value, self._condition)} {self._condition.bound}"
+        return f"{self._condition.metric} reached {shown} in round {self._round}"
+
+    def _no_improvement(self) -> str | None:
+        metric, best, count = self._best_round.metric, self.best, self._without_improvement
+        if self._patience is None or best is None or count < self._patience:
+            return None
+        return (
+            f"{metric} has not improved on {best.value:.6g} of round {best.round} "
+            f"for {count} evaluation{'s' if count != 1 else ''}"
+        )
+
+    def _warnings(self, metrics: Metrics) -> tuple[str, ...]:
+        waiting = {}
+        if self._patience is not None:
+            waiting[self._best_round.metric] = "patience"
+        if self._condition is not None:
+            waiting[self._condition.metric] = "stop_when"
+        return tuple(
+            self._warning(key, metric, metrics)
+            for metric, key in waiting.items()
+            if metric not in metrics
+        )
+
+    def _warning(self, key: str, metric: str, metrics: Metrics) -> str:
+        others = f"they report {', '.join(sorted(metrics))}" if metrics else "they report none"
+        question = did_you_mean(metric, metrics)
+        return (
+            f"{key} waits for {metric}, which is not among the metrics of round {self._round} "
+            f"({others}); unless the sites' scripts send it, it never ends the job"
+            f"{f'; {question}' if question else ''}"
+        )
+
+
+def _shown(value: float, condition: Condition) -> str:
+    """Return a value with the fewest digits, four or more, that still meet the condition."""
+    texts = (f"{value:.{digits}g}" for digits in range(4, 17))
+    return next((text for text in texts if condition.holds(float(text))), repr(value))

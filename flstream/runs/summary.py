@@ -1,0 +1,189 @@
+"""summary.json: what a run was, what came of it and what it cost. A contract for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from flstream.runs.counted_events import Status
+from flstream.runs.history import History
+from flstream.runs.round_record import RoundRecord
+from flstream.telemetry.events import SERVER, AnyEvent, Transfer
+from flstream.telemetry.memory import ProcessMemory
+
+
+class ModelSummary(msgspec.Struct):
+    """The model: bytes of its body, number of tensors, digest after the last completed round."""
+
+    bytes: int = 0
+    tensors: int = 0
+    digest: str = ""
+
+
+class BestSummary(msgspec.Struct):
+    """The round whose model scored best on the job's key metric."""
+
+    round: int
+    metric: str
+    value: float
+
+
+class TransferSummary(msgspec.Struct):
+    """What moving models cost: ``down`` to the sites, ``up`` to the server."""
+
+    mode: str = ""
+    chunk_size: int = 0
+    down: Transfer = msgspec.field(default_factory=Transfer)
+    up: Transfer = msgspec.field(default_factory=Transfer)
+
+
+class SiteFailure(msgspec.Struct):
+    """A site that had no part in a round, and why. Round 0 is before the first."""
+
+    round: int
+    site: str
+    reason: str
+
+
+class RoundSummary(msgspec.Struct):
+    """Where the seconds of a round went."""
+
+    round: int
+    download: float
+    train: float
+    upload_and_fold: float
+    checkpoint: float
+    evaluate: float = 0.0
+
+    @property
+    def phases(self) -> tuple[float, float, float, float, float]:
+        """Seconds of download, training, upload and fold, checkpoint, and evaluation."""
+        return (self.download, self.train, self.upload_and_fold, self.checkpoint, self.evaluate)
+
+
+class MemorySummary(msgspec.Struct):
+    """Peaks in bytes: of the server, of each site, and of the whole run at one time."""
+
+    server: ProcessMemory = msgspec.field(default_factory=ProcessMemory)
+    clients: dict[str, ProcessMemory] = msgspec.field(default_factory=dict)
+    peak_total_pss: int = 0
+
+
+class Summary(msgspec.Struct):
+    """The whole of it.
+
+    Attributes:
+        ended_early: why there are fewer rounds than the job has; None if there are not.
+        failures: sites that had no part in a round.
+        benched: sites that failed too often in a row, and are asked no more.
+        metrics: one table a round: ``round``, each metric of its model, and under ``train`` what
+            the sites reported with their updates.
+    """
+
+    status: Status = "running"
+    error: str | None = None
+    warnings: list[str] = msgspec.field(default_factory=list)
+    job: str = ""
+    seed: int = 0
+    rounds_completed: int = 0
+    ended_early: str | None = None
+    clients: int = 0
+    model: ModelSummary = msgspec.field(default_factory=ModelSummary)
+    metrics: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    best: BestSummary | None = None
+    failures: list[SiteFailure] = msgspec.field(default_factory=list)
+    benched: list[str] = msgspec.field(default_factory=list)
+    transfer: TransferSummary = msgspec.field(default_factory=TransferSummary)
+    rounds: list[RoundSummary] = msgspec.field(default_factory=list)
+    memory: MemorySummary = msgspec.field(default_factory=MemorySummary)
+    wall_seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """The summary as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+class RunningSummary:
+    """The summary of a run that is going on, made of its history.
+
+    Args:
+        history: History of the run so far.
+        earlier_seconds: Seconds that the run had been going on before this sitting.
+    """
+
+    def __init__(self, history: History, earlier_seconds: float = 0.0) -> None:
+        self._history = history
+        self._earlier_seconds = earlier_seconds
+        self._causes: list[str] = []
+
+    @property
+    def status(self) -> Status:
+        """How the run ended; ``running`` until it has."""
+        return self._history.status
+
+    @property
+    def error(self) -> str:
+        """Why it failed or was stopped; empty without a reason."""
+        return self._history.error
+
+    @property
+    def summary(self) -> Summary:
+        """The summary so far, made anew each time."""
+        summary = summarize(self._history)
+        if self._causes:
+            summary.error = f"{summary.error} ({', '.join(self._causes)})"
+        return summary
+
+    def apply(self, event: AnyEvent) -> None:
+        """Take one event, in the order in which they happened."""
+        self._history.apply(event)
+
+    def explain(self, causes: Sequence[str]) -> None:
+        """Add causes to the error, such as which processes were killed."""
+        self._causes += causes
+
+    def close(
+        self, peaks: Mapping[str, ProcessMemory], peak_total_pss: int, wall_seconds: float
+    ) -> Summary:
+        """Add what only the launcher knows, and return the summary.
+
+        Args:
+            peaks: Peaks of each process, by name.
+            peak_total_pss: Bytes of all of them at one time, at the most.
+            wall_seconds: Seconds since the run began or was resumed.
+        """
+        summary = self.summary
+        sites = {name: peaks[name] for name in self._history.facts.processes if name in peaks}
+        server = peaks.get(SERVER, ProcessMemory())
+        summary.memory = MemorySummary(server, sites, peak_total_pss)
+        summary.wall_seconds = self._earlier_seconds + wall_seconds
+        return summary
+
+
+def summarize(history: History) -> Summary:
+    """The summary of what has happened, all but memory and seconds of the whole run."""
+    totals, facts, best = history.totals, history.facts, history.best
+    return Summary(
+        status=history.status,
+        error=history.error or None,
+        warnings=list(totals.warnings),
+        job=facts.name,
+        seed=facts.seed,
+        rounds_completed=len(history.rounds),
+        ended_early=totals.ended_early,
+        clients=facts.clients,
+        model=ModelSummary(totals.model_bytes, totals.model_tensors, totals.digest),
+        metrics=[_metrics(each) for each in history.rounds],
+        best=best and BestSummary(best.round, facts.key_metric, best.value),
+        failures=[SiteFailure(each.round, each.site, each.reason) for each in totals.failures],
+        benched=list(totals.benched),
+        transfer=TransferSummary(totals.mode, totals.chunk_size, totals.down, totals.up),
+        rounds=[RoundSummary(each.number, *each.phases) for each in history.rounds],
+    )
+
+
+def _metrics(record: RoundRecord) -> dict[str, Any]:
+    trained = {"train": record.trained} if record.trained else {}
+    return {**(record.scores or {}), "round": record.number, **trained}

@@ -1,0 +1,1 @@
+"""What a workflow runs on: tasks given to workers, results collected, updates folded."""

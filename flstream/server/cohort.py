@@ -1,0 +1,128 @@
+"""The updates that a fold was given: of which trainings, and of which of their sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flstream.client.state import StateVersion
+from flstream.errors import WorkflowError
+from flstream.server.program_view import Model, Update, Updates
+from flstream.server.sampling import brief_names
+from flstream.server.training import SiteTraining
+
+
+@dataclass(frozen=True)
+class FoldedUpdates:
+    """Updates that become part of one model.
+
+    Attributes:
+        trainings: The trainings that they came of, in the order in which they were given.
+        chosen: The updates, one by one, in that order; None where a training was passed unread, and
+            all of its updates are meant.
+    """
+
+    trainings: Sequence[SiteTraining]
+    chosen: Sequence[tuple[SiteTraining, str]] | None
+
+    @classmethod
+    def of(cls, updates: Sequence[Update], method: str = "fold") -> FoldedUpdates:
+        """What a workflow passes to ``run.fold``.
+
+        Args:
+            updates: As given.
+            method: Name of the method, for messages.
+
+        Raises:
+            WorkflowError: It is no sequence of updates, is empty, or has two of one site.
+        """
+        if isinstance(updates, Updates):
+            training = updates.training
+            assert isinstance(training, SiteTraining)
+            # Whether it was read follows from the program, so it is the same on replay.
+            if not updates.is_read:
+                return cls([training], None)
+        chosen = []
+        for update in updates:
+            if not isinstance(update, Update):
+                raise WorkflowError(
+                    f"run.{method}() was given a {type(update).__name__} among its updates; "
+                    "give it what run.train() returned, or some of it"
+                )
+            assert isinstance(update.training, SiteTraining)
+            chosen.append((update.training, update.site))
+        if not chosen:
+            raise WorkflowError(
+                "run.fold() was given no update; skip the fold where nobody has trained"
+            )
+        seen: set[str] = set()
+        for _, site in chosen:
+            if site in seen:
+                raise WorkflowError(
+                    f"run.fold() was given two updates of {site}; fold them one after another"
+                )
+            seen.add(site)
+        return cls(list(dict.fromkeys(training for training, _ in chosen)), chosen)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether a training was passed whole, so that its updates may be folded as they come."""
+        return self.chosen is None
+
+    @property
+    def members(self) -> Sequence[tuple[SiteTraining, str]]:
+        """The updates, one by one, in order; all trainings are done."""
+        if self.chosen is not None:
+            return self.chosen
+        (training,) = self.trainings
+        assert training.result is not None
+        return [(training, site) for site in training.result.answers]
+
+    @property
+    def arguments(self) -> list[object]:
+        """What identifies the updates in the arguments of an effect."""
+        if self.chosen is None:
+            return [training.number for training in self.trainings]
+        return [[training.number, site] for training, site in self.chosen]
+
+    @property
+    def request(self) -> str:
+        """The updates in words."""
+        numbers = ", ".join(str(training.number) for training in self.trainings)
+        if self.chosen is None:
+            return f"updates of effect {numbers}"
+        return f"updates of {brief_names([site for _, site in self.chosen])} of effect {numbers}"
+
+    @property
+    def used(self) -> list[tuple[int, list[str]]]:
+        """The updates as pairs of a training's number and its sites."""
+        used: dict[int, list[str]] = {}
+        for training, site in self.members:
+            used.setdefault(training.number, []).append(site)
+        return list(used.items())
+
+    def check_base(self, model: Model) -> None:
+        """Refuse updates that were trained from another model.
+
+        Raises:
+            WorkflowError: The message names the versions.
+        """
+        for training in self.trainings:
+            if training.base.version != model.version:
+                raise WorkflowError(
+                    f"run.fold() was given model {model.version} (round {model.round}), and "
+                    f"updates of model {training.base.version} (round {training.base.round}); "
+                    "fold them into the model that they were trained from"
+                )
+
+    def training_of(self, site: str) -> SiteTraining:
+        """The training that a site's update came of."""
+        return next(
+            training
+            for training in self.trainings
+            if site in training.tasks and (self.chosen is None or (training, site) in self.chosen)
+        )
+
+    def state_before(self, site: str) -> StateVersion | None:
+        """Version of a site's state before the training that its update came of."""
+        return self.training_of(site).tasks[site].state

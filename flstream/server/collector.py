@@ -1,0 +1,137 @@
+"""Collection of the answers to one task: answers, failures, the quorum and the grace period."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from time import monotonic
+from typing import Generic, TypeVar
+
+from flstream.errors import SimulationError
+
+AnswerT = TypeVar("AnswerT")
+
+# Most failed sites that an error message lists with their reasons.
+_MOST_NAMED = 100
+
+
+@dataclass
+class ResultCollector(Generic[AnswerT]):
+    """Collector of the answers to one task.
+
+    Attributes:
+        task: Description of the task for messages, such as ``train round 3``.
+        cohort: Sites of the task, in the order in which their updates are folded.
+        least: Number of answers that the task needs.
+        patience: Grace period in seconds for the other sites once ``least`` sites have answered;
+            None to wait for all.
+        answers: Answers received, by site.
+        failures: Reason for each site's failure, by site.
+        spared: Sites whose tasks were cancelled before they were given.
+    """
+
+    task: str
+    cohort: Sequence[str]
+    least: int
+    patience: float | None = None
+    answers: dict[str, AnswerT] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    spared: set[str] = field(default_factory=set)
+    _enough_at: float | None = None
+    _settled: int = 0
+
+    def answer(self, site: str, answer: AnswerT) -> None:
+        """Add a site's answer."""
+        self.answers[site] = answer
+        if self._enough_at is None and len(self.answers) >= self.least:
+            self._enough_at = monotonic()
+
+    def fail(self, site: str, reason: str) -> None:
+        """Record a site's failure, and drop its answer if it had one.
+
+        Args:
+            site: Name of the site.
+            reason: Clause that says why it failed.
+
+        Raises:
+            SimulationError: Fewer than ``least`` sites are left; the message names each failed site
+                with its reason.
+        """
+        self.failures[site] = reason
+        self.answers.pop(site, None)
+        if len(self.answers) < self.least:
+            self._enough_at = None
+        left = len(self.cohort) - len(self.failures) - len(self.spared)
+        if left < self.least:
+            raise SimulationError(
+                f"{left} of {len(self.cohort)} sites are left to {self.task}, and "
+                f"{self.least} have to (clients.min_updates): {self.reasons()}"
+            )
+
+    def restore(self, answered: Iterable[str], failures: Mapping[str, str]) -> None:
+        """Restore the outcome of a task that was done before, without its results.
+
+        Args:
+            answered: Sites that answered.
+            failures: Reason for each site's failure, by site.
+        """
+        self.answers = {site: self.answers[site] for site in answered if site in self.answers}
+        self.failures = dict(failures)
+        self.spared = {
+            site
+            for site in self.cohort
+            if site not in self.answers and site not in self.failures and site not in set(answered)
+        }
+
+    def reasons(self) -> str:
+        """Failed sites with their reasons, as a clause; the first 100, and how many more."""
+        named = [
+            f"{site}: {reason}; its log is sites/{site}/log.txt"
+            for site, reason in islice(self.failures.items(), _MOST_NAMED)
+        ]
+        if len(self.failures) > len(named):
+            named.append(f"and {len(self.failures) - len(named)} more, which summary.json names")
+        return "; ".join(named)
+
+    @property
+    def late(self) -> Sequence[str]:
+        """Unsettled sites whose grace period is over."""
+        if self.patience is None or self._enough_at is None:
+            return ()
+        if monotonic() - self._enough_at < self.patience:
+            return ()
+        return [site for site in self.cohort if not self.is_settled(site)]
+
+    def is_settled(self, site: str) -> bool:
+        """Whether a site has answered, has failed or was spared."""
+        return site in self.answers or site in self.failures or site in self.spared
+
+    @property
+    def settled(self) -> int:
+        """Length of the longest prefix of the cohort in which every site is settled."""
+        while self._settled < len(self.cohort) and self.is_settled(self.cohort[self._settled]):
+            self._settled += 1
+        return self._settled
+
+    def spare(self, sites: Iterable[str]) -> None:
+        """Mark sites as not needed, as enough others have answered."""
+        self.spared.update(sites)
+
+    def check_size(self) -> None:
+        """Check that the cohort has at least ``least`` sites.
+
+        Raises:
+            SimulationError: It has fewer.
+        """
+        if len(self.cohort) < self.least:
+            raise SimulationError(
+                f"{len(self.cohort)} sites are left to {self.task}, and {self.least} have to "
+                "(clients.min_updates); the others failed too often (clients.bench_after), and "
+                "summary.json says why"
+            )
+
+    @property
+    def in_order(self) -> Mapping[str, AnswerT]:
+        """Answers by site, in the order of the cohort."""
+        return {site: self.answers[site] for site in self.cohort if site in self.answers}

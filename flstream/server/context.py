@@ -1,0 +1,47 @@
+"""What every part of a server shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flstream.aggregation.rules import AggregationRule
+from flstream.job import Job
+from flstream.runs.run_directory import RunDirectory
+from flstream.server.stream_settings import stream_settings
+from flstream.server.worker_pool import WorkerPool
+from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import AnyEvent
+from flstream.transport.channel import AbortSignal
+
+Emit = Callable[[AnyEvent], None]
+"""Takes an event of the run."""
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """A running server: its job, its files, its workers, and where its events go.
+
+    Attributes:
+        job: The job.
+        run: Its run directory.
+        pool: The workers.
+        service: Offers models to them.
+        rule: How updates are folded.
+        emit: Takes every event.
+        abort: Set once the run is to stop.
+    """
+
+    job: Job
+    run: RunDirectory
+    pool: WorkerPool
+    service: DownloadService
+    rule: AggregationRule
+    emit: Emit
+    abort: AbortSignal
+
+    @property
+    def model_settings(self) -> StreamSettings:
+        """How models are streamed to the sites."""
+        return stream_settings(self.job, self.job.train.exchange_format)

@@ -1,0 +1,197 @@
+"""Disk space that a run needs, checked against the free space before a round begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from flstream.errors import SimulationError
+from flstream.runs.retention import Keep
+from flstream.units import format_bytes
+
+FreeBytes = Callable[[Path], int | None]
+"""Function that returns a folder's free space in bytes for an ordinary user; None if unknown."""
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Free space of a folder's file system in bytes, without the part reserved for root.
+
+    Returns:
+        The free space; None if the file system does not report it. A full disk is then detected
+        when a file is created, because each file allocates its space at once.
+
+    Raises:
+        SimulationError: The folder does not exist, or its file system cannot be queried.
+    """
+    try:
+        usage = os.statvfs(folder)
+    except OSError as error:
+        raise SimulationError(
+            f"how much disk is free in {folder} cannot be told: {error.strerror}; see to it that "
+            "the run directory is there, then go on with --resume"
+        ) from error
+    return usage.f_bavail * usage.f_frsize if usage.f_blocks else None
+
+
+class DiskItem(NamedTuple):
+    """One item of a disk plan.
+
+    Attributes:
+        what: Description for messages.
+        size: Size in bytes.
+    """
+
+    what: str
+    size: int
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """Disk space that a run needs.
+
+    Attributes:
+        rounds: Number of rounds of the job.
+        keep: Number of checkpoints kept besides the best one, or ``"all"``.
+        model: Size of one checkpoint in bytes.
+        updates: Most updates that wait in files at once; each counts as one model.
+        partial_sum: Size in bytes of the file with the sum of updates, 0 for none. Its successor is
+            written beside it.
+        optimizer_state: Size in bytes of the server optimizer's state, 0 for none. Each checkpoint
+            has one.
+    """
+
+    rounds: int
+    keep: Keep
+    model: int
+    updates: int = 0
+    partial_sum: int = 0
+    optimizer_state: int = 0
+
+    @property
+    def of_a_round(self) -> list[DiskItem]:
+        """Items that a round writes before its model is durable and old files may be removed.
+
+        Their sum is an upper bound: they are counted as if all existed at the same time.
+        """
+        parts = [
+            DiskItem("the next model", self.model),
+            DiskItem("the server optimizer's state", self.optimizer_state),
+            DiskItem(_counted(self.updates, "update") + " in waiting", self.updates * self.model),
+            DiskItem("the sum of updates and its successor", 2 * self.partial_sum),
+        ]
+        return [part for part in parts if part.size]
+
+    def lasts(self, room: int) -> int:
+        """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
+        passing = self.updates * self.model + 2 * self.partial_sum
+        return max(0, room - passing) // (self.model + self.optimizer_state)
+
+    def more_checkpoints(self, done: int, stored: int) -> int:
+        """Most checkpoints that will exist at one time beyond those stored now.
+
+        Unless all are kept, these are the last ``keep``, the best one and the one being written.
+
+        Args:
+            done: Number of the last completed round.
+            stored: Number of checkpoints on disk now.
+        """
+        to_come = self.rounds - done
+        return to_come if self.keep == "all" else min(to_come, max(1, self.keep + 2 - stored))
+
+
+def check_round(
+    plan: DiskPlan,
+    folder: Path,
+    round_number: int,
+    *,
+    present: int = 0,
+    free: FreeBytes = free_bytes,
+) -> None:
+    """Check that the disk has room for a round, before any site trains for it.
+
+    Args:
+        plan: Disk space that the run needs.
+        folder: The run directory.
+        round_number: Number of the round that is about to begin.
+        present: Size in bytes of the round's files that an earlier attempt left, and that are
+            reused or overwritten.
+        free: Function that returns a folder's free space.
+
+    Raises:
+        SimulationError: There is too little space; the message lists each item with its size.
+    """
+    room = free(folder)
+    parts = plan.of_a_round
+    need = sum(part.size for part in parts)
+    if room is None or need - present <= room:
+        return
+    spelt = ", ".join(f"{part.what} {format_bytes(part.size)}" for part in parts)
+    there = f"; {format_bytes(present)} of it are there already" if present else ""
+    raise SimulationError(
+        f"round {round_number} needs {format_bytes(need)} of disk ({spelt}{there}), and "
+        f"{format_bytes(room)} are free in {folder}; make room for "
+        f"{format_bytes(need - present - room)} more, then go on with --resume"
+    )
+
+
+def check_run(
+    plan: DiskPlan,
+    folder: Path,
+    *,
+    done: int,
+    stored: int,
+    present: int = 0,
+    states: int = 0,
+    free: FreeBytes = free_bytes,
+) -> str | None:
+    """Check that the disk has room for the next round, and warn if it lacks room for later ones.
+
+    A run that cannot keep all its checkpoints may still be stopped early, or be given more space
+    while it goes on. So only a run whose next round does not fit is refused.
+
+    Args:
+        plan: Disk space that the run needs.
+        folder: The run directory.
+        done: Number of the last completed round; 0 if there is only the initial model.
+        stored: Number of checkpoints on disk now, with the initial model; see
+            :func:`flstream.runs.retention.stored_rounds`.
+        present: Size in bytes of the next round's files that exist already; see
+            :func:`check_round`.
+        states: Bytes that the sites' own states may still take; see
+            :func:`flstream.runs.site_states.state_bytes`.
+        free: Function that returns a folder's free space.
+
+    Returns:
+        A sentence of warning, with a fitting ``checkpoints.keep``, if not all the rounds to come
+        fit; None if they do.
+
+    Raises:
+        SimulationError: The next round does not fit.
+    """
+    room = free(folder)
+    if room is None or done >= plan.rounds:
+        return None
+    check_round(plan, folder, done + 1, present=present, free=lambda _: room)
+    lasts, more = plan.lasts(room + present - states), plan.more_checkpoints(done, stored)
+    if more <= lasts:
+        return None
+    need = more * (plan.model + plan.optimizer_state)
+    kept = f" and {format_bytes(states)} for states of the sites" if states else ""
+    # Two more than keep exist at one time: the best one, and the one that is being written.
+    fitting = lasts + stored - 2
+    advice = "as even keep = 1 takes more"
+    if fitting > 0:
+        advice = f"or set checkpoints.keep = {fitting}"
+    return (
+        f"{_counted(plan.rounds - done, 'round')} to come with checkpoints.keep = {plan.keep} "
+        f"take up to {format_bytes(need)} of disk for {_counted(more, 'more checkpoint')}{kept}, "
+        f"{format_bytes(room)} are free in {folder}, and round {done + lasts + 1} may be the first "
+        f"that does not fit; make room, {advice}"
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"

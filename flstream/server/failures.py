@@ -1,0 +1,67 @@
+"""Which sites have failed, how often in a row, and which are asked no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# A reason has the words of somebody's exception, or a tensor's name, of whatever length.
+_MOST_CHARACTERS = 2000
+
+
+def brief(reason: str) -> str:
+    """A reason of a length that an event can bear: one too long is cut in the middle."""
+    if len(reason) <= _MOST_CHARACTERS:
+        return reason
+    half = _MOST_CHARACTERS // 2
+    return f"{reason[:half]} [...] {reason[-half:]}"
+
+
+class FailureRecord:
+    """Counts the failures of sites in a row, from what is final in the journal.
+
+    Args:
+        most: Failures in a row after which a site is benched; 0 is never.
+
+    Attributes:
+        benched: Sites that are asked no more, in the order in which that came about.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._in_a_row: dict[str, int] = {}
+        self._failed: set[str] = set()
+        self._recent: list[str] = []
+        self.benched: list[str] = []
+
+    def failed(self, sites: Iterable[str]) -> None:
+        """Note sites that had no part in a task, on a record that need not be final yet."""
+        self._recent += sites
+
+    def settle(self, contributed: Iterable[str] | None = None) -> list[str]:
+        """Count the failures noted so far, which are final now, and bench the sites that are due.
+
+        A site's failures count once until the next model. Sites whose updates are part of a model
+        begin anew, unless they have failed since the last one.
+
+        Args:
+            contributed: Sites whose updates are part of a model that was made; None without one.
+
+        Returns:
+            The sites that are asked no more from now on.
+        """
+        for site in self._recent:
+            if site not in self._failed:
+                self._failed.add(site)
+                self._in_a_row[site] = self._in_a_row.get(site, 0) + 1
+        self._recent.clear()
+        if contributed is not None:
+            for site in set(contributed) - self._failed:
+                self._in_a_row.pop(site, None)
+            self._failed.clear()
+        due = [
+            site
+            for site, count in self._in_a_row.items()
+            if self._most and count >= self._most and site not in self.benched
+        ]
+        self.benched += due
+        return due

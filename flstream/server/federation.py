@@ -1,0 +1,443 @@
+"""The federation of a run: what carries out the effects that its workflow asks for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from flstream.client.meta import pack_values
+from flstream.errors import FlstreamError, WorkflowError
+from flstream.runs.best import BestEvaluation, BestRound
+from flstream.runs.stopping import EarlyStopping
+from flstream.server.arguments import check_model, check_training
+from flstream.server.cohort import FoldedUpdates
+from flstream.server.cohort_fold import CohortFold
+from flstream.server.collected_updates import CollectedUpdate
+from flstream.server.collector import ResultCollector
+from flstream.server.context import ServerContext
+from flstream.server.effects import (
+    Effect,
+    EffectFailedError,
+    EffectJournal,
+    result_of,
+)
+from flstream.server.failures import FailureRecord
+from flstream.server.model_store import ModelStore, UnsoundModelError
+from flstream.server.program_view import Model, Update, Updates
+from flstream.server.round_totals import FoldResult, RoundTotals
+from flstream.server.sampling import brief_names, check_sites, sample_sites
+from flstream.server.scoring import Scoring
+from flstream.server.site_tasks import SiteTasks, with_states
+from flstream.server.trainer import Trainer
+from flstream.server.training import SiteTraining, TaskCost, TrainResult
+from flstream.server.weights import weighted_metrics
+from flstream.telemetry.events import (
+    EffectDone,
+    EndedEarly,
+    SiteBenched,
+    SiteLog,
+    Warned,
+)
+
+ParamsT = ParamSpec("ParamsT")
+ResultT = TypeVar("ResultT")
+
+
+def uncatchable(
+    effect: Callable[Concatenate[Federation, ParamsT], ResultT],
+) -> Callable[Concatenate[Federation, ParamsT], ResultT]:
+    """Have no workflow catch what an effect fails with, nor go on after it."""
+
+    @wraps(effect)
+    def sealed(federation: Federation, /, *args: ParamsT.args, **kwargs: ParamsT.kwargs) -> ResultT:
+        if federation.failure is None:
+            try:
+                return effect(federation, *args, **kwargs)
+            except FlstreamError as error:
+                federation.failure = error
+        raise EffectFailedError(federation.failure) from federation.failure
+
+    return sealed
+
+
+class Federation:
+    """Carries out effects: does each that is new, and replays each that is on record.
+
+    What a replay rebuilds is the state of this object: models, states of sites, failures, and the
+    current round. It is the same, whether an effect was done or replayed.
+
+    Args:
+        context: The server.
+        journal: The effects.
+        store: The models.
+
+    Attributes:
+        context: The server.
+        round: The current round, from 1; 0 before the first.
+        failure: What an effect has failed with; None while none has.
+        stage: Place of the current workflow among those of the job, from 0.
+    """
+
+    def __init__(self, context: ServerContext, journal: EffectJournal, store: ModelStore) -> None:
+        self.context = context
+        self.round = 0
+        self.stage = 0
+        self._names = context.job.clients.names
+        self._journal = journal
+        self._store = store
+        # The round under way; None before the first round of a stage, and after its last.
+        self._totals: RoundTotals | None = None
+        self._failures = FailureRecord(context.job.clients.bench_after)
+        self._tasks = SiteTasks(context.job.seed)
+        self._trainer = Trainer(context, store)
+        self._scoring = Scoring(context, store, self._trainer)
+        self._best = BestRound(context.job.key_metric, context.job.key_metric_mode)
+        self._best_version: int | None = None
+        # The same of an evaluation that is void once an effect follows.
+        self._provisional_best: BestEvaluation | None = None
+        self._provisional_version: int | None = None
+        self.failure: FlstreamError | None = None
+
+    @property
+    def seed(self) -> int:
+        """Seed of the job."""
+        return self.context.job.seed
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites that are still asked, in their fixed order."""
+        benched = set(self._failures.benched)
+        return [name for name in self._names if name not in benched]
+
+    @property
+    def best(self) -> BestEvaluation | None:
+        """The best evaluation so far; that of the last round counts until an effect follows."""
+        return self._provisional_best or self._best.best
+
+    def begin_round(self) -> None:
+        """Begin the next round, and end the current one."""
+        self.end_round()
+        self.round += 1
+        self._totals = RoundTotals(self.round)
+        self._tasks.begin_round()
+
+    def end_round(self) -> None:
+        """End the current round, if there is one, and tell what it cost, unless that is known."""
+        totals, self._totals = self._totals, None
+        if totals is not None and self._journal.is_live:
+            self.context.emit(totals.finished(self._store.newest.record))
+
+    def end_stage(self, reason: str | None) -> None:
+        """End the current workflow's last round.
+
+        Args:
+            reason: Why it has had fewer rounds than the job; None if it has not.
+        """
+        self.end_round()
+        if reason is not None and self._journal.is_live:
+            self.context.emit(EndedEarly(round=self.round, reason=reason))
+
+    @uncatchable
+    def log(self, key: str, value: float) -> None:
+        """Record a number of the workflow's own."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise WorkflowError(
+                f"run.log({key!r}) was given a {type(value).__name__} that is no float: {error}; "
+                "give it a number"
+            ) from error
+        if not isinstance(key, str):
+            raise WorkflowError(
+                f"run.log() was given a {type(key).__name__} as its key; give it a name as text"
+            )
+        if self._journal.is_live:
+            self.context.emit(SiteLog(round=self.round, site="", key=key, value=number))
+
+    def sample(self, number: int) -> list[str]:
+        """Draw the sites of a round; see :meth:`flstream.server.run.Run.sample`."""
+        clients, sites = self.context.job.clients, self.sites
+        drawn = sample_sites(sites, clients.cohort_size, self.seed, number)
+        least = clients.min_updates or clients.cohort_size
+        ResultCollector[None](f"train round {number}", drawn, least).check_size()
+        return drawn
+
+    @uncatchable
+    def check_model(self, method: str, model: Model) -> None:
+        """Refuse what is no model of the run."""
+        check_model(method, model)
+
+    def check_sites(self, method: str, names: Sequence[str]) -> None:
+        """Refuse names that are no sites of the job, or that stand there twice."""
+        check_sites(method, names, self._names)
+
+    @uncatchable
+    def train(
+        self,
+        model: Model,
+        sites: Sequence[str],
+        min_updates: int | None,
+        timeout: float | None,
+        *,
+        meta: Mapping[str, Any] | None,
+        optimizer_params: Mapping[str, Any] | None,
+    ) -> Updates:
+        """Ask for a training; see :meth:`flstream.server.run.Run.train`."""
+        job = self.context.job
+        check_model("train", model)
+        check_training(sites, min_updates, timeout)
+        self.check_sites("train", sites)
+        self._check_round("train")
+        asked = set(self.sites)
+        names = [site for site in sites if site in asked]
+        least = job.clients.min_updates or len(names) or 1
+        if min_updates is not None:
+            least = min_updates
+        message = pack_values(meta or {}, optimizer_params)
+        seconds = job.clients.round_timeout if timeout is None else float(timeout)
+        arguments = {
+            "model": [model.version, model.digest],
+            "sites": names,
+            "min_updates": min_updates,
+            "timeout": timeout,
+            "meta": message,
+        }
+        request = f"train(model {model.version}, {brief_names(names)})"
+        self._provisional_best = None
+        effect = self._journal.ask("train", self.round, request, arguments)
+        if not names and least:
+            raise WorkflowError(
+                f"run.train() was given no site that is still asked in round {self.round}; "
+                "give it at least one of run.sites, or min_updates=0"
+            )
+        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+            f"train round {self.round}",
+            names,
+            min(least, len(names)),
+            job.clients.wait_after_min,
+        )
+        tasks = self._tasks.new("train", names, self.round)
+        training = SiteTraining(self, effect, model, tasks, collector, seconds, message)
+        if effect.record is not None:
+            self._finish_training(training, effect.record)
+        return Updates(training)
+
+    @uncatchable
+    def do_training(self, training: SiteTraining, fold: CohortFold | None = None) -> None:
+        """Have the sites of a training train now.
+
+        Args:
+            training: One that is not done.
+            fold: Takes the updates as they come; None lets them wait.
+
+        Raises:
+            SimulationError: Too few sites are left; the message names the others.
+        """
+        self._store.retire(self._best_version, self._trainer.versions_in_use)
+        training.tasks = self._tasks.up_to_date(training.tasks)
+        if fold is not None:
+            run = fold.train(training)
+        else:
+            run = self._trainer.begin(training, self._trainer.plan(training, is_lazy=False))
+            for _ in run.progress():
+                pass
+        self._trainer.check_states(training.tasks, run.collector.failures)
+        training.bodies |= run.updates
+        self._trainer.forget_empty(training)
+        cost = TaskCost(*run.seconds, run.down)
+        result = TrainResult.of(
+            run.in_order, run.collector.failures, run.late, cost, training.tasks
+        )
+        record = self._journal.record(training.effect, result.plain(), is_final=False)
+        self._finish_training(training, record)
+
+    @uncatchable
+    def fold(self, model: Model, updates: Sequence[Update]) -> Model:
+        """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
+        check_model("fold", model)
+        self._check_round("fold")
+        cohort = FoldedUpdates.of(updates)
+        cohort.check_base(model)
+        effect = self._ask("fold", model, cohort)
+        if effect.record is None:
+            return self._make(effect, model, cohort, adopts=False)
+        return self._replay_model(effect.record, cohort)
+
+    @uncatchable
+    def adopt(self, updates: Sequence[Update]) -> Model:
+        """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
+        self._check_round("adopt")
+        found = list(updates)
+        if len(found) != 1:
+            raise WorkflowError(
+                f"run.adopt() takes the update of one site, and was given {len(found)}; "
+                "use run.fold() for several, and skip the round where there is none"
+            )
+        cohort = FoldedUpdates.of(found, "adopt")
+        model = found[0].base
+        effect = self._ask("adopt", model, cohort)
+        if effect.record is None:
+            return self._make(effect, model, cohort, adopts=True)
+        return self._replay_model(effect.record, cohort)
+
+    @uncatchable
+    def evaluate(
+        self, model: Model, stopping: EarlyStopping, *, is_provisional: bool
+    ) -> dict[str, float]:
+        """Have all sites score a model.
+
+        Args:
+            model: The model.
+            stopping: Judges what they find.
+            is_provisional: Whether the model is scored only because its round is the last: that is
+                no effect, has no number, and is void once an effect follows.
+        """
+        if is_provisional:
+            tasks = self._tasks.new("evaluate", self.sites, model.round)
+            plain = self._scoring.score(model, tasks, 0)
+        else:
+            request = f"evaluate(model {model.version})"
+            arguments = {"model": [model.version, model.digest], "sites": self.sites}
+            effect = self._journal.ask("evaluate", self.round, request, arguments)
+            tasks = self._tasks.new("evaluate", self.sites, model.round)
+            record = effect.record
+            if record is None:
+                plain = self._scoring.score(model, tasks, effect.number)
+                record = self._journal.record(effect, plain, is_final=True)
+            plain = result_of(record)
+            self._failures.failed(plain["failures"])
+            self._settle_failures()
+        metrics: dict[str, float] = plain["metrics"]
+        for warning in stopping.evaluated(model.round, metrics).warnings:
+            if self._journal.is_live:
+                self.context.emit(Warned(message=warning))
+        if is_provisional:
+            self._provisional_best = self._best.better(model.round, metrics)
+            self._provisional_version = model.version
+        elif self._best.compare(model.round, metrics):
+            self._best_version = model.version
+        if not is_provisional and self._journal.is_live:
+            self._store.retire(self._best_version, self._trainer.versions_in_use)
+        return metrics
+
+    @property
+    def newest_version(self) -> int:
+        """Version of the model that was made last."""
+        return self._store.newest.record.version
+
+    def model(self, version: int) -> Model:
+        """A model by its version."""
+        return self._store.handle(version)
+
+    def check_failed(self) -> None:
+        """Raise what an effect has failed with, if the workflow has caught that all the same.
+
+        Raises:
+            FlstreamError: The failure.
+        """
+        if self.failure is not None:
+            raise self.failure
+
+    def finish(self, version: int) -> None:
+        """End the run with a model: its file gets its second name, and what waits is let go of."""
+        path = self._store.source(self._store.handle(version)).path
+        self._trainer.release_all("the run is over")
+        run = self.context.run
+        run.discard_updates()
+        run.publish(path, run.final_model)
+        best = self._best_version
+        if self._provisional_best is not None:
+            best = self._provisional_version
+        in_use = {version}
+        if best is not None:
+            in_use.add(best)
+            try:
+                source = self._store.source(self._store.handle(best))
+            except UnsoundModelError as error:
+                # To do all the rounds since again would change nothing but this name.
+                self.context.emit(Warned(message=f"no {run.best_model.name}: {error.flaw}"))
+            else:
+                run.publish(source.path, run.best_model)
+        self._store.retire(self._best_version, in_use)
+
+    def abandon(self) -> None:
+        """Let go of all updates: the workflow is replayed from its beginning."""
+        self._trainer.release_all("the workflow is replayed")
+
+    def _ask(self, name: str, model: Model, cohort: FoldedUpdates) -> Effect:
+        arguments = {"model": [model.version, model.digest], "updates": cohort.arguments}
+        request = f"{name}(model {model.version}, {cohort.request})"
+        self._provisional_best = None
+        return self._journal.ask(name, self.round, request, arguments)
+
+    def _make(self, effect: Effect, model: Model, cohort: FoldedUpdates, *, adopts: bool) -> Model:
+        """Fold updates into the next model, which is durable on return."""
+        fold = CohortFold(self.context, self._store, self._trainer, model, cohort, adopts=adopts)
+        for training in cohort.trainings:
+            if not training.is_done:
+                self.do_training(training, fold)
+        began = time.monotonic()
+        with self._store.writing(model, self.round, optimizes=not adopts) as draft:
+            outcome = fold.finish(draft)
+            folded = time.monotonic()
+            record = self._store.finish(draft, self.round, outcome.digest)
+        seconds = folded - began
+        result = FoldResult(
+            weights={site: answer.weight for site, answer in outcome.answers.items()},
+            metrics=weighted_metrics(list(outcome.answers.values())),
+            refused=outcome.refused,
+            fold=seconds,
+            checkpoint=time.monotonic() - folded,
+            up=outcome.up,
+            updates=cohort.used,
+        )
+        done = self._journal.record(effect, result.plain(), is_final=True, model=record)
+        handle = self._replay_model(done, cohort, is_verified=True)
+        self._store.keep_digests(record, draft.digester)
+        return handle
+
+    def _replay_model(
+        self, done: EffectDone, cohort: FoldedUpdates, *, is_verified: bool = False
+    ) -> Model:
+        """Take in a model that is on record, and all that its effect changed."""
+        assert done.model is not None
+        result = FoldResult.from_plain(result_of(done))
+        handle = self._store.add(done.model, done.effect, is_verified=is_verified)
+        if self._totals is not None:
+            self._totals.add_model(result)
+        for site in result.refused:
+            # What it kept for itself goes back to what it was before, too.
+            before = {site: cohort.state_before(site)}
+            self._tasks.left(before, self._journal.place(done.effect))
+        self._failures.failed(result.refused)
+        self._settle_failures(result.weights)
+        # Only what is durable is settled: until now the sites still had all it takes to fold again.
+        # A server that was killed before it had done so has left files.
+        self._trainer.settle(cohort)
+        return handle
+
+    def _finish_training(self, training: SiteTraining, record: EffectDone) -> None:
+        """Take in what came of a training that is on record."""
+        result = training.result = TrainResult.from_plain(result_of(record))
+        training.collector.restore(result.answers, result.failures)
+        training.tasks = with_states(training.tasks, result.bases)
+        self._tasks.left(result.states, self._journal.place(record.effect))
+        if self._totals is not None:  # it may be read after the last round, for its metrics
+            self._totals.add_task(result.cost)
+        self._failures.failed(site for site in result.failures if site not in result.late)
+
+    def _settle_failures(self, contributed: Iterable[str] | None = None) -> None:
+        """Bench who is due by the records that are final now."""
+        for site in self._failures.settle(contributed):
+            if self._journal.is_live:
+                count = self.context.job.clients.bench_after
+                self.context.emit(SiteBenched(round=self.round, site=site, failures=count))
+
+    def _check_round(self, method: str) -> None:
+        if self._totals is None:
+            raise WorkflowError(
+                f"run.{method}() was called before the first round; call it in the loop over "
+                "run.rounds()"
+            )

@@ -1,0 +1,222 @@
+"""The fold of a cohort: every update that is sound, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TypeVar
+
+from flstream.aggregation.ahead import WriteBehind
+from flstream.aggregation.optimizers import Optimization
+from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.steps import Steps, plan_steps
+from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.walk import fold_updates
+from flstream.client.messages import SiteAnswer
+from flstream.errors import AbortedError, UpdateRefusedError
+from flstream.model.body import Sink, Source
+from flstream.model.checkpoint import FileSink
+from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
+from flstream.server.context import ServerContext
+from flstream.server.worker_pool import REPORT_SECONDS
+from flstream.telemetry.events import Progress, Transfer
+from flstream.transport.channel import AbortSignal
+
+ResultT = TypeVar("ResultT")
+Refuse = Callable[[str, str], None]
+"""Takes a site whose update is of no use, and why; raises if too few are left."""
+
+
+Walk = Callable[
+    [
+        Source,
+        Sequence[UpdateSource],
+        AggregationRule,
+        Sink,
+        Steps,
+        Callable[[int], None],
+        Optimization | None,
+    ],
+    str,
+]
+"""Makes the next model, as :func:`~flstream.aggregation.walk.fold_updates` does."""
+
+
+class FoldProgress:
+    """Tells how far a walk is, now and then, and ends it once the run is to stop.
+
+    Args:
+        context: The server.
+        size: Bytes of the model.
+    """
+
+    def __init__(self, context: ServerContext, size: int) -> None:
+        self._abort: AbortSignal = context.abort
+        self._emit = context.emit
+        self._size = size
+        self._reported = 0.0
+        self.remote_sites: Sequence[str] = ()
+
+    def __call__(self, done: int) -> None:
+        """Take the number of bytes of the model that are done.
+
+        Raises:
+            AbortedError: The run is to stop.
+        """
+        if self._abort.is_set():
+            raise AbortedError("the run was stopped")
+        now = time.monotonic()
+        if now - self._reported >= REPORT_SECONDS or done == self._size:
+            self._reported = now
+            up = dict.fromkeys(self.remote_sites, done)
+            self._emit(Progress(down={}, up=up, size=self._size, folded=done))
+
+
+class UpdateFold:
+    """Folds updates into the next model.
+
+    A site whose update turns out to be of no use in the middle of a walk contributes nothing: the
+    walk is done again without it.
+
+    Args:
+        base: The model that the sites started from.
+        rule: How updates are combined.
+        memory_budget: Bytes that buffers may take.
+        on_range: Called with the bytes of the model that are done, now and then.
+        sums: Where the sum of updates is kept if they come a few at a time.
+        walk: Makes the next model of updates without a sum.
+
+    Attributes:
+        answers: What the sites answered whose updates were folded, in order.
+        cost: Cost of fetching the updates that were folded.
+    """
+
+    def __init__(
+        self,
+        base: Source,
+        rule: AggregationRule,
+        memory_budget: int,
+        on_range: Callable[[int], None],
+        sums: PartialSum | None = None,
+        walk: Walk = fold_updates,
+    ) -> None:
+        self.answers: dict[str, SiteAnswer] = {}
+        self.cost = Transfer()
+        self._base = base
+        self._rule = rule
+        self._memory_budget = memory_budget
+        self._on_range = on_range
+        self._sums = sums
+        self._walk = walk
+
+    def take_up(self, answers: Mapping[str, SiteAnswer], cost: Transfer) -> None:
+        """Count the updates that an earlier server has added to the sum."""
+        self.answers |= answers
+        self.cost += cost
+
+    def add(self, updates: Sequence[CollectedUpdate], refuse: Refuse) -> None:
+        """Add updates to the sum, and let go of them.
+
+        Args:
+            updates: The next ones, in order.
+            refuse: Takes each site whose update is of no use.
+        """
+        assert self._sums is not None
+        sums = self._sums
+
+        def add(sound: Sequence[UpdateSource], steps: Steps) -> None:
+            if sound:
+                sums.add(sound, steps, self._on_range)
+
+        for update in self._without_refused(updates, add, refuse):
+            update.release()
+
+    def finish(
+        self,
+        updates: Sequence[CollectedUpdate],
+        sink: FileSink,
+        optimization: Optimization | None,
+        refuse: Refuse,
+    ) -> str:
+        """Write the next model to a sink.
+
+        Args:
+            updates: Those that are not part of the sum, in order.
+            sink: Takes the model; it is left unfinished.
+            optimization: The server optimizer with its state; None without one.
+            refuse: Takes each site whose update is of no use.
+
+        Returns:
+            Digest of the model.
+        """
+        with closing(WriteBehind(sink.layout, sink.write)) as behind:
+            return self._finish(updates, behind, optimization, refuse)
+
+    def _finish(
+        self,
+        updates: Sequence[CollectedUpdate],
+        sink: Sink,
+        optimization: Optimization | None,
+        refuse: Refuse,
+    ) -> str:
+        if self._sums is not None:
+            if updates:
+                self.add(updates, refuse)
+            steps = self._steps([])
+            return self._sums.finish(sink, steps, self._on_range, optimization)
+        digest = ""
+
+        def fold(sound: Sequence[UpdateSource], steps: Steps) -> None:
+            nonlocal digest
+            base, rule, walk = self._base, self._rule, self._walk
+            digest = walk(base, sound, rule, sink, steps, self._on_range, optimization)
+
+        self._without_refused(updates, fold, refuse)
+        return digest
+
+    def _without_refused(
+        self,
+        collected: Sequence[CollectedUpdate],
+        fold: Callable[[Sequence[UpdateSource], Steps], None],
+        refuse: Refuse,
+    ) -> Sequence[CollectedUpdate]:
+        """Fold those updates that are sound, and return them."""
+        sound = list(collected)
+        steps = self._steps(sound)
+        while True:
+            try:
+                fold([each.update for each in sound], steps)
+            except UpdateRefusedError as error:
+                (refused,) = [each for each in sound if each.answer.site == error.site]
+                sound.remove(refused)
+                refused.release(str(error))
+                refuse(error.site, str(error))
+            else:
+                break
+        self.answers |= {each.answer.site: each.answer for each in sound}
+        self.cost = sum((each.cost for each in sound), start=self.cost)
+        return sound
+
+    def _steps(self, updates: Sequence[CollectedUpdate]) -> Steps:
+        remote = [each for each in updates if isinstance(each, RemoteUpdate)]
+        frames = [each.frame_size for each in remote if each.frame_size]
+        steps = plan_steps(
+            self._base.layout,
+            self._rule,
+            updates=len(updates),
+            chunk_size=min(frames, default=0),
+            memory_budget=self._memory_budget,
+            partial=sum(each.answer.partial for each in updates),
+            summing=self._sums is not None,
+        )
+        for each in remote:
+            each.fetch_in_frames(steps.frame)
+        return steps
+
+
+def adopting(rule: AggregationRule) -> AggregationRule:
+    """The rule by which one update becomes the next model, as it is."""
+    return replace(rule, method="mean", clip_norm=None)

@@ -1,0 +1,238 @@
+"""The play of a job's workflows: from the beginning, with what the journal knows replayed."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flstream.client.run_script import sentence
+from flstream.errors import (
+    ChannelClosedError,
+    FlstreamError,
+    SimulationError,
+    WorkflowError,
+)
+from flstream.job.stage import Stage
+from flstream.job.workflow_code import load_program, program_file
+from flstream.runs.journal import read_history
+from flstream.runs.needed_states import with_sound_states
+from flstream.runs.retention import stored_rounds
+from flstream.runs.site_states import state_bytes
+from flstream.runs.sound_effects import sound_effects
+from flstream.runs.stopping import EarlyStopping
+from flstream.server.collector import ResultCollector
+from flstream.server.context import ServerContext
+from flstream.server.disk import check_run
+from flstream.server.effects import EffectFailedError, EffectJournal
+from flstream.server.failures import brief
+from flstream.server.federation import Federation
+from flstream.server.initial_model import BuildReport, NotBuilt
+from flstream.server.model_store import ModelStore, UnsoundModelError
+from flstream.server.pool_events import SiteLost, WorkerAbandoned
+from flstream.server.program_view import Model
+from flstream.server.reporting import report_message, report_replaced
+from flstream.server.run import Run
+from flstream.server.task_plan import plan_disk
+from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
+from flstream.telemetry.events import (
+    EffectDone,
+    ModelReady,
+    ModelRecord,
+    RunResumed,
+    SiteFailed,
+    Warned,
+)
+from flstream.transport.messages import MessageChannel
+
+
+class Replay(NamedTuple):
+    """What the journal knows of a run that goes on.
+
+    Attributes:
+        initial: Digest of the initial model; None where it is to be built.
+        records: The effects that count, in the order in which they were written.
+        written: Round and step of every model that the run has written, or was about to write.
+        stored: How many rounds have a checkpoint on disk.
+    """
+
+    initial: str | None = None
+    records: Sequence[EffectDone] = ()
+    written: frozenset[tuple[int, int]] = frozenset()
+    stored: int = 1
+
+
+def prepare(context: ServerContext) -> None:
+    """Start the workers, and wait until they are ready.
+
+    Raises:
+        SimulationError: Too few of them are of any use.
+    """
+    names = context.pool.names
+    least = min(context.job.clients.min_updates or len(names), len(names))
+    collector: ResultCollector[None] = ResultCollector("begin", names, least)
+    for event in context.pool.prepare():
+        match event:
+            case WorkerMessage():
+                report_message(event, context.emit)
+            case SiteLost(name, reason):
+                context.emit(SiteFailed(round=0, site=name, reason=brief(reason)))
+                collector.fail(name, brief(reason))
+            case WorkerAbandoned() | WorkerReplaced():
+                report_replaced(event, context.emit)
+
+
+def await_initial(context: ServerContext, builder: MessageChannel[BuildReport]) -> str:
+    """Wait until the initial model is on disk, and return its digest.
+
+    Raises:
+        SimulationError: It could not be built.
+    """
+    try:
+        report = builder.receive(abort=context.abort)
+    except ChannelClosedError as error:
+        raise SimulationError(
+            "the process that builds the initial model died; see model-builder.log"
+        ) from error
+    if isinstance(report, NotBuilt):
+        raise SimulationError(report.reason)
+    context.emit(ModelReady(bytes=report.bytes, tensors=report.tensors, digest=report.digest))
+    return report.digest
+
+
+def play(context: ServerContext, initial: str, replay: Replay) -> None:
+    """Run the workflows of a job to their end.
+
+    Args:
+        context: The server.
+        initial: Digest of the initial model.
+        replay: What the journal knows.
+
+    Raises:
+        FlstreamError: The job failed; the message says why.
+    """
+    records = replay.records
+    while True:
+        journal = EffectJournal(records, context.emit)
+        store = ModelStore(context, replay.written)
+        federation = Federation(context, journal, store)
+        # A model that was built now was written by a process that has verified it.
+        record = ModelRecord(0, 0, 0, initial)
+        # A number, and no model: a workflow decides how long the file of its first one stays.
+        version = store.add(record, 0, is_verified=replay.initial is None).version
+        _check_disk(context, store, record, records, replay)
+        try:
+            for place, stage in enumerate(context.job.stages):
+                federation.stage = place
+                version = _play_stage(federation, stage, version)
+            federation.finish(version)
+        except UnsoundModelError as error:
+            # It, and all that came after it, is void: the programs are replayed without it.
+            federation.abandon()
+            replay = _go_back(context, error)
+            records = replay.records
+        else:
+            return
+
+
+def _go_back(context: ServerContext, error: UnsoundModelError) -> Replay:
+    """Take the run back to before an unsound model was made, as a resume would.
+
+    Raises:
+        SimulationError: No model is left to go on from. Nothing is changed then.
+        ResumeRefusedError: A state of a site that is needed is missing or damaged. Likewise.
+    """
+    run = context.run
+    # It has what was done since the run went on, too.
+    history = read_history(run.events)
+    before = [each for each in history.effects if each.effect < error.effect]
+    sound = sound_effects(before, history.models, run)
+    if not error.effect or not sound.has_model:
+        flaws = "; ".join([error.flaw, *sound.flaws]) if error.effect else error.flaw
+        raise SimulationError(
+            f"a model is needed again, and neither it nor one before it can be used: {flaws}; put "
+            "one back from a copy and go on with --resume, or start a new run (leave out --resume)"
+        ) from error
+    records = with_sound_states(run, sound.records)
+    effect = records[-1].effect if records else 0
+    models = [each.model for each in records if each.model is not None]
+    models = [history.models[0], *models]
+    flaws = "; ".join([error.flaw, *sound.flaws])
+    warning = f"the run went back to before effect {effect + 1}: {flaws}"
+    context.emit(RunResumed(round=models[-1].round, warnings=[warning], effect=effect))
+    for path in run.leftovers(models, history.written):
+        path.unlink(missing_ok=True)
+    stored = len(stored_rounds(run))
+    return Replay(history.models[0].digest, records, history.written, stored)
+
+
+def _play_stage(federation: Federation, stage: Stage, start: int) -> int:
+    """Run one workflow from a version of the model, and return that which it ended with."""
+    context = federation.context
+    is_last = federation.stage == len(context.job.stages) - 1
+    stopping = EarlyStopping(context.job)
+    run = Run(federation, stage.args, stopping, start, is_last)
+    try:
+        returned = load_program(stage)(run, stage.args)
+    except EffectFailedError as error:
+        raise error.error from error
+    except FlstreamError:
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        # A defect of the workflow: the user gets a sentence, and the log the whole of it.
+        traceback.print_exc()
+        raise WorkflowError(
+            f"the workflow {stage.name} failed: {sentence(error, program_file(stage))}; "
+            "see server.log"
+        ) from error
+    federation.check_failed()
+    federation.end_stage(run.ended_early)
+    if returned is None:
+        context.emit(
+            Warned(
+                message=f"the workflow {stage.name} returned nothing, so it ended with its newest "
+                "model; return the model that the run is to end with"
+            )
+        )
+        return federation.newest_version
+    if not isinstance(returned, Model):
+        raise WorkflowError(
+            f"the workflow {stage.name} returned a {type(returned).__name__}; it must return the "
+            "model that the run is to end with"
+        )
+    return returned.version
+
+
+def _check_disk(
+    context: ServerContext,
+    store: ModelStore,
+    initial: ModelRecord,
+    records: Sequence[EffectDone],
+    replay: Replay,
+) -> None:
+    """Warn where the rounds to come will not all have the disk that they need.
+
+    Raises:
+        SimulationError: Not even the next one has.
+    """
+    job = context.job
+    newest = [each.model for each in records if each.model is not None]
+    done = newest[-1].round if newest else 0
+    layout = store.layout(newest[-1] if newest else initial)
+    warning = check_run(
+        plan_disk(job, layout, job.clients.cohort_size),
+        context.run.path,
+        done=done,
+        stored=replay.stored,
+        present=store.present_bytes(done + 1) + store.superseded_bytes(done),
+        states=state_bytes(context.run),
+    )
+    if warning is not None:
+        context.emit(Warned(message=warning))
+
+
+def dismiss(context: ServerContext, seconds: float) -> None:
+    """Tell the workers that the run is over, and give their code ``seconds`` to end."""
+    for event in context.pool.dismiss(seconds):
+        if isinstance(event, WorkerMessage):
+            report_message(event, context.emit)

@@ -1,0 +1,150 @@
+"""What a workflow sees: models, updates, and no byte of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, overload
+
+
+class Model:
+    """A model of the run: a file, never held in memory.
+
+    As long as a workflow refers to it, its file stays, whatever ``checkpoints.keep`` says.
+
+    Attributes:
+        round: Round in which it was made; 0 is the initial model.
+        version: How many models the run had made before it.
+        digest: Digest of its body, 32 hexadecimal digits.
+    """
+
+    __slots__ = ("__weakref__", "digest", "round", "version")
+
+    def __init__(self, round_number: int, version: int, digest: str) -> None:
+        self.round = round_number
+        self.version = version
+        self.digest = digest
+
+    def __repr__(self) -> str:
+        return f"Model(round={self.round}, version={self.version}, digest={self.digest!r})"
+
+
+class BestModel(NamedTuple):
+    """The best evaluated model so far.
+
+    Attributes:
+        round: Its round.
+        value: Its key metric; finite.
+    """
+
+    round: int
+    value: float
+
+
+class Training(Protocol):
+    """A task that a workflow has asked for with ``run.train``, done or not."""
+
+    @property
+    def number(self) -> int:
+        """Number of the effect."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its sites have trained."""
+        ...
+
+    def updates(self) -> Sequence[Update]:
+        """The updates, in the cohort's order; the sites train now if they have not."""
+        ...
+
+    def failures(self) -> Mapping[str, str]:
+        """Why each site that has no update has none; the sites train now if they have not."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """A site's update; its tensors lie where it was trained, or in a file.
+
+    Attributes:
+        site: Name of the site.
+        weight: Its share in a mean, before dividing by the sum of all.
+        metrics: What the site reported with it, by name.
+        base: The model that it was trained from.
+        training: The task that it came of.
+    """
+
+    site: str
+    weight: float
+    metrics: Mapping[str, float]
+    base: Model
+    training: Training
+    _message: bytes = b""
+
+    @cached_property
+    def _values(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        from flstream.client.meta import unpack_meta
+
+        return unpack_meta(self._message)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Plain values that the site sent beside its tensors, by name."""
+        return self._values[0]
+
+    @property
+    def optimizer_params(self) -> dict[str, Any] | None:
+        """State of the site's optimizer as plain values; None where it sent none."""
+        return self._values[1]
+
+
+class Updates(Sequence[Update]):
+    """The updates of one ``run.train``, in the cohort's order.
+
+    Sites train once something is read of it: its length, truth, sites, failures or updates. Passed
+    unread to ``run.fold``, the updates are folded as they come.
+
+    Attributes:
+        training: The task that they come of.
+        is_read: Whether something was read of it.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.is_read = False
+        self._found: Sequence[Update] | None = None
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites that sent an update."""
+        return [update.site for update in self._read()]
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """The sites that were asked and sent none, and why."""
+        self._read()
+        return self.training.failures()
+
+    def _read(self) -> Sequence[Update]:
+        self.is_read = True
+        if self._found is None:
+            self._found = self.training.updates()
+        return self._found
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    @overload
+    def __getitem__(self, index: int) -> Update: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Update]: ...
+
+    def __getitem__(self, index: int | slice) -> Update | Sequence[Update]:
+        return self._read()[index]
+
+    def __repr__(self) -> str:
+        state = "done" if self.training.is_done else "not yet trained"
+        return f"<updates of effect {self.training.number}, {state}>"

@@ -1,0 +1,108 @@
+"""What the current round has cost and brought so far, for the event that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from flstream.server.training import TaskCost, plain_transfer
+from flstream.telemetry.events import ModelRecord, RoundFinished, Transfer
+
+
+class FoldResult(NamedTuple):
+    """What came of a fold or an adoption beside its model, as the journal keeps it.
+
+    Attributes:
+        weights: By site, the weight of its update.
+        metrics: What the sites reported with their updates, weighted alike.
+        refused: By site, the reason why its update turned out to be of no use.
+        fold: Seconds of fetching and folding.
+        checkpoint: Seconds until the model was durable.
+        up: Transfers of the updates.
+        updates: The updates that were used: pairs of a training's number and its sites.
+    """
+
+    weights: Mapping[str, float]
+    metrics: Mapping[str, float]
+    refused: Mapping[str, str]
+    fold: float
+    checkpoint: float
+    up: Transfer
+    updates: list[tuple[int, list[str]]]
+
+    def plain(self) -> dict[str, Any]:
+        """The result as the journal's encoding takes it."""
+        return {
+            **self._asdict(),
+            "up": plain_transfer(self.up),
+            "updates": [list(each) for each in self.updates],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> FoldResult:
+        """The result that was encoded."""
+        updates = [(number, sites) for number, sites in plain["updates"]]
+        return cls(**{**plain, "up": Transfer(*plain["up"]), "updates": updates})
+
+
+class RoundTotals:
+    """Adds up what a round's effects cost and brought.
+
+    Args:
+        number: Number of the round.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._download = self._train = self._fold = self._checkpoint = 0.0
+        self._down, self._up = Transfer(), Transfer()
+        self._weights: dict[str, float] = {}
+        self._metrics: list[tuple[float, Mapping[str, float]]] = []
+
+    def add_task(self, cost: TaskCost) -> None:
+        """Add what a training cost."""
+        self._download += cost.download
+        self._train += cost.work
+        self._fold += cost.fetch
+        self._down += msgspec.structs.replace(cost.down, seconds=cost.download)
+
+    def add_model(self, result: FoldResult) -> None:
+        """Add what a model cost that was made."""
+        self._fold += result.fold
+        self._checkpoint += result.checkpoint
+        self._up += result.up
+        for site, weight in result.weights.items():
+            self._weights[site] = self._weights.get(site, 0.0) + weight
+        self._metrics.append((sum(result.weights.values()), result.metrics))
+
+    def finished(self, newest: ModelRecord) -> RoundFinished:
+        """The event that ends the round.
+
+        Args:
+            newest: The model that was made last, in this round or, if this has made none, before.
+        """
+        return RoundFinished(
+            round=self.number,
+            digest=newest.digest,
+            optimizer_state=newest.optimizer_state,
+            download=self._download,
+            train=self._train,
+            upload_and_fold=self._fold,
+            checkpoint=self._checkpoint,
+            weights=self._weights,
+            metrics=self._mean(),
+            down=self._down,
+            up=msgspec.structs.replace(self._up, seconds=self._fold),
+        )
+
+    def _mean(self) -> dict[str, float]:
+        if len(self._metrics) == 1:
+            return dict(self._metrics[0][1])
+        means = {}
+        for name in sorted({name for _, metrics in self._metrics for name in metrics}):
+            having = [(weight, each[name]) for weight, each in self._metrics if name in each]
+            total = sum(weight for weight, _ in having)
+            means[name] = sum(weight * value for weight, value in having) / total
+        return means

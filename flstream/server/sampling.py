@@ -1,0 +1,65 @@
+"""Which sites take part in a round, and how they are seeded and named."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from flstream.errors import WorkflowError
+
+
+def sample_sites(sites: Sequence[str], count: int, seed: int, round_number: int) -> list[str]:
+    """Draw sites without replacement, by the seed and the round alone.
+
+    Returns:
+        ``count`` names, or all if there are no more, in the order of ``sites``, which is the order
+        in which updates are folded.
+    """
+    # A string seeds through SHA-512: neighbouring rounds and seeds have nothing in common.
+    generator = random.Random(f"flstream/sites/{seed}/{round_number}")
+    drawn = set(generator.sample(list(sites), min(count, len(sites))))
+    return [site for site in sites if site in drawn]
+
+
+def site_seed(seed: int, site: str, round_number: int, kind: str, ordinal: int = 0) -> int:
+    """The seed of one site's task in one round, a number of 63 bits.
+
+    Args:
+        seed: Of the job.
+        site: Name of the site.
+        round_number: Number of the round.
+        kind: What the site does.
+        ordinal: How many tasks of the kind the site has had in the round before.
+    """
+    again = f"/{ordinal}" if ordinal else ""
+    text = f"flstream/task/{seed}/{site}/{round_number}/{kind}{again}"
+    return random.Random(text).getrandbits(63)
+
+
+def check_sites(method: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse names that a workflow gives which are no sites of the job, or stand there twice.
+
+    Args:
+        method: Method of the run that was given them.
+        names: The names.
+        known: Names of the job's sites.
+
+    Raises:
+        WorkflowError: The message names the first of them.
+    """
+    sites, seen = set(known), set[str]()
+    for name in names:
+        if name not in sites:
+            raise WorkflowError(
+                f"run.{method}() was given {name!r}, which is no site of the job; "
+                f"its sites are {brief_names(list(known))} (run.all_sites)"
+            )
+        if name in seen:
+            raise WorkflowError(f"run.{method}() was given {name} twice; name each site once")
+        seen.add(name)
+
+
+def brief_names(names: Sequence[str], most: int = 6) -> str:
+    """Names in words: the first of them, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,100 @@
+"""One evaluation: sites score a model, and what they find becomes one mean a metric."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from flstream.client.messages import SiteTask
+from flstream.server.collected_updates import CollectedUpdate
+from flstream.server.collector import ResultCollector
+from flstream.server.context import ServerContext
+from flstream.server.model_store import ModelStore
+from flstream.server.program_view import Model
+from flstream.server.task_plan import plan_task
+from flstream.server.task_run import TaskRun
+from flstream.server.tasks import TaskSpec
+from flstream.server.trainer import Trainer
+from flstream.server.weights import weighted_metrics
+from flstream.telemetry.events import Evaluated, Warned
+from flstream.telemetry.exact import decode_exact, encode_exact
+
+_TRAINS_TO_EVALUATE = (
+    "the code answers evaluation tasks with a model too, so it may train where it need not; "
+    "branch on is_evaluate(), or set workflow.args.evaluate_every = 0"
+)
+
+
+class Scoring:
+    """Has sites score models.
+
+    Args:
+        context: The server.
+        store: The models.
+        trainer: Knows which workers still hold updates.
+    """
+
+    def __init__(self, context: ServerContext, store: ModelStore, trainer: Trainer) -> None:
+        self._context = context
+        self._store = store
+        self._trainer = trainer
+        self._has_warned = False
+
+    def score(self, model: Model, tasks: Mapping[str, SiteTask], effect: int) -> dict[str, Any]:
+        """Have sites score a model, and tell of it.
+
+        Args:
+            model: The model.
+            tasks: Each site's own part, in order.
+            effect: Number of the effect; 0 for an evaluation that is none.
+
+        Returns:
+            The mean of each ``metrics``, weighted by the sites' own weights, and ``failures`` by
+            site, as the journal keeps them.
+
+        Raises:
+            SimulationError: Too few sites are left; the message names the others.
+            ResumeRefusedError: One has failed for want of its state.
+        """
+        context, sites = self._context, list(tasks)
+        began = time.monotonic()
+        least = min(context.job.clients.min_updates or len(sites), len(sites))
+        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+            f"evaluate the model of round {model.round}", sites, least
+        )
+        source = self._store.source(model)
+        self._trainer.free(sites)
+        spec = TaskSpec(
+            kind="evaluate",
+            effect=effect,
+            round=model.round,
+            total_rounds=context.job.planned_rounds,
+            model=source,
+            sites=tasks,
+            settings=context.model_settings,
+            frame=0,
+            seconds=context.job.clients.round_timeout,
+        )
+        plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
+        run = TaskRun(context, spec, plan, collector)
+        for _ in run.progress():
+            pass
+        self._trainer.check_states(tasks, collector.failures)
+        answers = list(run.in_order.values())
+        if not self._has_warned and any(each.has_params for each in answers):
+            self._has_warned = True
+            context.emit(Warned(message=_TRAINS_TO_EVALUATE))
+        plain = {"metrics": weighted_metrics(answers), "failures": dict(collector.failures)}
+        found: dict[str, Any] = decode_exact(encode_exact(plain))
+        context.emit(
+            Evaluated(
+                round=model.round,
+                metrics=found["metrics"],
+                seconds=time.monotonic() - began,
+                down=run.down,
+                is_provisional=not effect,
+                version=model.version,
+            )
+        )
+        return found

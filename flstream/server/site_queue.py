@@ -1,0 +1,118 @@
+"""Queue of the sites of a task, from which workers take batches."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+SiteBatch = tuple[str, ...]
+"""Sites that a worker handles in one task, one after another."""
+
+
+class SiteQueue:
+    """Queue of a cohort's sites; each worker takes a batch when it is done with the one before.
+
+    It is safe to use from several threads.
+
+    Args:
+        cohort: Sites, in the order in which their updates are folded.
+        size: Number of sites in a batch.
+        ahead: Most sites beyond the last folded one that may be taken, which bounds the number of
+            updates that wait; None for no bound.
+        own: Name of each site's own worker, by site; None if any worker may take any site.
+        done: Sites of the cohort that need no worker any more.
+    """
+
+    def __init__(
+        self,
+        cohort: Sequence[str],
+        size: int = 1,
+        ahead: int | None = None,
+        own: Mapping[str, str] | None = None,
+        done: Collection[str] = (),
+    ) -> None:
+        self._place = {site: place for place, site in enumerate(cohort)}
+        todo = [site for site in cohort if site not in done]
+        self._waiting: deque[SiteBatch] = deque(
+            tuple(todo[start : start + size]) for start in range(0, len(todo), size)
+        )
+        self._own = own or {}
+        self._ahead = ahead
+        self._folded = 0
+        self._taken: dict[str, SiteBatch] = {}
+        self._change = threading.Condition()
+        self._closed = False
+
+    @property
+    def taken(self) -> Mapping[str, SiteBatch]:
+        """Batches that are being handled, by worker."""
+        with self._change:
+            return dict(self._taken)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there are sites that may still be taken."""
+        with self._change:
+            return bool(self._waiting) and not self._closed
+
+    def take(self, worker: str) -> SiteBatch | None:
+        """Take the next batch for a worker, and wait until there is one.
+
+        Args:
+            worker: Name of the worker; it is done with the batch that it took before.
+
+        Returns:
+            The batch; None if there will be no more for this worker.
+        """
+        with self._change:
+            self._taken.pop(worker, None)
+            self._change.notify_all()
+            while not self._closed:
+                batch = self._next(worker)
+                if batch is not None:
+                    self._taken[worker] = batch
+                    return batch
+                # A batch that another worker has taken comes back if that worker is lost.
+                if not self._waiting and not self._taken:
+                    return None
+                if self._own and not any(self._own[site] == worker for (site,) in self._waiting):
+                    return None
+                self._change.wait()
+            return None
+
+    def leave(self, worker: str) -> None:
+        """Record that a worker takes no more batches."""
+        with self._change:
+            self._taken.pop(worker, None)
+            self._change.notify_all()
+
+    def give_back(self, sites: Sequence[str]) -> None:
+        """Put sites back at the head of the queue, as one batch."""
+        with self._change:
+            if sites:
+                self._waiting.appendleft(tuple(sites))
+            self._change.notify_all()
+
+    def fold(self, count: int) -> None:
+        """Record that the first ``count`` sites of the cohort have been folded or have failed."""
+        with self._change:
+            self._folded = count
+            self._change.notify_all()
+
+    def close(self) -> Sequence[str]:
+        """Close the queue, and return the sites that no worker has taken."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+            return [site for batch in self._waiting for site in batch]
+
+    def _next(self, worker: str) -> SiteBatch | None:
+        for batch in self._waiting:
+            if self._own and self._own[batch[0]] != worker:
+                continue
+            if self._ahead is not None and self._place[batch[-1]] >= self._folded + self._ahead:
+                return None
+            self._waiting.remove(batch)
+            return batch
+        return None

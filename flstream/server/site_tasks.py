@@ -1,0 +1,73 @@
+"""Each site's own part of a task: the seed of its random numbers, and the state it begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from flstream.client.messages import SiteTask, TaskKind
+from flstream.client.state import StateVersion
+from flstream.server.sampling import site_seed
+
+
+class SiteTasks:
+    """Makes the parts of tasks, and follows the states that sites have left.
+
+    Args:
+        seed: Seed of the job.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: dict[str, StateVersion] = {}
+        # Place in the journal of what each state was left by.
+        self._places: dict[str, int] = {}
+        # How many tasks of a kind a site has had in the current round.
+        self._counts: dict[tuple[str, TaskKind], int] = {}
+
+    def begin_round(self) -> None:
+        """Count the tasks of sites anew."""
+        self._counts.clear()
+
+    def new(self, kind: TaskKind, sites: Iterable[str], number: int) -> Mapping[str, SiteTask]:
+        """The parts of a new task, by site.
+
+        Args:
+            kind: What the sites do.
+            sites: Names of the sites, in order.
+            number: Number of the round by which they are seeded.
+        """
+        tasks = {}
+        for site in sites:
+            ordinal = self._counts.get((site, kind), 0)
+            self._counts[site, kind] = ordinal + 1
+            seed = site_seed(self._seed, site, number, kind, ordinal)
+            tasks[site] = SiteTask(site, seed, self._states.get(site))
+        return tasks
+
+    def up_to_date(self, tasks: Mapping[str, SiteTask]) -> Mapping[str, SiteTask]:
+        """The parts of a task that is begun now, after others may have changed sites' states."""
+        return with_states(tasks, self._states)
+
+    def left(self, states: Mapping[str, StateVersion | None], place: int) -> None:
+        """Take the versions of their states that sites have left.
+
+        Args:
+            states: The versions, by site; None for an empty state, as after a task that came to
+                nothing.
+            place: Place in the journal of the record that says so. On replay, records may come in
+                another order than that in which they were written.
+        """
+        for site, state in states.items():
+            if place < self._places.get(site, 0):
+                continue
+            self._places[site] = place
+            self._states.pop(site, None)
+            if state is not None:
+                self._states[site] = state
+
+
+def with_states(
+    tasks: Mapping[str, SiteTask], states: Mapping[str, StateVersion]
+) -> Mapping[str, SiteTask]:
+    """The parts of a task, with the states that sites begin with; empty ones for others."""
+    return {site: SiteTask(site, task.seed, states.get(site)) for site, task in tasks.items()}

@@ -1,0 +1,28 @@
+"""Settings of streaming, from the job file's section."""
+
+from __future__ import annotations
+
+from flstream.job import Job
+from flstream.model.memory import Framework
+from flstream.streaming.receiver import StreamSettings
+
+
+def stream_settings(job: Job, framework: Framework) -> StreamSettings:
+    """Return the settings with which a job's models are fetched.
+
+    Args:
+        job: The job.
+        framework: Kind of values that the models are exchanged as, which selects the chunk size.
+    """
+    streaming = job.streaming
+    chunk_size = {
+        "pytorch": streaming.tensor_download_chunk_size,
+        "numpy": streaming.np_download_chunk_size,
+    }[framework]
+    return StreamSettings(
+        chunk_size=0 if streaming.mode == "native" else chunk_size,
+        request_size=streaming.request_size,
+        window=streaming.window,
+        request_timeout=streaming.streaming_per_request_timeout,
+        push=streaming.mode == "push",
+    )

@@ -1,0 +1,80 @@
+"""Plan of a task: sites to workers, and where updates wait until they are folded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flstream.aggregation.optimizers import optimizer_for
+from flstream.aggregation.rules import rule_for
+from flstream.job import Job
+from flstream.model.layout import Layout
+from flstream.server.disk import DiskPlan
+
+# Of models up to here, a worker trains several sites in one task, and their updates wait in memory:
+# the largest model, the largest sum of a task's updates, the largest sum of a cohort's.
+_TINY_BYTES = 1 << 20
+_TASK_BYTES = 8 << 20
+_MEMORY_BYTES = 16 << 20
+_MOST_SITES = 64
+
+
+class TaskPlan(NamedTuple):
+    """Plan of one task.
+
+    Attributes:
+        own: Whether each site has its own worker, in which its update stays until it is folded.
+        sites: Number of sites that a worker is given at a time.
+        in_memory: Whether fetched updates wait in memory, rather than in files.
+        group: Number of updates that are added to the partial sum at a time; 0 for no sum.
+    """
+
+    own: bool
+    sites: int
+    in_memory: bool
+    group: int
+
+    @property
+    def waits_in_files(self) -> bool:
+        """Whether fetched updates wait in files."""
+        return not (self.own or self.in_memory)
+
+
+def plan_task(job: Job, model_bytes: int, cohort: int, *, is_ranked: bool) -> TaskPlan:
+    """Plan a task.
+
+    Args:
+        job: The job, for the number of its workers.
+        model_bytes: Size of the model in bytes.
+        cohort: Number of sites.
+        is_ranked: Whether the aggregation ranks values, and so needs all updates at once.
+    """
+    workers = job.clients.workers
+    if workers == job.clients.count:
+        return TaskPlan(own=True, sites=1, in_memory=False, group=0)
+    size = max(model_bytes, 1)
+    if size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
+        sites = min(-(-cohort // workers), _TASK_BYTES // size, _MOST_SITES)
+        return TaskPlan(own=False, sites=max(sites, 1), in_memory=True, group=0)
+    group = max(4, 2 * workers)
+    return TaskPlan(False, 1, False, 0 if is_ranked or cohort <= group else group)
+
+
+def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = None) -> DiskPlan:
+    """Plan the disk space of a run.
+
+    Args:
+        job: The job.
+        layout: Layout of its model.
+        cohort: Number of sites that train in a round.
+        plan: Plan of their task; None for that of a task whose updates are folded as they come.
+    """
+    rule, optimizer = rule_for(job.aggregation), optimizer_for(job.server_optimizer)
+    if plan is None:
+        plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
+    waiting = cohort if plan.waits_in_files else 0
+    sums = 0
+    if plan.group:
+        waiting = 2 * plan.group
+        sums = 8 * sum(spec.elements for spec in layout.tensors)
+    state = optimizer.state_layout(layout, rule).nbytes if optimizer is not None else 0
+    return DiskPlan(job.planned_rounds, job.checkpoints.keep, layout.nbytes, waiting, sums, state)

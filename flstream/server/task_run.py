@@ -1,0 +1,292 @@
+"""One task over its cohort: given to workers, answered in whatever order, settled site by site."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from flstream.client.messages import MODEL, Answered, SiteAnswer
+from flstream.errors import SimulationError, UpdateRefusedError
+from flstream.runs.site_states import discard_site_state_after
+from flstream.server.collected_updates import (
+    CollectedUpdate,
+    RemoteUpdate,
+    UpdateCollection,
+    fetch_into_memory,
+)
+from flstream.server.collector import ResultCollector
+from flstream.server.context import ServerContext
+from flstream.server.failures import brief
+from flstream.server.pool_events import Report, SiteLost, WorkerAbandoned
+from flstream.server.reporting import TaskReport, report_message, report_replaced
+from flstream.server.site_queue import SiteBatch, SiteQueue
+from flstream.server.stream_settings import stream_settings
+from flstream.server.task_plan import TaskPlan
+from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, ask
+from flstream.server.update_files import UpdateFiles
+from flstream.server.worker_handle import WorkerHandle
+from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
+from flstream.telemetry.events import SiteFailed, SiteUpdate, Transfer
+
+
+class SiteResult(NamedTuple):
+    """What came of a task at a site.
+
+    Attributes:
+        answer: What the site answered.
+        update: Its update; None for an evaluation.
+    """
+
+    answer: SiteAnswer
+    update: CollectedUpdate | None = None
+
+
+class ResultsDelivered(NamedTuple):
+    """Results of one worker are at hand.
+
+    Attributes:
+        results: Of the sites of its task.
+        seconds: How long it took to get their updates from the worker.
+    """
+
+    results: Sequence[SiteResult]
+    seconds: float = 0.0
+
+
+class TaskSeconds(NamedTuple):
+    """Where the seconds of a task went.
+
+    Where workers do several sites, these are what a worker has spent on average.
+
+    Attributes:
+        download: Until the last site had the model.
+        work: From then until the last answer.
+        fetch: Fetching updates, where they are fetched at once.
+    """
+
+    download: float = 0.0
+    work: float = 0.0
+    fetch: float = 0.0
+
+
+class TaskRun:
+    """A task in progress.
+
+    Args:
+        context: The server.
+        spec: The task.
+        plan: How it is spread over workers.
+        collector: Takes the sites' results, and knows how many have to come.
+        files: Where updates wait as files, if they do.
+
+    Attributes:
+        collector: As given.
+        answers: What each site has answered that has not failed since.
+        late: Sites that were not waited for any longer.
+        seconds: Where the time went; known once the task is over.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        spec: TaskSpec,
+        plan: TaskPlan,
+        collector: ResultCollector[CollectedUpdate | None],
+        files: UpdateFiles | None = None,
+    ) -> None:
+        self.collector = collector
+        self.answers: dict[str, SiteAnswer] = {}
+        self.seconds = TaskSeconds()
+        self._context = context
+        self._spec = spec
+        self._plan = plan
+        self._files = files
+        self.late: list[str] = []
+        self._report = TaskReport(spec.kind, spec.round, spec.model.layout.nbytes, context.emit)
+        self._fetching = 0.0
+        self._queue = self._new_queue()
+
+    @property
+    def unsettled(self) -> Sequence[str]:
+        """The sites of which it is not known yet what becomes of them."""
+        return [site for site in self._spec.cohort if not self.collector.is_settled(site)]
+
+    @property
+    def updates(self) -> Mapping[str, CollectedUpdate]:
+        """The updates at hand, by site."""
+        return {
+            site: update for site, update in self.collector.in_order.items() if update is not None
+        }
+
+    @property
+    def down(self) -> Transfer:
+        """The cost of the model's way to the sites."""
+        return self._report.down
+
+    @property
+    def in_order(self) -> Mapping[str, SiteAnswer]:
+        """The answers in the cohort's order, on which the last bits of a mean depend."""
+        return {site: self.answers[site] for site in self._spec.cohort if site in self.answers}
+
+    def progress(self) -> Iterator[None]:
+        """Give the task to workers, until it is known of every site what becomes of it.
+
+        Yields:
+            Whenever results have come, or a site has failed.
+
+        Raises:
+            SimulationError: Too few sites are left; the message names the others.
+            AbortedError: The run is being stopped.
+        """
+        began = time.monotonic()
+        if workers := self._workers():
+            for event in self._context.pool.perform(self._queue, self._perform, workers):
+                self._take(event)
+                self._leave_late()
+                if isinstance(event, ResultsDelivered | SiteLost):
+                    yield
+        assert self.collector.settled == len(self._spec.cohort)
+        self.seconds = self._elapsed(began, len(workers))
+
+    def take_up(self, answer: SiteAnswer, update: CollectedUpdate | None) -> None:
+        """Take a result that an earlier server has had; before :meth:`progress` alone.
+
+        Args:
+            answer: What the site answered.
+            update: Its update; None if that is part of a sum.
+        """
+        self.collector.answer(answer.site, update)
+        self.answers[answer.site] = answer
+        self._queue = self._new_queue()
+
+    def folded(self, count: int) -> None:
+        """Let workers go on with sites further ahead: the first ``count`` need no room any more."""
+        self._queue.fold(count)
+
+    def fail(self, site: str, reason: str, *, late: bool = False) -> None:
+        """Leave a site out of the task, with all that it kept for itself.
+
+        Raises:
+            SimulationError: Too few sites are left.
+        """
+        spec, context = self._spec, self._context
+        if spec.kind == "train" and spec.keeps_state:
+            with suppress(SimulationError):  # its process may be ending; a later task does the rest
+                discard_site_state_after(
+                    context.run.site(site), spec.effect - 1, spec.sites[site].state
+                )
+        reason = brief(reason)
+        if late:
+            self.late.append(site)
+        context.emit(SiteFailed(round=spec.round, site=site, reason=reason, late=late))
+        self.answers.pop(site, None)
+        self.collector.fail(site, reason)
+
+    def _new_queue(self) -> SiteQueue:
+        todo = self.unsettled
+        own = {site: site for site in todo} if self._plan.own else None
+        ahead = 2 * self._plan.group if self._plan.group else None
+        done = set(self._spec.cohort) - set(todo)
+        return SiteQueue(self._spec.cohort, self._plan.sites, ahead, own, done)
+
+    def _workers(self) -> Sequence[str]:
+        todo = self.unsettled
+        if self._plan.own:
+            return todo
+        return self._context.pool.names[: -(-len(todo) // self._plan.sites)]
+
+    def _perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+        """Have a worker do the task for some sites, and get their updates; on a pool's thread."""
+        answer = ask(self._context, self._spec, worker, sites, report)
+        if not answer.sites:
+            return
+        if self._spec.kind == "evaluate":
+            results = [SiteResult(each) for each in answer.sites]
+            report(ResultsDelivered(results), *(each.site for each in answer.sites))
+            return
+        began = time.monotonic()
+        try:
+            updates = self._collect(worker, answer, len(sites))
+        except UpdateRefusedError as error:
+            site = answer.sites[0].site
+            report(SiteLost(site, str(error)), site)  # the worker is as good as before
+            return
+        results = [SiteResult(each.answer, each) for each in updates]
+        delivered = ResultsDelivered(results, time.monotonic() - began)
+        report(delivered, *(each.answer.site for each in updates))
+
+    def _collect(
+        self, worker: WorkerHandle, answered: Answered, asked: int
+    ) -> Sequence[CollectedUpdate]:
+        first, token = answered.sites[0], answered.bodies[MODEL]
+        settings = stream_settings(self._context.job, first.framework)
+        collection = UpdateCollection(worker, token, settings, self._spec.model.layout)
+        if self._plan.own:
+            return [RemoteUpdate(first, collection)]
+        if self._plan.waits_in_files and self._files is not None:
+            return [self._files.fetch(first, collection)]
+        return fetch_into_memory(answered.sites, collection, asked)
+
+    def _take(self, event: object) -> None:
+        match event:
+            case WorkerReplaced() | WorkerAbandoned():
+                report_replaced(event, self._context.emit)
+            case WorkerMessage():
+                report_message(event, self._context.emit)
+            case TaskGiven():
+                self._report.given(event)
+            case ModelArrived():
+                self._report.arrived(event)
+            case ResultsDelivered(results, seconds):
+                self._fetching += seconds
+                for result in results:
+                    self._take_result(result)
+            case SiteLost(site, reason) if site not in self.collector.failures:
+                self.fail(site, reason)
+            case None:
+                self._report.progress()
+
+    def _take_result(self, result: SiteResult) -> None:
+        answer, update = result
+        if answer.site in self.collector.failures:  # it came after it was given up
+            if update is not None:
+                update.release("the round went on without it")
+            return
+        self.collector.answer(answer.site, update)
+        self.answers[answer.site] = answer
+        self._report.answered(answer.site)
+        if self._spec.kind == "train":
+            self._context.emit(
+                SiteUpdate(
+                    round=self._spec.round,
+                    site=answer.site,
+                    weight=answer.weight,
+                    metrics=answer.metrics,
+                )
+            )
+
+    def _leave_late(self) -> None:
+        """Go on without those that are not ready some time after enough others are."""
+        late = self.collector.late
+        if not late:
+            return
+        self.collector.spare(self._queue.close())
+        asked = [site for site in late if not self.collector.is_settled(site)]
+        for name, sites in self._queue.taken.items():
+            if set(sites) & set(asked):
+                self._context.pool.end(name)
+        waited = f"{self.collector.patience:g} s"
+        for site in asked:
+            reason = f"it was not ready {waited} after enough others (clients.wait_after_min)"
+            self.fail(site, reason, late=True)
+
+    def _elapsed(self, began: float, workers: int) -> TaskSeconds:
+        ended = time.monotonic()
+        if self._plan.own:
+            arrived = max(self._report.arrived_at, began)
+            return TaskSeconds(arrived - began, ended - arrived)
+        count = workers or 1
+        down, fetched = self._report.down.seconds / count, self._fetching / count
+        return TaskSeconds(down, max(ended - began - down - fetched, 0.0), fetched)

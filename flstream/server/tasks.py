@@ -1,0 +1,180 @@
+"""Tasks: what the server asks of a worker, and what it accepts as the answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import NamedTuple
+
+from flstream.client.messages import (
+    MODEL,
+    Acknowledged,
+    Answered,
+    Began,
+    Failed,
+    Received,
+    SiteTask,
+    Task,
+    TaskKind,
+)
+from flstream.errors import ChannelClosedError, WorkerLostError
+from flstream.model.body import Source
+from flstream.server.context import ServerContext
+from flstream.server.pool_events import Report, SiteLost
+from flstream.server.site_queue import SiteBatch
+from flstream.server.worker_handle import WorkerHandle
+from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.refs import Delivery
+from flstream.telemetry.events import Transfer
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One task for the sites of a cohort.
+
+    Attributes:
+        kind: What the sites do.
+        effect: Number of the workflow's effect that asks for it.
+        round: Number of the round, from 1; of an evaluation, that of the model.
+        total_rounds: Rounds of the job.
+        model: The model that the sites receive.
+        sites: Each site's own part, in the order in which updates are folded.
+        settings: How models are streamed.
+        frame: Longest frame in bytes in which updates may be pushed.
+        seconds: How long a site may take.
+        keeps_state: Whether what the sites leave in their state is kept.
+        meta: Payload message of the values sent along; empty for none.
+    """
+
+    kind: TaskKind
+    effect: int
+    round: int
+    total_rounds: int
+    model: Source
+    sites: Mapping[str, SiteTask]
+    settings: StreamSettings
+    frame: int
+    seconds: float
+    keeps_state: bool = True
+    meta: bytes = b""
+
+    @property
+    def cohort(self) -> Sequence[str]:
+        """The sites' names, in order."""
+        return list(self.sites)
+
+    def message(self, token: bytes, sites: SiteBatch) -> Task:
+        """The message that gives a worker the task for some of the sites."""
+        return Task(
+            kind=self.kind,
+            effect=self.effect,
+            round=self.round,
+            total_rounds=self.total_rounds,
+            bodies={MODEL: token},
+            chunk_size=self.frame,
+            sites=[self.sites[site] for site in sites],
+            keeps_state=self.keeps_state,
+            meta=self.meta,
+        )
+
+
+@dataclass
+class Turn:
+    """The progress of a worker through the sites of its task. Any thread may look.
+
+    Attributes:
+        begun: Number of sites whose turn has begun.
+        since: When the last of these turns began, in seconds since the epoch.
+    """
+
+    begun: int
+    since: float
+
+
+class TaskGiven(NamedTuple):
+    """A worker was given the task for some sites, and is fetching the model."""
+
+    worker: str
+    sites: SiteBatch
+    delivery: Delivery
+    turn: Turn
+
+
+class ModelArrived(NamedTuple):
+    """A worker has the model, for the sites of its task."""
+
+    worker: str
+    sites: SiteBatch
+    cost: Transfer
+
+
+def ask(
+    context: ServerContext, spec: TaskSpec, worker: WorkerHandle, sites: SiteBatch, report: Report
+) -> Answered:
+    """Give a worker the task for some sites, and wait for the answer.
+
+    Raises:
+        WorkerLostError: The worker ended, died, took too long or answered something else.
+        AbortedError: The run is being stopped.
+    """
+    began = monotonic()
+    push = spec.settings if spec.settings.push else None
+    ref = context.service.offer(spec.model, [worker.receiver], push=push)
+    delivery = ref.deliveries[worker.receiver]
+    deadline = began + spec.seconds
+    at_work = sites[0] if len(sites) == 1 else None
+    turn = Turn(0, time.time())
+    acknowledged = False
+    try:
+        # A worker that has just ended has most likely said why, and that is still to be received.
+        with suppress(ChannelClosedError):
+            worker.control.send(spec.message(ref.token, sites))
+        report(TaskGiven(worker.name, sites, delivery, turn))
+        failed: set[str] = set()
+        while True:
+            message = context.pool.monitor.next_message(
+                worker, deadline, f"answer its {spec.kind} task"
+            )
+            match message:
+                case Acknowledged(effect) if effect == spec.effect:
+                    acknowledged = True
+                case Began(_, site) if site in sites:
+                    # Each has as long as if it were alone.
+                    at_work, deadline = site, monotonic() + spec.seconds
+                    turn.begun, turn.since = turn.begun + 1, time.time()
+                case Received(effect, retries) if effect == spec.effect:
+                    report(ModelArrived(worker.name, sites, _cost(delivery, retries, began)))
+                case Failed(site, _, reason) if site in sites and site not in failed:
+                    failed.add(site)
+                    report(SiteLost(site, reason), site)
+                case Failed(reason=reason):
+                    raise WorkerLostError(reason)
+                case Answered():
+                    _check(spec, message, {*sites} - failed)
+                    return message
+                case _:
+                    raise WorkerLostError(f"it sent {type(message).__name__}, out of turn")
+    except WorkerLostError as error:
+        error.site = at_work
+        error.is_acknowledged = acknowledged
+        raise
+    finally:
+        ref.abort(f"the {spec.kind} task of round {spec.round} is over")
+
+
+def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
+    if answer.effect != spec.effect:
+        raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
+    if {each.site for each in answer.sites} != due or len(answer.sites) != len(due):
+        raise WorkerLostError("it answered for sites that it was not asked for")
+    if spec.kind == "train" and due and MODEL not in answer.bodies:
+        raise WorkerLostError("it answered a train task without a model")
+
+
+def _cost(delivery: Delivery, retries: int, began: float) -> Transfer:
+    return Transfer(
+        delivery.bytes, delivery.requests, delivery.chunks, retries, monotonic() - began
+    )

@@ -1,0 +1,212 @@
+"""Training at the sites, and where their updates lie until they are settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from flstream.aggregation.steps import plan_steps
+from flstream.client.messages import SiteTask
+from flstream.errors import FlstreamError
+from flstream.runs.site_states import check_states
+from flstream.server.cohort import FoldedUpdates
+from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
+from flstream.server.collector import ResultCollector
+from flstream.server.context import ServerContext
+from flstream.server.disk import check_round
+from flstream.server.model_store import ModelStore
+from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
+from flstream.server.task_run import TaskRun
+from flstream.server.tasks import TaskSpec
+from flstream.server.training import SiteTraining
+from flstream.server.update_files import UpdateFiles
+from flstream.telemetry.events import RoundStarted
+
+
+class Trainer:
+    """Has sites train, and keeps track of their updates until they are settled.
+
+    Args:
+        context: The server.
+        store: The models.
+    """
+
+    def __init__(self, context: ServerContext, store: ModelStore) -> None:
+        self._context = context
+        self._store = store
+        # Trainings with updates that are not settled, by their numbers.
+        self._open: dict[int, SiteTraining] = {}
+
+    @property
+    def versions_in_use(self) -> set[int]:
+        """Versions of the models that updates in waiting were trained from."""
+        return {training.base.version for training in self._open.values()}
+
+    def begin(self, training: SiteTraining, plan: TaskPlan) -> TaskRun:
+        """A task for the sites of a training that are not settled yet.
+
+        Updates that an earlier server has fetched, and that are whole, are taken up.
+
+        Raises:
+            SimulationError: There is too little disk for what the round writes.
+        """
+        context, cohort = self._context, list(training.tasks)
+        base, number = self._store.source(training.base), training.effect.round
+        self.free(cohort)
+        training.collector.check_size()
+        files = self.files(training)
+        check_round(
+            plan_disk(context.job, base.layout, len(cohort), plan),
+            context.run.path,
+            number,
+            present=self._store.present_bytes(number) + files.size(),
+        )
+        context.emit(RoundStarted(round=number, sites=cohort))
+        self._open[training.number] = training
+        run = TaskRun(context, self._spec(training), plan, training.collector, files)
+        if plan.waits_in_files:
+            for update in files.recover(run.unsettled).values():
+                run.take_up(update.answer, update)
+        return run
+
+    def plan(self, training: SiteTraining, *, is_lazy: bool) -> TaskPlan:
+        """How a training is spread over workers.
+
+        Args:
+            training: The training.
+            is_lazy: Whether its updates may be folded as they come.
+        """
+        nbytes = self._store.source(training.base).layout.nbytes
+        is_ranked = self._context.rule.is_ranked or not is_lazy
+        return plan_task(self._context.job, nbytes, len(training.tasks), is_ranked=is_ranked)
+
+    def complete(
+        self, training: SiteTraining, sites: Sequence[str]
+    ) -> tuple[Sequence[CollectedUpdate], Mapping[str, str]]:
+        """The updates of some of a training's sites; those that were lost are trained again.
+
+        Such a task is the same as before: its model, its seeds, and the state that its sites begin
+        with; what it leaves in their state is on disk already.
+
+        Returns:
+            The updates, in order, and by site the reason why one could not be made again.
+        """
+        lost = [site for site in sites if site not in training.bodies]
+        failures: Mapping[str, str] = {}
+        if lost:
+            self._open[training.number] = training
+            files = self.files(training)
+            training.bodies |= files.recover(lost)
+            lost = [site for site in lost if site not in training.bodies]
+        if lost:
+            self.free(lost)
+            tasks = {site: training.tasks[site] for site in lost}
+            collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+                f"train round {training.effect.round} again", lost, 0
+            )
+            plan = plan_task(
+                self._context.job,
+                self._store.source(training.base).layout.nbytes,
+                len(lost),
+                is_ranked=True,
+            )
+            spec = self._spec(training, tasks, keeps_state=False)
+            run = TaskRun(self._context, spec, plan, collector, files)
+            for _ in run.progress():
+                pass
+            training.bodies |= {
+                site: update for site, update in collector.answers.items() if update is not None
+            }
+            failures = collector.failures
+            self.check_states(tasks, failures)
+        found = [training.bodies[site] for site in sites if site in training.bodies]
+        return found, failures
+
+    def check_states(self, tasks: Mapping[str, SiteTask], failed: Iterable[str]) -> None:
+        """See to it that no site has failed for want of the state that it was to begin with.
+
+        To go on without such a site would be to come to other bits.
+
+        Raises:
+            ResumeRefusedError: A state is missing or damaged; the message names it.
+        """
+        states = [(site, state) for site in failed if (state := tasks[site].state) is not None]
+        check_states(self._context.run, states)
+
+    def settle(self, cohort: FoldedUpdates) -> None:
+        """Let go of updates that are part of a model that is durable."""
+        for training, site in cohort.members:
+            update = training.bodies.pop(site, None)
+            if update is not None:
+                update.release()
+            training.settled.add(site)
+        for training in cohort.trainings:
+            assert training.result is not None
+            if training.result.answers.keys() <= training.settled:
+                self._open.pop(training.number, None)
+                self._context.run.discard_updates(training.number)
+
+    def forget_empty(self, training: SiteTraining) -> None:
+        """Take no more notice of a training if it has no update, and so nothing to wait for."""
+        if not training.bodies:
+            self._open.pop(training.number, None)
+
+    def release_all(self, reason: str) -> None:
+        """Let go of all updates, which are part of no model, for a reason."""
+        for training in list(self._open.values()):
+            for update in training.bodies.values():
+                update.release(reason)
+            training.bodies.clear()
+        self._open.clear()
+
+    def files(self, training: SiteTraining) -> UpdateFiles:
+        """The folder of files in which a training's updates may wait."""
+        folder = self._context.run.updates(training.number)
+        layout = self._store.source(training.base).layout
+        return UpdateFiles(folder, training.effect.arguments, layout)
+
+    def free(self, sites: Iterable[str]) -> None:
+        """Pull the updates that lie in these sites' workers into files, so that they can work.
+
+        An update that is lost on the way is lost: its site trains again when it is folded.
+        """
+        asked = set(sites)
+        for training in self._open.values():
+            for site in sorted(asked & training.bodies.keys()):
+                update = training.bodies[site]
+                if isinstance(update, RemoteUpdate):
+                    del training.bodies[site]
+                    with suppress(FlstreamError):
+                        files = self.files(training)
+                        training.bodies[site] = files.fetch(update.answer, update.collection)
+
+    def _spec(
+        self,
+        training: SiteTraining,
+        tasks: Mapping[str, SiteTask] | None = None,
+        *,
+        keeps_state: bool = True,
+    ) -> TaskSpec:
+        context, source = self._context, self._store.source(training.base)
+        sites = training.tasks if tasks is None else tasks
+        settings = context.model_settings
+        steps = plan_steps(
+            source.layout,
+            context.rule,
+            updates=max(len(sites), 1),
+            chunk_size=settings.frame_size,
+            memory_budget=context.job.aggregation.memory_budget,
+        )
+        return TaskSpec(
+            kind="train",
+            effect=training.number,
+            round=training.effect.round,
+            total_rounds=context.job.planned_rounds,
+            model=source,
+            sites=sites,
+            settings=settings,
+            frame=steps.frame,
+            seconds=training.seconds,
+            keeps_state=keeps_state,
+            meta=training.meta,
+        )

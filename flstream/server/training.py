@@ -1,0 +1,190 @@
+"""Trainings that a workflow has asked for: their tasks, what came of them, and their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flstream.client.messages import SiteAnswer, SiteTask
+from flstream.client.state import StateVersion
+from flstream.server.collected_updates import CollectedUpdate
+from flstream.server.collector import ResultCollector
+from flstream.server.effects import Effect
+from flstream.server.program_view import Model, Update
+from flstream.telemetry.events import Transfer
+
+if TYPE_CHECKING:
+    from flstream.server.federation import Federation
+
+
+class TaskCost(NamedTuple):
+    """What a task cost.
+
+    Attributes:
+        download: Seconds until the last site had the model.
+        work: Seconds from then until the last answer.
+        fetch: Seconds of fetching updates, where they are fetched at once.
+        down: Transfers of the model to the sites.
+    """
+
+    download: float = 0.0
+    work: float = 0.0
+    fetch: float = 0.0
+    down: Transfer = Transfer()
+
+
+class TrainResult(NamedTuple):
+    """What came of a training, as the journal keeps it.
+
+    Attributes:
+        answers: By site, in the cohort's order: its weight, metrics and payload message of meta.
+        states: Versions of the state that sites have left, where they have left any.
+        failures: By site, the reason why it has no update.
+        late: Those of them that were merely not waited for.
+        cost: What it cost.
+        bases: Versions of the state that sites began with, where they had any.
+    """
+
+    answers: Mapping[str, tuple[float, Mapping[str, float], bytes]]
+    states: Mapping[str, StateVersion]
+    failures: Mapping[str, str]
+    late: Sequence[str]
+    cost: TaskCost
+    bases: Mapping[str, StateVersion] = {}
+
+    @classmethod
+    def of(
+        cls,
+        answers: Mapping[str, SiteAnswer],
+        failures: Mapping[str, str],
+        late: Sequence[str],
+        cost: TaskCost,
+        tasks: Mapping[str, SiteTask],
+    ) -> TrainResult:
+        """The result of a task that is over."""
+        return cls(
+            {each.site: (each.weight, each.metrics, each.meta) for each in answers.values()},
+            {each.site: each.state for each in answers.values() if each.state is not None},
+            dict(failures),
+            list(late),
+            cost,
+            {site: task.state for site, task in tasks.items() if task.state is not None},
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """The result as the journal's encoding takes it: a column for each of its parts."""
+        columns = list(zip(*self.answers.values(), strict=True)) or [(), (), ()]
+        return {
+            "sites": list(self.answers),
+            "weights": list(columns[0]),
+            "metrics": list(columns[1]),
+            "meta": list(columns[2]),
+            "states": _plain_states(self.states),
+            "bases": _plain_states(self.bases),
+            "failures": dict(self.failures),
+            "late": list(self.late),
+            "cost": plain_cost(self.cost),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> TrainResult:
+        """The result that was encoded."""
+        columns = (plain[name] for name in ("weights", "metrics", "meta"))
+        rows = zip(plain["sites"], *columns, strict=True)
+        return cls(
+            {site: (weight, metrics, meta) for site, weight, metrics, meta in rows},
+            _states_from_plain(plain["states"]),
+            plain["failures"],
+            plain["late"],
+            cost_from_plain(plain["cost"]),
+            _states_from_plain(plain["bases"]),
+        )
+
+
+def _plain_states(states: Mapping[str, StateVersion]) -> dict[str, list[Any]]:
+    return {site: [each.effect, each.digest] for site, each in states.items()}
+
+
+def _states_from_plain(plain: Mapping[str, Sequence[Any]]) -> dict[str, StateVersion]:
+    return {site: StateVersion(*state) for site, state in plain.items()}
+
+
+def plain_cost(cost: TaskCost) -> list[Any]:
+    """A cost as the journal's encoding takes it."""
+    return [cost.download, cost.work, cost.fetch, plain_transfer(cost.down)]
+
+
+def cost_from_plain(plain: Sequence[Any]) -> TaskCost:
+    """The cost that was encoded."""
+    download, work, fetch, down = plain
+    return TaskCost(download, work, fetch, Transfer(*down))
+
+
+def plain_transfer(transfer: Transfer) -> list[float]:
+    """A transfer as the journal's encoding takes it."""
+    return [
+        transfer.bytes,
+        transfer.requests,
+        transfer.chunks,
+        transfer.retries,
+        transfer.seconds,
+    ]
+
+
+@dataclass(eq=False)
+class SiteTraining:
+    """A task that a workflow has asked for with ``run.train``.
+
+    Attributes:
+        federation: What carries it out.
+        effect: Its number, and what came of it where the journal knows.
+        base: The model that the sites start from.
+        tasks: Each site's own part, in the cohort's order.
+        collector: Takes the sites' results, and knows how many have to come.
+        seconds: How long a site may take.
+        meta: Payload message of the values sent along.
+        bodies: Updates at hand, by site; those that are settled or lost are not.
+        settled: Sites whose updates are part of a model that is durable.
+        result: What came of it; None before its sites have trained.
+    """
+
+    federation: Federation
+    effect: Effect
+    base: Model
+    tasks: Mapping[str, SiteTask]
+    collector: ResultCollector[CollectedUpdate | None]
+    seconds: float
+    meta: bytes
+    bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
+    result: TrainResult | None = None
+
+    @property
+    def number(self) -> int:
+        """Number of the effect."""
+        return self.effect.number
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its sites have trained."""
+        return self.result is not None
+
+    def updates(self) -> Sequence[Update]:
+        """The updates, in the cohort's order; the sites train now if they have not."""
+        if self.result is None:
+            self.federation.do_training(self)
+        assert self.result is not None
+        # Each refers to this object, which does not keep them: a model's file stays as long as one
+        # of them refers to it, and not until a collector comes.
+        return [
+            Update(site, weight, metrics, self.base, self, meta)
+            for site, (weight, metrics, meta) in self.result.answers.items()
+        ]
+
+    def failures(self) -> Mapping[str, str]:
+        """Why each site that has no update has none; the sites train now if they have not."""
+        if self.result is None:
+            self.federation.do_training(self)
+        assert self.result is not None
+        return self.result.failures

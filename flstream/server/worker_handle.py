@@ -1,0 +1,59 @@
+"""The server's end of the channels to a worker process."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from flstream.client.messages import FromWorker
+from flstream.engines.spawning import SpawnedWorker
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.service import DownloadService
+from flstream.transport.channel import AbortSignal
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+
+_numbers = count(1)
+
+
+class WorkerHandle:
+    """The server's end of the channels to one worker process.
+
+    One thread at a time uses it.
+
+    Args:
+        name: Name of the worker.
+        spawned: The process, with the server's ends of its pipes.
+        service: Download service that offers models to it.
+        abort: Signal that stops the run.
+
+    Attributes:
+        name: Name of the worker; its replacement has the same.
+        receiver: Name under which the process receives models; its replacement has another.
+        control: Channel for messages to and from the worker.
+        up: Receiver that fetches the worker's updates.
+        ready: Whether the worker has reported that it is ready.
+    """
+
+    def __init__(
+        self, name: str, spawned: SpawnedWorker, service: DownloadService, abort: AbortSignal
+    ) -> None:
+        self.name = name
+        self.receiver = f"{name}/{next(_numbers)}"
+        self.control: MessageChannel[FromWorker] = MessageChannel(
+            PipeChannel(spawned.end.control, name), name, FromWorker
+        )
+        self.up = Receiver(PipeChannel(spawned.end.up, name), name, abort)
+        self.ready = False
+        self._spawned = spawned
+        self._service = service
+        service.attach(PipeChannel(spawned.end.down, name), receiver=self.receiver)
+
+    def kill(self) -> None:
+        """Kill the process; safe to call from any thread."""
+        self._spawned.kill()
+
+    def close(self) -> None:
+        """Close the pipes to the process."""
+        self._service.detach(self.receiver)
+        self._spawned.end.control.close()
+        self._spawned.end.up.close()

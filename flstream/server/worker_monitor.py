@@ -1,0 +1,140 @@
+"""Receipt of workers' messages; those that may arrive at any time are passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import NamedTuple
+
+from flstream.client.messages import Failed, FromWorker, Goodbye, Logged, Ready
+from flstream.errors import (
+    AbortedError,
+    DeadlineError,
+    FlstreamError,
+    StreamingError,
+    WorkerLostError,
+)
+from flstream.server.worker_handle import WorkerHandle
+from flstream.transport.channel import AbortSignal
+
+# Seconds that a worker whose code has failed may take to end.
+_END_SECONDS = 5.0
+
+
+class WorkerMessage(NamedTuple):
+    """A worker's message of a kind that may arrive at any time.
+
+    Attributes:
+        worker: Name of the worker.
+        message: The message.
+    """
+
+    worker: str
+    message: Ready | Logged | Goodbye
+
+
+class WorkerReplaced(NamedTuple):
+    """A worker that was lost without failing a site, and that is replaced.
+
+    Attributes:
+        worker: Name of the worker.
+        reason: Clause that says why it was lost.
+    """
+
+    worker: str
+    reason: str
+
+
+class WorkerMonitor:
+    """Receives workers' messages; each worker may be used by another thread.
+
+    Args:
+        notify: Function that takes the messages that may arrive at any time, and the replacements.
+        abort: Signal that stops the run.
+    """
+
+    def __init__(
+        self, notify: Callable[[WorkerMessage | WorkerReplaced], None], abort: AbortSignal
+    ) -> None:
+        self._notify = notify
+        self._abort = abort
+
+    def is_fit(self, worker: WorkerHandle) -> bool:
+        """Whether an idle worker can be given a task; reads the messages that it sent meanwhile.
+
+        Raises:
+            AbortedError: The run is being stopped.
+        """
+        try:
+            while worker.control.has_input():
+                message = self._take(worker, _END_SECONDS)
+                if isinstance(message, Failed):
+                    # It failed after it had answered, so its answer counts.
+                    self.await_goodbye(worker, _END_SECONDS)
+                    raise WorkerLostError(message.reason)
+        except AbortedError:
+            raise
+        except FlstreamError as error:
+            self._notify(WorkerReplaced(worker.name, str(error)))
+            return False
+        return True
+
+    def next_message(self, worker: WorkerHandle, deadline: float, task: str) -> FromWorker:
+        """Wait for a worker's next message, and pass on those that may arrive at any time.
+
+        Args:
+            worker: The worker.
+            deadline: Deadline in seconds, on the clock of ``time.monotonic()``.
+            task: Verb phrase for the error's message: what the worker has to do by the deadline.
+
+        Raises:
+            WorkerLostError: The worker ended, died or missed the deadline.
+            AbortedError: The run is being stopped.
+        """
+        while True:
+            try:
+                message = self._take(worker, max(deadline - monotonic(), 0.0))
+            except DeadlineError as error:
+                raise WorkerLostError(
+                    f"it did not {task} in the time it was given (clients.round_timeout)"
+                ) from error
+            except StreamingError as error:
+                if isinstance(error, AbortedError):
+                    raise
+                raise WorkerLostError(str(error)) from error
+            if message is not None:
+                return message
+
+    def _take(self, worker: WorkerHandle, seconds: float) -> FromWorker | None:
+        """Receive one message; None if it was of a kind that may arrive at any time.
+
+        Raises:
+            StreamingError: The channel to the worker is closed, or no message came in time.
+            WorkerLostError: The worker has ended.
+        """
+        message = worker.control.receive(seconds, self._abort)
+        match message:
+            case Ready():
+                # A process that runs a script for many sites sends it twice: its idle memory is
+                # known only once the script has made its imports.
+                was_ready, worker.ready = worker.ready, True
+                self._notify(WorkerMessage(worker.name, message))
+                return None if was_ready else message
+            case Logged():
+                self._notify(WorkerMessage(worker.name, message))
+                return None
+            case Goodbye():
+                self._notify(WorkerMessage(worker.name, message))
+                raise WorkerLostError(
+                    "its script ended before the run did; loop while is_running() is true"
+                )
+        return message
+
+    def await_goodbye(self, worker: WorkerHandle, seconds: float) -> None:
+        """Wait until a worker has ended, for at most ``seconds``."""
+        deadline = monotonic() + seconds
+        try:
+            while True:
+                self.next_message(worker, deadline, "end")
+        except WorkerLostError:
+            return

@@ -1,0 +1,342 @@
+"""Pool of a run's workers, each of which is given its tasks by a thread of the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import NamedTuple
+
+from flstream.client.messages import Stop
+from flstream.engines.spawning import WorkerSpawner
+from flstream.errors import (
+    AbortedError,
+    CheckpointError,
+    DeadlineError,
+    FlstreamError,
+    SimulationError,
+    WorkerLostError,
+)
+from flstream.server.pool_events import Perform, PoolEvent, SiteLost, WorkerAbandoned
+from flstream.server.site_queue import SiteBatch, SiteQueue
+from flstream.server.worker_monitor import WorkerMonitor, WorkerReplaced
+from flstream.server.worker_supervisor import WorkerSupervisor
+from flstream.streaming.service import DownloadService
+from flstream.transport.channel import AbortSignal
+
+REPORT_SECONDS = 0.1
+"""Seconds between yields of None, so that the caller can act while nothing happens."""
+
+# Failed starts in a row after which a shared worker is abandoned: the next one would fail, too.
+_MOST_FAILED_STARTS = 3
+
+
+class WorkerPool:
+    """Pool of workers.
+
+    A thread for each busy worker exchanges messages with it. All events reach the one thread that
+    iterates over :meth:`perform`, and only that thread makes decisions.
+
+    Args:
+        names: Names of the workers.
+        own: Whether each worker is a site's own, and has the site's name.
+        spawner: Engine's source of worker processes.
+        service: Download service that offers models to the workers.
+        abort: Signal that stops the run.
+        ready_seconds: Seconds that a new process may take to become ready.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        own: bool,
+        spawner: WorkerSpawner,
+        service: DownloadService,
+        abort: AbortSignal,
+        ready_seconds: float,
+    ) -> None:
+        self._abort = abort
+        self._events: SimpleQueue[PoolEvent] = SimpleQueue()
+        self._monitor = WorkerMonitor(self._events.put, abort)
+        self._supervisors = {
+            name: WorkerSupervisor(name, own, spawner, self._monitor, service, abort, ready_seconds)
+            for name in names
+        }
+        self._abandoning = threading.Lock()
+        self._threads = ThreadPoolExecutor(len(names), thread_name_prefix="worker-pool")
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the workers that are not abandoned."""
+        return [
+            name for name, supervisor in self._supervisors.items() if not supervisor.is_abandoned
+        ]
+
+    @property
+    def monitor(self) -> WorkerMonitor:
+        """Monitor that receives the workers' messages."""
+        return self._monitor
+
+    def prepare(self) -> Iterator[PoolEvent | None]:
+        """Start all workers, and wait until they are ready.
+
+        Yields:
+            Events, and None every :data:`REPORT_SECONDS`. A site whose own worker fails is
+            reported as :class:`SiteLost`, a shared worker that fails repeatedly as
+            :class:`WorkerAbandoned`.
+
+        Raises:
+            SimulationError: No worker became ready.
+        """
+
+        def get_ready(supervisor: WorkerSupervisor) -> None:
+            while not supervisor.is_abandoned and (
+                supervisor.worker is None or not supervisor.worker.ready
+            ):
+                try:
+                    supervisor.ready_worker()
+                except WorkerLostError as error:
+                    supervisor.drop()
+                    if not supervisor.own:
+                        self._count_failed_start(supervisor, error)
+                    elif _is_repeatable(supervisor, error):
+                        supervisor.lost_in_a_row += 1
+                        self._events.put(WorkerReplaced(supervisor.name, str(error)))
+                    else:
+                        self._events.put(SiteLost(supervisor.name, str(error)))
+                        return
+
+        yield from self._together(
+            [partial(get_ready, supervisor) for supervisor in self._supervisors.values()]
+        )
+
+    def perform(
+        self, queue: SiteQueue, execute: Perform, workers: Sequence[str]
+    ) -> Iterator[PoolEvent | None]:
+        """Execute tasks on workers until the queue of sites is empty.
+
+        Args:
+            queue: Queue of the sites.
+            execute: Function that executes a task for a batch of sites on a worker.
+            workers: Names of the workers to use. If all of them are abandoned, as many others are
+                used instead.
+
+        Yields:
+            Events, and None every :data:`REPORT_SECONDS`. Each site is either settled by an event
+            of ``execute``, or reported as :class:`SiteLost`.
+
+        Raises:
+            SimulationError: All workers of the pool were abandoned.
+            CheckpointError: An update's file could not be written.
+            AbortedError: The run is being stopped.
+        """
+        try:
+            while workers:
+                supervisors = [self._supervisors[name] for name in workers]
+                for supervisor in supervisors:
+                    supervisor.open()
+                tasks = [
+                    partial(self._work_through, supervisor, queue, execute)
+                    for supervisor in supervisors
+                ]
+                yield from self._together(tasks)
+                workers = self.names[: len(workers)] if queue.is_left else ()
+        finally:
+            queue.close()
+
+    def end(self, name: str) -> None:
+        """Kill a worker, even while it is being spawned."""
+        self._supervisors[name].end()
+
+    def dismiss(self, seconds: float) -> Iterator[PoolEvent | None]:
+        """Send every worker :class:`~flstream.client.messages.Stop`, and wait until it has ended.
+
+        Args:
+            seconds: Most seconds to wait for a worker.
+
+        Yields:
+            Events, and None every :data:`REPORT_SECONDS`.
+        """
+
+        def stop(supervisor: WorkerSupervisor) -> None:
+            worker, supervisor.worker = supervisor.worker, None
+            if worker is None:
+                return
+            # The launcher kills a process that does not end by itself; the model is final.
+            with suppress(FlstreamError):
+                worker.control.send(Stop())
+                self._monitor.await_goodbye(worker, seconds)
+            worker.close()
+
+        yield from self._together(
+            [partial(stop, supervisor) for supervisor in self._supervisors.values()]
+        )
+
+    def close(self) -> None:
+        """Kill all workers, and end the pool's threads."""
+        for supervisor in self._supervisors.values():
+            supervisor.end()
+        self._threads.shutdown()
+        for supervisor in self._supervisors.values():
+            supervisor.drop()
+
+    def _together(self, tasks: Sequence[Callable[[], None]]) -> Iterator[PoolEvent | None]:
+        """Run tasks in the pool's threads, and yield events until all tasks are done.
+
+        If a task fails, or the generator is closed early, all workers are killed.
+        """
+        futures = [self._threads.submit(task) for task in tasks]
+        for future in futures:
+            future.add_done_callback(lambda future: self._events.put(_Ended(future)))
+        left, report_at = len(futures), monotonic() + REPORT_SECONDS
+        try:
+            while left:
+                with suppress(Empty):
+                    event = self._events.get(timeout=max(report_at - monotonic(), 0.0))
+                    if isinstance(event, _Ended):
+                        left -= 1
+                        event.future.result()
+                    else:
+                        yield event
+                if monotonic() >= report_at:
+                    report_at = monotonic() + REPORT_SECONDS
+                    yield None
+                    self._check_abort()
+            # A thread may have ended because of the signal before this one checked it.
+            self._check_abort()
+        finally:
+            if left:
+                for supervisor in self._supervisors.values():
+                    supervisor.end()
+
+    def _check_abort(self) -> None:
+        if self._abort.is_set():
+            raise AbortedError("the run was stopped")
+
+    def _work_through(
+        self, supervisor: WorkerSupervisor, queue: SiteQueue, execute: Perform
+    ) -> None:
+        """Execute tasks on one worker until the queue has no more batches for it."""
+        try:
+            while (
+                not supervisor.is_abandoned and (batch := queue.take(supervisor.name)) is not None
+            ):
+                self._execute(supervisor, queue, batch, execute)
+            queue.leave(supervisor.name)
+        except BaseException:
+            # No other thread may wait for the batch that this one has taken.
+            queue.close()
+            raise
+
+    def _execute(
+        self, supervisor: WorkerSupervisor, queue: SiteQueue, batch: SiteBatch, execute: Perform
+    ) -> None:
+        """Execute one task on a worker; if the worker is lost, fail its sites or put them back."""
+        settled: set[str] = set()
+        try:
+            worker = supervisor.ready_worker()
+        except WorkerLostError as error:
+            supervisor.drop()
+            if not supervisor.own:
+                # The sites have not failed: another worker takes them.
+                queue.give_back(batch)
+                if not supervisor.is_ending:
+                    self._count_failed_start(supervisor, error)
+            elif _is_repeatable(supervisor, error):
+                self._repeat(supervisor, queue, batch, error)
+            else:
+                self._events.put(SiteLost(batch[0], str(error)))
+            return
+        try:
+            execute(worker, batch, partial(self._report, settled))
+            supervisor.lost_in_a_row = 0
+        except (AbortedError, CheckpointError, SimulationError):
+            raise  # not the worker's failure
+        except FlstreamError as error:
+            supervisor.drop()
+            left = [site for site in batch if site not in settled]
+            if _is_repeatable(supervisor, error):
+                self._repeat(supervisor, queue, left, error)
+            else:
+                supervisor.lost_in_a_row = 0
+                self._fail_culprit(queue, batch, left, error)
+
+    def _repeat(
+        self,
+        supervisor: WorkerSupervisor,
+        queue: SiteQueue,
+        sites: Sequence[str],
+        error: FlstreamError,
+    ) -> None:
+        """Put sites back for the worker's replacement."""
+        supervisor.lost_in_a_row += 1
+        self._events.put(WorkerReplaced(supervisor.name, str(error)))
+        queue.give_back(sites)
+
+    def _fail_culprit(
+        self, queue: SiteQueue, batch: SiteBatch, left: Sequence[str], error: FlstreamError
+    ) -> None:
+        """Fail the site that ended its worker; if it is unknown, try the sites one by one.
+
+        Args:
+            queue: Queue of the sites.
+            batch: Sites of the task.
+            left: Sites of the task that are not settled.
+            error: Error that says why the worker was lost.
+        """
+        culprit = error.site if isinstance(error, WorkerLostError) else None
+        if len(batch) == 1:
+            for site in left:
+                self._events.put(SiteLost(site, str(error)))
+        elif culprit is not None and culprit in left and isinstance(error.__cause__, DeadlineError):
+            self._events.put(SiteLost(culprit, str(error)))
+            queue.give_back([site for site in left if site != culprit])
+        else:
+            for site in reversed(left):
+                queue.give_back([site])
+
+    def _report(self, settled: set[str], event: PoolEvent, *sites: str) -> None:
+        settled.update(sites)
+        self._events.put(event)
+
+    def _count_failed_start(self, supervisor: WorkerSupervisor, error: WorkerLostError) -> None:
+        """Count a failed start, and abandon the worker after :data:`_MOST_FAILED_STARTS`.
+
+        Raises:
+            SimulationError: All workers are abandoned.
+        """
+        supervisor.failed_starts += 1
+        if supervisor.failed_starts < _MOST_FAILED_STARTS:
+            return
+        reason = (
+            f"{supervisor.name} did not get ready {supervisor.failed_starts} times in a row: "
+            f"{error}; its log is {supervisor.name}.log"
+        )
+        # Of two threads that abandon the last two workers, one has to notice that none is left.
+        with self._abandoning:
+            supervisor.is_abandoned = True
+            if not self.names:
+                raise SimulationError(reason)
+        self._events.put(WorkerAbandoned(supervisor.name, reason))
+
+
+def _is_repeatable(supervisor: WorkerSupervisor, error: FlstreamError) -> bool:
+    """Whether a worker was lost before it acknowledged its task, so that another can do it."""
+    return (
+        isinstance(error, WorkerLostError)
+        and not error.is_acknowledged
+        and not error.has_raised
+        and not isinstance(error.__cause__, DeadlineError)
+        and not supervisor.is_ending
+        and supervisor.may_lose_another()
+    )
+
+
+class _Ended(NamedTuple):
+    """The end of a thread's task, put among the events."""
+
+    future: Future[None]

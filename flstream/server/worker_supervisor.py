@@ -1,0 +1,120 @@
+"""Supervision of one worker: it is spawned, made ready, killed and replaced."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+from flstream.client.messages import Failed
+from flstream.engines.spawning import WorkerSpawner
+from flstream.errors import WorkerLostError
+from flstream.server.worker_handle import WorkerHandle
+from flstream.server.worker_monitor import WorkerMonitor
+from flstream.streaming.service import DownloadService
+from flstream.transport.channel import AbortSignal
+
+# Workers in a row that may be lost before they acknowledged a task; then their sites have failed.
+_MOST_LOST = 3
+
+
+class WorkerSupervisor:
+    """Supervisor of one worker and its replacements, which have the same name.
+
+    One thread at a time uses it; any thread may call :meth:`end`.
+
+    Args:
+        name: Name of the worker.
+        own: Whether it is a site's own worker.
+        spawner: Engine's source of worker processes.
+        monitor: Monitor that receives the worker's messages.
+        service: Download service that offers models to the worker.
+        abort: Signal that stops the run.
+        ready_seconds: Seconds that a new process may take to become ready.
+
+    Attributes:
+        name: Name of the worker.
+        own: Whether it is a site's own worker.
+        worker: The current process; None if it is yet to be spawned.
+        failed_starts: Number of processes in a row that did not become ready.
+        lost_in_a_row: Number of processes in a row that were lost before they acknowledged a task.
+        is_abandoned: Whether the worker is no longer replaced.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        own: bool,
+        spawner: WorkerSpawner,
+        monitor: WorkerMonitor,
+        service: DownloadService,
+        abort: AbortSignal,
+        ready_seconds: float,
+    ) -> None:
+        self.name = name
+        self.own = own
+        self.worker: WorkerHandle | None = None
+        self.failed_starts = 0
+        self.lost_in_a_row = 0
+        self.is_abandoned = False
+        self._spawner = spawner
+        self._monitor = monitor
+        self._service = service
+        self._abort = abort
+        self._ready_seconds = ready_seconds
+        self._ending = False
+        self._lock = threading.Lock()  # guards the process that another thread may kill
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the worker was ended, and is not to be spawned until :meth:`open` is called."""
+        return self._ending
+
+    def may_lose_another(self) -> bool:
+        """Whether one more process may be lost before an acknowledgement without failing a site."""
+        return self.lost_in_a_row < _MOST_LOST - 1
+
+    def open(self) -> None:
+        """Allow the worker to be spawned again after :meth:`end`."""
+        self._ending = False
+
+    def ready_worker(self) -> WorkerHandle:
+        """Return the worker, ready for a task; spawn a process if there is none that is fit.
+
+        Raises:
+            WorkerLostError: The process did not become ready.
+            AbortedError: The run is being stopped.
+        """
+        if self.worker is not None and not self._monitor.is_fit(self.worker):
+            self.drop()
+        if self.worker is None:
+            spawned = self._spawner.spawn(self.name, self._abort)
+            with self._lock:
+                self.worker = WorkerHandle(self.name, spawned, self._service, self._abort)
+        with self._lock:
+            worker = self.worker
+            assert worker is not None
+            if self._ending:
+                worker.kill()
+                raise WorkerLostError("it is no longer wanted")
+        deadline = monotonic() + self._ready_seconds
+        while not worker.ready:
+            message = self._monitor.next_message(worker, deadline, "call init()")
+            if isinstance(message, Failed):
+                raise WorkerLostError(message.reason, has_raised=True)
+        self.failed_starts = 0
+        return worker
+
+    def end(self) -> None:
+        """Kill the worker, even while it is being spawned; safe to call from any thread."""
+        with self._lock:
+            self._ending = True
+            if self.worker is not None:
+                self.worker.kill()
+
+    def drop(self) -> None:
+        """Kill the current process, if there is one, and close its channels."""
+        with self._lock:
+            worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.kill()
+            worker.close()

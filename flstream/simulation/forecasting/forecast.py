@@ -1,0 +1,272 @@
+"""Forecast of a job's traffic, memory and disk, from the job and its model's layout.
+
+The traffic is exact as long as every site answers with all tensors that are aggregated and nothing
+is lost on the way. Memory and disk are upper bounds for the exchange alone; training needs more
+for gradients and data, which cannot be forecast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from flstream.aggregation.rules import AggregationRule, rule_for
+from flstream.aggregation.steps import plan_steps
+from flstream.engines.imports import library_imports
+from flstream.job import Job
+from flstream.model.layout import Layout
+from flstream.server.stream_settings import stream_settings
+from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
+from flstream.streaming.receiver import StreamSettings
+
+# Memory of processes beside models, measured as PSS: shared libraries such as torch, and the
+# private memory of each process.
+_SHARED_BYTES = 240 << 20
+_PROCESS_BYTES = 8 << 20
+# Further shared memory where the training code imports more, such as torch's optimisers.
+_LIBRARIES_BYTES = 100 << 20
+# The launcher, the fork server, the server, and the builder of the initial model.
+_OTHER_PROCESSES = 4
+# Memory of streaming in a process over its idle, whatever the size of the model: mostly pages of
+# libraries that are used for the first time.
+_STREAMING_BYTES = 24 << 20
+# Memory of the server for each worker: threads, channels and messages.
+_LINE_BYTES = 256 << 10
+
+Mode = Literal["pull", "push", "native"]
+
+
+class Traffic(NamedTuple):
+    """Traffic in one direction.
+
+    Attributes:
+        bytes: number of bytes of tensors.
+        requests: number of fetch requests.
+        chunks: number of frames.
+    """
+
+    bytes: int = 0
+    requests: int = 0
+    chunks: int = 0
+
+    def times(self, count: int) -> Traffic:
+        """Multiply all counts."""
+        return Traffic(self.bytes * count, self.requests * count, self.chunks * count)
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Add the counts of other traffic."""
+        return Traffic(*map(sum, zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Forecast of a job's traffic, memory and disk.
+
+    Attributes:
+        model_bytes: size of the model's body in bytes.
+        tensors: number of tensors of the model.
+        mode: transfer mode; native also where a chunk size of 0 turns streaming off.
+        chunk_size: maximum frame size to the sites in bytes; 0 in native mode.
+        sites: number of sites that train in a round.
+        workers: number of worker processes.
+        rounds: number of rounds.
+        evaluations: number of rounds that are evaluated.
+        down: traffic of a round's models to the sites that train.
+        up: traffic of a round's updates to the server.
+        evaluation: traffic of the models to the sites in a round that is evaluated.
+        server_bytes: peak memory of the server over its idle, in bytes.
+        client_bytes: peak memory of a client over its idle in bytes, for the exchange alone.
+        processes: number of processes of the run, including the launcher.
+        total_bytes: peak memory of all processes together in bytes, idle included; shared memory
+            is counted once.
+        round_disk_bytes: bytes that a round writes before any file can be removed.
+        disk_bytes: peak size of all files together in bytes.
+    """
+
+    model_bytes: int
+    tensors: int
+    mode: Mode
+    chunk_size: int
+    sites: int
+    workers: int
+    rounds: int
+    evaluations: int
+    down: Traffic
+    up: Traffic
+    evaluation: Traffic
+    server_bytes: int
+    client_bytes: int
+    processes: int
+    total_bytes: int
+    round_disk_bytes: int
+    disk_bytes: int
+
+    @property
+    def run_down(self) -> Traffic:
+        """Traffic of all models to the sites: ``transfer.down`` of the summary."""
+        return self.down.times(self.rounds).plus(self.evaluation.times(self.evaluations))
+
+    @property
+    def run_up(self) -> Traffic:
+        """Traffic of all updates to the server: ``transfer.up`` of the summary."""
+        return self.up.times(self.rounds)
+
+
+def plain_layout(model_bytes: int, tensors: int = 1) -> Layout:
+    """Return the layout of a float32 model with tensors of equal size.
+
+    Args:
+        model_bytes: size of the model in bytes, rounded down to a multiple of 4.
+        tensors: number of tensors, 1 or more.
+    """
+    each, more = divmod(model_bytes // 4, tensors)
+    return Layout.of((f"tensor.{i}", "F32", (each + (i < more),)) for i in range(tensors))
+
+
+def forecast(job: Job, layout: Layout) -> Forecast:
+    """Forecast a job's traffic, memory and disk.
+
+    Args:
+        job: the job.
+        layout: layout of the job's model.
+
+    Raises:
+        UsageError: a pattern of ``aggregation.include`` or ``exclude`` matches no tensor's name.
+    """
+    clients = job.clients
+    rule, cohort = rule_for(job.aggregation), clients.cohort_size
+    settings = stream_settings(job, job.train.exchange_format)
+    plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
+    scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
+    update = _update_layout(layout, rule)
+    disk = plan_disk(job, layout, cohort)
+    # Beside the initial model.
+    more = disk.more_checkpoints(0, 1)
+    passing = sum(part.size for part in disk.of_a_round) - disk.model - disk.optimizer_state
+    every = max(stage.args.evaluate_every for stage in job.stages)
+    server, client = _memory(job, plan, settings, layout.nbytes, update.nbytes)
+    processes = clients.workers + _OTHER_PROCESSES
+    shared = _SHARED_BYTES + processes * _PROCESS_BYTES
+    if job.train.source is not None and library_imports(job.train.source):
+        shared += _LIBRARIES_BYTES
+    one = _download(layout.nbytes, settings, settings.frame_size, pushed=settings.push)
+    return Forecast(
+        model_bytes=layout.nbytes,
+        tensors=len(layout.tensors),
+        mode=job.streaming.mode if settings.chunk_size else "native",
+        chunk_size=settings.chunk_size,
+        sites=cohort,
+        workers=clients.workers,
+        rounds=job.planned_rounds,
+        evaluations=_evaluations(job),
+        down=one.times(-(-cohort // plan.sites)),
+        up=_updates(job, plan, layout, update, settings, rule),
+        evaluation=one.times(-(-clients.count // scoring.sites)) if every else Traffic(),
+        server_bytes=server,
+        client_bytes=client,
+        processes=processes,
+        total_bytes=shared + server + clients.workers * client,
+        round_disk_bytes=sum(part.size for part in disk.of_a_round),
+        disk_bytes=disk.model + more * (disk.model + disk.optimizer_state) + passing,
+    )
+
+
+def _evaluations(job: Job) -> int:
+    """Return how many rounds are evaluated: regular ones of each stage, and the last of all."""
+    count, done = 0, 0
+    for stage in job.stages:
+        every, last = stage.args.evaluate_every, done + job.rounds
+        if every:
+            count += last // every - done // every
+        done = last
+    return count + (1 if every and done % every else 0)
+
+
+def _update_layout(layout: Layout, rule: AggregationRule) -> Layout:
+    """Return the layout of the tensors of an update that are aggregated, and so sent."""
+    selected = rule.selected(layout)
+    return Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors if s.name in selected)
+
+
+def _download(nbytes: int, settings: StreamSettings, frame: int, *, pushed: bool) -> Traffic:
+    """Return the traffic of a download, in frames of at most ``frame`` bytes, or whole if 0."""
+    if not nbytes:
+        return Traffic()
+    if not frame:
+        return Traffic(nbytes, 1, 1)
+    requests, chunks = -(-nbytes // settings.bytes_a_request), -(-nbytes // frame)
+    if pushed:
+        # The first window of frames is pushed without a request.
+        requests = max(requests - settings.window, 0)
+    return Traffic(nbytes, requests, chunks)
+
+
+def _updates(
+    job: Job,
+    plan: TaskPlan,
+    layout: Layout,
+    update: Layout,
+    settings: StreamSettings,
+    rule: AggregationRule,
+) -> Traffic:
+    """Return the traffic of a round's updates, as :mod:`flstream.server.training` fetches them."""
+    cohort = job.clients.cohort_size
+
+    def frame_of(partial: int) -> int:
+        """Return the longest frame in bytes of a walk with so many partial updates; 0 for whole."""
+        if not settings.frame_size:
+            return 0
+        return plan_steps(
+            layout,
+            rule,
+            updates=cohort,
+            chunk_size=settings.frame_size,
+            memory_budget=job.aggregation.memory_budget,
+            partial=partial,
+        ).frame
+
+    def download(nbytes: int, limit: int, *, again: bool = False) -> Traffic:
+        """Return the traffic of a download in frames of at most ``limit`` bytes.
+
+        Frames that are pushed have the sender's size instead.
+        """
+        sent = frame_of(0)
+        pushed = settings.push and not again and bool(sent) and not limit % sent
+        taken = settings._replace(chunk_size=limit)
+        return _download(nbytes, taken, sent if pushed else limit, pushed=pushed)
+
+    if not plan.own:
+        whole, rest = divmod(cohort, plan.sites)
+        batch = download(plan.sites * update.nbytes, settings.frame_size)
+        return batch.times(whole).plus(download(rest * update.nbytes, settings.frame_size))
+    is_partial = len(update.tensors) < len(layout.tensors)
+    limit = frame_of(cohort if is_partial else 0)
+    walks = download(update.nbytes, limit)
+    for _ in range(1, _walks(rule)):
+        walks = walks.plus(download(update.nbytes, limit, again=True))
+    return walks.times(cohort)
+
+
+def _walks(rule: AggregationRule) -> int:
+    """Return how often an update is fetched from its worker: twice if clipping needs its norm."""
+    return 1 if rule.clip_norm is None else 2
+
+
+def _memory(
+    job: Job, plan: TaskPlan, settings: StreamSettings, model: int, update: int
+) -> tuple[int, int]:
+    """Return the peak memory over idle of the server and of a client, in bytes."""
+    workers = job.clients.workers
+    server = _STREAMING_BYTES + workers * _LINE_BYTES + job.aggregation.memory_budget
+    if plan.in_memory:
+        server += job.clients.cohort_size * update
+    client = _STREAMING_BYTES + model
+    if plan.sites > 1:
+        # The received model, and the updates: one by one, and then in one piece.
+        client += model + 2 * plan.sites * update
+    if not settings.chunk_size:
+        # The server has the model serialised for each worker, and a file that is being serialised;
+        # a client has the model and its serialised form.
+        server += (workers + 1) * model
+        client += model
+    return server, client

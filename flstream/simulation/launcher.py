@@ -1,0 +1,275 @@
+"""The launcher: starts the processes of a run, follows its events, and ends all processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import Any
+
+from flstream.client.code import train_code
+from flstream.client.worker_info import WorkerInfo
+from flstream.engines.local import host_for
+from flstream.engines.processes import ProcessHost
+from flstream.engines.spawning import SpawnService
+from flstream.engines.worker_sockets import WorkerSockets
+from flstream.errors import AbortedError, SimulationError, StreamingError
+from flstream.job import Job, render_job
+from flstream.runs.counted_events import Status
+from flstream.runs.history import History
+from flstream.runs.job_facts import JobFacts
+from flstream.runs.job_files import render_files
+from flstream.runs.resume import ResumePoint, take_up
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import RunningSummary, Summary
+from flstream.server.stream_settings import stream_settings
+from flstream.simulation.interruption import STOPS, handling
+from flstream.simulation.model_builder import builder_main
+from flstream.simulation.server_process import server_main
+from flstream.simulation.worker_process import worker_main
+from flstream.telemetry.events import (
+    SERVER,
+    AnyEvent,
+    ProcessEnded,
+    ProcessReady,
+    RunFinished,
+)
+from flstream.telemetry.machine import this_machine
+from flstream.telemetry.memory import MemorySampler
+from flstream.transport.channel import Signal
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+
+LAUNCHER, FORK_SERVER, BUILDER = "launcher", "fork-server", "model-builder"
+
+# Time for the server to stop in order, after which everything is killed.
+_STOP_SECONDS = 3.0
+# Time to wait for the exit status of a process whose death was seen on a socket first.
+_EXPLAIN_SECONDS = 0.5
+# Time for a worker's process to end after its last message.
+_EXIT_SECONDS = 5.0
+
+Listener = Callable[[AnyEvent, MemorySampler], None]
+
+
+def simulate(
+    job: Job,
+    run: RunDirectory,
+    listener: Listener | None = None,
+    resume: ResumePoint | None = None,
+    host: ProcessHost | None = None,
+) -> Summary:
+    """Run a job in processes of its own.
+
+    Ctrl-C, SIGTERM and SIGHUP stop the run: the last completed round is kept, and the status in
+    the summary is ``stopped``.
+
+    Args:
+        job: the job.
+        run: a new run directory, or that of the run to resume.
+        listener: function called with every event as it happens, and with the sampler of the
+            processes' memory.
+        resume: point at which the run resumes; None for a new run.
+        host: process host that is prepared for the job (see :mod:`flstream.engines.local`); None
+            for a new one. It is closed at the end.
+
+    Returns:
+        The content of ``summary.json``.
+    """
+    began = time.monotonic()
+    run.write(run.job_file, render_job(job))
+    run.write(run.job_files, render_files(job))
+    # A resumed run has the versions of its last sitting.
+    run.write(run.versions, json.dumps(this_machine().in_words(), indent=2) + "\n")
+    if resume is None:
+        running = RunningSummary(History(JobFacts.of(job), keep_results=False, keep_weights=False))
+    else:
+        running = take_up(job, run, resume)
+    host = host or host_for(job)
+    # The summary is written in any case, and Ctrl-C does not interrupt that.
+    with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
+        with MemorySampler(run.memory) as sampler:
+            follower = _Follower(running, sampler, listener)
+            try:
+                with host, closing(_spawn_service(job, run, host, sampler)) as spawn_service:
+                    server = _start(job, run, host, sampler, resume, spawn_service)
+                    status = follower.follow(server, stop, host)
+                    spawn_service.close()
+                    if status == "finished":
+                        host.wait(_EXIT_SECONDS)
+                    follower.explain(host)
+            except (OSError, EOFError) as error:
+                follower.fail(f"the processes of the run could not be started: {error}")
+        summary = running.close(sampler.peaks(), sampler.peak_total_pss, time.monotonic() - began)
+        run.tidy()
+        try:
+            run.write(run.summary, summary.to_json())
+        except SimulationError as error:
+            # The run's own error matters more than this one, and most likely caused it.
+            summary.warnings.append(str(error))
+    return summary
+
+
+def _start(
+    job: Job,
+    run: RunDirectory,
+    host: ProcessHost,
+    sampler: MemorySampler,
+    resume: ResumePoint | None,
+    spawn_service: SpawnService,
+) -> socket.socket:
+    """Start the model builder and the server, which has the spawn service start the workers.
+
+    Returns:
+        The launcher's end of the socket for the server's events.
+    """
+    sampler.watch(LAUNCHER, os.getpid())
+    sampler.watch(FORK_SERVER, host.fork_server_pid() or 0)
+
+    def start(name: str, target: Callable[..., None], *args: Any) -> None:
+        sampler.watch(name, host.start(name, target, *args))
+
+    # A process sees a socket close only if no copy of the other end is open here. So all ends are
+    # closed here in any case, and the one that is needed is kept as a duplicate.
+    with ExitStack() as stack:
+        pairs = socket.socketpair(), socket.socketpair()
+        for end in (*pairs[0], *pairs[1]):
+            stack.callback(end.close)
+        (events, server_events), (builder_end, server_builder) = pairs
+        # The builder first, since it has the most to do. The server then waits for it, and the
+        # workers' imports overlap with both.
+        builds = resume is None or resume.round is None
+        if builds:
+            start(BUILDER, builder_main, job.model, job.seed, run, builder_end)
+        sources = server_builder if builds else None
+        start(SERVER, server_main, job, run, spawn_service.theirs, sources, server_events, resume)
+        spawn_service.begin()
+        return events.dup()
+
+
+def _spawn_service(
+    job: Job, run: RunDirectory, host: ProcessHost, sampler: MemorySampler
+) -> SpawnService:
+    """Create the service that starts workers at the server's request."""
+    code, threads = train_code(job.train), job.clients.threads
+
+    def start(name: str, end: WorkerSockets) -> int:
+        pid = host.start(name, worker_main, _worker_info(job, run, name), run, code, threads, end)
+        sampler.watch(name, pid)
+        return pid
+
+    return SpawnService(start)
+
+
+def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
+    return WorkerInfo(
+        name=name,
+        site=name if job.clients.workers == job.clients.count else None,
+        job=job.name,
+        clients=job.clients.count,
+        rounds=job.planned_rounds,
+        seed=job.seed,
+        sites_folder=str(run.sites),
+        exchange_format=job.train.exchange_format,
+        streaming=stream_settings(job, job.train.exchange_format),
+        include=job.aggregation.include,
+        exclude=job.aggregation.exclude,
+    )
+
+
+def _hint(name: str, code: int) -> str:
+    out_of_memory = name == BUILDER and code == -signal.SIGKILL
+    return ": the machine may have too little memory for the model" if out_of_memory else ""
+
+
+class _Follower:
+    """Consumer of the server's events until the run ends.
+
+    Args:
+        running: summary of the run, kept up to date with every event.
+        sampler: sampler of the processes' memory.
+        listener: function called with every event; None for none.
+    """
+
+    def __init__(
+        self, running: RunningSummary, sampler: MemorySampler, listener: Listener | None
+    ) -> None:
+        self._running = running
+        self._sampler = sampler
+        self._listener = listener
+
+    def follow(self, server: socket.socket, stop: Signal, host: ProcessHost) -> Status:
+        """Handle events until the run ends.
+
+        Args:
+            server: socket with the server's events.
+            stop: signal to stop the run.
+            host: host of the run's processes.
+
+        Returns:
+            The status of the run.
+        """
+        channel: MessageChannel[AnyEvent] = MessageChannel(
+            PipeChannel(server, "the server"), "the server", AnyEvent
+        )
+        try:
+            while self._running.status == "running":
+                self._take(channel.receive(abort=stop))
+        except AbortedError:
+            self._stop(server, channel)
+        except StreamingError:
+            host.wait_for(SERVER, _EXPLAIN_SECONDS)
+            self.fail("the server process died")
+        finally:
+            channel.close()
+        return self._running.status
+
+    def fail(self, error: str) -> None:
+        """Mark the run as failed with an error message, unless it has ended already."""
+        if self._running.status == "running":
+            self._take(RunFinished(status="failed", error=error))
+
+    def explain(self, host: ProcessHost) -> None:
+        """Add the signals that killed processes to the error of a failed run."""
+        if self._running.status != "failed":
+            return
+        host.wait_for_any(_EXPLAIN_SECONDS)
+        for name in host.exit_codes():
+            if f"{name} closed the channel" in self._running.error:
+                host.wait_for(name, _EXPLAIN_SECONDS)
+        killed = [
+            f"{name} was killed by {signal.Signals(-code).name}{_hint(name, code)}"
+            for name, code in host.exit_codes().items()
+            if code is not None and code < 0 and self._is_unexplained(name)
+        ]
+        self._running.explain(killed)
+
+    def _is_unexplained(self, name: str) -> bool:
+        # The server kills workers that it can no longer use, and its error has the reason.
+        return name in (SERVER, BUILDER) or f"{name} closed the channel" in self._running.error
+
+    def _stop(self, server: socket.socket, channel: MessageChannel[AnyEvent]) -> None:
+        """Ask the server to stop, and handle the events that it still sends."""
+        server.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + _STOP_SECONDS
+        try:
+            while self._running.status == "running":
+                self._take(channel.receive(timeout=max(deadline - time.monotonic(), 0.0)))
+        except StreamingError:
+            self._take(RunFinished(status="stopped", error="the run was stopped"))
+
+    def _take(self, event: AnyEvent) -> None:
+        self._running.apply(event)
+        if isinstance(event, ProcessReady):
+            self._sampler.note(event.process, idle_rss=event.idle_rss)
+        elif isinstance(event, ProcessEnded):
+            self._sampler.note(event.process, peak_rss=event.peak_rss)
+        if self._listener is not None:
+            try:
+                self._listener(event, self._sampler)
+            except OSError:
+                self._listener = None  # its terminal is gone, which does not concern the run

@@ -1,0 +1,59 @@
+"""Imports of the fork server before it forks. No other process may import this module.
+
+Every process of a run is forked from one that has these modules in memory. So a process starts in
+milliseconds, and the memory of the modules is shared.
+"""
+
+# The statements between the imports must run before the imports below them.
+# ruff: noqa: E402
+
+import gc
+import json
+import os
+import sys
+from contextlib import suppress
+
+# Imports leave next to no garbage, and collecting it would be a quarter of their time.
+gc.disable()
+
+# A process group of its own: a Ctrl-C in the terminal reaches the launcher alone, which then stops
+# the others in order, wherever each of them is.
+if os.getpid() != os.getpgrp():
+    os.setpgid(0, 0)
+
+# Only the fork server itself needs it; processes that a training script starts must not have it.
+if os.environ.get("PYTHONSAFEPATH") == "flstream":
+    del os.environ["PYTHONSAFEPATH"]
+
+# First the imports that do not depend on the job, while the launcher reads the job. All others load
+# NumPy or torch, which read environment variables that the job sets.
+import flstream.job
+import flstream.telemetry.memory
+from flstream.engines.imports import LIBRARIES, import_libraries
+from flstream.engines.processes import NEEDS
+
+if NEEDS in os.environ:
+    line = ""
+    with suppress(FileNotFoundError):
+        # Opened without blocking: if the launcher is gone, this reads an end of file.
+        fd = os.open(os.environ.pop(NEEDS), os.O_RDONLY | os.O_NONBLOCK)
+        os.set_blocking(fd, True)
+        with open(fd) as needs:
+            line = needs.readline()
+    if not line:
+        sys.exit()  # the launcher is gone
+    os.environ.update(json.loads(line))
+
+import torch
+
+import flstream.simulation.server_process
+import flstream.simulation.worker_process
+
+import_libraries(os.environ.pop(LIBRARIES, "[]"))
+
+# All objects so far are exempt from garbage collection: traversing them would cost every process
+# time, and copies of the pages that the processes share.
+gc.freeze()
+gc.enable()
+
+__all__ = ["flstream", "torch"]

@@ -1,0 +1,209 @@
+"""The server's process: it runs the workflow, and tells the launcher what happens."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import traceback
+from contextlib import closing, suppress
+
+import msgspec
+
+from flstream.aggregation.rules import rule_for
+from flstream.engines.spawning import WorkerSpawner
+from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, SimulationError
+from flstream.job import Job
+from flstream.runs.resume import ResumePoint
+from flstream.runs.run_directory import RunDirectory
+from flstream.server.context import ServerContext
+from flstream.server.initial_model import BuildReport
+from flstream.server.play import Replay, await_initial, dismiss, play, prepare
+from flstream.server.stream_settings import stream_settings
+from flstream.server.worker_pool import WorkerPool
+from flstream.simulation.child import redirect_output
+from flstream.streaming.service import DownloadService
+from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.events import (
+    SERVER,
+    AnyEvent,
+    EffectDone,
+    ModelReady,
+    ProcessEnded,
+    ProcessReady,
+    Progress,
+    RunFinished,
+    RunStarted,
+)
+from flstream.telemetry.memory import own_peak_rss, own_rss
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+
+# In the encoding of the channel to the launcher, which is not that of the journal.
+_NO_RESULT = msgspec.Raw(msgspec.msgpack.encode(None))
+
+# How long training code may go on after the last round, to save or to print.
+_GOODBYE_SECONDS = 30.0
+
+
+class StopRequest:
+    """The launcher wants the run to stop, or is gone: it then closes its way to the server."""
+
+    def __init__(self, launcher: socket.socket) -> None:
+        self._launcher = launcher
+
+    def fileno(self) -> int:
+        """The descriptor of the launcher's socket, which the launcher never writes to."""
+        return self._launcher.fileno()
+
+    def is_set(self) -> bool:
+        """Whether the launcher has closed its way. Any thread may ask."""
+        poll = select.poll()
+        poll.register(self._launcher, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+class Reporter:
+    """Writes events to the run directory, and tells the launcher of them.
+
+    Args:
+        log: keeps them.
+        launcher: shows them.
+    """
+
+    def __init__(self, log: EventLog, launcher: MessageChannel[AnyEvent]) -> None:
+        self._log = log
+        self._launcher = launcher
+
+    def emit(self, event: AnyEvent) -> None:
+        """Report one event.
+
+        Raises:
+            AbortedError: the launcher is gone, so the run is to stop.
+        """
+        if not isinstance(event, Progress):
+            # What a run goes on from has to be there after a power cut, too.
+            self._log.write(event, durable=_is_synced(event))
+        try:
+            self._launcher.send(_for_launcher(event), timeout=None)
+        except ChannelClosedError as error:
+            raise AbortedError("the launcher is gone") from error
+
+    def emit_last(self, event: AnyEvent) -> None:
+        """Report how it ended, to whoever can still be told: the disk may be full."""
+        with suppress(SimulationError):
+            self._log.write(event)
+        with suppress(ChannelClosedError):
+            self._launcher.send(_for_launcher(event), timeout=None)
+
+
+def server_main(
+    job: Job,
+    run: RunDirectory,
+    spawn_service: socket.socket,
+    builder: socket.socket | None,
+    launcher: socket.socket,
+    resume: ResumePoint | None,
+) -> None:
+    """The process: run the job to its end, however it ends.
+
+    What a round is stands in the workflow, such as :mod:`flstream.workflows.fedavg`.
+
+    Args:
+        job: the job.
+        run: its run directory.
+        spawn_service: where workers are asked for.
+        builder: where the builder process reports; None if the run goes on from a model.
+        launcher: where events go; the launcher closes its way here to stop the run.
+        resume: where the run goes on; None if it begins.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    redirect_output(run.log(SERVER))
+    abort = StopRequest(launcher)
+    channel: MessageChannel[AnyEvent] = MessageChannel(
+        PipeChannel(launcher, "the launcher"), "the launcher", AnyEvent
+    )
+    with EventLog(run.events) as log:
+        reporter = Reporter(log, channel)
+        outcome = _run(job, run, WorkerSpawner(spawn_service), builder, reporter, abort, resume)
+        for event in (ProcessEnded(process=SERVER, peak_rss=own_peak_rss()), outcome):
+            reporter.emit_last(event)
+
+
+def _run(
+    job: Job,
+    run: RunDirectory,
+    spawner: WorkerSpawner,
+    builder: socket.socket | None,
+    reporter: Reporter,
+    abort: StopRequest,
+    resume: ResumePoint | None,
+) -> RunFinished:
+    try:
+        reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
+        reporter.emit(_run_started(job))
+        names, seconds = job.clients.worker_names, job.clients.round_timeout
+        own = len(names) == job.clients.count
+        with (
+            DownloadService() as service,
+            closing(WorkerPool(names, own, spawner, service, abort, seconds)) as pool,
+        ):
+            rule = rule_for(job.aggregation)
+            context = ServerContext(job, run, pool, service, rule, reporter.emit, abort)
+            replay = _replay_of(resume)
+            prepare(context)
+            initial = replay.initial
+            if initial is None:
+                assert builder is not None
+                initial = await_initial(context, _reports(builder))
+            play(context, initial, replay)
+            dismiss(context, _GOODBYE_SECONDS)
+    except AbortedError as error:
+        return RunFinished(status="stopped", error=str(error))
+    except FlstreamError as error:
+        return RunFinished(status="failed", error=str(error))
+    except Exception as error:
+        # Not one of ours, so a defect: the user gets a sentence, and the log the whole of it.
+        traceback.print_exc()
+        message = f"the server met a defect, {type(error).__name__}: {error}; see server.log"
+        return RunFinished(status="failed", error=message)
+    return RunFinished(status="finished")
+
+
+def _for_launcher(event: AnyEvent) -> AnyEvent:
+    """An event as the launcher takes it: what came of an effect is for the journal alone."""
+    if isinstance(event, EffectDone):
+        return msgspec.structs.replace(event, result=_NO_RESULT)
+    return event
+
+
+def _is_synced(event: AnyEvent) -> bool:
+    """Whether a run goes on from an event, which then has to survive a power cut."""
+    return isinstance(event, ModelReady) or (isinstance(event, EffectDone) and event.is_final)
+
+
+def _replay_of(resume: ResumePoint | None) -> Replay:
+    if resume is None:
+        return Replay()
+    return Replay(resume.initial, resume.records, resume.written, resume.stored)
+
+
+def _reports(builder: socket.socket) -> MessageChannel[BuildReport]:
+    return MessageChannel(PipeChannel(builder, "the builder"), "the builder", BuildReport)
+
+
+def _run_started(job: Job) -> RunStarted:
+    settings = stream_settings(job, job.train.exchange_format)
+    clients = job.clients
+    return RunStarted(
+        job=job.name,
+        seed=job.seed,
+        rounds=job.planned_rounds,
+        clients=clients.count,
+        mode="native" if settings.chunk_size == 0 else job.streaming.mode,
+        chunk_size=settings.chunk_size,
+        workers=clients.worker_names if clients.workers < clients.count else [],
+        key_metric=job.key_metric,
+        key_metric_mode=job.key_metric_mode,
+    )

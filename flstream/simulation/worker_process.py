@@ -1,0 +1,92 @@
+"""Main function of a worker's process, which runs the training code of one or more sites."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from flstream.aggregation.rules import AggregationRule
+from flstream.client.code import LearnerCode, TrainCode
+from flstream.client.messages import Goodbye, ToWorker
+from flstream.client.run_learner import serve_learner
+from flstream.client.run_script import serve_own_site, serve_sites
+from flstream.client.worker import Selection, Worker
+from flstream.client.worker_info import WorkerInfo
+from flstream.engines.worker_sockets import WorkerSockets
+from flstream.errors import FlstreamError
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.child import SiteLogs, end_with_peer, redirect_output
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import SERVER
+from flstream.telemetry.memory import own_peak_rss
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+
+
+def worker_main(
+    info: WorkerInfo, run: RunDirectory, code: TrainCode, threads: int, end: WorkerSockets
+) -> None:
+    """Run a worker's process: run tasks until the server ends the run.
+
+    Args:
+        info: facts about the worker and the run.
+        run: the run directory.
+        code: training code of the job.
+        threads: number of torch's threads.
+        end: the worker's ends of the sockets to the server.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    enter = _redirect(info, run)
+    _set_threads(threads)
+    end_with_peer(end.control)
+    # A child that the training code forks would keep the sockets open after this process has died.
+    os.register_at_fork(after_in_child=end.abandon)
+    control: MessageChannel[ToWorker] = MessageChannel(
+        PipeChannel(end.control, SERVER), SERVER, ToWorker
+    )
+    with DownloadService() as service:
+        service.attach(PipeChannel(end.up, SERVER), receiver=SERVER)
+        down = Receiver(PipeChannel(end.down, SERVER), SERVER)
+        worker = Worker(info, control, down, service, _selection(info), enter)
+        try:
+            _serve(worker, code)
+            worker.send(Goodbye(own_peak_rss()))
+        except FlstreamError as error:
+            print(f"flstream: {error}", file=sys.stderr)
+
+
+def _serve(worker: Worker, code: TrainCode) -> None:
+    if isinstance(code, LearnerCode):
+        serve_learner(worker, code)
+    elif worker.info.site is not None:
+        serve_own_site(worker, code)
+    else:
+        serve_sites(worker, code)
+
+
+def _redirect(info: WorkerInfo, run: RunDirectory) -> Callable[[str | None], None]:
+    """Redirect output to a log.
+
+    Returns:
+        A function that redirects it to the log of a site, where sites share the worker.
+    """
+    if info.site is None:
+        return SiteLogs(run.log(info.name), run.site_log).enter
+    redirect_output(run.site_log(info.site))
+    return lambda site: None
+
+
+def _selection(info: WorkerInfo) -> Selection | None:
+    """Return the function that selects the tensors to aggregate; None if all of them are."""
+    if info.include == [".*"] and not info.exclude:
+        return None
+    return AggregationRule(include=info.include, exclude=info.exclude).selected
+
+
+def _set_threads(count: int) -> None:
+    import torch  # not at the top: the launcher imports this module for worker_main
+
+    torch.set_num_threads(count)

@@ -1,1 +1,0 @@
-"""The run directory: what lies in it, what a run that goes on finds there, and what stays."""

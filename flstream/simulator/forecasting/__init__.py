@@ -1,1 +1,0 @@
-"""The forecast: what a job will need, and whether this machine has it."""

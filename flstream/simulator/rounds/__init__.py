@@ -1,1 +1,0 @@
-"""Rounds: tasks given out, updates taken in and folded, whatever becomes of a site."""

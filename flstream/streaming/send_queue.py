@@ -1,0 +1,156 @@
+"""The messages and chunks that one receiver is still to be sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from itertools import chain
+
+from flstream.errors import FlstreamError
+from flstream.model.body import Scratch
+from flstream.streaming.frames import Content, Copied, Demand, Frame
+from flstream.streaming.refs import Ref
+from flstream.streaming.wire import Refused, pack_message
+from flstream.transport.channel import Channel
+
+# Filler for the rest of a frame whose ref has settled.
+_ZEROS = memoryview(bytes(64 << 10))
+
+
+class SendQueue:
+    """Sends one receiver its messages and chunks, as its channel takes them.
+
+    Messages go first, then urgent requests, then all others, each in the order of its requests.
+
+    Args:
+        channel: Channel that carries the packets.
+        receiver: Name of the receiver.
+        refs: Every open ref, by token.
+        scratch: Buffer that all connections of a service share; it is used only within a call.
+    """
+
+    def __init__(
+        self, channel: Channel, receiver: str, refs: Mapping[bytes, Ref], scratch: Scratch
+    ) -> None:
+        self._channel = channel
+        self._receiver = receiver
+        self._refs = refs
+        self._scratch = scratch
+        self._messages: deque[bytes] = deque()
+        self._urgent: deque[Demand] = deque()
+        self._demands: deque[Demand] = deque()
+        # The packet being sent, if any, and the same again if it is a frame.
+        self._packet: Content | None = None
+        self._frame: Frame | None = None
+        # The next frame, prepared while the channel is full.
+        self._ahead: Frame | None = None
+
+    @property
+    def messages(self) -> int:
+        """Number of messages that wait."""
+        return len(self._messages)
+
+    @property
+    def demands(self) -> int:
+        """Number of demands that wait."""
+        return len(self._urgent) + len(self._demands)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there is anything that may be sent."""
+        return bool(self._packet or self._messages or self._next_demand())
+
+    def post(self, message: bytes) -> None:
+        """Add a packed message."""
+        self._messages.append(message)
+
+    def add(self, demand: Demand, *, urgent: bool = False) -> None:
+        """Add a range."""
+        (self._urgent if urgent else self._demands).append(demand)
+
+    def of(self, token: bytes) -> list[Demand]:
+        """Return the demands for a ref that are not fully sent."""
+        return [each for each in chain(self._urgent, self._demands) if each.token == token]
+
+    def drop(self, demand: Demand) -> None:
+        """Remove a demand."""
+        for queue in (self._urgent, self._demands):
+            if demand in queue:
+                queue.remove(demand)
+
+    def drop_settled(self) -> None:
+        """Release the memory of refs that have settled, even under a frame that is taken slowly."""
+        if self._ahead is not None and self._ahead.demand.token not in self._refs:
+            self._ahead = None
+        if self._frame is not None and self._frame.demand.token not in self._refs:
+            # The receiver will find the frame damaged, request it again, and be refused.
+            left = self._frame.left if self._frame.has_begun else 0
+            whole, rest = divmod(left, len(_ZEROS))
+            self._frame = None
+            self._packet = Copied([*[_ZEROS] * whole, _ZEROS[:rest]]) if left else None
+
+    def write(self) -> None:
+        """Send at most one packet, so that other channels get their turn."""
+        if self._packet is None:
+            self._packet = self._next_packet()
+        if self._packet is None:
+            return
+        # The channel takes a chunk in pieces. Continuing while it does saves a call of the selector
+        # for each.
+        while self._packet.left and self._packet.send_some(self._channel):
+            pass
+        if not self._packet.left:
+            self._packet = self._frame = None
+        if self._ahead is None:
+            self._prepare()
+
+    def _next_packet(self) -> Content | None:
+        while not self._messages and (demand := self._next_demand()) is not None:
+            self._frame = self._next_frame(demand)
+            if self._frame is not None:
+                self._note(self._frame)
+                return self._frame
+        return Copied([memoryview(self._messages.popleft())]) if self._messages else None
+
+    def _next_demand(self) -> Demand | None:
+        for demand in chain(self._urgent, self._demands):
+            if demand.is_open:
+                return demand
+        return None
+
+    def _next_frame(self, demand: Demand) -> Frame | None:
+        """Return the next frame of a demand.
+
+        Returns:
+            The frame; None if there is none, of which the receiver is informed.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.demand is demand and ahead.start == demand.next:
+            return ahead
+        ref = self._refs.get(demand.token)
+        reason = "the ref settled before this was sent"
+        if ref is not None and (source := ref.source) is not None:
+            try:
+                return Frame.read(demand, source, self._scratch)
+            except FlstreamError as error:
+                reason = str(error)
+        self.drop(demand)
+        self.post(pack_message(Refused(demand.request, reason), demand.token))
+        return None
+
+    def _prepare(self) -> None:
+        """Digest the next chunk while the receiver reads what the channel took."""
+        demand = self._next_demand()
+        if demand is not None and demand.chunk_size:
+            self._ahead = self._next_frame(demand)
+
+    def _note(self, frame: Frame) -> None:
+        """Record that a frame is being sent."""
+        frame.demand.next = frame.stop
+        if frame.stop == frame.demand.stop:
+            self.drop(frame.demand)
+        ref = self._refs.get(frame.demand.token)
+        if ref is not None:
+            delivery = ref.deliveries[self._receiver]
+            delivery.chunks += 1
+            delivery.bytes += frame.stop - frame.start

@@ -1,0 +1,47 @@
+"""Cyclic weight transfer (Chang et al. 2018, doi:10.1093/jamia/ocy017)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from flstream.job.problems import Problem, given
+from flstream.workflows import Model, Run, WorkflowArgs, workflow
+from flstream.workflows.site_order import SiteOrder
+
+if TYPE_CHECKING:
+    from flstream.job import ClientsSection
+
+
+class CyclicArgs(WorkflowArgs):
+    """Arguments of cyclic."""
+
+    order: Annotated[str | list[str], SiteOrder()] = "fixed"
+    """Whose turn it is when: fixed, random, random_without_same_in_a_row, or a list of sites.
+
+    fixed is site-1 and up. A random order is drawn anew each round; without the same in a row, the
+    last site of a round is not the first of the next.
+    """
+
+    def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
+        """Yield the names in a list that no site of the job has."""
+        if isinstance(self.order, list):
+            sites = clients.names
+            allowed = f"a site of the job, which are {sites[0]} to {sites[-1]}"
+            for name in sorted(set(self.order).difference(sites)):
+                yield Problem("order", given(name), allowed)
+
+
+@workflow("cyclic", CyclicArgs)
+def cyclic(run: Run, args: CyclicArgs) -> Model:
+    """Hand the model on from site to site: each trains what the one before it made of it.
+
+    A site that fails is passed over.
+    """
+    model = run.initial_model()
+    for number in run.rounds():
+        for site in run.order(number, args.order):
+            if updates := run.train(model, [site], min_updates=0):
+                model = run.adopt(updates)
+        run.evaluate(model)
+    return model

@@ -1,0 +1,31 @@
+"""What makes a function a workflow by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from flstream.job.workflow_args import DEFINITION, WorkflowArgs, WorkflowDefinition
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def workflow(
+    name: str, args: type[WorkflowArgs] = WorkflowArgs
+) -> Callable[[FunctionT], FunctionT]:
+    """Say of a function what workflow it is, and what arguments a job file may give it.
+
+    The function itself stays as it is.
+
+    Args:
+        name: of the workflow.
+        args: section that defines its arguments, with a type, a default and a meaning each.
+    """
+    if not isinstance(name, str):
+        raise TypeError('a workflow has a name: write @workflow("mine") above its function')
+
+    def define(function: FunctionT) -> FunctionT:
+        setattr(function, DEFINITION, WorkflowDefinition(name, args))
+        return function
+
+    return define

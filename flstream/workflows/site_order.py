@@ -1,0 +1,37 @@
+"""The order in which sites take their turns, as a job file gives it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flstream.job.problems import did_you_mean
+from flstream.job.rules import ValueRule
+
+ORDERS = ("fixed", "random", "random_without_same_in_a_row")
+
+
+@dataclass(frozen=True)
+class SiteOrder(ValueRule):
+    """The name of an order, or a list of sites' names."""
+
+    @property
+    def allowed(self) -> str:
+        """What is allowed, in words."""
+        return f"one of {', '.join(ORDERS)}, or a list of sites, each of them once"
+
+    def parse(self, value: Any, folder: Path) -> str | list[str]:
+        """Return the order. Whether the job has these sites is not known here."""
+        if isinstance(value, list):
+            if not value or not all(isinstance(each, str) for each in value):
+                raise self.refused(value, "write [site-2, site-1]")
+            if twice := _first_twice(value):
+                raise self.refused(value, f"{twice} is in it twice")
+            return value
+        if value not in ORDERS:
+            raise self.refused(value, did_you_mean(str(value).lower(), ORDERS))
+        return str(value)
+
+
+def _first_twice(names: Sequence[str]) -> str | None:
+    return next((name for index, name in enumerate(names) if name in names[:index]), None)

@@ -1,0 +1,125 @@
+import json
+import os
+import subprocess
+import sys
+
+import against
+import pytest
+from figures import MIB, Comparison, cost
+
+
+@pytest.mark.parametrize(
+    ("figure", "expected"),
+    [
+        ("1.25 s", (1.25, "seconds")),
+        ("0.351 ms", (0.000351, "seconds")),
+        ("0.034 s, 1.90 GB/s", (0.034, "seconds")),
+        ("2.00 GB/s", (0.5, "rate")),
+        ("2,000 tasks/s", (0.0005, "rate")),
+        ("17.5 MiB", (17.5 * MIB, "bytes")),
+        ("1.5 GiB", (1536 * MIB, "bytes")),
+        ("56 requests", (56.0, "count")),
+        ("+0.1250 MiB/round", (0.125, "growth")),
+    ],
+)
+def test_a_figure_costs_more_the_worse_it_is(figure, expected):
+    assert cost(figure) == (pytest.approx(expected[0]), expected[1])
+
+
+@pytest.mark.parametrize("figure", ["0 B", "312 KiB", "3.9 MiB"])
+def test_little_memory_is_as_good_as_none(figure):
+    assert cost(figure) == cost("4 MiB")
+
+
+def test_a_slope_that_falls_is_as_good_as_a_level_one():
+    assert cost("-0.3000 MiB/round") == cost("+0.0100 MiB/round")
+
+
+@pytest.mark.parametrize("figure", ["", "fast", "3 furlongs"])
+def test_a_figure_without_a_known_unit_is_named(figure):
+    with pytest.raises(ValueError, match=f"{figure!r} has no number"):
+        cost(figure)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "is_worse"),
+    [
+        (["1.10 s", "1.00 s", "1.20 s"], ["1.00 s"] * 3, True),
+        (["9.00 s", "1.00 s", "1.05 s"], ["1.00 s"] * 3, False),
+        (["0.90 GB/s"] * 3, ["1.00 GB/s"] * 3, True),
+        (["1.10 GB/s"] * 3, ["1.00 GB/s"] * 3, False),
+        (["0.020 s"] * 3, ["0.010 s"] * 3, False),
+    ],
+)
+def test_a_row_is_worse_where_the_median_of_its_ratios_is(here, there, is_worse):
+    assert Comparison("a row", here, there, 1.05).is_worse == is_worse
+
+
+def test_the_line_of_a_row_has_figures_ratios_and_a_verdict():
+    row = Comparison("a row", ["1.2 s", "1.0 s", "2.0 s"], ["1.0 s"] * 3, 1.05)
+    assert row.cells == ("a row", "1.2 s", "1.0 s", "1.200", "1.000", "2.000", "worse")
+    row = Comparison("a row", ["2 ms"], ["1 ms"], 1.05)
+    assert row.cells[-1] == "milliseconds"
+
+
+# Two checkouts whose package and scripts are their own: all that they share is one_part.py.
+SCRIPT = """
+from typing import NamedTuple
+import flstream
+
+class Row(NamedTuple):
+    what: str
+    figure: str
+
+def speed(folder, scale):
+    yield Row("speed", f"{flstream.SECONDS / scale} s")
+    yield Row(f"only of {flstream.SECONDS}", "1 s")
+
+PARTS = [speed]
+"""
+
+
+@pytest.fixture
+def checkouts(tmp_path):
+    for name, seconds in (("here", 3.0), ("there", 2.0)):
+        for script in ("rounds", "transfer"):
+            path = tmp_path / name / "benchmarks" / f"{script}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(SCRIPT if script == "rounds" else "PARTS = []")
+        package = tmp_path / name / "flstream"
+        package.mkdir()
+        (package / "__init__.py").write_text(f"SECONDS = {seconds}")
+    return tmp_path / "here", tmp_path / "there"
+
+
+def run_against(here, there, *more):
+    code = "import sys, against, pathlib; against.HERE = pathlib.Path(sys.argv.pop(1)); "
+    code += "sys.exit(against.main(against.parser().parse_args()))"
+    return subprocess.run(
+        [sys.executable, "-c", code, str(here), str(there), "--pairs", "2", *more],
+        env={**os.environ, "PYTHONPATH": os.path.dirname(against.__file__)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=there.parent,
+    )
+
+
+def test_checkouts_are_compared_by_their_own_scripts(checkouts, tmp_path):
+    here, there = checkouts
+    file = tmp_path / "rows.json"
+    done = run_against(here, there, "--scale", "2", "--json", str(file))
+    assert done.returncode == 1, done.stderr
+    (row,) = json.loads(file.read_text())
+    assert (row["what"], row["here"], row["there"]) == ("speed", ["1.5 s"] * 2, ["1.0 s"] * 2)
+    assert row["ratios"] == [1.5, 1.5]
+    assert "as only this checkout has it: only of 3.0" in done.stdout
+    assert "as only the other checkout has it: only of 2.0" in done.stdout
+    assert run_against(there, here).returncode == 0
+    assert run_against(here, there, "--bound", "1.6").returncode == 0
+
+
+def test_a_part_that_is_not_there_is_named(checkouts):
+    done = run_against(*checkouts, "--rows", "sped")
+    assert done.returncode == 2
+    assert "no part sped; there are speed, rounds.speed" in done.stderr

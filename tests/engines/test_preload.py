@@ -1,0 +1,322 @@
+"""What training code imports from libraries is imported once, before its processes are forked."""
+
+import importlib
+import json
+import multiprocessing.util
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from contextlib import closing
+
+import psutil
+import pytest
+
+from flstream.engines.imports import (
+    FORK_SAFE,
+    import_libraries,
+    library_imports,
+    render_imports,
+)
+from flstream.engines.processes import NEEDS, ProcessHost
+
+DYNAMO = ("torch._dynamo", [])
+
+
+@pytest.fixture
+def imports_of(tmp_path):
+    """What is found for a script, with other files beside it."""
+
+    def find(script, beside=()):
+        for name, text in {"client.py": script, **dict(beside)}.items():
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        return library_imports(tmp_path / "client.py")
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("import numpy as np, scipy.stats", [("numpy", []), ("scipy.stats", [])]),
+        ("from sklearn import datasets, svm as s", [("sklearn", ["datasets", "svm"])]),
+        ("from sklearn.datasets import load_digits", [("sklearn.datasets", ["load_digits"])]),
+        ("import os, torch, flstream.client, wandb", []),
+        ("def late():\n    import scipy", []),
+        ("try:\n    import pandas\nexcept ImportError:\n    pandas = None", []),
+        ("from . import numpy\nfrom .scipy import stats", []),
+        ("import torch\nstep = torch.optim.SGD", [DYNAMO]),
+        ("import scipy\nthis is no Python", []),
+        ("import scipy\0", []),
+    ],
+)
+def test_imports_of_known_libraries_at_the_top_of_a_script_are_found(imports_of, script, found):
+    assert imports_of(script) == found
+
+
+def test_what_the_script_imports_from_beside_itself_is_looked_through(imports_of):
+    found = imports_of(
+        "import model\nfrom parts.data import load\nfrom parts import net",
+        {
+            "model.py": "import client\nfrom scipy import stats",
+            "unused.py": "import pandas",
+            "parts/__init__.py": "",
+            "parts/data.py": "from sklearn import datasets",
+            "parts/net.py": "from torch.optim import Adam",
+        },
+    )
+    assert found == [("scipy", ["stats"]), ("sklearn", ["datasets"]), DYNAMO]
+
+
+@pytest.mark.parametrize("name", ["sklearn.py", "sklearn/__init__.py"])
+def test_a_file_beside_the_script_comes_before_a_library_of_its_name(imports_of, name):
+    script = "import sklearn.datasets\nfrom sklearn import svm\nimport scipy"
+    assert imports_of(script, {name: ""}) == [("scipy", [])]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'import os\nos.environ["SCIPY_ARRAY_API"] = "1"\nimport scipy',
+        'import os; os.putenv("SCIPY_ARRAY_API", "1"); import scipy',
+        "import sys\nsys.path.insert(0, 'mine')\nimport scipy",
+    ],
+)
+def test_what_is_imported_after_something_was_set_is_left_to_the_script(imports_of, setting):
+    assert [each.module for each in imports_of(f'"""A script."""\nimport numpy\n{setting}\n')] == [
+        "numpy"
+    ]
+
+
+def test_a_script_that_is_not_there_imports_nothing(tmp_path):
+    assert library_imports(tmp_path / "client.py") == []
+
+
+def test_what_fails_to_import_leaves_nothing_half_imported(tmp_path, monkeypatch):
+    package = tmp_path / "brittle"
+    package.mkdir()
+    (package / "__init__.py").write_text("import brittle.sound\nimport brittle.cracked")
+    (package / "sound.py").write_text("")
+    (package / "cracked.py").write_text("raise ValueError('it broke')")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    import_libraries(json.dumps([["brittle", []], ["nowhere.to_be", ["found"]]]))
+    assert set(sys.modules) == before
+    with pytest.raises(ValueError, match="it broke"):
+        importlib.import_module("brittle")
+
+
+def test_modules_among_the_names_of_a_library_are_imported(imports_of, tmp_path, monkeypatch):
+    package = tmp_path / "library"
+    package.mkdir()
+    (package / "__init__.py").write_text("value = 1")
+    (package / "module.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_libraries(json.dumps([["library", ["value", "module", "nothing"]]]))
+    assert "library.module" in sys.modules
+    for name in ("library", "library.module"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+# Prints what importing the libraries does to a process beside filling its memory.
+OBSERVE = """
+import os, sys, torch
+from flstream.engines.imports import import_libraries
+count = lambda: [len(os.listdir(f"/proc/self/{folder}")) for folder in ("task", "fd")]
+before = count()
+import_libraries(sys.argv[1])
+print(before == count(), "sklearn.linear_model" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_may_fork_after_importing_what_is_said_to_be_safe():
+    pytest.importorskip("sklearn")
+    modules = [*sorted(FORK_SAFE), "PIL.Image", "scipy.linalg", "sklearn.linear_model"]
+    done = subprocess.run(
+        [sys.executable, "-c", OBSERVE, json.dumps([[module, []] for module in modules])],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # No more threads and open files than before, and not a word.
+    assert (done.stdout, done.stderr) == ("True True\n", "")
+
+
+def test_a_fork_server_that_began_early_and_forked_nothing_is_gone_once_it_is_closed():
+    host = ProcessHost({})
+    host.begin()
+    server = psutil.Process(host.fork_server_pid())
+    with host:
+        assert host.fork_server_pid() == server.pid  # it is the same one
+    assert not server.is_running()
+    host.close()
+    assert host.fork_server_pid() is None
+
+
+# Prints, when NumPy is about to be imported, whether the job's variables are there.
+WATCH_FOR_NUMPY = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            threads = os.environ.get("OPENBLAS_NUM_THREADS")
+            print(threads, "flstream.job" in sys.modules, flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Watch())
+import flstream.simulation.preload
+"""
+
+
+def watched_preload(needs):
+    """What the fork server prints if the needs of a job are written to this path."""
+    variables = {**os.environ, NEEDS: needs, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WATCH_FOR_NUMPY]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    return done.stdout, done.stderr
+
+
+def test_the_fork_server_heeds_the_job_before_it_imports_what_looks_at_it(tmp_path):
+    needs = tmp_path / "needs"
+    needs.write_text('{"OPENBLAS_NUM_THREADS": "3"}\n')
+    assert watched_preload(str(needs)) == ("3 True\n", "")
+
+
+def test_a_fork_server_that_nobody_tells_what_is_needed_ends(tmp_path):
+    empty, missing = tmp_path / "empty", tmp_path / "missing"
+    empty.touch()
+    for needs in (empty, missing):
+        assert watched_preload(str(needs)) == ("", "")
+
+
+def test_a_fork_server_is_told_what_is_needed_before_or_after_it_began():
+    for prepare_first in (True, False):
+        with closing(ProcessHost({})) as host:
+            if prepare_first:
+                host.prepare({"FLSTREAM_TEST": "given"})
+            host.begin()
+            if not prepare_first:
+                host.prepare({"FLSTREAM_TEST": "given"})
+            with host:
+                assert variable_in(host) == b"given None"
+
+
+def variable_in(host):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        host.start("child", send_variable, theirs)
+        return ours.recv(100)
+
+
+def test_a_fork_server_that_is_started_again_knows_what_is_needed():
+    with closing(ProcessHost({})) as host:
+        host.begin()
+        host.prepare({"FLSTREAM_TEST": "given"})
+        first = psutil.Process(host.fork_server_pid())
+        first.kill()
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # whoever started it, reaps it
+        with host:
+            assert host.fork_server_pid() != first.pid
+            assert variable_in(host) == b"given None"
+
+
+def test_a_host_that_was_closed_leaves_no_descriptor_and_no_file():
+    def ours():
+        folder = multiprocessing.util.get_temp_dir()
+        return len(os.listdir("/proc/self/fd")), sorted(os.listdir(folder))
+
+    ProcessHost({}).close()
+    before = ours()
+    for _ in range(2):
+        host = ProcessHost({})
+        host.begin()
+        host.close()
+    host_for_nobody = ProcessHost({})
+    host_for_nobody.prepare({"FLSTREAM_TEST": "given"})
+    assert ours() == before
+
+
+def send_variable(pipe):
+    """Send the variables of a process of the host."""
+    pipe.sendall(f"{os.environ.get('FLSTREAM_TEST')} {os.environ.get(NEEDS)}".encode())
+
+
+def test_a_fork_server_may_open_as_many_files_as_the_system_allows():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with closing(ProcessHost({})) as host:
+            host.begin()
+            server = psutil.Process(host.fork_server_pid())
+            assert server.rlimit(psutil.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+TRAIN = """
+{imports}
+import sys
+import flstream.client as flare
+
+print("loaded before:", loaded)
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={{"accuracy": 1.0}}))
+        continue
+    for tensor in model.params.values():
+        if tensor.is_floating_point():
+            noise = np.random.normal(size=tuple(tensor.shape))
+            tensor += torch.as_tensor(scale(noise.reshape(-1, 1)).reshape(noise.shape))
+            tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
+    flare.send(flare.FLModel(params=model.params))
+"""
+LOOK = "import sys\nloaded = 'sklearn' in sys.modules\n"
+AT_TOP = LOOK + "import numpy as np, torch\nfrom sklearn.preprocessing import scale"
+LATE = LOOK + "if True:\n    import numpy as np, torch\n    from sklearn.preprocessing import scale"
+
+
+@pytest.mark.slow
+def test_where_a_library_is_imported_does_not_change_a_bit(jobs_of_their_own):
+    pytest.importorskip("sklearn")
+    digests = []
+    for imports, loaded in ((AT_TOP, True), (LATE, False)):
+        run = jobs_of_their_own.run(TRAIN.format(imports=imports), "rounds=1")
+        assert run.summary.status == "finished", run.summary.error
+        assert f"loaded before: {loaded}" in run.directory.site_log("site-1").read_text()
+        digests.append(run.summary.model.digest)
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.slow
+def test_an_import_that_fails_is_the_failure_of_the_site(jobs_of_their_own):
+    pytest.importorskip("sklearn")
+    variables = "print([name for name in os.environ if 'FLSTREAM' in name])"
+    run = jobs_of_their_own.run(
+        f"import os\n{variables}\nfrom sklearn.datasets import load_nothing\n"
+    )
+    assert run.summary.status == "failed"
+    # Both fail, and the first one ends the run.
+    pattern = (
+        r"(site-[12]): client.py, line 3 raised ImportError: cannot import name 'load_nothing'"
+    )
+    found = re.search(pattern, run.summary.error)
+    assert found is not None, run.summary.error
+    assert f"sites/{found[1]}/log.txt" in run.summary.error
+    # What the fork server received is not for the training code.
+    printed = run.directory.site_log(found[1]).read_text()
+    assert printed.startswith("[]\nTraceback")
+    assert "from sklearn.datasets import load_nothing" in printed
+
+
+def test_found_imports_survive_their_way_to_the_fork_server(imports_of):
+    found = imports_of("import scipy.stats\nfrom sklearn import svm")
+    assert [tuple(each) for each in json.loads(render_imports(found))] == found

@@ -1,0 +1,346 @@
+"""What a run would write into its journal, without the run."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flstream.client.state import StateVersion
+from flstream.job import Job, render_job
+from flstream.model.checkpoint import write_checkpoint
+from flstream.model.digests import body_digest
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import Summary
+from flstream.server.round_totals import FoldResult
+from flstream.server.training import TaskCost, TrainResult
+from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.events import (
+    SERVER,
+    AnyEvent,
+    EffectDone,
+    Evaluated,
+    ModelReady,
+    ModelRecord,
+    ModelWritten,
+    ProcessEnded,
+    ProcessReady,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    SitePhaseChanged,
+    Transfer,
+    Warned,
+)
+from flstream.telemetry.exact import encode_exact
+
+SITES = ["site-1", "site-2"]
+WARNING = "the sites train when they are asked to evaluate"
+LAYOUT = Layout.of([("w", "F32", (40,)), ("b", "F32", (3,))])
+
+
+def model(number: int) -> BufferSource:
+    """The model of a round."""
+    return BufferSource(LAYOUT, memoryview(bytes([number]) * LAYOUT.nbytes))
+
+
+def state(number: int) -> BufferSource:
+    """What the server's optimizer remembers after it."""
+    return model(100 + number)
+
+
+DIGESTS = {number: body_digest(model(number)) for number in range(9)}
+STATES = {number: body_digest(state(number)) for number in range(1, 9)}
+
+
+def a_job(rounds: int = 3, every: int = 1, **overrides: Any) -> Job:
+    """A job that names this file as its script: it is never run."""
+    values = {
+        "name": "job",
+        "rounds": rounds,
+        "workflow": {"args": {"evaluate_every": every}},
+        "clients": {"count": 2},
+        "model": {"factory": "json:loads"},
+        "train": {"script": str(Path(__file__).resolve())},
+    }
+    return Job.model_validate({**values, **overrides})
+
+
+class Script:
+    """The events of a run of an earlier version, which knew no effects.
+
+    They are the same for every run of the same job, but for times.
+
+    Args:
+        rounds: of the job.
+        every: rounds between evaluations; 0 is never.
+        digests: of the models; made up where it has none.
+        states: digests of what the server's optimizer remembers, if there is one.
+    """
+
+    def __init__(
+        self,
+        rounds: int,
+        every: int,
+        digests: dict[int, str] | None = None,
+        states: dict[int, str] | None = None,
+    ) -> None:
+        self.rounds = rounds
+        self._every = every
+        self._digests = digests or {}
+        self._states = states or {}
+        self._warned = False
+
+    def events(self) -> Iterator[AnyEvent]:
+        """A run that is not interrupted."""
+        return self.events_from(None, evaluated=False)
+
+    def events_from(self, number: int | None, evaluated: bool) -> Iterator[AnyEvent]:
+        """What a run does that goes on from a round's model, evaluated or not."""
+        self._warned = False
+        started = self.started()
+        # The model is not built again where it is there.
+        yield from started if number is None else started[:-1]
+        if number and not evaluated:
+            yield from self.evaluation(number)
+        for each in range((number or 0) + 1, self.rounds + 1):
+            yield from self.round(each)
+        yield ProcessEnded(process=SERVER, peak_rss=1)
+        yield RunFinished(status="finished")
+
+    def started(self) -> list[AnyEvent]:
+        """Until the initial model is there."""
+        return [
+            ProcessReady(process=SERVER, pid=1, idle_rss=1),
+            RunStarted(
+                job="job", seed=0, rounds=self.rounds, clients=2, mode="push", chunk_size=16
+            ),
+            ModelReady(bytes=160, tensors=2, digest=self.digest(0)),
+        ]
+
+    def opened(self, number: int) -> list[AnyEvent]:
+        """A round until it is folded."""
+        states = [SitePhaseChanged(round=number, site=site, state="training") for site in SITES]
+        return [RoundStarted(round=number, sites=SITES), *states]
+
+    def trained(self, number: int) -> list[AnyEvent]:
+        """A round until its updates are folded."""
+        noted = [Warned(message=f"round {number} was odd")] if number % 3 == 2 else []
+        return [*self.opened(number), *noted]
+
+    def finished(self, number: int) -> RoundFinished:
+        """The end of a round."""
+        cost = Transfer(number, 2, 3, number % 2, 0.5)
+        return RoundFinished(
+            round=number,
+            digest=self.digest(number),
+            download=number / 8,
+            train=1.0,
+            upload_and_fold=2.0,
+            checkpoint=3.0,
+            weights=dict.fromkeys(SITES, 1.0),
+            metrics={"loss": 1 / number} if number != 2 else {},
+            down=cost,
+            up=cost,
+            optimizer_state=self._states.get(number, ""),
+        )
+
+    def evaluated(self, number: int) -> Evaluated | None:
+        """What comes of a round's evaluation; None where none is due."""
+        if self._every == 0 or (number % self._every and number != self.rounds):
+            return None
+        # Up and down, with a tie for the best, and once not a number.
+        metrics = {"accuracy": None if number == 3 else float(number * 5 % 7 // 2)}
+        return Evaluated(round=number, metrics=metrics, seconds=0.25, down=Transfer(7, 1, 1))
+
+    def round(self, number: int) -> list[AnyEvent]:
+        """A round, and its evaluation where one is due."""
+        return [*self.trained(number), self.finished(number), *self.evaluation(number)]
+
+    def evaluation(self, number: int) -> list[AnyEvent]:
+        """An evaluation where one is due, with a warning that each server gives once."""
+        evaluated = self.evaluated(number)
+        if evaluated is None:
+            return []
+        warned, self._warned = self._warned, True
+        return [evaluated] if warned else [Warned(message=WARNING), evaluated]
+
+    def digest(self, number: int) -> str:
+        """Of the model that a round ends with."""
+        return self._digests.get(number, f"digest-{number}")
+
+
+def train_record(
+    effect: int,
+    number: int,
+    states: Mapping[str, StateVersion] | None = None,
+    sites: list[str] = SITES,
+) -> EffectDone:
+    """The record of a training, which the next record that is synced makes final."""
+    answers = {site: (1.0, {"loss": 1 / number}, b"") for site in sites}
+    result = TrainResult(answers, states or {}, {}, [], TaskCost())
+    return EffectDone(
+        effect=effect,
+        name="train",
+        round=number,
+        request=f"train(model {number - 1}, {', '.join(sites)})",
+        arguments="a" * 32,
+        is_final=False,
+        result=encode_exact(result.plain()),
+    )
+
+
+def fold_record(
+    effect: int,
+    model: ModelRecord,
+    trained: int,
+    sites: list[str] = SITES,
+    refused: Mapping[str, str] | None = None,
+) -> EffectDone:
+    """The record of a fold of a training's updates, those of refused sites among them."""
+    refused = refused or {}
+    weights = {site: 1.0 for site in sites if site not in refused}
+    result = FoldResult(weights, {"loss": 1.0}, refused, 1.0, 2.0, Transfer(), [(trained, sites)])
+    return EffectDone(
+        effect=effect,
+        name="fold",
+        round=model.round,
+        request=f"fold(model {model.version - 1}, updates of effect {trained})",
+        arguments="b" * 32,
+        is_final=True,
+        model=model,
+        result=encode_exact(result.plain()),
+    )
+
+
+class EffectScript(Script):
+    """The events of a run of FedAvg, whose effects are numbered.
+
+    Arguments are those of :class:`Script`.
+    """
+
+    def events(self) -> Iterator[AnyEvent]:
+        """A run that is not interrupted."""
+        yield from self.events_after(None)
+
+    def events_after(self, effect: int | None) -> Iterator[AnyEvent]:
+        """What a run does that goes on after an effect; 0 is the initial model."""
+        self._warned = False
+        started = self.started()
+        # The model is not built again where it is there.
+        yield from started if effect is None else started[:-1]
+        done = effect or 0
+        for number in range(1, self.rounds + 1):
+            # A round is ended before the first effect of the next one.
+            if done < self.first_effect(number + 1):
+                yield from self._after(done, self.round(number))
+        yield ProcessEnded(process=SERVER, peak_rss=1)
+        yield RunFinished(status="finished")
+
+    def _after(self, effect: int, events: list[AnyEvent]) -> Iterator[AnyEvent]:
+        """The events of a round that come after an effect, with a warning of each server's own."""
+        begin = 0
+        for place, event in enumerate(events):
+            if isinstance(event, EffectDone) and event.effect <= effect:
+                begin = place + 1
+        for event in events[begin:]:
+            if isinstance(event, Evaluated) and not self._warned:
+                self._warned = True
+                yield Warned(message=WARNING)
+            yield event
+
+    def first_effect(self, number: int) -> int:
+        """Number of the first effect of a round, which is its training."""
+        before = number - 1
+        return 1 + 2 * before + (before // self._every if self._every else 0)
+
+    def last_effect(self, number: int) -> int:
+        """Number of the last effect of a round; that of a longer run is the same."""
+        return self.first_effect(number + 1) - 1
+
+    def record(self, number: int) -> ModelRecord:
+        """What the journal says of the model of a round."""
+        return ModelRecord(number, number, 0, self.digest(number), self._states.get(number, ""))
+
+    def round(self, number: int) -> list[AnyEvent]:
+        """A round, with its evaluation where one is due."""
+        train = self.first_effect(number)
+        return [
+            *self.trained(number),
+            train_record(train, number),
+            ModelWritten(round=number, step=0),
+            fold_record(train + 1, self.record(number), train),
+            *self.evaluation(number),
+            self.finished(number),
+        ]
+
+    def evaluation(self, number: int) -> list[AnyEvent]:
+        """An evaluation where one is due: an effect, unless that is as the round is the last."""
+        found = self.evaluated(number)
+        if found is None:
+            return []
+        is_provisional = number % self._every > 0
+        evaluated = msgspec.structs.replace(found, is_provisional=is_provisional, version=number)
+        if is_provisional:
+            return [evaluated]
+        result = {"metrics": dict(found.metrics), "failures": {}}
+        done = EffectDone(
+            effect=self.first_effect(number) + 2,
+            name="evaluate",
+            round=number,
+            request=f"evaluate(model {number})",
+            arguments="c" * 32,
+            is_final=True,
+            result=encode_exact(result),
+        )
+        return [evaluated, done]
+
+
+def results(summary: Summary) -> dict[str, Any]:
+    """What an interruption must not change in a summary."""
+    document = msgspec.to_builtins(summary)
+    return {key: document[key] for key in document if key not in ("memory", "wall_seconds")}
+
+
+def a_run(
+    folder: Path, rounds: int = 3, completed: int = 3, every: int = 1, optimizer: bool = False
+) -> RunDirectory:
+    """A run that was killed after its last completed round, whose evaluation it had done."""
+    script = EffectScript(rounds, every, DIGESTS, STATES if optimizer else None)
+    return _killed(folder, script, a_job(rounds, every), completed, optimizer)
+
+
+def an_old_run(folder: Path, rounds: int = 3, completed: int = 3) -> RunDirectory:
+    """The same of an earlier version, which knew no effects."""
+    return _killed(folder, Script(rounds, 1, DIGESTS), a_job(rounds), completed, False)
+
+
+def _killed(
+    folder: Path, script: Script, job: Job, completed: int, optimizer: bool
+) -> RunDirectory:
+    run = RunDirectory.create("job", folder)
+    run.write(run.job_file, render_job(job))
+    with EventLog(run.events) as log:
+        for event in script.started():
+            log.write(event)
+        for number in range(1, completed + 1):
+            for event in script.round(number):
+                log.write(event)
+    for number in range(completed + 1):
+        write_checkpoint(run.checkpoint(number), model(number))
+        if optimizer and number:
+            write_checkpoint(run.optimizer_state(number), state(number))
+    return run
+
+
+def flip(path: Path) -> None:
+    """Damage a file's last byte."""
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        (value,) = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([value ^ 1]))

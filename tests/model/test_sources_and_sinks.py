@@ -1,0 +1,435 @@
+"""What every source and every sink promises. A new one joins by a line in ``SOURCES``/``SINKS``."""
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from support import as_bytes, body_of, every_kind, tensor
+
+from flstream.aggregation.ahead import WriteBehind
+from flstream.errors import CheckpointError, LayoutError
+from flstream.model.arranged import Arranged
+from flstream.model.body import Scratch, Sink, Source
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.copy import copy
+from flstream.model.digests import BodyDigest, ChunkDigester, body_digest
+from flstream.model.dtypes import BY_CODE
+from flstream.model.formats.opening import open_checkpoint
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource, MemoryBody
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.remote import RemoteSource
+from flstream.streaming.service import DownloadService
+from flstream.transport.pipe import pipe
+
+CHUNK = 4096
+SETTINGS = StreamSettings(chunk_size=CHUNK, request_size=4 * CHUNK, window=2, request_timeout=30)
+State = Mapping[str, torch.Tensor]
+
+# Of types that NumPy has, since npz is among the formats; longer than comes with the layout.
+STATE: State = {
+    **{name: t for name, t in every_kind().items() if BY_CODE[name.split(".")[0]].numpy_name},
+    "F32.large": tensor("F32", (150, 200)),
+    "I16.odd": tensor("I16", (4099,)),
+}
+EMPTY: State = {"F32.empty": torch.zeros(0, 3)}
+
+
+class Place(NamedTuple):
+    """Where a test makes files, and what is closed at its end."""
+
+    folder: Path
+    stack: ExitStack
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(tmp_path, stack)
+
+
+def strided(state: State, _place: Place) -> Source:
+    """The same tensors, none of which of two dimensions lies as the body has it."""
+    turned = {
+        name: value.t().contiguous().t() if value.dim() == 2 else value
+        for name, value in state.items()
+    }
+    return MemoryBody.of(turned)
+
+
+def buffer(state: State, _place: Place) -> Source:
+    body = MemoryBody.of(state)
+    return BufferSource(body.layout, memoryview(body_of(body)))
+
+
+def file(state: State, place: Place) -> Source:
+    write_checkpoint(place.folder / "m.safetensors", MemoryBody.of(state), {"of": "a test"})
+    return FileSource(place.folder / "m.safetensors")
+
+
+def finished(state: State, place: Place) -> Source:
+    body = MemoryBody.of(state)
+    digester = ChunkDigester(body.layout.nbytes, CHUNK)
+    path = place.folder / "m.safetensors"
+    sink = place.stack.enter_context(FileSink(path, body.layout, {"a": "b"}, digester=digester))
+    copy(body, sink)
+    return sink.finish()
+
+
+def safetensors(state: State, place: Place) -> Source:
+    save_file(dict(state), place.folder / "m.safetensors")
+    return open_checkpoint(place.folder / "m.safetensors")
+
+
+def shards(state: State, place: Place) -> Source:
+    where = {}
+    for number in range(3):
+        name = f"m-{number}.safetensors"
+        part = {each: state[each] for each in sorted(state)[number::3]}
+        if part:
+            save_file(part, place.folder / name)
+            where |= dict.fromkeys(part, name)
+    index = place.folder / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+    return open_checkpoint(index)
+
+
+def npz(state: State, place: Place) -> Source:
+    np.savez(place.folder / "m.npz", **{name: value.numpy() for name, value in state.items()})
+    return open_checkpoint(place.folder / "m.npz")
+
+
+def compressed(state: State, place: Place) -> Source:
+    arrays = {name: np.asarray(value.numpy(), order="F") for name, value in state.items()}
+    np.savez_compressed(place.folder / "m.npz", **arrays)
+    return open_checkpoint(place.folder / "m.npz")
+
+
+def saved(state: State, place: Place) -> Source:
+    turned = {name: value.t() if value.dim() == 2 else value for name, value in state.items()}
+    torch.save({name: value.contiguous() for name, value in turned.items()}, place.folder / "t.pt")
+    loaded = torch.load(place.folder / "t.pt", mmap=True)
+    back = {name: value.t() if value.dim() == 2 else value for name, value in loaded.items()}
+    torch.save(back, place.folder / "m.pt")
+    return open_checkpoint(place.folder / "m.pt")
+
+
+def arranged(state: State, place: Place) -> Source:
+    return Arranged(shards(state, place))
+
+
+def offered(body: Source, place: Place, settings: StreamSettings) -> Source:
+    service = place.stack.enter_context(DownloadService())
+    ours, theirs = pipe("server", "site-1")
+    place.stack.enter_context(closing(theirs))
+    service.attach(ours, "site-1")
+    ref = service.offer(body, ["site-1"], push=settings if settings.push else None)
+    return RemoteSource(Receiver(theirs, "server"), ref.token, settings)
+
+
+def remote(state: State, place: Place) -> Source:
+    return offered(MemoryBody.of(state), place, SETTINGS)
+
+
+def remote_file(state: State, place: Place) -> Source:
+    return offered(file(state, place), place, SETTINGS._replace(chunk_size=0))
+
+
+def pushed(state: State, place: Place) -> Source:
+    return offered(MemoryBody.of(state), place, SETTINGS._replace(push=True))
+
+
+SOURCES: dict[str, Callable[[State, Place], Source]] = {
+    "memory": lambda state, _: MemoryBody.of(state),
+    "strided memory": strided,
+    "buffer": buffer,
+    "file": file,
+    "finished file": finished,
+    "safetensors": safetensors,
+    "shards": shards,
+    "npz": npz,
+    "compressed Fortran npz": compressed,
+    "torch": saved,
+    "arranged": arranged,
+    "remote": remote,
+    "remote, in one message": remote_file,
+    "remote, pushed": pushed,
+}
+
+Written = Callable[[], bytes]
+"""Finishes a sink, and gives the bytes that it took."""
+
+
+def existing(layout: Layout, _place: Place) -> tuple[Sink, Written]:
+    body = MemoryBody.allocate(layout)
+    return body, lambda: body_of(body)
+
+
+def new_file(layout: Layout, place: Place, **how: object) -> tuple[Sink, Written]:
+    sink = FileSink(place.folder / "out.safetensors", layout, **how)  # type: ignore[arg-type]
+    place.stack.enter_context(sink)
+    return sink, lambda: body_of(sink.finish()) if layout.nbytes else b""
+
+
+def digested(layout: Layout, place: Place) -> tuple[Sink, Written]:
+    return new_file(layout, place, digester=ChunkDigester(layout.nbytes, CHUNK))
+
+
+def resumed(layout: Layout, place: Place) -> tuple[Sink, Written]:
+    """A file of which an earlier attempt wrote the first chunk, and wrongly the second."""
+    with FileSink(place.folder / "out.safetensors", layout, resume=True) as first:
+        first.write(0, memoryview(b"\5" * min(2 * CHUNK, layout.nbytes)))
+    return new_file(layout, place, resume=True)
+
+
+def written_behind(layout: Layout, place: Place) -> tuple[Sink, Written]:
+    file, finish = new_file(layout, place)
+    sink = WriteBehind(layout, file.write)  # type: ignore[attr-defined]
+
+    def close() -> bytes:
+        sink.close()
+        return finish()
+
+    return sink, close
+
+
+SINKS: dict[str, Callable[[Layout, Place], tuple[Sink, Written]]] = {
+    "memory": existing,
+    "file": new_file,
+    "volatile file": lambda layout, place: new_file(layout, place, durable=False),
+    "digested file": digested,
+    "resumed file": resumed,
+    "written behind": written_behind,
+}
+
+
+def due(layout: Layout, state: State) -> bytes:
+    """The bytes that a body of this layout has, taken from the tensors themselves."""
+    return b"".join(as_bytes(state[spec.name]) for spec in layout.tensors)
+
+
+def edges(layout: Layout) -> list[tuple[int, int]]:
+    """The first byte, the last, all of them, and the bytes around each tensor's bounds."""
+    size = layout.nbytes
+    found = [(0, 1), (size - 1, size), (0, size)]
+    for spec in layout.tensors:
+        found += [(spec.start, min(spec.start + 1, size)), (max(spec.start - 1, 0), spec.stop)]
+    return [(start, stop) for start, stop in found if start < stop]
+
+
+def any_ranges(nbytes: int, seed: int) -> list[tuple[int, int]]:
+    pairs = random.Random(seed)
+    cuts = [sorted(pairs.sample(range(nbytes + 1), 2)) for _ in range(40)]
+    return [(start, stop) for start, stop in cuts]
+
+
+def partition(nbytes: int, seed: int) -> list[tuple[int, int]]:
+    """Ranges that cover a body, from front to back, cut anywhere."""
+    cuts = sorted({0, nbytes, *random.Random(seed).sample(range(1, nbytes), 30)})
+    return list(pairwise(cuts))
+
+
+def assert_covers(ranges: list[tuple[int, int]], nbytes: int) -> None:
+    """Each byte of a body is in one of the ranges, and in one only."""
+    ranges = sorted(ranges)
+    assert [0, *(stop for _, stop in ranges)] == [*(start for start, _ in ranges), nbytes]
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest, place: Place) -> Source:
+    return SOURCES[request.param](STATE, place)
+
+
+class TestSources:
+    def test_the_layout_has_every_tensor_with_its_dtype_and_shape(self, source):
+        codes = {name: (name.split(".")[0], tuple(value.shape)) for name, value in STATE.items()}
+        assert {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors} == codes
+
+    @pytest.mark.parametrize("name", SOURCES)
+    def test_it_is_read_from_front_to_back(self, name, place):
+        source = SOURCES[name](STATE, place)
+        # What comes in frames is read in whole ones.
+        step = source.layout.nbytes if name == "remote, in one message" else 2 * CHUNK
+        scratch, read = Scratch(), b""
+        for start, stop in source.layout.ranges(step):
+            read += b"".join(source.views(start, stop, scratch))
+        assert read == due(source.layout, STATE)
+
+    def test_random_access_gives_any_range_again_and_again(self, source):
+        if not source.random_access:
+            with pytest.raises(ValueError, match="goes on at byte 0"):
+                source.views(CHUNK, 2 * CHUNK, Scratch())
+            return
+        whole, scratch = due(source.layout, STATE), Scratch()
+        for start, stop in [*edges(source.layout), *any_ranges(len(whole), 3)] * 2:
+            assert b"".join(source.views(start, stop, scratch)) == whole[start:stop]
+
+    def test_views_that_may_be_lent_stay_while_others_are_read(self, source):
+        if not source.lendable:
+            return
+        whole, kept = due(source.layout, STATE), []
+        for start, stop in any_ranges(len(whole), 5):
+            scratch = Scratch()
+            views = list(source.views(start, stop, scratch))
+            if not scratch.buffer:
+                kept.append((views, start, stop))
+        assert kept
+        assert all(b"".join(views) == whole[start:stop] for views, start, stop in kept)
+
+    def test_an_extent_is_where_the_bytes_lie_in_the_file(self, source):
+        if source.extent is None:
+            return
+        whole = due(source.layout, STATE)
+        for start, stop in [*edges(source.layout), *any_ranges(len(whole), 7)]:
+            fd, offset, digests = source.extent(start, stop)
+            assert os.pread(fd, stop - start, offset) == whole[start:stop]
+            assert digests is source.extent(0, 1).digests
+        fd, offset, _ = source.extent(0, 1)
+        os.truncate(f"/proc/self/fd/{fd}", offset + 100)
+        assert source.extent(0, 100).offset == offset
+        with pytest.raises(CheckpointError, match="ends at byte 100 of its tensors"):
+            source.extent(50, 101)
+
+    def test_delivery_puts_each_byte_into_the_sink_once(self, source):
+        if source.deliver is None:
+            return
+        sink, ranges = MemoryBody.allocate(source.layout), []
+        source.deliver(sink, lambda start, stop: ranges.append((start, stop)))
+        assert body_of(sink) == due(source.layout, STATE)
+        assert_covers(ranges, source.layout.nbytes)
+
+    @pytest.mark.parametrize("name", SOURCES)
+    def test_a_body_without_a_byte_is_copied_too(self, name, place):
+        source = SOURCES[name](EMPTY, place)
+        sink = MemoryBody.allocate(source.layout)
+        copy(source, sink, on_range=lambda *_: pytest.fail("there is no range"))
+        assert [spec.name for spec in source.layout.tensors] == ["F32.empty"]
+        assert source.layout.nbytes == 0
+
+    def test_only_a_source_with_random_access_can_be_offered(self, source, place):
+        service = place.stack.enter_context(DownloadService())
+        if source.random_access:
+            service.offer(source, ["site-1"]).abort("enough")
+            return
+        with pytest.raises(ValueError, match="copy it into a file or memory first"):
+            service.offer(source, ["site-1"])
+
+
+BODY = MemoryBody.of(STATE)
+WHOLE = due(BODY.layout, STATE)
+
+
+@pytest.mark.parametrize("name", SINKS)
+class TestSinks:
+    def test_ranges_in_any_order_where_there_is_random_access(self, name, place):
+        sink, written = SINKS[name](BODY.layout, place)
+        ranges = partition(len(WHOLE), 1)
+        if sink.random_access:
+            random.Random(2).shuffle(ranges)
+        for start, stop in ranges:
+            left = memoryview(WHOLE)[start:stop]
+            for view in sink.views(start, stop):
+                view[:] = left[: len(view)]
+                left = left[len(view) :]
+            assert not left
+            sink.commit(start, stop)
+        assert written() == WHOLE
+
+    def test_a_body_without_a_byte(self, name, place):
+        sink, written = SINKS[name](MemoryBody.of(EMPTY).layout, place)
+        copy(MemoryBody.of(EMPTY), sink)
+        assert written() == b""
+
+    def test_what_an_earlier_attempt_left_is_there_to_be_verified(self, name, place):
+        sink, _ = SINKS[name](BODY.layout, place)
+        assert sink.resumed == (name == "resumed file")
+        if sink.resumed:
+            assert b"".join(sink.written(0, 3 * CHUNK)) == b"\5" * 2 * CHUNK + bytes(CHUNK)
+
+    def test_another_layout_is_refused_by_the_tensor_that_differs(self, name, place):
+        sink, _ = SINKS[name](BODY.layout, place)
+        other = MemoryBody.of({**STATE, "I16.odd": tensor("I16", (4, 1))})
+        with pytest.raises(LayoutError, match=r"what site-3 offers does not fit .* 'I16\.odd'"):
+            copy(other, sink, origin="site-3")
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_copying_any_source_into_any_sink(source, name, place):
+    sink, written = SINKS[name](source.layout, place)
+    ranges = []
+    copy(source, sink, step=10_000, on_range=lambda start, stop: ranges.append((start, stop)))
+    assert written() == due(source.layout, STATE)
+    assert_covers(ranges, source.layout.nbytes)
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_a_digest_is_taken_of_the_bytes_in_order(source, name, place):
+    sink, written = SINKS[name](source.layout, place)
+    digest = BodyDigest(source.layout)
+    copy(source, sink, step=10_000, digest=digest)
+    body = BufferSource(source.layout, memoryview(due(source.layout, STATE)))
+    assert digest.hexdigest() == body_digest(body)
+    assert written() == due(source.layout, STATE)
+
+
+def test_a_resumed_file_gets_only_the_chunks_that_it_lacks(place):
+    with FileSink(place.folder / "out.safetensors", BODY.layout, resume=True) as first:
+        first.write(0, memoryview(WHOLE)[: 5 * CHUNK])
+    sink, written = new_file(BODY.layout, place, resume=True)
+    source = remote(STATE, place)
+    copy(source, sink)
+    assert written() == WHOLE
+    assert isinstance(source, RemoteSource)
+    assert source.cost.bytes == len(WHOLE) - 5 * CHUNK
+
+
+def test_a_finished_file_needs_no_second_look_at_its_header(place, monkeypatch):
+    monkeypatch.setattr("flstream.model.checkpoint.read_header", None)
+    source = finished(STATE, place)
+    assert isinstance(source, FileSource)
+    assert (source.metadata, source.layout) == ({"a": "b"}, BODY.layout)
+    assert source.digests.get(0, CHUNK) is not None
+
+
+class TestArranging:
+    def given(self, tensors, ties):
+        layout = Layout.of(tensors, ties)
+        specs, offset = [], 0
+        for spec in reversed(layout.tensors):  # any other order
+            specs.append(spec._replace(start=offset, stop=offset + spec.nbytes))
+            offset += spec.nbytes
+        data = random.Random(4).randbytes(offset)
+        return BufferSource(Layout(specs, ties), memoryview(data))
+
+    def test_the_first_of_tied_names_stands_for_the_tensor(self):
+        tensors = [("w", "F32", (3,)), ("b", "U8", (5,)), ("none", "F16", (0,))]
+        given = self.given(tensors, {"a": "w", "x": "w", "ones": "none"})
+        source = Arranged(given)
+        assert source.layout.is_canonical
+        assert source.layout.aliases == {"w": "a", "x": "a"}
+        assert [spec.name for spec in source.layout.tensors] == ["a", "none", "ones", "b"]
+        whole = body_of(source)
+        for name, origin in (("a", "w"), ("b", "b")):
+            ours, theirs = source.layout.by_name[name], given.layout.by_name[origin]
+            assert whole[ours.start : ours.stop] == body_of(given)[theirs.start : theirs.stop]
+
+    def test_it_agrees_with_the_body_of_the_tensors_in_memory(self, place):
+        tensors = dict(every_kind())
+        tensors["Z.tied"] = tensors["F32.matrix"]
+        direct = MemoryBody.of(tensors)
+        given = self.given(
+            [(spec.name, spec.dtype, spec.shape) for spec in direct.layout.tensors],
+            {"A.first": "I64.matrix", "Z.tied": "F32.matrix"},
+        )
+        into = MemoryBody.allocate(given.layout)
+        copy(given, into)
+        assert body_digest(Arranged(given)) == body_digest(MemoryBody.of(into.tensors))

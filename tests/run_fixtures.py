@@ -1,0 +1,174 @@
+"""A job in a few lines, run for real: a server, sites and a builder, each a process."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from flstream.engines.local import host_for
+from flstream.engines.processes import ProcessHost
+from flstream.job import Job, load_job
+from flstream.runs.resume import ResumePoint, plan_resume
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import Summary
+from flstream.simulation.launcher import Listener, simulate
+from flstream.telemetry.events import AnyEvent, ProcessReady
+from flstream.telemetry.memory import MemorySampler
+
+MODEL = """
+import torch
+
+
+def build(elements=1000):
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "w": torch.randn(elements, generator=generator),
+        "b": torch.randn(3, 5, generator=generator, dtype=torch.float64),
+        "steps": torch.tensor(0),
+    }
+"""
+
+# Adds noise that follows from the seed, so that the result depends on it.
+NOISE = """
+import torch
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"mean": model.params["w"].mean().item()}))
+        continue
+    for name, tensor in model.params.items():
+        if tensor.is_floating_point():
+            tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
+    flare.send(flare.FLModel(params=model.params))
+"""
+
+
+class Run(NamedTuple):
+    """What a run left behind."""
+
+    summary: Summary
+    directory: RunDirectory
+
+
+class SharedHost(ProcessHost):
+    """Starts a run's processes from the fork server that the run before has left.
+
+    To start one takes longer than all else that a small job does; and they are all alike.
+    """
+
+    def _stop_fork_server(self) -> None:
+        pass
+
+
+def shared_host_for(job: Job) -> ProcessHost:
+    """What a job's processes start from, if it need not be of its own."""
+    return SharedHost(host_for(job)._environment)
+
+
+class Jobs(NamedTuple):
+    """Makes jobs in a folder of a test's own, and runs them."""
+
+    folder: Path
+    host_for: Callable[[Job], ProcessHost] = shared_host_for
+
+    def make(self, script: str, *overrides: str, model: str = MODEL) -> Job:
+        """A job of two clients and two rounds, unless overrides say otherwise."""
+        (self.folder / "model.py").write_text(textwrap.dedent(model))
+        (self.folder / "client.py").write_text(textwrap.dedent(script))
+        (self.folder / "job.conf").write_text(
+            textwrap.dedent("""
+            name = test, seed = 7, rounds = 2
+            clients { count = 2 }
+            model { factory = "model:build" }
+            train { script = client.py }
+            """)
+        )
+        return load_job(self.folder / "job.conf", list(overrides))
+
+    def run(
+        self, script: str, *overrides: str, model: str = MODEL, listener: Listener | None = None
+    ) -> Run:
+        """Run a job to its end."""
+        job = self.make(script, *overrides, model=model)
+        number = len(list(self.folder.glob("run-*")))
+        directory = RunDirectory.create(job.name, self.folder / f"run-{number}")
+        return self._simulate(job, directory, None, listener)
+
+    def go_on(
+        self,
+        run: Run | Path,
+        script: str,
+        *overrides: str,
+        model: str = MODEL,
+        listener: Listener | None = None,
+    ) -> Run:
+        """Go on with a run, as the command line does with ``--resume``."""
+        job = self.make(script, *overrides, model=model)
+        path = run if isinstance(run, Path) else run.directory.path
+        directory = RunDirectory.reopen(job.name, path)
+        with directory.in_use():
+            point = plan_resume(job, directory)
+            assert point is None or not point.is_finished
+            return self._simulate(job, directory, point, listener)
+
+    def _simulate(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        point: ResumePoint | None,
+        listener: Listener | None,
+    ) -> Run:
+        """Run a job, and see to it that none of its processes is left."""
+        processes: list[psutil.Process] = []
+
+        def listen(event: AnyEvent, sampler: MemorySampler) -> None:
+            if isinstance(event, ProcessReady):
+                with suppress(psutil.NoSuchProcess):
+                    processes.append(psutil.Process(event.pid))
+            if listener is not None:
+                listener(event, sampler)
+
+        summary = simulate(job, directory, listen, point, self.host_for(job))
+        # The kernel may still be taking down one that was killed.
+        _, left = psutil.wait_procs(processes, timeout=10)
+        assert left == []
+        return Run(summary, directory)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[None]:
+    """The fork server that runs share ends with the last of them."""
+    yield
+    ProcessHost({}).close()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, fork_server: None) -> Jobs:
+    return Jobs(tmp_path)
+
+
+@pytest.fixture
+def jobs_of_their_own(tmp_path: Path, fork_server: None) -> Jobs:
+    """Jobs that share nothing with those of other tests: each has a fork server of its own."""
+    ProcessHost({}).close()
+    return Jobs(tmp_path, host_for)
+
+
+@pytest.fixture(scope="session")
+def jobs_in(fork_server: None) -> type[Jobs]:
+    """Makes jobs in a folder that several tests share."""
+    return Jobs
+
+
+@pytest.fixture
+def noise() -> str:
+    return NOISE

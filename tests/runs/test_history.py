@@ -1,0 +1,305 @@
+"""A run whose workflow's effects are recorded: what counts of it, wherever it is cut off."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journal_support import Script, results
+
+from flstream.runs.history import History
+from flstream.runs.job_facts import JobFacts
+from flstream.runs.journal import read_history
+from flstream.runs.summary import summarize
+from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.events import (
+    AnyEvent,
+    EffectDone,
+    Evaluated,
+    ModelReady,
+    ModelRecord,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    SiteFailed,
+    SitePhaseChanged,
+    Transfer,
+    Warned,
+    encode_event,
+)
+
+SITES = ["site-1", "site-2"]
+
+
+def started(rounds: int = 3, **facts: str) -> list[AnyEvent]:
+    return [
+        RunStarted(
+            job="relay", seed=7, rounds=rounds, clients=2, mode="pull", chunk_size=16, **facts
+        ),
+        ModelReady(bytes=160, tensors=2, digest="initial"),
+    ]
+
+
+def effect(
+    number: int, round_number: int, model: ModelRecord | None = None, *, is_final: bool = True
+) -> EffectDone:
+    return EffectDone(
+        effect=number,
+        name="fold" if model else "train",
+        round=round_number,
+        request="",
+        arguments="",
+        is_final=is_final,
+        model=model,
+        result=msgspec.Raw(b'{"sites":2}'),
+    )
+
+
+def evaluated(round_number: int, accuracy: float, seconds: float = 0.25) -> Evaluated:
+    metrics = {"accuracy": accuracy}
+    return Evaluated(round=round_number, metrics=metrics, seconds=seconds, down=Transfer(7, 1, 1))
+
+
+def finished(round_number: int, digest: str) -> RoundFinished:
+    return RoundFinished(
+        round=round_number,
+        digest=digest,
+        download=1.0,
+        train=2.0,
+        upload_and_fold=3.0,
+        checkpoint=4.0,
+        weights={"site-1": 1.0, "site-2": round_number},
+        metrics={"loss": 1 / round_number},
+        down=Transfer(10, 1, 1),
+        up=Transfer(20, 1, 1),
+    )
+
+
+def a_round(number: int) -> list[AnyEvent]:
+    """A round that makes two models, each of one site, and evaluates both of them."""
+    events: list[AnyEvent] = []
+    for step, site in enumerate(SITES):
+        made = 2 * (number - 1) + step
+        model = ModelRecord(number, made + 1, step, f"model-{number}-{step}", f"state-{made}")
+        begin = 100.0 * number + 10 * step
+        events += [
+            RoundStarted(round=number, sites=[site], time=begin),
+            *(
+                SitePhaseChanged(round=number, site=site, state=state, time=begin + after)
+                for state, after in (("downloading", 0), ("training", 1), ("ready", 1 + number))
+            ),
+            effect(3 * made + 1, number, is_final=False),
+            effect(3 * made + 2, number, model),
+            evaluated(number, (number * 5 + step) % 7),
+            effect(3 * made + 3, number),
+        ]
+    if number == 2:
+        events.insert(3, SiteFailed(round=2, site="site-1", reason="it was slow", time=203.0))
+        events.insert(3, Warned(message="round 2 was odd"))
+    return [*events, finished(number, f"model-{number}-1")]
+
+
+def a_run(rounds: int = 3) -> list[AnyEvent]:
+    trained = [event for number in range(1, rounds + 1) for event in a_round(number)]
+    return [*started(rounds), *trained, RunFinished(status="finished")]
+
+
+def folded(events: Iterable[AnyEvent], **options: bool) -> History:
+    history = History(**options)
+    for event in events:
+        history.apply(event)
+    return history
+
+
+def place_of(events: list[AnyEvent], number: int) -> int:
+    """The place after the record of an effect, or after the initial model."""
+    for place, event in enumerate(events):
+        is_model = number == 0 and isinstance(event, ModelReady)
+        if is_model or (isinstance(event, EffectDone) and event.effect == number):
+            return place + 1
+    raise AssertionError(number)
+
+
+def test_a_round_may_make_several_models_and_evaluate_each():
+    history = folded(a_run())
+    assert [each.digest for each in history.models[:3]] == ["initial", "model-1-0", "model-1-1"]
+    assert [each.version for each in history.models] == list(range(7))
+    assert [each.number for each in history.rounds] == [1, 2, 3]
+    first = history.rounds[0]
+    assert (first.digest, first.evaluate, first.scores) == ("model-1-1", 0.5, {"accuracy": 6.0})
+    assert (first.down, first.up) == (Transfer(24, 3, 3), Transfer(20, 1, 1))
+    assert [failure.site for failure in history.rounds[1].failures] == ["site-1"]
+    assert history.evaluations == [(n, {"accuracy": (5 * n + 1) % 7}) for n in (1, 2, 3)]
+    # Round 3 scored 1 and then 2; round 1 scored 5 and then 6.
+    assert history.best == (1, 6.0)
+    summary = summarize(history)
+    assert summary.metrics[0] == {"accuracy": 6.0, "round": 1, "train": {"loss": 1.0}}
+    assert (summary.rounds[0].evaluate, summary.transfer.down.bytes) == (0.5, 3 * 24)
+    assert (summary.model.digest, summary.rounds_completed) == ("model-3-1", 3)
+
+
+def test_a_round_that_was_evaluated_again_is_best_by_its_last_evaluation_only():
+    low = folded([*started(), evaluated(1, 0.9), evaluated(1, 0.1), finished(1, "a")])
+    assert low.best == (1, 0.1)
+    low.apply(evaluated(2, 0.2))
+    assert low.best == (2, 0.2)
+    low.apply(evaluated(2, 0.05))
+    assert low.best == (1, 0.1)
+
+
+def test_a_round_may_be_evaluated_before_its_end_or_after_it():
+    after = list(Script(rounds=5, every=2).events())
+    before, held = [], []
+    for event in after:
+        if isinstance(event, RoundFinished):
+            held = [event]
+            continue
+        before.append(event)
+        if held and (isinstance(event, Evaluated) or (held[0].round % 2 and held[0].round != 5)):
+            before += held
+            held = []
+    assert [type(event) for event in before] != [type(event) for event in after]
+    assert results(summarize(folded(before))) == results(summarize(folded(after)))
+    assert folded(before).rounds == folded(after).rounds
+
+
+@given(
+    cuts=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 3)), max_size=5),
+    is_cut_in_a_line=st.booleans(),
+)
+@settings(max_examples=150)
+def test_a_run_cut_off_anywhere_goes_on_after_any_effect_and_adds_up_alike(
+    cuts, is_cut_in_a_line, tmp_path_factory
+):
+    """Each sitting goes on after the last final effect, or an earlier one, as after damage."""
+    path: Path = tmp_path_factory.mktemp("journal") / "events.jsonl"
+    events = a_run()
+    for count, back in [*cuts, (1000, 0)]:
+        history = read_history(path)
+        sitting = events
+        if not history.is_empty:
+            counting = [0, *(each.effect for each in history.effects)]
+            last = counting[max(len(counting) - 1 - back, 0)]
+            until = history.events_until(None)
+            if history.models:
+                until = history.events_until_effect(last)
+            number = history.models[-1].round if history.models else None
+            resumed = RunResumed(round=number, effect=last, warnings=["it went on"])
+            again = events[place_of(events, last) :] if history.models else events[1:]
+            sitting = [resumed, events[0], *again]
+            history.apply(resumed)
+            assert list(history.events()) == [*until, resumed]
+        with EventLog(path) as log:
+            for event in sitting[:count]:
+                log.write(event)
+        if is_cut_in_a_line and count < len(sitting):
+            with path.open("ab") as file:
+                file.write(encode_event(sitting[count])[:20])
+    found, whole = read_history(path), folded(events)
+    assert results(msgspec.structs.replace(summarize(found), warnings=[])) == results(
+        msgspec.structs.replace(summarize(whole), warnings=[])
+    )
+    assert set(summarize(found).warnings) - {"it went on"} == {"round 2 was odd"}
+    assert (found.effects, found.models, found.rounds) == (
+        whole.effects,
+        whole.models,
+        whole.rounds,
+    )
+    assert found.sites == whole.sites
+
+
+def test_the_sites_of_a_run_have_the_seconds_that_count():
+    # Site-1 failed at its training of round 2, so that this took no time at all.
+    sites = folded(a_run()).sites
+    assert (sites["site-1"].downloads, sites["site-1"].trains, sites["site-1"].slowest) == (3, 4, 3)
+    assert (sites["site-2"].downloads, sites["site-2"].trains, sites["site-2"].slowest) == (3, 6, 3)
+    assert (sites["site-2"].updates, sites["site-2"].weight, sites["site-1"].failures) == (3, 6, 1)
+
+
+def test_a_run_that_goes_on_from_the_initial_model_or_from_nothing_forgets_its_effects():
+    history = folded([*started(), *a_round(1), RunResumed(round=0, effect=0, warnings=["again"])])
+    assert (history.last_round, history.last_final_effect, history.effects) == (0, 0, [])
+    assert summarize(history).warnings == ["again"]
+    assert summarize(history).model.digest == "initial"
+    for event in [*a_round(1), RunResumed(round=None, effect=0)]:
+        history.apply(event)
+    assert (history.last_round, list(history.models), history.sites) == (None, [], {})
+    # What the run's job is stays known.
+    assert summarize(history).job == "relay"
+    assert summarize(history).warnings == ["again"]
+
+
+def test_an_effect_counts_once_it_or_a_later_one_is_final():
+    train, fold, *_ = (event for event in a_round(1) if isinstance(event, EffectDone))
+    history = folded([*started(), train])
+    assert (history.effects, history.last_final_effect) == ([], 0)
+    history.apply(fold)
+    assert [each.effect for each in history.effects] == [1, 2]
+    assert (history.last_final_effect, history.models[-1].digest) == (2, "model-1-0")
+
+
+def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last():
+    events = [*started(), *a_round(1), *a_round(2)[:8]]
+    history = folded(events)
+    assert (history.unfinished, history.last_round) == (2, 1)
+    summary = summarize(history)
+    assert (summary.rounds_completed, summary.model.digest) == (1, "model-2-0")
+    assert [each.round for each in summary.rounds] == [1]
+    # It still is under way where it goes on, before any site is asked anew.
+    history.apply(RunResumed(round=2, effect=history.last_final_effect))
+    assert (history.unfinished, history.status) == (2, "running")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (RunResumed(round=1, effect=7), "the run went on from effect 7 after round 1"),
+        (effect(2, 1), "effect 2 was done once more after round 1"),
+        (evaluated(3, 0.5), "round 3 was evaluated after round 1"),
+        (finished(3, "x"), "round 3 ended after round 1"),
+    ],
+)
+def test_what_does_not_follow_is_refused_and_changes_nothing(wrong, words):
+    history = folded([*started(), *a_round(1)])
+    before = (summarize(history), history.events())
+    with pytest.raises(ValueError, match=words):
+        history.apply(wrong)
+    assert (summarize(history), history.events()) == before
+
+
+def test_a_tolerant_reader_passes_over_what_does_not_follow_and_counts_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    lines = [encode_event(event) for event in a_run()]
+    odd = [b"{", b'{"kind":"later"}', encode_event(evaluated(9, 0.5))]
+    path.write_bytes(b"\n".join([*lines[:5], *odd, *lines[5:]]) + b"\n")
+    history = read_history(path, tolerant=True)
+    assert history.damaged == 3
+    assert summarize(history) == summarize(folded(a_run()))
+    assert read_history(path, tolerant=True, skip_unknown=True).damaged == 2
+
+
+def test_the_best_round_is_by_the_metric_that_the_run_began_with():
+    assert folded(a_run()).best == (1, 6.0)
+    lowest = folded([*started(key_metric="accuracy", key_metric_mode="min"), *a_run()[2:]])
+    assert lowest.best == (3, 2.0)
+    assert folded([*started(key_metric="loss"), *a_run()[2:]]).best is None
+    # An earlier version's events do not tell it; whoever has the job does.
+    assumed = History(JobFacts(key_metric_mode="min"))
+    for event in a_run():
+        assumed.apply(event)
+    assert assumed.best == (3, 2.0)
+
+
+def test_results_and_weights_are_kept_only_where_they_are_needed():
+    whole, brief = folded(a_run()), folded(a_run(), keep_results=False, keep_weights=False)
+    assert {bytes(each.result) for each in whole.effects} == {b'{"sites":2}'}
+    assert {bytes(each.result) for each in brief.effects} == {b"null"}
+    assert whole.rounds[1].weights == {"site-1": 1.0, "site-2": 2.0}
+    assert list(whole.rounds[1].weights) == SITES
+    assert "site-3" not in whole.rounds[1].weights
+    assert brief.rounds[1].weights == {}
+    assert summarize(whole) == summarize(brief)

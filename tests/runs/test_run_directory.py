@@ -1,0 +1,142 @@
+"""The folder of a run: found, made, kept to oneself, and never anybody else's."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_support import DIGESTS, a_job, a_run
+
+from flstream.errors import UsageError
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
+from flstream.runs.model_files import ModelFile, state_file
+from flstream.runs.resume import plan_resume
+from flstream.runs.run_directory import RunDirectory
+
+
+def test_one_run_at_a_time_in_a_folder(tmp_path):
+    run = a_run(tmp_path / "run")
+    with run.in_use():
+        with pytest.raises(UsageError, match="still going on"), run.in_use():
+            pass
+        other = multiprocessing.get_context("spawn").Process(target=_enter, args=(run,))
+        other.start()
+        other.join()
+        assert other.exitcode == 7
+    with run.in_use():
+        pass
+
+
+def _enter(run: RunDirectory) -> None:
+    try:
+        with run.in_use():
+            os._exit(0)
+    except UsageError:
+        os._exit(7)
+
+
+def test_an_error_in_a_run_is_not_taken_for_one_of_its_lock(tmp_path):
+    run = a_run(tmp_path / "run")
+    with pytest.raises(FileNotFoundError), run.in_use():
+        raise FileNotFoundError("of the run")
+
+
+def test_the_folder_is_the_one_named_or_the_newest_of_the_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = RunDirectory.reopen("job")
+    assert first.path.parent == tmp_path / "runs"
+    first.path.rename(tmp_path / "runs" / "job-20200101-000000")
+    for name in ("job-20210101-000000", "job-20210101-000000-2", "job-20210101-000000-10"):
+        RunDirectory.create("job", tmp_path / "runs" / name)
+    for name in ("job-b-20300101-000000", "jobs", "job-20300101-000000.bak"):
+        (tmp_path / "runs" / name).mkdir()
+    (tmp_path / "runs" / "job-20310101-000000").touch()
+    assert RunDirectory.reopen("job").path.name == "job-20210101-000000-10"
+    named = RunDirectory.reopen("job", Path("new/deep"))
+    assert named.path == tmp_path / "new" / "deep"
+    assert named.checkpoints.is_dir()
+    (tmp_path / "empty").mkdir()
+    assert RunDirectory.reopen("job", tmp_path / "empty").events.exists()
+
+
+def test_a_folder_that_was_cut_off_while_it_was_made_is_as_good_as_new(tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    run = RunDirectory.reopen("job", tmp_path / "run")
+    assert run.sites.is_dir()
+    assert plan_resume(a_job(), run) is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["job.conf", "client.py"],
+        ["job.conf", "checkpoints/pretrained.safetensors"],
+        ["checkpoints/round-0001.safetensors"],
+        ["checkpoints/mine", "sites/mine"],
+        ["notes.txt"],
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path, names):
+    for name in names:
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    before = sorted((tmp_path / "mine").rglob("*"))
+    with pytest.raises(UsageError, match="mine is not a run directory"):
+        RunDirectory.reopen("job", tmp_path / "mine")
+    assert sorted((tmp_path / "mine").rglob("*")) == before
+
+
+def test_a_file_in_the_place_of_a_run_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is not a run directory"):
+        RunDirectory.reopen("job", tmp_path / "file")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_final_model_that_is_published_again_harms_no_checkpoint(tmp_path, monkeypatch, links):
+    run = a_run(tmp_path / "run", completed=3)
+    if not links:
+        monkeypatch.setattr(os, "link", _no_links)
+    for number in (2, 3, 3):
+        run.publish(run.checkpoint(number), run.final_model)
+        assert body_digest(FileSource(run.final_model)) == DIGESTS[number]
+    assert [body_digest(FileSource(run.checkpoint(n))) for n in range(4)] == [
+        DIGESTS[n] for n in range(4)
+    ]
+    assert not list(run.path.glob("*.tmp"))
+
+
+def _no_links(*_: object) -> None:
+    raise OSError("no hard links here")
+
+
+@given(
+    st.builds(
+        ModelFile,
+        st.integers(0, 10**9),
+        st.none() | st.integers(0, 10**6),
+        st.sampled_from(["", "optimizer", "control"]),
+        st.booleans(),
+    )
+)
+def test_the_name_of_a_models_file_says_what_it_is(file):
+    assert ModelFile.parse(file.name) == file
+
+
+def test_files_of_a_model_have_the_names_that_scripts_rely_on(tmp_path):
+    run = RunDirectory(tmp_path)
+    names = [run.checkpoint(3), run.step_checkpoint(3, 1), run.optimizer_state(3)]
+    names += [run.optimizer_state(3, 1), state_file(run.step_checkpoint(12345, 100))]
+    assert [path.name for path in names] == [
+        "round-0003.safetensors",
+        "round-0003.step-01.safetensors",
+        "round-0003.optimizer.safetensors",
+        "round-0003.step-01.optimizer.safetensors",
+        "round-12345.step-100.optimizer.safetensors",
+    ]
+    assert ModelFile.parse("round-00003.safetensors") is None
+    assert ModelFile.parse("round-0003.step-001.safetensors") is None

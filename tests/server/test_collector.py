@@ -1,0 +1,105 @@
+"""Answers are gathered until enough are in, or too few are left."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.errors import SimulationError
+from flstream.server import collector as module
+from flstream.server.collector import ResultCollector
+
+COHORT = ["site-1", "site-2", "site-3", "site-4"]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+def test_answers_are_in_the_order_of_the_cohort_whatever_that_of_arrival():
+    collector = ResultCollector("train round 1", COHORT, least=1)
+    for site in ("site-4", "site-1", "site-3"):
+        collector.answer(site, site.upper())
+    assert list(collector.in_order.items()) == [
+        ("site-1", "SITE-1"),
+        ("site-3", "SITE-3"),
+        ("site-4", "SITE-4"),
+    ]
+
+
+def test_a_site_that_fails_has_no_part_even_if_it_had_answered():
+    collector = ResultCollector("train round 1", COHORT, least=3)
+    collector.answer("site-2", 2)
+    collector.fail("site-2", "its update is not finite")
+    assert collector.in_order == {}
+    assert collector.failures == {"site-2": "its update is not finite"}
+
+
+def test_too_few_left_is_an_error_that_names_each_site_and_its_reason():
+    collector = ResultCollector("train round 7", COHORT, least=3)
+    collector.fail("site-2", "it died")
+    with pytest.raises(SimulationError) as caught:
+        collector.fail("site-4", "it lied")
+    assert str(caught.value) == (
+        "2 of 4 sites are left to train round 7, and 3 have to (clients.min_updates): "
+        "site-2: it died; its log is sites/site-2/log.txt; "
+        "site-4: it lied; its log is sites/site-4/log.txt"
+    )
+
+
+def test_of_very_many_that_failed_some_are_named_and_the_rest_counted():
+    cohort = [f"site-{number}" for number in range(1, 1001)]
+    collector = ResultCollector("train round 1", cohort, least=0)
+    for site in cohort:
+        collector.fail(site, "it died")
+    told = collector.reasons()
+    assert "site-100: it died" in told
+    assert "site-101: it died" not in told
+    assert told.endswith("; and 900 more, which summary.json names")
+
+
+def test_nobody_is_late_until_enough_have_answered_and_patience_is_over(clock):
+    collector = ResultCollector("train round 1", COHORT, least=2, patience=5.0)
+    collector.answer("site-3", 3)
+    clock.now += 1000
+    assert collector.late == ()
+    collector.answer("site-1", 1)
+    clock.now += 4.9
+    assert collector.late == ()
+    # Those that have failed are not waited for, and a further answer gives no more time.
+    collector.fail("site-2", "it died")
+    clock.now += 0.1
+    assert collector.late == ["site-4"]
+
+
+def test_without_patience_everyone_is_waited_for(clock):
+    collector = ResultCollector("train round 1", COHORT, least=1)
+    collector.answer("site-1", 1)
+    clock.now += 1e9
+    assert collector.late == ()
+
+
+@given(st.permutations(COHORT), st.sets(st.sampled_from(COHORT)))
+def test_settled_is_how_many_from_the_first_have_no_gap(order, failing):
+    collector = ResultCollector("train round 1", COHORT, least=0)
+    assert collector.settled == 0
+    known = set()
+    for site in order:
+        known.add(site)
+        if site in failing:
+            collector.fail(site, "it died")
+        else:
+            collector.answer(site, None)
+        assert set(COHORT[: collector.settled]) <= known
+        assert collector.settled == 4 or COHORT[collector.settled] not in known
+    assert collector.settled == 4

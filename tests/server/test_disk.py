@@ -1,0 +1,244 @@
+"""The disk that a run needs is told before it is taken."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.errors import SimulationError
+from flstream.runs.retention import superseded
+from flstream.server.disk import DiskPlan, check_round, check_run, free_bytes
+
+GIB = 1 << 30
+RUN = Path("runs/x")
+
+
+def plan(rounds=10, keep="all", model=5 * GIB, **rest):
+    return DiskPlan(rounds=rounds, keep=keep, model=model, **rest)
+
+
+def room(size):
+    return lambda folder: size
+
+
+def refusal(*args, **kwargs):
+    with pytest.raises(SimulationError) as caught:
+        check_round(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_a_round_that_does_not_fit_is_refused_with_what_takes_how_much():
+    everything = plan(updates=2, partial_sum=8 * GIB, optimizer_state=5 * GIB // 2)
+    assert refusal(everything, RUN, 4, free=room(31 * GIB // 10)) == (
+        "round 4 needs 33.5 GiB of disk (the next model 5 GiB, the server optimizer's state "
+        "2.5 GiB, 2 updates in waiting 10 GiB, the sum of updates and its successor 16 GiB), and "
+        "3.1 GiB are free in runs/x; make room for 30.4 GiB more, then go on with --resume"
+    )
+
+
+def test_what_takes_nothing_is_not_mentioned():
+    assert refusal(plan(), RUN, 1, free=room(GIB)) == (
+        "round 1 needs 5 GiB of disk (the next model 5 GiB), and 1 GiB are free in runs/x; make "
+        "room for 4 GiB more, then go on with --resume"
+    )
+    assert "(the next model 5 GiB, 1 update in waiting 5 GiB)" in refusal(
+        plan(updates=1), RUN, 1, free=room(GIB)
+    )
+
+
+def test_what_an_earlier_attempt_left_is_not_asked_for_again():
+    check_round(plan(updates=2), RUN, 4, present=10 * GIB, free=room(5 * GIB))
+    text = refusal(plan(updates=2), RUN, 4, present=10 * GIB, free=room(4 * GIB))
+    assert "2 updates in waiting 10 GiB; 10 GiB of it are there already), and" in text
+    assert "make room for 1 GiB more" in text
+
+
+def test_the_last_byte_decides():
+    check_round(plan(), RUN, 1, free=room(5 * GIB))
+    refusal(plan(), RUN, 1, free=room(5 * GIB - 1))
+
+
+def test_nothing_is_refused_where_the_free_space_cannot_be_told():
+    check_round(plan(), RUN, 1, free=room(None))
+    assert check_run(plan(), RUN, done=0, stored=1, free=room(None)) is None
+
+
+def test_a_run_whose_first_round_does_not_fit_is_refused():
+    with pytest.raises(SimulationError, match=r"^round 1 needs 5 GiB"):
+        check_run(plan(keep=1), RUN, done=0, stored=1, free=room(GIB))
+    with pytest.raises(SimulationError, match=r"^round 8 needs 5 GiB"):
+        check_run(plan(), RUN, done=7, stored=8, free=room(GIB))
+
+
+def test_a_run_that_fits_whole_gives_no_warning():
+    assert check_run(plan(), RUN, done=0, stored=1, free=room(50 * GIB)) is None
+    assert check_run(plan(keep=3), RUN, done=0, stored=1, free=room(20 * GIB)) is None
+    assert check_run(plan(), RUN, done=10, stored=11, free=room(0)) is None
+
+
+def test_a_run_that_will_not_fit_is_warned_of_with_the_keep_that_would():
+    assert check_run(plan(), RUN, done=0, stored=1, free=room(21 * GIB)) == (
+        "10 rounds to come with checkpoints.keep = all take up to 50 GiB of disk for 10 more "
+        "checkpoints, 21 GiB are free in runs/x, and round 5 may be the first that does not fit; "
+        "make room, or set checkpoints.keep = 3"
+    )
+    warning = check_run(plan(keep=3), RUN, done=0, stored=1, free=room(15 * GIB))
+    assert warning.endswith("make room, or set checkpoints.keep = 2")
+    warning = check_run(plan(), RUN, done=8, stored=9, free=room(5 * GIB))
+    assert warning.startswith("2 rounds to come with")
+
+
+def test_what_an_earlier_attempt_left_helps_the_whole_run():
+    waiting = plan(updates=2)
+    assert check_run(waiting, RUN, done=8, stored=9, present=10 * GIB, free=room(10 * GIB)) is None
+    assert check_run(waiting, RUN, done=8, stored=9, present=9 * GIB, free=room(10 * GIB))
+
+
+def test_what_the_sites_states_may_still_take_is_part_of_what_is_to_come():
+    assert check_run(plan(), RUN, done=0, stored=1, states=5 * GIB, free=room(55 * GIB)) is None
+    warning = check_run(plan(), RUN, done=0, stored=1, states=5 * GIB, free=room(54 * GIB))
+    assert warning == (
+        "10 rounds to come with checkpoints.keep = all take up to 50 GiB of disk for 10 more "
+        "checkpoints and 5 GiB for states of the sites, 54 GiB are free in runs/x, and round 10 "
+        "may be the first that does not fit; make room, or set checkpoints.keep = 8"
+    )
+    # Of the next round it is not known whose states change: it is not refused.
+    warning = check_run(plan(), RUN, done=0, stored=1, states=9 * GIB, free=room(10 * GIB))
+    assert "round 1 may be the first that does not fit" in warning
+    assert warning.endswith("make room, as even keep = 1 takes more")
+
+
+def test_where_no_keep_would_do_only_room_helps():
+    warning = check_run(plan(keep=1), RUN, done=0, stored=1, free=room(9 * GIB))
+    assert "round 2 may be the first that does not fit" in warning
+    assert warning.endswith("make room, as even keep = 1 takes more")
+
+
+PLANS = st.builds(
+    DiskPlan,
+    rounds=st.integers(1, 12),
+    keep=st.just("all") | st.integers(1, 14),
+    model=st.integers(1, 50),
+    updates=st.integers(0, 3),
+    partial_sum=st.integers(0, 60),
+    optimizer_state=st.integers(0, 50),
+)
+
+
+def fills(plan, free, best, done, stored):
+    """Run a plan on a pretended disk; return the first round that does not fit, or None."""
+    there, each = set(stored), plan.model + plan.optimizer_state
+    passing = plan.updates * plan.model + 2 * plan.partial_sum
+    for number in range(done + 1, plan.rounds + 1):
+        if each + passing > free:
+            return number
+        there.add(number)
+        free -= each
+        gone = superseded(there, number, plan.keep, best if best < number else None)
+        there -= set(gone)
+        free += each * len(gone)
+    return None
+
+
+@given(plan=PLANS, free=st.integers(0, 1200), data=st.data())
+def test_the_plan_agrees_with_a_run_on_a_pretended_disk(plan, free, data):
+    best = data.draw(st.integers(1, plan.rounds), label="best")
+    done = data.draw(st.integers(0, plan.rounds - 1), label="done")
+    kept = set(range(done + 1)) - set(superseded(range(done + 1), done, plan.keep, best))
+    try:
+        warning = check_run(plan, RUN, done=done, stored=len(kept), free=room(free))
+    except SimulationError:
+        assert fills(plan, free, best, done, kept) == done + 1
+        return
+    # The best round is not known beforehand; on a resume, those that are gone were not the best.
+    bests = range(1, plan.rounds + 1) if done == 0 else [best]
+    full = [fills(plan, free, each, done, kept) for each in bests]
+    if warning is None:
+        assert full == [None] * len(full)
+        return
+    named = done + plan.lasts(free) + 1
+    assert f"and round {named} may be the first" in warning
+    assert all(number is None or number >= named for number in full)
+    if done == 0 and (plan.keep == "all" or plan.rounds > plan.keep + 1):
+        assert named in full
+
+
+@given(plan=PLANS, free=st.integers(0, 1200))
+def test_the_keep_that_is_proposed_fits_and_the_next_larger_one_does_not(plan, free):
+    def warned(keep):
+        return check_run(replace(plan, keep=keep), RUN, done=0, stored=1, free=room(free))
+
+    try:
+        warning = warned(plan.keep)
+    except SimulationError:
+        return
+    if warning is None:
+        return
+    if warning.endswith("as even keep = 1 takes more"):
+        assert warned(1) is not None
+        return
+    keep = int(warning.rpartition("checkpoints.keep = ")[2])
+    assert warned(keep) is None
+    assert warned(keep + 1) is not None
+
+
+def test_the_free_space_is_what_an_ordinary_user_may_take(tmp_path, monkeypatch):
+    # Blocks of 4 KiB; of the 100 that are free, 40 are kept back for root.
+    usage = os.statvfs_result((1 << 20, 4096, 1000, 100, 60, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda folder: usage)
+    assert free_bytes(tmp_path) == 60 * 4096
+    assert shutil.disk_usage(tmp_path).free == 60 * 4096
+
+
+def test_a_file_system_that_tells_no_size_is_not_taken_for_a_full_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda folder: os.statvfs_result((4096, 4096, *[0] * 8)))
+    assert free_bytes(tmp_path) is None
+
+
+def test_a_run_directory_that_is_gone_is_named(tmp_path):
+    with pytest.raises(SimulationError, match=r"free in .*gone cannot be told: No such file"):
+        free_bytes(tmp_path / "gone")
+
+
+ON_A_SMALL_DISK = """
+import sys
+from pathlib import Path
+from flstream.errors import SimulationError
+from flstream.server.disk import DiskPlan, check_round, free_bytes
+
+folder, MIB = Path(sys.argv[1]), 1 << 20
+print(free_bytes(folder) // MIB)
+plan = DiskPlan(rounds=3, keep="all", model=3 * MIB)
+check_round(plan, folder, 1)
+(folder / "round-0001").write_bytes(bytes(3 * MIB))
+check_round(plan, folder, 2)
+(folder / "round-0002").write_bytes(bytes(3 * MIB))
+try:
+    check_round(plan, folder, 3)
+except SimulationError as error:
+    print(error)
+"""
+
+
+def test_a_real_disk_that_fills_up_is_noticed_in_time(tmp_path):
+    mount = 'mount -t tmpfs -o size=8m none "$1" && shift && exec "$@"'
+    of_its_own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+
+    def run(*command):
+        return subprocess.run([*of_its_own, tmp_path, *command], capture_output=True, text=True)
+
+    if not shutil.which("unshare") or run("true").returncode:
+        pytest.skip("a file system of one's own cannot be mounted here")
+    done = run(sys.executable, "-c", ON_A_SMALL_DISK, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "8",
+        f"round 3 needs 3 MiB of disk (the next model 3 MiB), and 2 MiB are free in {tmp_path}; "
+        "make room for 1 MiB more, then go on with --resume",
+    ]

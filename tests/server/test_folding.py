@@ -1,0 +1,189 @@
+"""A round's fold: an update that turns out to be of no use leaves no trace in the model."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import PlainSource, assert_same_tensors, tensor
+
+from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import AggregationRule
+from flstream.client.messages import SiteAnswer
+from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.memory import MemoryBody
+from flstream.server.collected_updates import CollectedUpdate
+from flstream.server.collector import ResultCollector
+from flstream.server.folding import UpdateFold
+from flstream.telemetry.events import Transfer
+
+# Three ranges of the smallest walk, and some of a fourth.
+ELEMENTS = 200_000
+SITES = ["site-1", "site-2", "site-3", "site-4"]
+
+
+def state(seed):
+    return {
+        "w": torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(seed)),
+        "n": tensor("I32", (5,), seed),
+    }
+
+
+class Kept(CollectedUpdate):
+    """An update that notes how it was let go of."""
+
+    def __init__(self, site, body, weight):
+        super().__init__(SiteAnswer(site, weight, {}), body, Transfer())
+        self.released = []
+
+    def release(self, failure=""):
+        self.released.append(failure)
+
+
+class Breaking(PlainSource):
+    """A body that can be read up to a byte, as when its worker dies then."""
+
+    def __init__(self, site, body, at):
+        self.layout = body.layout
+        self._site, self._body, self._at = site, body, at
+
+    def views(self, start, stop, scratch):
+        if stop > self._at:
+            raise UpdateRefusedError(self._site, "could not be fetched: the worker died")
+        return self._body.views(start, stop, scratch)
+
+
+def updates(but=None, body=None):
+    """One of each site, of which one may be another than it should."""
+    made = []
+    for number, site in enumerate(SITES, start=1):
+        sound = MemoryBody.of(state(number))
+        made.append(Kept(site, body(site, sound) if site == but else sound, float(number)))
+    return made
+
+
+@pytest.fixture
+def base(tmp_path):
+    write_checkpoint(tmp_path / "base.safetensors", MemoryBody.of(state(0)))
+    return FileSource(tmp_path / "base.safetensors")
+
+
+@pytest.fixture
+def fold(tmp_path, base):
+    """Folds, and gives the model, its digest, and who was refused for what reason."""
+
+    def fold(collected, least=1, sums=None, rule=None, groups=(), on_range=lambda done: None):
+        collector = ResultCollector("train round 1", SITES, least)
+        rounds = UpdateFold(base, rule or AggregationRule(), 1 << 20, on_range, sums)
+        for group in groups:
+            rounds.add(group, collector.fail)
+        with FileSink(tmp_path / "next.safetensors", base.layout) as sink:
+            digest = rounds.finish(collected, sink, None, collector.fail)
+            sink.finish()
+        return load_file(tmp_path / "next.safetensors"), digest, collector.failures
+
+    return fold
+
+
+def mean(but=None):
+    """The weighted mean in float64, without one of the sites."""
+    states = [(n, state(n)) for n, site in enumerate(SITES, start=1) if site != but]
+    total = sum(weight for weight, _ in states)
+    sums = {
+        name: sum(weight * each[name].double() for weight, each in states) for name in ("w", "n")
+    }
+    return {"w": (sums["w"] / total).float(), "n": (sums["n"] / total).round().int()}
+
+
+def not_a_number(site, body):
+    values = {name: value.clone() for name, value in body.tensors.items()}
+    values["w"][ELEMENTS // 2] = float("nan")
+    return MemoryBody.of(values)
+
+
+def dies_halfway(site, body):
+    return Breaking(site, body, body.layout.nbytes // 2)
+
+
+def of_another_shape(site, body):
+    return MemoryBody.of({"w": body.tensors["w"].reshape(2, -1), "n": body.tensors["n"]})
+
+
+USELESS = [
+    (not_a_number, "the update of site-2 is not finite: tensor 'w' at [100000] is nan"),
+    (dies_halfway, "the update of site-2 could not be fetched: the worker died"),
+    (of_another_shape, "the update of site-2 does not fit the model: tensor 'w' has shape"),
+]
+
+
+@pytest.mark.parametrize(("useless", "reason"), USELESS)
+def test_without_an_update_of_no_use_the_model_is_exactly_the_mean_of_the_others(
+    fold, useless, reason
+):
+    collected = updates("site-2", useless)
+    model, _, failures = fold(collected)
+    assert_same_tensors(model, mean(but="site-2"))
+    assert list(failures) == ["site-2"]
+    assert failures["site-2"].startswith(reason)
+    # Its worker is told; the others are let go of only when the model is durable.
+    assert [each.released for each in collected] == [[], [failures["site-2"]], [], []]
+
+
+@pytest.mark.parametrize(("useless", "reason"), USELESS)
+def test_a_sum_takes_nothing_of_an_update_of_no_use(tmp_path, base, fold, useless, reason):
+    sums = PartialSum(tmp_path / "sum.safetensors", base, AggregationRule(), "round 1")
+    first, second = updates("site-2", useless)[:3], updates()[3:]
+    model, digest, failures = fold(second, sums=sums, groups=[first])
+    assert_same_tensors(model, mean(but="site-2"))
+    assert list(failures) == ["site-2"]
+    assert sums.sites == ("site-1", "site-3", "site-4")
+    # What is in the sum is let go of at once.
+    assert [each.released for each in first] == [[""], [failures["site-2"]], [""]]
+    assert digest == fold([each for each in updates() if each.answer.site != "site-2"])[1]
+
+
+def test_a_sum_in_groups_has_the_bits_of_one_walk(tmp_path, base, fold):
+    sums = PartialSum(tmp_path / "sum.safetensors", base, AggregationRule(), "round 1")
+    first, second = updates()[:3], updates()[3:]
+    assert fold(second, sums=sums, groups=[first])[1] == fold(updates())[1]
+    sums.discard()
+    again = PartialSum(tmp_path / "sum.safetensors", base, AggregationRule(), "round 1")
+    assert fold([], sums=again, groups=[first, second])[1] == fold(updates())[1]
+
+
+def test_each_update_of_no_use_is_refused_in_turn(fold):
+    collected = updates("site-2", not_a_number)
+    collected[3] = Kept("site-4", dies_halfway("site-4", MemoryBody.of(state(4))), 4.0)
+    model, _, failures = fold(collected)
+    assert sorted(failures) == ["site-2", "site-4"]
+    assert_same_tensors({"w": model["w"]}, {"w": mean_of(1, 3)})
+
+
+def mean_of(*numbers):
+    total = sum(number * state(number)["w"].double() for number in numbers)
+    return (total / sum(numbers)).float()
+
+
+def test_too_few_left_end_the_round_with_who_and_why(fold):
+    with pytest.raises(SimulationError) as caught:
+        fold(updates("site-2", dies_halfway), least=4)
+    assert str(caught.value).startswith("3 of 4 sites are left to train round 1, and 4 have to")
+    assert "site-2: the update of site-2 could not be fetched: the worker died" in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["median", "trimmed_mean"])
+def test_ranks_are_those_of_the_others(fold, method):
+    rule = AggregationRule(method=method, trim=0.25)
+    with_it = fold(updates("site-2", not_a_number), rule=rule)
+    without = fold([each for each in updates() if each.answer.site != "site-2"], rule=rule)
+    assert with_it[1] == without[1]
+
+
+def test_a_walk_that_is_called_off_blames_nobody(fold):
+    collected = updates()
+
+    def stop(done):
+        raise AbortedError("the run was stopped")
+
+    with pytest.raises(AbortedError):
+        fold(collected, on_range=stop)
+    assert [each.released for each in collected] == [[]] * 4

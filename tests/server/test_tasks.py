@@ -1,0 +1,165 @@
+"""A task for several sites: each has as long as if it were alone, and who stalls is named."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flstream.client.messages import (
+    MODEL,
+    Acknowledged,
+    Answered,
+    Began,
+    Failed,
+    SiteAnswer,
+    SiteTask,
+)
+from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource
+from flstream.server import tasks as module
+from flstream.server.pool_events import SiteLost
+from flstream.server.tasks import TaskSpec, ask
+from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.service import DownloadService
+
+LAYOUT = Layout.of([("w", "F32", (4,))])
+SECONDS = 10.0
+SITES = tuple(f"site-{number}" for number in range(1, 6))
+MODEL_BODY = BufferSource(LAYOUT, memoryview(bytes(LAYOUT.nbytes)))
+TASK = TaskSpec(
+    "train",
+    3,
+    2,
+    9,
+    MODEL_BODY,
+    {site: SiteTask(site, 7) for site in SITES},
+    StreamSettings(),
+    1 << 20,
+    SECONDS,
+)
+
+
+class Scripted:
+    """A worker that does what a script says, on a clock that only the script moves.
+
+    It stands for the worker, and for the monitor that hears it.
+    """
+
+    name, receiver = "worker-1", "worker-1/1"
+
+    def __init__(self, script) -> None:
+        self._script: Iterator = iter(script)
+        self.now = 1000.0
+        self.monitor = self
+        self.control = SimpleNamespace(send=lambda message: None)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def next_message(self, worker, deadline, task):
+        seconds, message = next(self._script)
+        if self.now + seconds > deadline:
+            self.now = deadline
+            raise WorkerLostError(f"it did not {task} in the time it was given") from (
+                DeadlineError("no message")
+            )
+        self.now += seconds
+        return message
+
+
+@pytest.fixture(scope="module")
+def service():
+    with DownloadService() as service:
+        yield service
+
+
+def give(script, service, monkeypatch):
+    """Give it the task: the answer, and the events meanwhile."""
+    worker, events = Scripted(script), []
+    monkeypatch.setattr(module, "monotonic", worker)
+    answer = ask(
+        context(worker, service), TASK, worker, SITES, lambda event, *_: events.append(event)
+    )
+    return answer, events
+
+
+def context(worker, service):
+    """As much of a server as a task takes."""
+    return SimpleNamespace(service=service, pool=worker)
+
+
+def trained(*sites):
+    return Answered(3, {MODEL: b""}, [SiteAnswer(site, 1.0, {}) for site in sites])
+
+
+def turns(seconds):
+    """Each site begins when the one before is done; what the last takes is before the answer."""
+    before = 0.0
+    for site, each in zip(SITES, seconds, strict=True):
+        yield before, Began(3, site)
+        before = each
+    yield before, trained(*SITES)
+
+
+def test_sites_that_are_slow_together_are_not_late(service, monkeypatch):
+    # Four and a half times what one of them may take.
+    answer, _ = give(turns([0.9 * SECONDS] * 5), service, monkeypatch)
+    assert [each.site for each in answer.sites] == list(SITES)
+
+
+@given(seconds=st.lists(st.floats(0, 2 * SECONDS), min_size=5, max_size=5))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_first_that_takes_too_long_is_the_one_that_is_named(service, monkeypatch, seconds):
+    late = [site for site, each in zip(SITES, seconds, strict=True) if each > SECONDS + 1e-9]
+    just = any(abs(each - SECONDS) <= 1e-9 for each in seconds)
+    if just:
+        return
+    if not late:
+        give(turns(seconds), service, monkeypatch)
+        return
+    with pytest.raises(WorkerLostError) as caught:
+        give(turns(seconds), service, monkeypatch)
+    assert caught.value.site == late[0]
+    assert isinstance(caught.value.__cause__, DeadlineError)
+
+
+def test_a_site_that_fails_gives_the_next_no_less_time(service, monkeypatch):
+    script = [
+        (9.0, Began(3, "site-1")),
+        (9.0, Failed("site-1", 3, "it raised")),
+        (0.5, Began(3, "site-2")),
+        (9.5, trained("site-2", "site-3", "site-4", "site-5")),
+    ]
+    answer, events = give(script, service, monkeypatch)
+    assert [each.site for each in answer.sites] == list(SITES[1:])
+    assert SiteLost("site-1", "it raised") in events
+
+
+def test_a_worker_that_ended_before_it_had_its_task_is_heard_to_the_end(service, monkeypatch):
+    def closed(message):
+        raise ChannelClosedError("worker-1 closed the channel")
+
+    worker = Scripted([(0.0, Failed("", 0, "client.py, line 8 raised KeyError"))])
+    worker.control.send = closed
+    monkeypatch.setattr(module, "monotonic", worker)
+    with pytest.raises(WorkerLostError, match="line 8 raised KeyError") as caught:
+        ask(context(worker, service), TASK, worker, SITES, lambda *_: None)
+    assert not caught.value.is_acknowledged
+
+
+def test_a_worker_that_is_lost_once_it_has_acknowledged_its_task_is_told_from_one_before(
+    service, monkeypatch
+):
+    script = [(0.0, Acknowledged(3)), (0.0, Failed("", 0, "client.py, line 8 raised KeyError"))]
+    with pytest.raises(WorkerLostError, match="line 8") as caught:
+        give(script, service, monkeypatch)
+    assert caught.value.is_acknowledged
+
+
+def test_nobody_is_named_if_the_worker_stalls_before_the_first_begins(service, monkeypatch):
+    with pytest.raises(WorkerLostError) as caught:
+        give([(SECONDS + 1, Began(3, "site-1"))], service, monkeypatch)
+    assert caught.value.site is None

@@ -1,0 +1,222 @@
+"""An update in a file is there whole or not at all, and what is damaged is never taken up."""
+
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import PlainSource, body_of
+
+from flstream.client.messages import SiteAnswer
+from flstream.errors import CheckpointError, RefusedError, StreamingError, UpdateRefusedError
+from flstream.model.body import Scratch
+from flstream.model.memory import MemoryBody
+from flstream.server.collected_updates import UpdateCollection
+from flstream.server.update_files import UpdateFile, UpdateFiles
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.service import DownloadService
+from flstream.transport.pipe import PipeChannel
+
+BODY = MemoryBody.of(
+    {
+        "w": torch.randn(100_000, generator=torch.Generator().manual_seed(1)),
+        "n": torch.tensor(7),
+    }
+)
+SETTINGS = StreamSettings(chunk_size=1 << 16)
+
+
+def answer(site):
+    return SiteAnswer(site, 3.0, {"loss": 0.5}, "DIFF", "numpy", partial=True)
+
+
+def collection(worker, token):
+    return UpdateCollection(worker, token, SETTINGS, BODY.layout)
+
+
+@pytest.fixture
+def offering():
+    """A worker, as far as its updates go, and what puts one on offer there."""
+    ours, theirs = socket.socketpair()
+    with DownloadService() as service:
+        service.attach(PipeChannel(theirs, "server"), receiver="server")
+        worker = SimpleNamespace(up=Receiver(PipeChannel(ours, "worker-1"), "worker-1"))
+        yield worker, lambda source=BODY: service.offer(source, ["server"])
+        ours.close()
+
+
+@pytest.fixture
+def update_files(tmp_path):
+    return UpdateFiles(tmp_path / "updates" / "round-0003", "base-digest", BODY.layout)
+
+
+@pytest.fixture
+def fetched(update_files, offering):
+    """The update files with the updates of two sites."""
+    worker, offer = offering
+    for site in ("site-1", "site-2"):
+        update_files.fetch(answer(site), collection(worker, offer().token))
+    return update_files
+
+
+def files(update_files):
+    return (
+        sorted(path.name for path in update_files.folder.iterdir())
+        if update_files.folder.exists()
+        else []
+    )
+
+
+def test_an_update_is_fetched_into_a_file_beside_which_lies_what_its_site_said(
+    update_files, offering
+):
+    worker, offer = offering
+    ref = offer()
+    update = update_files.fetch(answer("site-1"), collection(worker, ref.token))
+    assert ref.wait(20).status == "finished"
+    assert files(update_files) == ["site-1.answer", "site-1.safetensors"]
+    assert update.answer == answer("site-1")
+    assert (update.cost.bytes, update.cost.chunks) == (400_008, 7)
+    folded = update.update
+    assert (folded.site, folded.weight, folded.params_type, folded.partial) == (
+        "site-1",
+        3.0,
+        "DIFF",
+        True,
+    )
+    assert body_of(folded.open()) == body_of(BODY)
+
+
+def test_what_an_earlier_server_fetched_is_recovered_with_all_that_was_said(fetched):
+    again = UpdateFiles(fetched.folder, "base-digest", BODY.layout)
+    found = again.recover(["site-1", "site-2", "site-3"])
+    assert list(found) == ["site-1", "site-2"]
+    assert found["site-2"].answer == answer("site-2")
+    assert found["site-2"].cost.bytes == 400_008
+    assert body_of(found["site-2"].update.open()) == body_of(BODY)
+    assert UpdateFiles(fetched.folder, "base-digest", BODY.layout).recover(["site-3"]) == {}
+
+
+def test_an_update_that_was_trained_from_another_model_is_not_taken_up(fetched):
+    other = UpdateFiles(fetched.folder, "another-digest", BODY.layout)
+    assert other.recover(["site-1", "site-2"]) == {}
+    assert other.record("site-1") is None
+
+
+def truncated(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[-7] ^= 1
+    path.write_bytes(data)
+
+
+def another_header(path):
+    data = path.read_bytes()
+    assert b"w" in data
+    path.write_bytes(data.replace(b"w", b"v", 1))
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, another_header, os.unlink])
+@pytest.mark.parametrize("name", ["site-1.answer", "site-1.safetensors"])
+def test_what_is_damaged_or_gone_is_not_taken_up(fetched, damage, name):
+    path = fetched.folder / name
+    if name.endswith("answer") and damage is another_header:
+        path.write_bytes(path.read_bytes().replace(b"base-digest", b"base-digesu"))
+    else:
+        damage(path)
+    assert list(fetched.recover(["site-1", "site-2"])) == ["site-2"]
+
+
+@pytest.mark.parametrize(
+    ("other", "partial", "words"),
+    [
+        ({"w": torch.zeros(7), "n": torch.tensor(7)}, False, r"'w' has shape \[7\]"),
+        ({"w": torch.zeros(7)}, False, "'n' is missing"),
+        ({"v": torch.zeros(7)}, True, "'v' is not part of the model"),
+        ({"w": torch.zeros(200_000)}, True, "its tensors are larger"),
+    ],
+)
+def test_an_update_of_another_layout_is_refused_before_it_takes_disk(
+    update_files, offering, other, partial, words
+):
+    worker, offer = offering
+    given = SiteAnswer("site-1", 1.0, {}, partial=partial)
+    with pytest.raises(UpdateRefusedError, match=f"update of site-1 does not fit .*{words}"):
+        update_files.fetch(given, collection(worker, offer(MemoryBody.of(other)).token))
+    assert files(update_files) == []
+
+
+def test_an_update_that_does_not_arrive_leaves_nothing(update_files, offering):
+    class Broken(PlainSource):
+        layout = BODY.layout
+
+        def views(self, start, stop, scratch):
+            raise CheckpointError("cannot be read")
+
+    worker, offer = offering
+    with pytest.raises(StreamingError):
+        update_files.fetch(answer("site-1"), collection(worker, offer(Broken()).token))
+    assert files(update_files) == []
+    with pytest.raises(RefusedError):
+        update_files.fetch(answer("site-1"), collection(worker, bytes(16)))
+    assert files(update_files) == []
+    # The worker's next one comes as ever.
+    update_files.fetch(answer("site-2"), collection(worker, offer().token))
+    assert list(update_files.recover(["site-1", "site-2"])) == ["site-2"]
+
+
+def test_a_server_that_dies_before_it_has_noted_what_was_said_has_no_update(
+    update_files, offering, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def die(self, target):
+        raise Killed
+
+    worker, offer = offering
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.PosixPath.replace", die)
+        with pytest.raises(Killed):
+            update_files.fetch(answer("site-1"), collection(worker, offer().token))
+    assert update_files.recover(["site-1"]) == {}
+    # And what it left is in nobody's way.
+    update_files.fetch(answer("site-1"), collection(worker, offer().token))
+    assert list(update_files.recover(["site-1"])) == ["site-1"]
+
+
+def test_a_folded_update_gives_its_disk_back_and_what_was_said_of_it_stays(fetched):
+    fetched.recover(["site-1"])["site-1"].release()
+    assert files(fetched) == ["site-1.answer", "site-2.answer", "site-2.safetensors"]
+    assert fetched.record("site-1").answer == answer("site-1")
+    assert list(fetched.recover(["site-1", "site-2"])) == ["site-2"]
+
+
+def test_an_update_that_was_refused_leaves_nothing(fetched):
+    fetched.recover(["site-1"])["site-1"].release("not finite")
+    assert files(fetched) == ["site-2.answer", "site-2.safetensors"]
+    assert fetched.record("site-1") is None
+
+
+def test_a_round_that_is_durable_takes_its_folder_along_but_no_other(fetched, offering):
+    worker, offer = offering
+    other = UpdateFiles(fetched.folder.with_name("round-0004"), "base-digest", BODY.layout)
+    other.fetch(answer("site-1"), collection(worker, offer().token))
+    fetched.discard()
+    assert not fetched.folder.exists()
+    assert list(other.recover(["site-1"])) == ["site-1"]
+    other.discard()
+    assert not other.folder.parent.exists()
+    other.discard()
+
+
+def test_an_update_is_read_from_its_file_a_range_at_a_time(fetched):
+    update = fetched.recover(["site-1"])["site-1"]
+    assert isinstance(update, UpdateFile)
+    scratch = Scratch()
+    first = b"".join(update.update.open().views(0, 4096, scratch))
+    assert first == body_of(BODY)[:4096]

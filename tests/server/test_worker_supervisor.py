@@ -1,0 +1,191 @@
+"""A worker that never gets ready costs no run that others can do the work of."""
+
+import math
+import os
+
+import pytest
+from workers_support import Office
+
+from flstream.errors import DeadlineError, SimulationError, WorkerLostError
+from flstream.server.pool_events import SiteLost, WorkerAbandoned
+from flstream.server.site_queue import SiteQueue
+from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
+from flstream.server.worker_pool import WorkerPool
+from flstream.streaming.service import DownloadService
+from flstream.transport.channel import Signal
+
+SITES = [f"site-{number}" for number in range(1, 10)]
+NEVER = math.inf
+
+
+class Outfit:
+    """A pool, and those it hires."""
+
+    def __init__(self, names, own=False, vain=None):
+        self.abort = Signal()
+        self.office = Office(vain or {})
+        self.service = DownloadService()
+        self.pool = WorkerPool(names, own, self.office, self.service, self.abort, 20.0)
+
+    def perform(self, perform=None, sites=SITES, workers=None, size=2, own=None):
+        """What is said of a task for sites, without who got ready."""
+        batches = SiteQueue(sites, size, own=own)
+        said = self.pool.perform(batches, perform or do_all, workers or self.pool.names)
+        return [each for each in said if each is not None and not isinstance(each, WorkerMessage)]
+
+    def close(self):
+        self.pool.close()
+        self.service.close()
+        self.office.close()
+        self.abort.close()
+
+
+def do_all(worker, batch, say):
+    say(batch, *batch)
+
+
+def done(said):
+    return sorted(site for each in said if type(each) is tuple for site in each)
+
+
+@pytest.fixture
+def outfit():
+    outfits = []
+
+    def make(*args, **kwargs):
+        outfits.append(Outfit(*args, **kwargs))
+        return outfits[-1]
+
+    yield make
+    for each in outfits:
+        each.close()
+
+
+THREE = ["worker-1", "worker-2", "worker-3"]
+
+
+def test_a_worker_that_never_gets_ready_is_retired_and_the_others_are_prepared(outfit):
+    team = outfit(THREE, vain={"worker-2": NEVER})
+    said = [each for each in team.pool.prepare() if isinstance(each, WorkerAbandoned)]
+    [retired] = said
+    assert retired.worker == "worker-2"
+    assert "worker-2 did not get ready 3 times in a row: " in retired.reason
+    assert "its log is worker-2.log" in retired.reason
+    assert team.pool.names == ["worker-1", "worker-3"]
+    assert team.office.spawned == {"worker-1": 1, "worker-2": 3, "worker-3": 1}
+    # From then on nobody tries again.
+    assert done(team.perform()) == SITES
+    assert team.office.spawned["worker-2"] == 3
+
+
+def test_the_sites_of_a_worker_that_is_retired_in_mid_task_go_to_the_others(outfit):
+    team = outfit(THREE, vain={"worker-1": NEVER, "worker-3": NEVER})
+    said = team.perform(size=1)
+    assert done(said) == SITES
+    retired = {each.worker for each in said if isinstance(each, WorkerAbandoned)}
+    # The one that is ready may have done all of it before another has failed three times.
+    assert retired <= {"worker-1", "worker-3"}
+    assert not [each for each in said if isinstance(each, SiteLost)]
+
+
+def test_where_all_who_take_part_are_retired_others_take_their_place(outfit):
+    team = outfit(THREE, vain={"worker-1": NEVER, "worker-2": NEVER})
+    said = team.perform(workers=["worker-1", "worker-2"])
+    assert done(said) == SITES
+    assert {each.worker for each in said if isinstance(each, WorkerAbandoned)} == {
+        "worker-1",
+        "worker-2",
+    }
+
+
+@pytest.mark.parametrize("prepare", [True, False], ids=["at the beginning", "in a task"])
+def test_the_run_fails_once_no_worker_is_left(outfit, prepare):
+    team = outfit(THREE, vain=dict.fromkeys(THREE, NEVER))
+    with pytest.raises(SimulationError, match=r"worker-\d did not get ready 3 times in a row: "):
+        list(team.pool.prepare() if prepare else team.perform())
+    assert max(team.office.spawned.values()) == 3
+
+
+def test_one_that_gets_ready_in_the_end_is_not_retired(outfit):
+    team = outfit(["worker-1"], vain={"worker-1": 2})
+    assert done(team.perform()) == SITES
+    assert team.office.spawned == {"worker-1": 3}
+    assert team.pool.names == ["worker-1"]
+
+
+def test_a_site_whose_own_process_never_gets_ready_fails_and_the_others_do_not(outfit):
+    sites = SITES[:3]
+    team = outfit(sites, own=True, vain={"site-2": NEVER})
+    assert [e.site for e in team.pool.prepare() if isinstance(e, SiteLost)] == ["site-2"]
+    for _ in range(4):
+        said = team.perform(sites=sites, size=1, own={site: site for site in sites})
+        assert done(said) == ["site-1", "site-3"]
+        assert [each.site for each in said if isinstance(each, SiteLost)] == ["site-2"]
+    # Three in a row are lost before it has failed; it is asked as long as it is not benched.
+    assert team.office.spawned["site-2"] == 3 + 4
+
+
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_a_site_that_stalls_in_a_batch_is_the_only_one_that_is_lost(outfit, size):
+    team = outfit(["worker-1", "worker-2"])
+
+    def stall(worker, batch, say):
+        if "site-4" in batch:
+            error = WorkerLostError("it did not answer in the time it was given", "site-4")
+            raise error from DeadlineError("20 s")
+        say(batch, *batch)
+
+    said = team.perform(stall, size=size)
+    assert [each.site for each in said if isinstance(each, SiteLost)] == ["site-4"]
+    assert done(said) == [site for site in SITES if site != "site-4"]
+
+
+def test_workers_that_are_replaced_leave_nothing_behind_in_the_server(outfit):
+    team = outfit(["worker-1"])
+    sites = [f"site-{number}" for number in range(120)]
+
+    def die(worker, batch, say):
+        error = WorkerLostError("it was killed")
+        error.is_acknowledged = True
+        raise error
+
+    assert done(team.perform()) == SITES
+    before = len(os.listdir("/proc/self/fd"))
+    said = team.perform(die, sites, size=1)
+    assert [each.site for each in said if isinstance(each, SiteLost)] == sites
+    assert done(team.perform()) == SITES
+    *replaced, there = team.office.hands
+    assert len(replaced) == 120
+    for hand in replaced:
+        assert hand.was_let_go()
+        hand.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    # Nor is anything kept of their names, of which there is one for each that was ever spawned.
+    team.pool.close()
+    assert there.was_let_go()
+    team.service.close()
+    assert team.service._lost == {}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_workers_that_are_lost_before_they_acknowledge_a_task_fail_nobody_until_the_third(
+    outfit, own
+):
+    names = ["site-1"] if own else ["worker-1"]
+    team = outfit(names, own=own)
+    losses = {"site-1": 2, "site-2": 3}
+    left = dict(losses)
+
+    def lose(worker, batch, say):
+        (site,) = batch
+        if left.get(site, 0):
+            left[site] -= 1
+            raise WorkerLostError("it was killed")
+        say(batch, *batch)
+
+    sites = ["site-1"] if own else ["site-1", "site-2", "site-3"]
+    events = team.perform(lose, sites, size=1, own={"site-1": "site-1"} if own else None)
+    assert done(events) == [site for site in sites if site != "site-2"]
+    assert [each.site for each in events if isinstance(each, SiteLost)] == sites[1:2]
+    replaced = [each for each in events if isinstance(each, WorkerReplaced)]
+    assert len(replaced) == (2 if own else 4)

@@ -1,0 +1,120 @@
+"""A disk that is full, before a round or in the middle of one, costs no completed round."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from training_scripts import QUIET, noisy, results
+
+from flstream.job import render_job
+
+pytestmark = pytest.mark.slow
+
+# Runs a job in a folder on a disk of its own, which is then given more room, and goes on with it.
+DRIVER = """
+import json, subprocess, sys
+from pathlib import Path
+
+job, disk, more, *how = sys.argv[1:]
+run = Path(disk) / "run"
+line = [sys.executable, "-m", "flstream", "simulate", job, "--json", "--run-dir", str(run)]
+
+
+def simulate(*words):
+    done = subprocess.run([*line, *words], capture_output=True, text=True, timeout=300)
+    return {"code": done.returncode, "summary": done.stdout, "errors": done.stderr}
+
+
+first = simulate()
+left = sorted(path.name for path in (run / "checkpoints").iterdir())
+for ballast in run.rglob("ballast"):
+    ballast.unlink()
+subprocess.run(["mount", "-o", f"remount,size={more}", disk], check=True)
+print(json.dumps([first, left, simulate("--resume", *how)]))
+"""
+
+MIB = 1 << 20
+THREE_MIB = ["model.args.elements=786432", "clients.count=3", "rounds=3", QUIET]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, jobs_in):
+    """The digest that a run comes to that has all the disk it needs."""
+    return results(jobs_in(tmp_path_factory.mktemp("expected")).run(noisy(), *THREE_MIB))[0]
+
+
+@pytest.fixture
+def on_a_small_disk(jobs, tmp_path):
+    """Runs a job until its disk is full, and on when it has room."""
+    disk, driver = tmp_path / "disk", tmp_path / "driver.py"
+    disk.mkdir()
+    driver.write_text(DRIVER)
+
+    def run(script, size, *overrides, then=("200m",)):
+        mount = f'mount -t tmpfs -o size={size} none "$1" && shift && exec "$@"'
+        of_its_own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+        if (
+            not shutil.which("unshare")
+            or subprocess.run([*of_its_own, disk, "true"], capture_output=True).returncode
+        ):
+            pytest.skip("a file system of one's own cannot be mounted here")
+        job = jobs.make(script, *overrides)
+        (tmp_path / "resolved.conf").write_text(render_job(job))
+        words = [sys.executable, driver, tmp_path / "resolved.conf", disk, *then]
+        done = subprocess.run([*of_its_own, disk, *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        first, left, second = json.loads(done.stdout)
+        assert "Traceback" not in first["errors"]
+        assert (second["code"], second["errors"]) == (0, ""), second["errors"]
+        return first, left, json.loads(second["summary"])
+
+    return run
+
+
+def checkpoints(last):
+    return [f"round-{number:04d}.safetensors" for number in range(last + 1)]
+
+
+@pytest.mark.parametrize(
+    "then",
+    [("200m",), ("11m", "--set", "checkpoints.keep=1")],
+    ids=["when there is room", "when less is kept"],
+)
+def test_a_round_that_does_not_fit_is_refused_and_goes_on(on_a_small_disk, expected, then):
+    # Three models fit, not four.
+    first, left, summary = on_a_small_disk(noisy(), 11 * MIB, *THREE_MIB, then=then)
+    assert first["code"] == 1
+    failed = json.loads(first["summary"])
+    assert (failed["status"], failed["rounds_completed"]) == ("failed", 2)
+    assert failed["error"].startswith("round 3 needs 3.0 MiB of disk (the next model 3.0 MiB), and")
+    assert "then go on with --resume" in failed["error"]
+    assert left == checkpoints(2)
+    assert summary["model"]["digest"] == expected
+
+
+# After it has trained for round 2, a site takes all the disk there is but for some bytes, once.
+FILLS = """
+mark = f"{folder}/filled"
+if (site, number) == ("site-3", 2) and not os.path.exists(mark):
+    open(mark, "w").close()
+    free = os.statvfs(folder)
+    with open(f"{folder}/ballast", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - %d)
+"""
+
+
+@pytest.mark.parametrize(
+    ("left_over", "how"),
+    [(512 << 10, []), (0, []), (0, ["clients.parallel=2", "clients.min_updates=1"])],
+    ids=["some is left", "none is left", "in files"],
+)
+def test_a_disk_that_fills_up_in_mid_round_loses_nothing(on_a_small_disk, expected, left_over, how):
+    script = noisy(FILLS % left_over)
+    first, left, summary = on_a_small_disk(script, 40 * MIB, *THREE_MIB, *how)
+    assert first["code"] == 1
+    assert "No space left on device" in first["errors"]
+    assert left == checkpoints(1)
+    assert summary["status"] == "finished"
+    assert summary["model"]["digest"] == expected

@@ -1,0 +1,183 @@
+"""What is foretold of a job is what a run of it moves, and no less than what it takes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from journal_support import a_job
+
+from flstream.errors import UsageError
+from flstream.model.checkpoint import FileSource
+from flstream.model.layout import Layout
+from flstream.runs.summary import Summary
+from flstream.simulation.forecasting.forecast import Forecast, Traffic, forecast, plain_layout
+from flstream.telemetry.memory import own_rss
+
+MIB = 1 << 20
+
+# Numbers of the model: 2.3 MiB, so that updates wait in files where workers are few.
+LARGE = "model.args.elements=600001"
+CUT = ("streaming.request_size=256KiB", "streaming.tensor_download_chunk_size=64KiB")
+
+
+# It answers, and computes next to nothing: what training takes is not foretold.
+EXCHANGE = """
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"loss": 0.5}))
+        continue
+    for tensor in model.params.values():
+        tensor += 1
+    flare.send(flare.FLModel(params=model.params))
+"""
+
+
+def moved(summary: Summary) -> tuple[Traffic, Traffic]:
+    ways = summary.transfer.down, summary.transfer.up
+    down, up = (Traffic(way.bytes, way.requests, way.chunks) for way in ways)
+    return down, up
+
+
+def assert_took_no_more(summary: Summary, need: Forecast) -> None:
+    server = summary.memory.server
+    assert 0 < server.peak_rss - server.idle_rss <= need.server_bytes
+    for client in summary.memory.clients.values():
+        assert 0 < client.peak_rss - client.idle_rss <= need.client_bytes
+    # The launcher of this run is the process of the tests, which has imported more than its own.
+    assert 0 < summary.memory.peak_total_pss <= need.total_bytes + own_rss()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        # A process each, whose updates are walked over twice, and every round is evaluated.
+        (*CUT, LARGE, "aggregation.clip_norm=1", "streaming.mode=push"),
+        # Fewer processes: updates go into files, and not all of each. Nothing is evaluated.
+        (
+            *CUT,
+            LARGE,
+            "clients.count=5",
+            "clients.parallel=2",
+            "aggregation.exclude=[b]",
+            "workflow.args.evaluate_every=0",
+        ),
+    ],
+    ids=["a process each, pushed", "fewer processes, pulled"],
+)
+def test_a_run_moves_to_the_byte_what_was_foretold(jobs, overrides):
+    job = jobs.make(EXCHANGE, *overrides)
+    run = jobs.run(EXCHANGE, *overrides)
+    assert run.summary.status == "finished", run.summary.error
+    assert run.summary.transfer.down.retries == run.summary.transfer.up.retries == 0
+    need = forecast(job, FileSource(run.directory.final_model).layout)
+    assert moved(run.summary) == (need.run_down, need.run_up)
+    assert need.mode == run.summary.transfer.mode
+    assert need.chunk_size == run.summary.transfer.chunk_size
+    assert (need.model_bytes, need.tensors) == (
+        run.summary.model.bytes,
+        run.summary.model.tensors,
+    )
+    assert_took_no_more(run.summary, need)
+
+
+def streaming(**values):
+    return a_job(streaming=values, workflow={"args": {"evaluate_every": 0}})
+
+
+def test_a_download_takes_a_request_for_each_request_size_and_a_frame_for_each_chunk():
+    job = streaming(request_size=10 * MIB, tensor_download_chunk_size=4 * MIB)
+    need = forecast(job, plain_layout(33 * MIB))
+    # Requests are for whole chunks, so for 8 MiB.
+    assert need.down == Traffic(66 * MIB, 2 * 5, 2 * 9)
+    assert need.evaluation == Traffic()
+    assert need.evaluations == 0
+
+
+def test_what_is_pushed_takes_a_window_of_requests_less():
+    sizes = {"request_size": 4 * MIB, "tensor_download_chunk_size": 4 * MIB, "window": 3}
+    pulled = forecast(streaming(**sizes), plain_layout(33 * MIB)).down
+    pushed = forecast(streaming(mode="push", **sizes), plain_layout(33 * MIB)).down
+    assert pulled == Traffic(66 * MIB, 18, 18)
+    assert pushed == Traffic(66 * MIB, 12, 18)
+    assert forecast(streaming(mode="push", **sizes), plain_layout(MIB)).down.requests == 0
+
+
+@pytest.mark.parametrize("off", [{"mode": "native"}, {"tensor_download_chunk_size": 0}])
+def test_without_streaming_a_model_is_one_request_and_one_chunk(off):
+    need = forecast(streaming(**off), plain_layout(33 * MIB))
+    assert (need.mode, need.chunk_size) == ("native", 0)
+    assert need.down == need.up == Traffic(66 * MIB, 2, 2)
+
+
+def test_native_mode_takes_three_models_for_each_client_and_more():
+    layout = plain_layout(1 << 30)
+    clients = {"count": 4}
+    pulled = forecast(a_job(clients=clients), layout)
+    native = forecast(a_job(clients=clients, streaming={"mode": "native"}), layout)
+    assert native.total_bytes > 3 * 4 * layout.nbytes
+    assert pulled.total_bytes < (4 + 0.7) * layout.nbytes
+    assert native.client_bytes - pulled.client_bytes == layout.nbytes
+    assert pulled.server_bytes < 80 * MIB
+
+
+@given(size=st.integers(0, 1 << 40), clients=st.integers(1, 16))
+def test_the_server_takes_no_more_for_a_larger_model(size, clients):
+    job = a_job(clients={"count": clients})
+    need = forecast(job, plain_layout(size))
+    assert need.server_bytes == forecast(job, plain_layout(4)).server_bytes
+    assert need.total_bytes > need.server_bytes + clients * need.client_bytes
+
+
+@pytest.mark.parametrize("mode", ["pull", "native"])
+def test_tiny_models_travel_for_several_sites_at_once(mode):
+    clients = {"count": 23, "per_round": 11, "parallel": 2}
+    job = a_job(3, clients=clients, streaming={"mode": mode})
+    need = forecast(job, plain_layout(1000))
+    # Six sites and five; and to evaluate, twelve and eleven.
+    assert need.down == Traffic(2000, 2, 2)
+    assert need.up == Traffic(11_000, 2, 2)
+    assert need.run_down == Traffic(3 * 4000, 3 * 4, 3 * 4)
+
+
+def test_fewer_processes_take_less_memory_and_more_disk():
+    layout = plain_layout(1 << 30)
+    own = forecast(a_job(clients={"count": 16}), layout)
+    few = forecast(a_job(clients={"count": 16, "parallel": 2}), layout)
+    assert own.total_bytes - few.total_bytes > 14 * layout.nbytes
+    # Two groups of four updates in waiting, and the sum in float64 with its successor.
+    assert few.round_disk_bytes - own.round_disk_bytes == (2 * 4 + 2 * 2) * layout.nbytes
+    assert few.down == own.down
+
+
+def test_disk_is_for_the_checkpoints_that_stay():
+    layout = plain_layout(MIB)
+    kept = [forecast(a_job(9, checkpoints={"keep": keep}), layout) for keep in ("all", 1)]
+    # The initial model and nine more; or the last, the best, and the one being written.
+    assert [need.disk_bytes for need in kept] == [10 * MIB, 3 * MIB]
+    state = forecast(a_job(9, server_optimizer={"type": "fedadam"}), layout)
+    assert state.disk_bytes == 10 * MIB + 9 * 2 * MIB
+
+
+def test_only_what_is_aggregated_travels_up():
+    layout = Layout.of([("body.w", "F32", (1000,)), ("head.w", "F32", (50,))])
+    need = forecast(a_job(aggregation={"include": ["head"]}), layout)
+    assert (need.down.bytes, need.up.bytes) == (2 * 4200, 2 * 200)
+    with pytest.raises(UsageError, match="'tail' is found in no tensor's name"):
+        forecast(a_job(aggregation={"include": ["tail"]}), layout)
+
+
+def test_an_empty_model_moves_nothing():
+    need = forecast(a_job(), Layout.of([("w", "F32", (0,))]))
+    assert need.down == need.up == Traffic()
+
+
+@given(st.integers(1, 1 << 30), st.integers(1, 50))
+def test_a_plain_layout_has_the_size_that_was_asked_for(size, tensors):
+    layout = plain_layout(size, tensors)
+    assert layout.nbytes == size // 4 * 4
+    assert len(layout.tensors) == tensors
+    shapes = [spec.shape[0] for spec in layout.tensors]
+    assert max(shapes) - min(shapes) <= 1

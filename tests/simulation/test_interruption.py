@@ -1,0 +1,59 @@
+"""Signals that stop a run or a bench, also while it takes away what it made."""
+
+import signal
+import threading
+
+import pytest
+
+from flstream.simulation.interruption import STOPS, handling, stoppable, undisturbed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_every_way_of_being_stopped_is_like_ctrl_c(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), stoppable():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_handlers_are_put_back_whatever_happens():
+    came, before = [], [signal.getsignal(number) for number in STOPS]
+
+    def fail():
+        with handling(STOPS, lambda number, _: came.append(number)):
+            for number in STOPS:
+                signal.raise_signal(number)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert came == list(STOPS)
+    assert [signal.getsignal(number) for number in STOPS] == before
+
+
+def test_on_another_thread_nothing_is_changed():
+    before, within = [signal.getsignal(number) for number in STOPS], []
+
+    def enter():
+        with stoppable(), undisturbed():
+            within.extend(signal.getsignal(number) for number in STOPS)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert within == before
+
+
+def test_a_signal_waits_until_what_must_be_whole_is_done():
+    done = []
+
+    def take_away():
+        with undisturbed():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            done.append("taken away")
+        done.append("not reached")
+
+    with stoppable(), pytest.raises(KeyboardInterrupt):
+        take_away()
+    assert done == ["taken away"]

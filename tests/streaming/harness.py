@@ -1,0 +1,167 @@
+"""A service with receivers at pipes: all in one process, but for the tests that need a death."""
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+
+from flstream.model.memory import MemoryBody
+from flstream.streaming.download import download
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.service import DownloadService
+from flstream.streaming.wire import (
+    FRAME,
+    HEADER_BYTES,
+    Header,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+)
+from flstream.transport.channel import AbortSignal, Channel, Deadline
+from flstream.transport.pipe import PipeChannel, pipe
+
+QUICK = StreamSettings(
+    chunk_size=4096, request_size=16384, window=2, request_timeout=30, probe_after=0.05
+)
+IMPATIENT = QUICK._replace(request_timeout=0.2)
+
+OnFrame = Callable[[Header, bytearray], None]
+OnRequest = Callable[[Request, bytearray], None]
+OnReply = Callable[[Reply, bytearray], None]
+
+
+def leave(_what: object, _packet: bytearray) -> None:
+    """Let a packet pass as it is."""
+
+
+def flip(packet: bytearray, place: int = HEADER_BYTES) -> None:
+    """Flip a bit; by default in the first byte of the payload."""
+    packet[place] ^= 4
+
+
+class WatchedChannel:
+    """A receiver's channel that notes every packet, and lets a test change it on its way.
+
+    Each function gets what a packet says, and the packet itself to be changed in place: damaged,
+    cut, cleared (and so lost), repeated, or preceded by one that was lost before.
+
+    Attributes:
+        frames: headers of the frames that the sender sent.
+        requests: what the receiver sent.
+    """
+
+    def __init__(
+        self,
+        inner: Channel,
+        on_frame: OnFrame = leave,
+        on_request: OnRequest = leave,
+        on_reply: OnReply = leave,
+    ) -> None:
+        self._inner = inner
+        self._on_frame = on_frame
+        self._on_request = on_request
+        self._on_reply = on_reply
+        self._arriving = bytearray()
+        self._arrived = bytearray()
+        self.frames: list[Header] = []
+        self.requests: list[Request] = []
+
+    def fileno(self) -> int:
+        return self._inner.fileno()
+
+    def send_some(self, views: Sequence[memoryview]) -> int:
+        raise AssertionError("a receiver sends its requests whole")
+
+    def receive_some(self, views: Sequence[memoryview]) -> int:
+        while not self._arrived:
+            piece = memoryview(bytearray(1 << 16))
+            count = self._inner.receive_some([piece])
+            if not count:
+                return 0
+            self._arriving += piece[:count]
+            self._pass_on()
+        done = 0
+        for view in views:
+            piece = self._arrived[done : done + len(view)]
+            view[: len(piece)] = piece
+            done += len(piece)
+        del self._arrived[:done]
+        return done
+
+    def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
+        packet = bytearray(b"".join(views))
+        request = decode_request(bytes(packet[HEADER_BYTES:]), "receiver")
+        self.requests.append(request)
+        self._on_request(request, packet)
+        self._inner.send([memoryview(packet)], deadline)
+
+    def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
+        return bool(self._arrived) or self._inner.wait(seconds, abort)
+
+    def receive(
+        self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
+    ) -> None:
+        raise AssertionError("a receiver takes what is there, and waits for more")
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _pass_on(self) -> None:
+        """Let every whole packet through. A service sends nothing but sound ones."""
+        while len(self._arriving) >= HEADER_BYTES:
+            header = Header.parse(self._arriving[:HEADER_BYTES])
+            assert header is not None
+            size = HEADER_BYTES + header.length
+            if len(self._arriving) < size:
+                break
+            packet = self._arriving[:size]
+            del self._arriving[:size]
+            if header.kind == FRAME:
+                self.frames.append(header)
+                self._on_frame(header, packet)
+            else:
+                self._on_reply(decode_reply(bytes(packet[HEADER_BYTES:]), "sender"), packet)
+            self._arrived += packet
+
+
+class Harness:
+    """A service, and receivers that are connected to it."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.service = stack.enter_context(DownloadService())
+
+    def channel(self, name: str = "site-1") -> Channel:
+        """The receiver's end of a pipe whose other end the service serves."""
+        ours, theirs = pipe("server", name)
+        self._stack.enter_context(closing(theirs))
+        self.service.attach(ours, name)
+        return theirs
+
+    def pipe_to(self, name: str) -> socket.socket:
+        """The end of such a pipe that another process is to hold."""
+        ours, theirs = socket.socketpair()
+        self._stack.enter_context(closing(theirs))
+        self.service.attach(PipeChannel(ours, name), name)
+        return theirs
+
+    def receiver(self, name: str = "site-1", abort: AbortSignal | None = None) -> Receiver:
+        return Receiver(self.channel(name), "server", abort)
+
+    def watched(
+        self, on_frame: OnFrame = leave, on_request: OnRequest = leave, on_reply: OnReply = leave
+    ) -> tuple[Receiver, WatchedChannel]:
+        channel = WatchedChannel(self.channel(), on_frame, on_request, on_reply)
+        return Receiver(channel, "server"), channel
+
+
+@contextmanager
+def open_harness() -> Iterator[Harness]:
+    """A harness that is torn down at the end of the block: property tests need one per example."""
+    with ExitStack() as stack:
+        yield Harness(stack)
+
+
+def fetch(receiver: Receiver, token: bytes, settings: StreamSettings = QUICK) -> MemoryBody:
+    """Download into new memory."""
+    return download(receiver, token, settings, MemoryBody.allocate)[0]

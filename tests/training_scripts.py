@@ -1,0 +1,167 @@
+"""What the sites of a test do, as a script and as a learner, and what came of it."""
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from safetensors.torch import load_file
+
+from flstream.telemetry.events import AnyEvent, RoundFinished, RoundStarted, decode_event
+
+# Above the size up to which updates wait in memory, so that they wait in files.
+LARGE = "model.args.elements=300000"
+QUIET = "workflow.args.evaluate_every=0"
+
+# What a site trains depends on its seed, on the model, and on what it has left in its own folder.
+_TRAIN = """
+import json
+import os
+import random
+import signal
+import threading
+
+import numpy as np
+import torch
+import flstream.client as flare
+
+
+def train(site, number, params, state, folder):
+    with open(f"{folder}/trained.txt", "a") as file:
+        file.write(f"{number}\\n")
+    momentum = state / "momentum.json"
+    value = json.loads(momentum.read_text()) if momentum.exists() else 0.0
+    value = 0.5 * value + torch.randn(()).item() + random.random() + np.random.rand()
+    momentum.write_text(json.dumps(value))
+    for tensor in params.values():
+        if tensor.is_floating_point():
+            tensor += torch.randn(tensor.shape, dtype=tensor.dtype) + 0.1 * value
+    index = int(site.removeprefix("site-"))
+    return {"num_examples": index}, {"loss": value}
+
+
+def score(params):
+    return {"accuracy": params["w"].double().mean().item()}
+"""
+
+_LOOP = """
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    params, number, site = model.params, model.current_round + 1, flare.get_site_name()
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics=score(params)))
+        continue
+    folder = flare.system_info()["site_dir"]
+    meta, metrics = train(site, number, params, flare.get_state_dir(), folder)
+%s
+    flare.send(flare.FLModel(params=params, meta=meta, metrics=metrics))
+"""
+
+_CLASS = """
+class Sites(flare.Learner):
+    def train(self, model):
+        site, params = self.site, model.params
+        meta, metrics = train(site.name, site.round, params, site.state_dir, site.folder)
+        return flare.FLModel(params=params, meta=meta, metrics=metrics)
+
+    def evaluate(self, model):
+        return flare.FLModel(metrics=score(model.params))
+"""
+
+# Adds its number to the model, with its number as its weight, unless it is told to do otherwise.
+_ADD = """
+import os
+import signal
+import threading
+
+import torch
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    params, number, site = model.params, model.current_round + 1, flare.get_site_name()
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"accuracy": float(number)}))
+        continue
+    index = int(site.removeprefix("site-"))
+    for tensor in params.values():
+        tensor += index
+    meta = {"num_examples": index}
+%s
+    flare.send(flare.FLModel(params=params, meta=meta))
+"""
+
+LEARNER = ("train.script=null", "train.learner=client:Sites")
+
+
+def noisy(body: str = "") -> str:
+    """A loop whose result depends on seeds and state; ``body`` comes before its answer."""
+    return _TRAIN + _LOOP % textwrap.indent(body, "    ")
+
+
+def noisy_learner() -> str:
+    """The same as a class, for :data:`LEARNER`."""
+    return _TRAIN + _CLASS
+
+
+def adding(deeds: Mapping[tuple[str, int], str]) -> str:
+    """A loop that adds numbers, but for what a site does in a round before it answers."""
+    body = "".join(
+        f"if (site, number) == ({site!r}, {number}):\n{textwrap.indent(deed, '    ')}\n"
+        for (site, number), deed in deeds.items()
+    )
+    return _ADD % textwrap.indent(body, "    ")
+
+
+def events_of(run) -> list[AnyEvent]:
+    """All that was written down, in order."""
+    return [decode_event(line) for line in run.directory.events.read_bytes().splitlines()]
+
+
+def of_kind(run, kind):
+    """The events of one kind."""
+    return [event for event in events_of(run) if isinstance(event, kind)]
+
+
+def trained(run, site: str) -> list[int]:
+    """The rounds for which a site of :func:`noisy` has trained, in order."""
+    return [int(line) for line in (run.directory.site(site) / "trained.txt").read_text().split()]
+
+
+def cohorts(run) -> list[Sequence[str]]:
+    """Who was sampled, for each round that was begun."""
+    return [event.sites for event in of_kind(run, RoundStarted)]
+
+
+def took_part(run) -> dict[int, list[str]]:
+    """Whose updates are in the model of each round."""
+    return {event.round: list(event.weights) for event in of_kind(run, RoundFinished)}
+
+
+def mean_added(before: Mapping[str, torch.Tensor], sites: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The weighted mean of what these sites of :func:`adding` send, summed in float64."""
+    numbers = [int(site.removeprefix("site-")) for site in sites]
+    means = {}
+    for name, old in before.items():
+        total = torch.zeros(old.shape, dtype=torch.float64)
+        for number in numbers:
+            total += number * (old + number).double()
+        mean = total / sum(numbers)
+        means[name] = (mean if old.is_floating_point() else mean.round()).to(old.dtype)
+    return means
+
+
+def assert_rounds_are_means(run) -> None:
+    """Each model is exactly the mean of what those that took part in its round made of the last."""
+    for number, sites in took_part(run).items():
+        before, after = (load_file(run.directory.checkpoint(n)) for n in (number - 1, number))
+        for name, due in mean_added(before, sites).items():
+            assert torch.equal(after[name], due), f"{name} of round {number}"
+
+
+def results(run):
+    """What nothing but the job may decide."""
+    summary = run.summary
+    assert summary.status == "finished", summary.error
+    return summary.model.digest, summary.metrics, summary.best

@@ -1,0 +1,213 @@
+"""What every channel promises: whole messages or a typed error that names the peer, in time."""
+
+import os
+import threading
+
+import pytest
+from channels import CHANNELS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, FlstreamError
+from flstream.transport.channel import Deadline, Signal
+from flstream.transport.splice import Pages
+
+every_channel = pytest.mark.parametrize("connect", CHANNELS.values(), ids=CHANNELS)
+
+
+@pytest.fixture(params=CHANNELS.values(), ids=CHANNELS)
+def ends(request):
+    with request.param() as ends:
+        yield ends
+
+
+@pytest.fixture
+def signal():
+    signal = Signal()
+    yield signal
+    signal.close()
+
+
+def receive(channel, count, seconds=5.0, abort=None):
+    """The next bytes of a channel."""
+    into = bytearray(count)
+    channel.receive([memoryview(into)], Deadline(seconds), abort=abort)
+    return bytes(into)
+
+
+@every_channel
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=20), st.integers(1, 400))
+@settings(max_examples=50)
+def test_bytes_arrive_as_sent_however_either_side_cuts_them(connect, parts, size):
+    whole = b"".join(parts)
+    with connect() as (server, site):
+        server.send([memoryview(part) for part in parts], Deadline(5))
+        into = bytearray(len(whole))
+        views = [memoryview(into)[at : at + size] for at in range(0, len(whole), size)]
+        site.receive(views, Deadline(5))
+    assert into == whole
+
+
+def test_both_ends_send_and_receive(ends):
+    server, site = ends
+    server.send([memoryview(b"a question")], Deadline(5))
+    assert receive(site, 10) == b"a question"
+    site.send([memoryview(b"an answer")], Deadline(5))
+    assert receive(server, 9) == b"an answer"
+
+
+def test_a_message_larger_than_the_kernels_buffers_and_of_more_views_than_it_takes_arrives(ends):
+    server, site = ends
+    message = os.urandom(8 << 20)
+    views = [memoryview(message)[start : start + 4096] for start in range(0, len(message), 4096)]
+    assert len(views) > 1024
+    sender = threading.Thread(target=server.send, args=(views, Deadline(10)))
+    sender.start()
+    into = [bytearray(1 << 12) for _ in range(2048)]
+    site.receive([memoryview(buffer) for buffer in into], Deadline(10))
+    sender.join()
+    assert b"".join(into) == message
+
+
+def test_a_silent_peer_is_a_deadline_error_that_names_it(ends):
+    _, site = ends
+    with pytest.raises(DeadlineError, match="server did not answer"):
+        receive(site, 1, 0.05)
+
+
+def test_a_peer_that_sends_too_little_is_a_deadline_error(ends):
+    server, site = ends
+    server.send([memoryview(b"abc")], Deadline(1))
+    with pytest.raises(DeadlineError):
+        receive(site, 4, 0.05)
+
+
+def test_a_peer_that_takes_nothing_is_a_deadline_error_that_names_it(ends):
+    server, _ = ends
+    with pytest.raises(DeadlineError, match="site-1 did not take"):
+        server.send([memoryview(bytes(32 << 20))], Deadline(0.05))
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_deadline_that_is_over_still_takes_what_is_there(ends, seconds):
+    server, site = ends
+    server.send([memoryview(b"abcd")], Deadline(seconds))
+    assert site.wait(5)
+    assert receive(site, 4, seconds) == b"abcd"
+
+
+def test_a_closed_peer_is_an_error_that_names_it_both_ways(ends):
+    server, site = ends
+    server.close()
+    with pytest.raises(ChannelClosedError, match="server closed the channel"):
+        receive(site, 1, None)
+    with pytest.raises(ChannelClosedError, match="server closed the channel"):
+        site.send([memoryview(b"x")], Deadline(None))
+
+
+def test_what_was_sent_before_the_end_can_still_be_read(ends):
+    server, site = ends
+    server.send([memoryview(b"last words")], Deadline(1))
+    server.close()
+    assert receive(site, 10) == b"last words"
+    with pytest.raises(ChannelClosedError):
+        receive(site, 10)
+
+
+@pytest.mark.parametrize("call", ["receive", "wait"])
+def test_a_signal_wakes_whoever_waits_for_the_peer(ends, signal, call):
+    _, site = ends
+    raised: list[FlstreamError] = []
+
+    def wait() -> None:
+        try:
+            if call == "receive":
+                receive(site, 1, None, signal)
+            else:
+                site.wait(3600, signal)
+        except FlstreamError as error:
+            raised.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    signal.set()
+    waiter.join(10)
+    assert not waiter.is_alive()
+    assert isinstance(raised[0], AbortedError)
+
+
+def test_waiting_says_whether_there_is_something_to_receive(ends):
+    server, site = ends
+    assert site.wait(0.01) is False
+    server.send([memoryview(b"x")], Deadline(1))
+    assert site.wait(5) is True
+    assert receive(site, 1) == b"x"
+    server.close()
+    assert site.wait(5) is True  # the end is something, too
+
+
+def test_sending_and_receiving_some_never_wait(ends):
+    server, site = ends
+    assert site.receive_some([memoryview(bytearray(10))]) == 0
+    total = 0
+    while count := server.send_some([memoryview(bytes(1 << 16))]):
+        total += count
+    assert total > 1 << 16
+    buffer = bytearray(1 << 16)
+    assert 0 < site.receive_some([memoryview(buffer)]) <= len(buffer)
+
+
+def test_lent_memory_and_files_arrive_as_they_are(ends, tmp_path):
+    server, site = ends
+    data = os.urandom(5 << 20)
+    (tmp_path / "file").write_bytes(data)
+    views = [memoryview(data)[at : at + 70_001] for at in range(0, len(data), 70_001)]
+    sent = 0
+    with (tmp_path / "file").open("rb") as file:
+        pages = Pages(views)
+        while pages.left:
+            count = server.lend_some(pages)
+            assert receive(site, count) == data[sent : sent + count]
+            sent += count
+        sent = 0
+        while sent < len(data):
+            count = server.send_file_some(file.fileno(), sent, len(data) - sent)
+            assert receive(site, count) == data[sent : sent + count]
+            sent += count
+
+
+def test_a_full_channel_takes_no_page_and_loses_none(ends, tmp_path):
+    server, site = ends
+    data = os.urandom(8 << 20)
+    (tmp_path / "file").write_bytes(data)
+    with (tmp_path / "file").open("rb") as file:
+        sent = 0
+        pages = Pages([memoryview(data)])
+        while count := server.lend_some(pages):
+            sent += count
+        assert pages.left == len(data) - sent
+        assert 0 < sent < len(data)
+        assert server.send_file_some(file.fileno(), sent, 1 << 20) == 0
+        assert receive(site, sent) == data[:sent]
+        assert server.send_file_some(file.fileno(), sent, 16) == 16
+        assert receive(site, 16) == data[sent : sent + 16]
+
+
+def test_a_file_that_became_shorter_goes_on_as_zeros(ends, tmp_path):
+    server, site = ends
+    (tmp_path / "file").write_bytes(b"only this")
+    with (tmp_path / "file").open("rb") as file:
+        assert server.send_file_some(file.fileno(), 5, 100) == 4
+        assert server.send_file_some(file.fileno(), 9, 96) == 96
+    assert receive(site, 100) == b"this" + bytes(96)
+
+
+def test_pages_for_a_peer_that_is_gone_are_an_error(ends, tmp_path):
+    server, site = ends
+    (tmp_path / "file").write_bytes(bytes(100))
+    site.close()
+    with (tmp_path / "file").open("rb") as file:
+        with pytest.raises(ChannelClosedError, match="site-1"):
+            server.lend_some(Pages([memoryview(bytes(100))]))
+        with pytest.raises(ChannelClosedError, match="site-1"):
+            server.send_file_some(file.fileno(), 0, 100)

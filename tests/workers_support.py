@@ -1,0 +1,82 @@
+"""Workers that are threads of the test: a pool cannot tell, and a run of thousands is cheap."""
+
+import threading
+from collections import Counter
+from contextlib import suppress
+
+from flstream.client.messages import Ready, ToWorker
+from flstream.engines.worker_sockets import worker_socket_pairs
+from flstream.errors import StreamingError
+from flstream.transport.messages import MessageChannel
+from flstream.transport.pipe import PipeChannel
+
+PATIENCE = 20.0
+
+
+class Hand:
+    """One of them, as it was spawned: ready at once and then silent, or dead from the beginning.
+
+    Attributes:
+        end: the server's ends of the pipes.
+        theirs: its own.
+    """
+
+    def __init__(self, gets_ready: bool) -> None:
+        self.end, self.theirs = worker_socket_pairs()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        if gets_ready:
+            self._thread.start()
+        else:
+            self.kill()
+
+    def _live(self) -> None:
+        channel = PipeChannel(self.theirs.control, "server")
+        with suppress(StreamingError):
+            MessageChannel(channel, "server", ToWorker).send(Ready(1, 1))
+
+    def kill(self) -> None:
+        """As the kernel does it, but that the end of the data pipe stays, to look at."""
+        for end in (self.theirs.control, self.theirs.up):
+            with suppress(OSError):
+                end.shutdown(2)
+
+    def was_let_go(self) -> bool:
+        """Wait until the server has closed the pipe it sends models on; return whether it has."""
+        self.theirs.down.settimeout(PATIENCE)
+        try:
+            return self.theirs.down.recv(1) == b""
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        """Give back what it takes of this process."""
+        if self._thread.ident is not None:
+            self._thread.join(PATIENCE)
+        self.theirs.close()
+
+
+class Office:
+    """Where a pool hires them.
+
+    Args:
+        vain: by name of a worker, how many of those spawned never get ready.
+    """
+
+    def __init__(self, vain: dict[str, float]) -> None:
+        self._vain = vain
+        self._lock = threading.Lock()
+        self.spawned: Counter[str] = Counter()
+        self.hands: list[Hand] = []
+
+    def spawn(self, name, abort) -> Hand:
+        """One more of a name."""
+        with self._lock:
+            self.spawned[name] += 1
+            hand = Hand(self.spawned[name] > self._vain.get(name, 0))
+            self.hands.append(hand)
+        return hand
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for hand in self.hands:
+            hand.close()

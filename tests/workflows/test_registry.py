@@ -1,0 +1,50 @@
+"""The built-in workflows, and what a workflow of one's own begins with."""
+
+import subprocess
+import sys
+
+import pytest
+
+import flstream.server.program_view
+import flstream.server.run
+import flstream.workflows
+from flstream.job.workflow_args import DEFINITION, WorkflowArgs
+from flstream.job.workflow_code import find_workflow
+from flstream.workflows import workflow
+from flstream.workflows.registry import BUILT_IN
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_workflow_is_defined_under_its_name_and_explains_its_arguments(name):
+    code = find_workflow(name)
+    assert getattr(code.function, DEFINITION) == (name, code.args)
+    assert code.function.__doc__
+    assert code.takes_args
+    assert all(field.description for field in code.args.model_fields.values())
+
+
+def test_the_decorator_only_says_what_a_function_is():
+    class Args(WorkflowArgs):
+        """Arguments."""
+
+    def mine(run, args):
+        return run
+
+    assert workflow("mine", Args)(mine) is mine
+    assert getattr(mine, DEFINITION) == ("mine", Args)
+    assert getattr(workflow("other")(mine), DEFINITION) == ("other", WorkflowArgs)
+
+
+def test_what_a_workflow_of_ones_own_imports_is_light():
+    code = (
+        "import sys, flstream.workflows.registry, flstream.workflows.cyclic, "
+        "flstream.workflows.fedavg; from flstream.workflows import WorkflowArgs, workflow;"
+        "print(*{'torch', 'numpy', 'rich', 'typer'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_what_a_workflow_is_given_is_named_beside_the_decorator():
+    assert flstream.workflows.Run is flstream.server.run.Run
+    assert flstream.workflows.Model is flstream.server.program_view.Model

@@ -1,0 +1,219 @@
+"""The journal's records of effects: what they hold, when they count, and what programs see."""
+
+import pytest
+from flows import models, records, result, shape, trainings
+from training_scripts import adding, results
+
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
+from flstream.runs.journal import read_history
+
+ROUNDS = """
+def flow(run):
+    model = run.initial_model()
+    for _ in run.rounds():
+        updates = run.train(model, run.sites)
+        len(updates)
+        model = run.fold(model, updates)
+        run.evaluate(model)
+    return model
+"""
+
+
+def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):
+    run = flows.finish(ROUNDS)
+    found = records(run)
+    kinds = ["train", "fold", "evaluate"]
+    assert [each.effect for each in found] == list(range(1, 7))
+    assert [each.name for each in found] == kinds * 2
+    assert [each.round for each in found] == [1, 1, 1, 2, 2, 2]
+    # What was asked of other models or rounds has other digests.
+    assert len({each.arguments for each in found}) == 6
+    assert all(len(each.arguments) == 32 for each in found)
+    assert [each.is_final for each in found] == [False, True, True] * 2
+    train, fold, evaluate = map(result, found[:3])
+    assert train["sites"] == ["site-1", "site-2"]
+    assert train["weights"] == [1.0, 2.0]
+    assert [each["loss"] for each in train["metrics"]]
+    assert fold["weights"] == {"site-1": 1.0, "site-2": 2.0}
+    assert fold["updates"] == [[1, ["site-1", "site-2"]]]
+    assert list(evaluate["metrics"]) == ["accuracy"]
+    made = [each.model for each in found if each.model is not None]
+    assert [(each.round, each.version, each.step) for each in made] == [(1, 1, 0), (2, 2, 0)]
+    for each in made:
+        assert body_digest(FileSource(run.directory.checkpoint(each.round))) == each.digest
+
+
+UNFOLDED = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        updates = run.train(model, ["site-1"])
+        others = run.train(model, ["site-2"])
+        see(number, updates.sites, others.sites)
+        if number == 2:
+            die_here("before")
+        model = run.fold(model, updates)
+        if number == 2:
+            die_here("after")
+    return model
+"""
+
+
+def test_a_record_that_is_not_synced_is_void_without_a_synced_one_after_it(flows):
+    run = flows.killed(UNFOLDED, place="before", script=adding({}))
+    # The two trainings of round 2 are in the file, and count for nothing.
+    assert shape(records(run)) == ["1 train", "2 train", "3 fold", "4 train", "5 train"]
+    counted = read_history(run.directory.events).effects
+    assert shape(counted) == ["1 train", "2 train", "3 fold"]
+    resumed = flows.resume(run, UNFOLDED, script=adding({}))
+    assert shape(records(resumed))[5:] == ["4 train", "5 train", "6 fold"]
+
+
+def test_a_synced_record_makes_all_before_it_final(flows):
+    run = flows.killed(UNFOLDED, place="after")
+    assert shape(read_history(run.directory.events).effects)[3:] == ["4 train", "5 train", "6 fold"]
+    before = [trainings(run, site) for site in ("site-1", "site-2")]
+    resumed = flows.resume(run, UNFOLDED)
+    assert shape(records(resumed)) == shape(records(run))
+    assert [trainings(resumed, site) for site in ("site-1", "site-2")] == before == [2, 2]
+
+
+# Values that JSON has no words for, or other words.
+VALUES = """
+    meta = {
+        "num_examples": index, "nan": float("nan"), "inf": float("inf"), "less": -float("inf"),
+        "zero": -0.0, "tiny": 5e-324, "third": 1 / 3, "tuple": (1, (2.0, "x")), "none": None,
+        "raw": bytes([0, 255]), "large": 2**60, "nested": {"list": [1, [True]], "$float": "nan"},
+        "text": "\\u00e9\\n",
+    }
+    metrics = {"loss": float("nan"), "up": float("inf"), "down": -float("inf"), "third": 1 / 3}
+    flare.send(flare.FLModel(params=params, meta=meta, metrics=metrics,
+        optimizer_params={"lr": (0.1, float("nan"))}))
+    continue
+"""
+SCORES = "metrics={'accuracy': float('nan'), 'up': float('inf'), 'third': 1 / 3}"
+
+
+def test_a_program_sees_the_same_values_live_and_on_replay(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            updates = run.train(model, run.sites)
+            for each in updates:
+                see(each.site, each.weight, each.metrics, each.meta, each.optimizer_params)
+                see(each.base, each.base is model, len(updates), updates.failures)
+            model = run.fold(model, updates)
+            see(model, run.evaluate(model), run.best, run.sites)
+            if number == 1:
+                die_here()
+        return model
+    """
+    script = adding({}).replace('    meta = {"num_examples": index}\n', VALUES)
+    script = script.replace('metrics={"accuracy": float(number)}', SCORES)
+    run = flows.killed(text, "rounds=1", script=script)
+    live = flows.seen()
+    flows.resume(run, text, "rounds=1", script=script)
+    assert flows.seen() == live
+    assert "'tuple': (1, (2.0, 'x'))" in live[0]
+    assert "'raw': b'\\x00\\xff'" in live[0]
+    assert "'nan': nan, 'inf': inf, 'less': -inf, 'zero': -0.0, 'tiny': 5e-324" in live[0]
+    assert "{'lr': (0.1, nan)}" in live[0]
+    assert "'third': 0.3333333333333333" in live[-1]
+    assert "nan" in live[-1]
+
+
+def test_a_program_sees_what_the_record_holds_and_no_more(flows):
+    text = """
+    from flstream.server import effects
+
+    def flow(run):
+        decode = effects.decode_exact
+
+        def marked(data):
+            value = decode(data)
+            if isinstance(value, dict) and "weights" in value and "sites" in value:
+                value["weights"] = [7.0 for _ in value["weights"]]
+            return value
+
+        effects.decode_exact = marked
+        model = run.initial_model()
+        for _ in run.rounds():
+            see([each.weight for each in run.train(model, run.sites)])
+        return model
+    """
+    flows.finish(text, "rounds=1")
+    assert flows.seen() == ["[7.0, 7.0]"]
+
+
+FAILS = adding({("site-2", 2): "raise KeyError('oops')"})
+# How often each has noted that it came by, in two effects of round 1 and those of round 2: what
+# catches everything sees the failure, and then sees it again of every effect after it.
+CAUGHT = {"except Exception": 0, "except": 2, "finally": 3}
+
+
+@pytest.mark.parametrize(("end", "count"), CAUGHT.items(), ids=CAUGHT)
+def test_an_effect_that_failed_cannot_be_caught_and_is_not_journaled(flows, end, count):
+    text = f"""
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            try:
+                model = run.fold(model, run.train(model, run.sites))
+            {end}:
+                see("caught")
+            try:
+                see(number, run.evaluate(model))
+            {end}:
+                see("caught")
+        return model
+    """
+    run = flows.run(text, script=FAILS)
+    assert run.summary.status == "failed"
+    assert "KeyError: 'oops'" in run.summary.error
+    assert "site-2" in run.summary.error
+    assert shape(records(run)) == ["1 train", "2 fold", "3 evaluate"]
+    assert flows.seen().count("'caught'") == count
+    assert models(run) == ["round-0000.safetensors", "round-0001.safetensors"]
+    assert not run.directory.final_model.exists()
+
+
+def test_an_evaluation_that_failed_is_made_anew_on_resume(flows):
+    # Who fails to score a model once may do so later: nothing of the failure is on record.
+    script = adding({}).replace(
+        "    if flare.is_evaluate():\n",
+        "    if flare.is_evaluate():\n"
+        "        import pathlib\n"
+        "        mark = pathlib.Path(flare.system_info()['site_dir'], 'scored')\n"
+        "        if (site, number) == ('site-2', 2) and not mark.exists():\n"
+        "            mark.touch()\n"
+        "            raise KeyError('oops')\n",
+    )
+    run = flows.run(ROUNDS, script=script)
+    assert run.summary.status == "failed"
+    assert shape(records(run))[3:] == ["4 train", "5 fold"]
+    resumed = flows.resume(run, ROUNDS, script=script)
+    assert shape(records(resumed))[5:] == ["6 evaluate"]
+    assert results(resumed) == results(flows.finish(ROUNDS, script=adding({})))
+
+
+def test_what_is_void_is_void_with_all_that_came_after_it(flows):
+    # The body of effect 2 is damaged: it, and the evaluation after it, are done again.
+    run = flows.finish(ROUNDS, "rounds=1")
+    path = run.directory.checkpoint(1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    resumed = flows.resume(run, ROUNDS, "rounds=2")
+    assert results(resumed) == results(flows.finish(ROUNDS))
+    counted = read_history(resumed.directory.events).effects
+    assert shape(counted) == [
+        "1 train", "2 fold", "3 evaluate", "4 train", "5 fold", "6 evaluate",
+    ]  # fmt: skip
+    # Its training is on record still. As its updates are gone, it is repeated for them alone.
+    assert shape(records(resumed)).count("1 train") == 1
+    assert shape(records(resumed)).count("2 fold") == 2
+    assert trainings(resumed, "site-1") == 3
+    [warning] = resumed.summary.warnings
+    assert "went on from round 0 instead of 1" in warning

@@ -1,0 +1,221 @@
+"""When rounds end and models are scored, and who takes part, live and on replay."""
+
+import pytest
+from flows import lines, models, records, result, shape
+from training_scripts import adding, results
+
+from flstream.runs.resume import plan_resume
+from flstream.telemetry.events import EndedEarly, Evaluated, SiteBenched
+
+ROUNDS = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        model = run.fold(model, run.train(model, run.sites))
+        see(number, run.evaluate(model), run.best)
+        if number == 2:
+            die_here()
+    see("over", run.ended_early)
+    die_here("over")
+    return model
+"""
+CURVE = [0.5, 0.7, 0.6, 0.6, 0.9]
+SCORES = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
+BEST = "BestModel(round={}, value={})"
+
+
+@pytest.mark.parametrize("place", ["here", "over"])
+@pytest.mark.parametrize(
+    ("key", "rounds", "reason"),
+    [
+        ('stop_when="accuracy >= 0.65"', 2, "accuracy reached 0.7"),
+        ("patience=2", 4, "has not improved on 0.7 of round 2 for 2 evaluations"),
+    ],
+)
+def test_rounds_end_by_the_verdict_on_evaluations_also_on_replay(flows, place, key, rounds, reason):
+    how = [key, "rounds=5"]
+    run = flows.killed(ROUNDS, *how, place=place, script=SCORES)
+    live = flows.seen()
+    resumed = flows.resume(run, ROUNDS, *how, script=SCORES)
+    again = flows.seen()
+    # What was seen before the kill is seen again.
+    assert again[: len(live)] == live
+    assert len(again) == rounds + 1
+    assert again[-1].startswith("'over', '")
+    assert reason in again[-1]
+    assert reason in resumed.summary.ended_early
+    assert resumed.summary.rounds_completed == rounds
+    assert resumed.summary.best.round == 2
+    assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(rounds))
+    assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))
+    assert any(isinstance(each, EndedEarly) for each in lines(resumed))
+    kind = flows.write(ROUNDS)
+    assert plan_resume(flows.jobs.make(SCORES, kind, *how), resumed.directory).is_finished
+
+
+def test_an_evaluation_is_due_every_so_many_rounds_and_after_the_last(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        see(run.evaluate(model))
+        for number in run.rounds():
+            before = model
+            model = run.fold(model, run.train(model, run.sites))
+            # It goes by the round of the model, whenever it is asked for.
+            see(number, run.evaluate(model), run.evaluate(before))
+        return model
+    """
+    run = flows.finish(text, "rounds=3", "workflow.args.evaluate_every=2", script=SCORES)
+    assert flows.seen() == [
+        "None",
+        "1, None, None",
+        "2, {'accuracy': 0.7}, None",
+        "3, {'accuracy': 0.6}, {'accuracy': 0.7}",
+    ]
+    assert shape(records(run))[4:] == ["5 evaluate", "6 train", "7 fold", "8 evaluate"]
+
+
+def test_no_evaluation_is_due_where_the_job_wants_none(flows):
+    run = flows.finish(ROUNDS, "workflow.args.evaluate_every=0", script=SCORES)
+    assert flows.seen() == ["1, None, None", "2, None, None", "'over', None"]
+    assert shape(records(run)) == ["1 train", "2 fold", "3 train", "4 fold"]
+
+
+SELDOM = ["workflow.args.evaluate_every=2"]
+
+
+def test_an_evaluation_of_the_last_round_alone_has_no_number_and_may_set_the_best(flows):
+    run = flows.finish(ROUNDS, *SELDOM, "rounds=5", script=SCORES)
+    *_, last, over = flows.seen()
+    best = BEST.format(5, 0.9)
+    assert last == f"5, {{'accuracy': 0.9}}, {best}"
+    assert over == "'over', None"
+    assert shape(records(run))[-1] == "12 fold"
+    assert run.summary.best.round == 5
+    assert run.directory.best_model.samefile(run.directory.checkpoint(5))
+    assert [each.is_provisional for each in lines(run) if isinstance(each, Evaluated)] == [
+        False, False, True,
+    ]  # fmt: skip
+
+
+def test_it_is_made_again_after_a_kill(flows):
+    how = [*SELDOM, "rounds=3"]
+    run = flows.killed(ROUNDS, *how, place="over", script=SCORES)
+    live = flows.seen()
+    resumed = flows.resume(run, ROUNDS, *how, script=SCORES)
+    assert flows.seen() == live
+    assert len([each for each in lines(resumed) if isinstance(each, Evaluated)]) == 3
+    assert [each.get("accuracy") for each in resumed.summary.metrics] == [None, 0.7, 0.6]
+
+
+def test_it_is_void_where_there_are_more_rounds_on_resume(flows):
+    expected = flows.finish(ROUNDS, *SELDOM, "rounds=5", script=adding({}))
+    due = flows.seen()
+    run = flows.finish(ROUNDS, *SELDOM, "rounds=3", script=adding({}))
+    assert run.summary.best.round == 3
+    flows.seen()
+    resumed = flows.resume(run, ROUNDS, *SELDOM, "rounds=5", script=adding({}))
+    assert flows.seen() == due
+    assert due[2].startswith("3, None")
+    assert results(resumed) == results(expected)
+    assert shape(records(resumed)) == shape(records(expected))
+
+
+def test_it_is_void_once_another_effect_follows(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            model = run.fold(model, run.train(model, run.sites))
+            see(number, run.evaluate(model), run.best)
+            if number == 3:
+                run.train(model, run.sites)
+                see(run.best)
+                model = run.fold(model, run.train(model, run.sites))
+                see(run.best)
+        return model
+    """
+    script = SCORES.replace("CURVE", "").replace("0.6, 0.6", "0.8, 0.6")
+    run = flows.finish(text, *SELDOM, "rounds=3", script=script)
+    second, third = BEST.format(2, 0.7), BEST.format(3, 0.8)
+    assert flows.seen() == [
+        "1, None, None", f"2, {{'accuracy': 0.7}}, {second}", f"3, {{'accuracy': 0.8}}, {third}",
+        second, second,
+    ]  # fmt: skip
+    assert run.summary.best.round == 2
+    assert [each.get("accuracy") for each in run.summary.metrics] == [None, 0.7, None]
+    assert run.directory.best_model.samefile(run.directory.checkpoint(2))
+
+
+def test_the_best_model_is_the_one_that_was_scored_and_not_the_one_that_is_returned(flows):
+    text = ROUNDS.replace("return model", "return run.initial_model()")
+    run = flows.finish(text, *SELDOM, "rounds=5", script=SCORES)
+    assert run.directory.final_model.samefile(run.directory.checkpoint(0))
+    assert run.directory.best_model.samefile(run.directory.checkpoint(5))
+
+
+FAILING = {("site-3", each): "raise KeyError('oops')" for each in (1, 2)}
+SITES = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        see(number, run.sites, run.all_sites)
+        updates = run.train(model, run.all_sites, min_updates=1)
+        see(updates.sites, list(updates.failures))
+        see(run.sites)
+        model = run.fold(model, updates)
+        die_here(f"{number}")
+    return model
+"""
+
+
+@pytest.mark.parametrize("place", ["1", "2", "3"])
+def test_who_is_still_asked_follows_from_final_records(flows, place):
+    how = ["clients.count=3", "clients.bench_after=2", "rounds=4"]
+    run = flows.killed(SITES, *how, place=place, script=adding(FAILING))
+    live = flows.seen()
+    resumed = flows.resume(run, SITES, *how, script=adding(FAILING))
+    again = flows.seen()
+    assert again[: len(live)] == live
+    everyone, two = "['site-1', 'site-2', 'site-3']", "['site-1', 'site-2']"
+    # A failure counts once the model is durable that was made without the site.
+    assert again[3:8] == [
+        f"2, {everyone}, {everyone}", f"{two}, ['site-3']", everyone,
+        f"3, {two}, {everyone}", f"{two}, []",
+    ]  # fmt: skip
+    assert resumed.summary.benched == ["site-3"]
+    assert {each.round for each in lines(resumed) if isinstance(each, SiteBenched)} == {2}
+    assert [result(each)["sites"] for each in records(resumed) if each.name == "train"][-1] == [
+        "site-1", "site-2",
+    ]  # fmt: skip
+
+
+def test_a_list_of_sites_caps_how_many_updates_there_have_to_be(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            model = run.fold(model, run.train(model, ["site-2"]))
+        return model
+    """
+    run = flows.finish(text, "clients.min_updates=2", script=adding({}))
+    assert [each["round"] for each in run.summary.metrics] == [1, 2]
+    assert models(run)[-1] == "round-0002.safetensors"
+    error = flows.fail(
+        text, "clients.min_updates=2", script=adding({("site-2", 2): "raise KeyError('oops')"})
+    )
+    assert "0 of 1 sites are left to train round 2, and 1 have to" in error
+
+
+def test_a_sample_is_refused_where_fewer_are_left_than_have_to_answer(flows):
+    text = """
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            updates = run.train(model, run.sample(number), min_updates=1)
+            model = run.fold(model, updates)
+        return model
+    """
+    how = ["clients.count=3", "clients.bench_after=1", "clients.min_updates=3"]
+    error = flows.fail(text, *how, script=adding(FAILING))
+    assert "2 sites are left to train round 2, and 3 have to (clients.min_updates)" in error
