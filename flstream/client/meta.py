@@ -39,7 +39,10 @@ def pack_values(
     """
     if not meta and optimizer_params is None:
         return b""
-    if optimizer_params is None and all(type(each) in _PLAIN for each in meta.values()):
+    if optimizer_params is None and all(
+        type(each) in _PLAIN and each != 0  # 0.0 and -0.0 are alike as keys
+        for each in meta.values()
+    ):
         # Small sites send next to nothing, thousands of times a second, and mostly the same.
         return _packed_plain(tuple((name, type(each), each) for name, each in meta.items()))
     return _packed(meta, optimizer_params)

@@ -74,7 +74,8 @@ def encode_header(
     Args:
         tensors: Tensors in the order of their bytes.
         aliases: Names of tensors by their further names.
-        metadata: Strings for ``__metadata__``.
+        metadata: Strings for ``__metadata__``, under any names but ``flstream.tied``, where the
+            aliases stand.
     """
     metadata = dict(metadata or {})
     if aliases:

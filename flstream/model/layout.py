@@ -165,6 +165,8 @@ class Layout:
 
     def difference(self, other: Layout) -> str | None:
         """Describe the first way in which ``other`` differs from this layout, if it does."""
+        if self == other:
+            return None
         for spec in self.tensors:
             theirs = other.by_name.get(spec.name)
             if theirs is None:
@@ -184,7 +186,7 @@ class Layout:
         for named in (*(spec.name for spec in other.tensors), *other.aliases):
             if named not in self.by_name and named not in self.aliases:
                 return f"tensor {named!r} is not part of the model"
-        return None if self == other else "the tensors are in another order"
+        return "the tensors are in another order"
 
     def header(self, metadata: Mapping[str, str] | None = None) -> bytes:
         """Encode the safetensors header: 8 bytes with its length, then JSON padded with spaces."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Framework = Literal["pytorch", "numpy"]
 Params = Mapping[str, "torch.Tensor | np.ndarray[Any, Any]"]
+_ALWAYS_FITS = 16 << 20
+
 Empty = Callable[[TensorSpec, Framework], "torch.Tensor | np.ndarray[Any, Any]"]
 """Function that makes an uninitialised tensor or array."""
 
@@ -189,6 +191,8 @@ class BufferSource:
 def _refuse_oversize(layout: Layout) -> None:
     # The kernel grants memory that it does not have, tensor by tensor, and kills the process when
     # bytes are written to it. A layout from a peer may state any size.
+    if layout.nbytes < _ALWAYS_FITS:
+        return  # to ask takes as long as to receive a small body
     there_is = psutil.virtual_memory().total + psutil.swap_memory().total
     if layout.nbytes > there_is:
         largest = max(layout.tensors, key=lambda spec: spec.nbytes)

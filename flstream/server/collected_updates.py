@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flstream.aggregation.update import UpdateSource
 from flstream.client.messages import SiteAnswer
@@ -21,7 +21,7 @@ from flstream.errors import (
 )
 from flstream.model.body import OnRange, Scratch, Sink, Source
 from flstream.model.layout import Layout
-from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.memory import BufferSource, MemoryBody, Params
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
@@ -217,16 +217,24 @@ def fetch_into_memory(
 
     body, cost = download(worker.up, token, settings, sink_for)
     share = Transfer(cost.bytes // len(answers), 0, 0, 0, cost.seconds / len(answers))
+    if asked == 1:
+        tensors, ties = [body.tensors], body.layout.aliases
+    else:
+        tensors, ties = _by_site(body.tensors, len(answers)), model.aliases
     collected = []
     for index, answer in enumerate(answers):
-        prefix = f"{index}/" if asked > 1 else ""
-        tensors = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in body.tensors.items()
-            if name.startswith(prefix)
-        }
-        own = MemoryBody.of(tensors, tied=model.aliases if prefix else body.layout.aliases)
+        own = MemoryBody.of(tensors[index], tied=ties)
         first = cost if index == 0 else Transfer()
         counted = share + Transfer(0, first.requests, first.chunks, first.retries)
         collected.append(CollectedUpdate(answer, own, counted))
     return collected
+
+
+def _by_site(tensors: Params, count: int) -> list[dict[str, Any]]:
+    """Tensors that are named ``<index>/<name>``, by that index and under their own names."""
+    found: dict[str, dict[str, Any]] = {str(index): {} for index in range(count)}
+    for name, tensor in tensors.items():
+        index, _, own = name.partition("/")
+        if index in found:
+            found[index][own] = tensor
+    return list(found.values())

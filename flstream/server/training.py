@@ -75,11 +75,13 @@ class TrainResult(NamedTuple):
     def plain(self) -> dict[str, Any]:
         """The result as the journal's encoding takes it: a column for each of its parts."""
         columns = list(zip(*self.answers.values(), strict=True)) or [(), (), ()]
+        messages = {meta: place for place, meta in enumerate(dict.fromkeys(columns[2]))}
         return {
             "sites": list(self.answers),
             "weights": list(columns[0]),
             "metrics": list(columns[1]),
-            "meta": list(columns[2]),
+            "meta": [messages[meta] for meta in columns[2]],  # mostly the same from all sites
+            "messages": list(messages),
             "states": _plain_states(self.states),
             "bases": _plain_states(self.bases),
             "failures": dict(self.failures),
@@ -90,10 +92,10 @@ class TrainResult(NamedTuple):
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> TrainResult:
         """The result that was encoded."""
-        columns = (plain[name] for name in ("weights", "metrics", "meta"))
-        rows = zip(plain["sites"], *columns, strict=True)
+        messages = plain["messages"]
+        rows = zip(plain["sites"], plain["weights"], plain["metrics"], plain["meta"], strict=True)
         return cls(
-            {site: (weight, metrics, meta) for site, weight, metrics, meta in rows},
+            {site: (weight, metrics, messages[meta]) for site, weight, metrics, meta in rows},
             _states_from_plain(plain["states"]),
             plain["failures"],
             plain["late"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ import numpy as np
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
 _INT64 = range(-(2**63), 2**64)
+_TEXTS = frozenset({str, bool, type(None)})
+_SCALARS = _TEXTS | {int, float}
 
 
 def encode_exact(value: object) -> msgspec.Raw:
@@ -24,8 +26,7 @@ def encode_exact(value: object) -> msgspec.Raw:
 
     Args:
         value: None, bool, int, float, str, bytes, a NumPy scalar; or a list, tuple or mapping of
-            such
-        values.
+            such values.
 
     Raises:
         TypeError: It holds a value of another type; the message names the type.
@@ -55,18 +56,32 @@ def _plain(value: object) -> object:
         case bytes():
             return {"$bytes": _text(value)}
         case list():
-            return [_plain(each) for each in value]
+            return value if _are_plain(value) else [_plain(each) for each in value]
         case tuple():
             return {"$tuple": [_plain(each) for each in value]}
         case Mapping():
             if all(type(key) is str and not key.startswith("$") for key in value):
+                if type(value) is dict and _are_plain(value.values()):
+                    return value
                 return {key: _plain(each) for key, each in value.items()}
             return {"$dict": [[_plain(key), _plain(each)] for key, each in value.items()]}
     raise TypeError(f"a {type(value).__name__} cannot be kept in the journal")
 
 
+def _are_plain(values: Collection[Any]) -> bool:
+    """Whether JSON restores all of them as they are: what is true of a long column as a rule."""
+    types = set(map(type, values))
+    if types == {float}:
+        return all(map(math.isfinite, values))
+    if types == {int}:
+        return min(values) in _INT64 and max(values) in _INT64
+    return types <= _TEXTS
+
+
 def _value(plain: Any) -> Any:
     if isinstance(plain, list):
+        if _SCALARS.issuperset(map(type, plain)):
+            return plain
         return [_value(each) for each in plain]
     if not isinstance(plain, dict):
         return plain
@@ -76,6 +91,8 @@ def _value(plain: Any) -> Any:
             if key not in _KINDS:
                 raise ValueError(f"{key!r} is no kind of value")
             return _KINDS[key](plain[key])
+    if _SCALARS.issuperset(map(type, plain.values())):
+        return plain
     return {key: _value(each) for key, each in plain.items()}
 
 

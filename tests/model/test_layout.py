@@ -56,7 +56,11 @@ def test_the_layout_does_not_depend_on_the_order_of_the_state_dict(given_entries
     assert Layout.of(shuffled).fingerprint == Layout.of(given_entries).fingerprint
 
 
-@given(layouts(), st.dictionaries(st.text(st.characters(codec="utf-8")), st.text(max_size=5)))
+# Hypothesis tries the strings of our own code, too: the name under which a header has its ties.
+NAMES = st.text(st.characters(codec="utf-8")).filter(lambda name: name != "flstream.tied")
+
+
+@given(layouts(), st.dictionaries(NAMES, st.text(max_size=5)))
 def test_a_header_comes_back_as_it_was(layout, metadata):
     text = text_of(layout, metadata)
     read, read_metadata = parse_header(text, "it")
