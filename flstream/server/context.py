@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.job import Job
@@ -15,8 +15,12 @@ from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import AnyEvent
 from flstream.transport.channel import AbortSignal
 
-Emit = Callable[[AnyEvent], None]
-"""Takes an event of the run."""
+
+class Emit(Protocol):
+    """Takes events of the run."""
+
+    def __call__(self, *events: AnyEvent) -> None:
+        """Take events, in order."""
 
 
 @dataclass(frozen=True)

@@ -241,29 +241,31 @@ class TaskRun:
                 self._report.arrived(event)
             case ResultsDelivered(results, seconds):
                 self._fetching += seconds
-                for result in results:
-                    self._take_result(result)
+                self._take_results(results)
             case SiteLost(site, reason) if site not in self.collector.failures:
                 self.fail(site, reason)
             case None:
                 self._report.progress()
 
-    def _take_result(self, result: SiteResult) -> None:
-        answer, update = result
-        if answer.site in self.collector.failures:  # it came after it was given up
-            if update is not None:
-                update.release("the round went on without it")
-            return
-        self.collector.answer(answer.site, update)
-        self.answers[answer.site] = answer
-        self._report.answered(answer.site)
-        if self._spec.kind == "train":
+    def _take_results(self, results: Sequence[SiteResult]) -> None:
+        taken: list[SiteAnswer] = []
+        for answer, update in results:
+            if answer.site in self.collector.failures:  # it came after it was given up
+                if update is not None:
+                    update.release("the round went on without it")
+                continue
+            self.collector.answer(answer.site, update)
+            self.answers[answer.site] = answer
+            self._report.answered(answer.site)
+            taken.append(answer)
+        if taken and self._spec.kind == "train":
+            number = self._spec.round
             self._context.emit(
-                SiteUpdate(
-                    round=self._spec.round,
-                    site=answer.site,
-                    weight=answer.weight,
-                    metrics=answer.metrics,
+                *(
+                    SiteUpdate(
+                        round=number, site=each.site, weight=each.weight, metrics=each.metrics
+                    )
+                    for each in taken
                 )
             )
 

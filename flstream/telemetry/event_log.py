@@ -49,22 +49,22 @@ class EventLog:
                 raise self._failed(error) from error
             raise
 
-    def write(self, event: AnyEvent, *, durable: bool = False) -> None:
-        """Append an event.
+    def write(self, *events: AnyEvent, durable: bool = False) -> None:
+        """Append events.
 
         Args:
-            event: Event to append.
-            durable: Whether to return only once this event, and all before it, would survive a
+            events: Events to append, in order.
+            durable: Whether to return only once these events, and all before them, would survive a
                 power cut.
 
         Raises:
-            SimulationError: The disk refused the event. No part of it is left in the file.
+            SimulationError: The disk refused the events. No part of them is left in the file.
         """
-        line = memoryview(encode_event(event) + b"\n")
-        size = len(line)
+        lines = memoryview(b"".join(encode_event(event) + b"\n" for event in events))
+        size = len(lines)
         try:
-            while line:
-                line = line[self._file.write(line) :]
+            while lines:
+                lines = lines[self._file.write(lines) :]
             if durable:
                 os.fsync(self._file.fileno())
         except OSError as error:

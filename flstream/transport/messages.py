@@ -52,15 +52,17 @@ class MessageChannel(Generic[MessageT]):
         """Wait for something to be received; return False if there is nothing after ``seconds``."""
         return self._channel.wait(seconds)
 
-    def send(self, message: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
-        """Send a message.
+    def send(self, *messages: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
+        """Send messages, all at once.
 
         Raises:
             StreamingError: The peer is gone, or takes nothing within ``timeout`` seconds.
         """
-        payload = _encoder.encode(message)
-        length = len(payload).to_bytes(_LENGTH_BYTES, "little")
-        self._channel.send([memoryview(length + payload)], Deadline(timeout))
+        payloads = [_encoder.encode(message) for message in messages]
+        framed = b"".join(
+            len(payload).to_bytes(_LENGTH_BYTES, "little") + payload for payload in payloads
+        )
+        self._channel.send([memoryview(framed)], Deadline(timeout))
 
     def receive(self, timeout: float | None = None, abort: AbortSignal | None = None) -> MessageT:
         """Wait for a message, and return it.
