@@ -61,14 +61,20 @@ def simulate(
     from flstream.engines.local import needs_of, new_host
 
     path = job_file(job)
-    with closing(new_host()) as host:
-        # The fork server's imports take longest, so this process does its own imports meanwhile.
-        host.begin()
-        from flstream.job import load_job
+    try:
+        with closing(new_host()) as host:
+            # The fork server's imports take longest, so this process does its own meanwhile.
+            host.begin()
+            from flstream.job import load_job
 
-        loaded = load_job(path, [*(overrides or ()), *_short(clients, rounds)])
-        host.prepare(needs_of(loaded))
-        raise typer.Exit(_run(loaded, host, run_dir, resume, as_json, quiet))
+            loaded = load_job(path, [*(overrides or ()), *_short(clients, rounds)])
+            host.prepare(needs_of(loaded))
+            status = _run(loaded, host, run_dir, resume, as_json, quiet)
+    except KeyboardInterrupt:
+        # A run under way handles it: this was before or after.
+        typer.echo("stopped; a run that had begun goes on with --resume", err=True)
+        status = STOPPED
+    raise typer.Exit(status)
 
 
 def _short(clients: int | None, rounds: int | None) -> list[str]:

@@ -18,7 +18,7 @@ from flstream.runs.needed_states import with_sound_states
 from flstream.runs.retention import stored_rounds
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import set_aside_altered_states
-from flstream.runs.sound_effects import SoundEffects, sound_effects
+from flstream.runs.sound_effects import SoundEffects, has_its_models, sound_effects
 from flstream.runs.summary import RunningSummary, Summary
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import AnyEvent, EffectDone, RunResumed
@@ -66,7 +66,8 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
 
     Nothing is changed yet but for a torn last line of the journal, which is cut off. The models are
     read from the newest on until one is sound, together with what the server's optimizer remembers,
-    in ranges; so this takes as long as reading one, and 1 MiB of memory.
+    in ranges; so this takes as long as reading one, and 1 MiB of memory. A run that is finished but
+    lacks a model that it names, or has it damaged, goes on too: it makes that again.
 
     Args:
         job: the job, which has to be that of the run: see
@@ -93,7 +94,8 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     if history.is_empty:
         _check_nothing_is_there(run)
         return None
-    if history.is_finished and history.planned_rounds == job.planned_rounds:
+    is_finished = history.is_finished and history.planned_rounds == job.planned_rounds
+    if is_finished and has_its_models(history, run):
         return _finished(history, run)
     if history.last_round and not history.effects:
         raise UsageError(

@@ -81,9 +81,8 @@ class RunDirectory:
                 return cls.create(job_name, folder)
             if not run._was_begun():
                 raise UsageError(
-                    f"{path or folder} is not a run directory, since it lacks what a run makes "
-                    "first (job.conf, checkpoints/ and sites/); name one with --run-dir, or leave "
-                    "out --resume to start a new run"
+                    f"{path or folder} is not a run directory, since it lacks {run._lacking()}; "
+                    "name one with --run-dir, or leave out --resume to start a new run"
                 )
             run._furnish()
         except OSError as error:
@@ -105,6 +104,15 @@ class RunDirectory:
             for each in made
         )
         return {each.name for each in made} <= _MADE_FIRST and not has_more
+
+    def _lacking(self) -> str:
+        """What a run makes first, and this folder lacks."""
+        made = {
+            "job.conf": self.job_file.exists(),
+            "checkpoints/": self.checkpoints.is_dir(),
+            "sites/": self.sites.is_dir(),
+        }
+        return ", ".join(name for name, is_there in made.items() if not is_there)
 
     def _furnish(self) -> None:
         """Make what a run begins with, unless it is there, and make all these names durable."""

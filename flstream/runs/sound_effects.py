@@ -9,6 +9,7 @@ from typing import NamedTuple
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
+from flstream.runs.history import History
 from flstream.runs.model_files import state_file
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import EffectDone, ModelRecord
@@ -71,6 +72,23 @@ def sound_effects(
     if flaw is None:
         return SoundEffects(effects[:end], True, flaws)
     return SoundEffects([], False, [*flaws, flaw])
+
+
+def has_its_models(history: History, run: RunDirectory) -> bool:
+    """Whether a finished run has the models that it names, as they were when it made them.
+
+    Runs of earlier versions, whose journals have no effects, are taken as they are.
+    """
+    if not history.effects:
+        return True
+    digests = {model.digest for model in history.models}
+    named = [run.final_model]
+    if history.best is not None:
+        named.append(run.best_model)
+    try:
+        return all(body_digest(FileSource(path)) in digests for path in named)
+    except CheckpointError:
+        return False
 
 
 def _flaw(path: Path, digest: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flstream.errors import WorkflowError
@@ -20,6 +20,29 @@ def check_model(method: str, model: object) -> None:
         raise WorkflowError(
             f"run.{method}() was given a {type(model).__name__} as its model; give it what "
             "run.initial_model(), run.fold() or run.adopt() returned"
+        )
+
+
+def check_name(method: str, name: object) -> None:
+    """Refuse what is no name.
+
+    Raises:
+        WorkflowError: The message names the method and what it was given.
+    """
+    if not isinstance(name, str):
+        raise WorkflowError(f"run.{method}() was given {name!r} as a name; give it text")
+
+
+def check_values(argument: str, values: object) -> None:
+    """Refuse what are no values by name.
+
+    Raises:
+        WorkflowError: The message names the argument and what it was given.
+    """
+    if values is not None and not isinstance(values, Mapping):
+        raise WorkflowError(
+            f"run.train() was given a {type(values).__name__} as {argument}; give it a dict of "
+            "plain values by name"
         )
 
 

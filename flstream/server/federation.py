@@ -11,7 +11,7 @@ from flstream.client.meta import pack_values
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.arguments import check_model, check_training
+from flstream.server.arguments import check_model, check_name, check_training, check_values
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
@@ -149,10 +149,7 @@ class Federation:
                 f"run.log({key!r}) was given a {type(value).__name__} that is no float: {error}; "
                 "give it a number"
             ) from error
-        if not isinstance(key, str):
-            raise WorkflowError(
-                f"run.log() was given a {type(key).__name__} as its key; give it a name as text"
-            )
+        check_name("log", key)
         if self._journal.is_live:
             self.context.emit(SiteLog(round=self.round, site="", key=key, value=number))
 
@@ -163,6 +160,11 @@ class Federation:
         least = clients.min_updates or clients.cohort_size
         ResultCollector[None](f"train round {number}", drawn, least).check_size()
         return drawn
+
+    @uncatchable
+    def check_name(self, method: str, name: str) -> None:
+        """Refuse what is no name."""
+        check_name(method, name)
 
     @uncatchable
     def check_model(self, method: str, model: Model) -> None:
@@ -188,6 +190,8 @@ class Federation:
         job = self.context.job
         check_model("train", model)
         check_training(sites, min_updates, timeout)
+        check_values("meta", meta)
+        check_values("optimizer_params", optimizer_params)
         self.check_sites("train", sites)
         self._check_round("train")
         asked = set(self.sites)

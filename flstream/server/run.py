@@ -49,6 +49,7 @@ class Run:
         self._last_round = federation.round + federation.context.job.rounds
         self._generators: dict[str, random.Random] = {}
         self._last_ordered: str | None = None
+        self._is_counting = False
         self.ended_early: str | None = None
 
     @property
@@ -79,15 +80,28 @@ class Run:
 
         It ends after ``rounds``, or once an evaluation meets ``stop_when`` or runs out of
         ``patience``.
+
+        Raises:
+            WorkflowError: It was called in a loop over itself.
         """
+        if self._is_counting:
+            raise WorkflowError(
+                "run.rounds() was called in a loop over run.rounds(), and there is one count of "
+                "rounds; loop over range() inside of it"
+            )
         federation = self._federation
-        while federation.round < self._last_round:
-            if self._stopping.reason is not None:
-                self.ended_early = self._stopping.reason
-                return
-            # What is done after the last round belongs to it; so a round ends when the next begins.
-            federation.begin_round()
-            yield federation.round
+        self._is_counting = True
+        try:
+            while federation.round < self._last_round:
+                if self._stopping.reason is not None:
+                    self.ended_early = self._stopping.reason
+                    return
+                # What is done after the last round belongs to it: so a round ends when the next
+                # one begins.
+                federation.begin_round()
+                yield federation.round
+        finally:
+            self._is_counting = False
 
     def sample(self, number: int) -> list[str]:
         """Sites drawn for a round without replacement, ``clients.per_round`` of them.
@@ -136,6 +150,7 @@ class Run:
         Args:
             name: What it is for; generators of different names have nothing in common.
         """
+        self._federation.check_name("random", name)
         generator = self._generators.get(name)
         if generator is None:
             stage = self._federation.stage

@@ -103,7 +103,10 @@ def simulate(
                         host.wait(_EXIT_SECONDS)
                     follower.explain(host)
             except (OSError, EOFError) as error:
-                follower.fail(f"the processes of the run could not be started: {error}")
+                follower.fail(
+                    f"the processes of the run could not be started: {error}; look for what ended "
+                    f"them in {run.path}, and start the run again with --resume"
+                )
         summary = running.close(sampler.peaks(), sampler.peak_total_pss, time.monotonic() - began)
         run.tidy()
         try:

@@ -42,7 +42,8 @@ def begun(job: Job) -> RunningSummary:
 def finish(run: RunDirectory, rounds: int) -> None:
     with EventLog(run.events) as log:
         log.write(RunFinished(status="finished"))
-    run.publish(run.checkpoint(rounds), run.final_model)
+    for name in (run.final_model, run.best_model):
+        run.publish(run.checkpoint(rounds), name)
 
 
 def scores(point: ResumePoint) -> list[tuple[int, float | None]]:

@@ -96,6 +96,13 @@ def test_a_file_in_the_place_of_a_run_is_refused(tmp_path):
         RunDirectory.reopen("job", tmp_path / "file")
 
 
+def test_what_a_folder_lacks_of_a_run_is_named(tmp_path):
+    (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "mine" / "job.conf").touch()
+    with pytest.raises(UsageError, match=r"since it lacks sites/; name one with --run-dir"):
+        RunDirectory.reopen("job", tmp_path / "mine")
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_a_final_model_that_is_published_again_harms_no_checkpoint(tmp_path, monkeypatch, links):
     run = a_run(tmp_path / "run", completed=3)

@@ -77,6 +77,21 @@ def test_a_resume_that_falls_back_further_than_the_states_reach_is_refused(jobs,
     assert content(six.path) == before
 
 
+@pytest.mark.parametrize("harm", [Path.unlink, flip])
+@pytest.mark.parametrize("name", ["global.safetensors", "best.safetensors"])
+def test_a_finished_run_makes_a_model_that_it_names_again(jobs, harm, name):
+    finished = jobs.run(noisy())
+    path = finished.directory.path / name
+    before = path.read_bytes()
+    path.unlink()  # it was a second name of a checkpoint
+    path.write_bytes(before)
+    harm(path)
+    resumed = jobs.go_on(finished, noisy())
+    assert resumed.summary.status == "finished"
+    assert path.read_bytes() == before
+    assert trained(resumed, "site-1") == [1, 2]
+
+
 def alter(path: Path) -> None:
     (path / "momentum.json").write_text("7.5")
 
