@@ -78,6 +78,8 @@ def receive(
 ) -> FLModel | None:
     """Fetch the global model, and seed Python's, NumPy's and torch's generators for this task.
 
+    Called again before the task is answered, it returns the same object, and seeds nothing.
+
     Args:
         timeout: Seconds to wait for a task; None to wait without a limit.
         into: Module, or its state dict, whose parameters and buffers receive the bytes in place,
@@ -88,7 +90,7 @@ def receive(
         ``params``; None if the run is over or no task came within ``timeout``.
 
     Raises:
-        ClientError: The model does not fit ``into``, or the previous one has not been answered.
+        ClientError: The model does not fit ``into``.
         StreamingError: The model did not arrive.
     """
     return _current().receive(timeout, into)
@@ -147,8 +149,10 @@ def system_info() -> Mapping[str, Any]:
 
     Returns:
         ``site_name``, ``job_name``, ``clients`` (number of sites), ``total_rounds``, ``seed`` (of
-        the job) and ``site_dir`` (the site's folder in the run directory). During a task also
-        ``task_seed`` (of this site in this task) and ``state_dir`` (see :func:`get_state_dir`).
+        the job), ``site_dir`` (the site's folder in the run directory; code works in ``work/``
+        there) and ``job_dir`` (the job file's folder, for files that belong to the job). During a
+        task also ``task_seed`` (of this site in this task) and ``state_dir`` (see
+        :func:`get_state_dir`).
     """
     return _current().system_info()
 

@@ -24,9 +24,17 @@ def metrics_of(model: FLModel) -> dict[str, float]:
     """Return the metrics of an answer as floats.
 
     Raises:
-        ClientError: A metric has a reserved name; the message names it.
+        ClientError: A metric is no number, or has a reserved name; the message names it.
     """
-    metrics = {name: float(value) for name, value in (model.metrics or {}).items()}
+    metrics = {}
+    for name, value in (model.metrics or {}).items():
+        try:
+            metrics[name] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ClientError(
+                f"the metric {name!r} is a {type(value).__name__} that is no number; send one, "
+                "such as loss.item()"
+            ) from error
     for name in metrics.keys() & RESERVED_METRICS:
         raise ClientError(f"a metric may not be named {name!r}, which the summary uses; rename it")
     return metrics

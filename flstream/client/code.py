@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,14 +41,31 @@ TrainCode = ScriptCode | LearnerCode
 def train_code(train: TrainSection) -> TrainCode:
     """Return the training code that a section of a job file names."""
     if train.learner is not None:
+        assert not isinstance(train.args, str)  # refused for a learner
         return LearnerCode(train.learner, train.args)
     assert train.script is not None  # a job file with neither is refused
     return ScriptCode(train.script, command_line(train.args))
 
 
-def command_line(args: Mapping[str, Any]) -> list[str]:
-    """Return a script's arguments as ``--key value`` words, values other than strings as JSON."""
+def command_line(args: Mapping[str, Any] | str) -> list[str]:
+    """Return a script's arguments as the words of a command line.
+
+    Args:
+        args: The words as one text, quoted as on a shell; or values by name. True gives ``--key``
+            alone, False and None give nothing, a list gives ``--key a b``; values other than
+            strings are written as JSON.
+    """
+    if isinstance(args, str):
+        return shlex.split(args)
     words = []
     for key, value in args.items():
-        words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+        if value is None or value is False:
+            continue
+        words.append(f"--{key}")
+        if value is not True:
+            words += map(_word, value if isinstance(value, list) else [value])
     return words
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

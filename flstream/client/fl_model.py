@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from flstream.errors import ClientError
 from flstream.streaming.decomposers import default_registry
 
 if TYPE_CHECKING:
@@ -22,6 +24,14 @@ class ParamsType(StrEnum):
     """New weights minus the received ones."""
 
 
+_KINDS = {
+    "params": "tensors by name, such as model.state_dict()",
+    "metrics": "numbers by name, such as {'accuracy': 0.97}",
+    "meta": "plain values by name",
+    "optimizer_params": "plain values by name",
+}
+
+
 @default_registry.register_dataclass
 @dataclass
 class FLModel:
@@ -33,11 +43,13 @@ class FLModel:
         metrics: Numbers by name, such as ``{"accuracy": 0.97}``; None for none.
         current_round: Number of the round, from 0, as in NVFlare; None in an answer.
         total_rounds: Number of rounds in the job; None in an answer.
-        meta: Plain values by name; a site's reach the workflow, and the workflow's reach the site.
+        meta: Plain values by name, or None for none; a site's reach the workflow, and the
+            workflow's reach the site.
             ``meta["num_examples"]`` (or, as in NVFlare, ``meta["NUM_STEPS_CURRENT_ROUND"]``) is
             the update's weight in the mean, 1 by default. With ``meta["partial"]`` true the update
             may lack tensors, which then keep their values.
         optimizer_params: State of an optimizer as plain values, without tensors; None for none.
+        start_round: Number of the first round, as in NVFlare.
     """
 
     params: Params | None = None
@@ -47,6 +59,16 @@ class FLModel:
     total_rounds: int | None = None
     meta: dict[str, Any] = field(default_factory=dict)
     optimizer_params: dict[str, Any] | None = None
+    start_round: int | None = 0
 
     def __post_init__(self) -> None:
         self.params_type = ParamsType(self.params_type)
+        if self.meta is None:
+            self.meta = {}
+        for name in ("params", "metrics", "meta", "optimizer_params"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise ClientError(
+                    f"FLModel({name}=...) was given a {type(value).__name__}; "
+                    f"give it {_KINDS[name]}"
+                )

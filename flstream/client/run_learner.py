@@ -12,8 +12,9 @@ from flstream.client.code import LearnerCode
 from flstream.client.fl_model import FLModel
 from flstream.client.messages import Failed, SiteTask
 from flstream.client.run_script import sentence
-from flstream.client.seeding import seed_everything
+from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
+from flstream.client.site_folder import enter_work_folder, explain_missing_file
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
@@ -58,6 +59,8 @@ class _LearnerRunner:
             factory = find_named(self._code.named)
             if not callable(factory):
                 raise ClientError(f"train.learner {self._code.named}: there is no such class")
+            # What sites share is the same in each process.
+            seed_everything(start_seed(self._worker.info.seed, ""))
             self._learner = factory(**self._code.arguments)
         except BaseException as error:
             traceback.print_exc()
@@ -74,7 +77,8 @@ class _LearnerRunner:
         except BaseException as error:
             traceback.print_exc()
             if execution.site is not None and os.getpid() == pid:
-                execution.fail(sentence(error, self._source))
+                reason = sentence(error, self._source)
+                execution.fail(reason + explain_missing_file(error, self._worker.info.job_folder))
         if os.getpid() != pid:
             os._exit(1)  # a child that the learner forked ends here
 
@@ -84,11 +88,13 @@ class _LearnerRunner:
         if learner.site is None:
             return
         enter(Session(self._worker, execution))
+        enter_work_folder(self._worker.info.sites_folder, site.site)
         if self._prepared != site.site:
             self._prepared = None
             # So that setup() draws the same numbers whatever has run in this process before.
             seed_everything(site.seed)
-            learner.setup()
+            if hasattr(learner, "setup"):
+                learner.setup()
             self._prepared = site.site
         kind = execution.task.kind
         answer = (learner.train if kind == "train" else learner.evaluate)(execution.receive())

@@ -10,10 +10,14 @@ import traceback
 from pathlib import Path
 
 from flstream.client.code import ScriptCode
+from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
+from flstream.client.site_folder import enter_work_folder, explain_missing_file
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
+from flstream.client.worker_info import WorkerInfo
 
+_TAIL_BYTES = 4096
 _UNANSWERED = "{name} ended without answering the task; send() an FLModel for each task"
 
 
@@ -27,7 +31,7 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
     session = Session(worker)
     enter(session)
     _prepare(script)
-    failure = _run(script.path)
+    failure = _run(script.path, worker.info, session.site)
     if failure is None and session.kind is not None:
         failure = _UNANSWERED.format(name=script.path.name)
     if failure is not None:
@@ -53,7 +57,7 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
             if execution.begin(site) is None:
                 continue
             enter(Session(worker, execution))
-            failure = _run(script.path)
+            failure = _run(script.path, worker.info, site.site)
             # An answer that it sent before it failed counts, and may be on its way already.
             if execution.site is not None:
                 execution.fail(failure or _UNANSWERED.format(name=script.path.name))
@@ -73,21 +77,47 @@ def _prepare(script: ScriptCode) -> None:
     sys.path.insert(0, str(script.path.parent))
 
 
-def _run(script: Path) -> str | None:
+def _run(script: Path, info: WorkerInfo, site: str) -> str | None:
     """Run a script as the interpreter would; return why it failed, or None if it did not."""
     pid = os.getpid()
     failure = None
     try:
+        enter_work_folder(info.sites_folder, site)
+        # Until its first task, which has a seed of its own.
+        seed_everything(start_seed(info.seed, site))
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as error:
-        if error.code not in (None, 0):
-            failure = f"{script.name} exited with status {error.code}"
+        failure = _exit_reason(error.code, script)
     except BaseException as error:
         traceback.print_exc()
-        failure = sentence(error, script)
+        failure = sentence(error, script) + explain_missing_file(error, info.job_folder)
     if os.getpid() != pid:
         os._exit(0 if failure is None else 1)  # a child that the script forked ends here
     return failure
+
+
+def _exit_reason(code: object, script: Path) -> str | None:
+    """Say how a script ended itself; None if nothing was wrong."""
+    if code in (None, 0):
+        return None
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        return f"{script.name} ended itself: {code}"
+    sys.stderr.flush()
+    # argparse ends so, and has just printed what is wrong with the arguments.
+    said = _last_line(Path("/proc/self/fd/2")) if code == 2 else ""
+    return f"{script.name} exited with status {code}" + (f": {said}" if said else "")
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a text file that is not blank; empty without one."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def sentence(error: BaseException, source: Path) -> str:

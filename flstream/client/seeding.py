@@ -26,6 +26,16 @@ def seed_everything(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+def start_seed(seed: int, site: str) -> int:
+    """The seed of what training code draws before its first task, a number of 63 bits.
+
+    Args:
+        seed: Of the job.
+        site: Name of the site; empty for what sites share.
+    """
+    return random.Random(f"flstream/start/{seed}/{site}").getrandbits(63)
+
+
 @cache
 def _has_accelerator() -> bool:
     import torch

@@ -78,7 +78,7 @@ class Session:
         timeout: float | None = None,
         into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
     ) -> FLModel | None:
-        """Fetch the model of the next task.
+        """Fetch the model of the next task, or return that of the current one again.
 
         Args:
             timeout: Seconds to wait for a task; None to wait without a limit.
@@ -90,7 +90,8 @@ class Session:
         if not self._next_task(timeout):
             return None
         assert self._execution is not None
-        self._model = self._execution.receive(into)
+        if self._model is None:
+            self._model = self._execution.receive(into)
         return self._model
 
     def send(self, model: FLModel, clear_cache: bool = True) -> None:
@@ -100,6 +101,11 @@ class Session:
             model: The answer.
             clear_cache: Whether to release the tensors of ``model`` and of the received model.
         """
+        if not isinstance(model, FLModel):
+            raise ClientError(
+                f"send() was given a {type(model).__name__}; give it an FLModel, such as "
+                "FLModel(params=model.state_dict())"
+            )
         if self._execution is None:
             raise ClientError("there is no task to answer; call receive() first")
         self._execution.answer(model)
@@ -135,6 +141,7 @@ class Session:
             "total_rounds": info.rounds,
             "seed": info.seed,
             "site_dir": f"{info.sites_folder}/{self.site}",
+            "job_dir": info.job_folder,
         }
 
     def _next_task(self, timeout: float | None) -> bool:
@@ -204,3 +211,6 @@ class SystemInfo(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return repr(self._constants)

@@ -19,6 +19,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         rounds: Number of rounds in the job.
         seed: Seed of the job.
         sites_folder: Path of the folder that holds each site's folder.
+        job_folder: Path of the job file's folder.
         exchange_format: Kind of values that training code receives.
         streaming: Settings with which models are fetched.
         include: Regular expressions of the names of tensors that are aggregated; see
@@ -33,6 +34,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     rounds: int
     seed: int
     sites_folder: str
+    job_folder: str
     exchange_format: Framework
     streaming: StreamSettings
     include: list[str]

@@ -6,6 +6,7 @@ file is still being read; this module itself imports little for the same reason.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from flstream.engines.processes import ProcessHost
@@ -44,8 +45,11 @@ def needs_of(job: Job) -> dict[str, str]:
     threads = str(job.clients.threads)
     source = job.train.source
     imports = library_imports(source) if source is not None else []
+    # Libraries that warn, in each process that training code forks, of what is as it should be.
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "KMP_WARNINGS": "off"}
     return {
         LIBRARIES: render_imports(imports),
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
+        **{name: os.environ.get(name, value) for name, value in quiet.items()},
     }

@@ -31,7 +31,8 @@ class WorkerSockets(NamedTuple):
     def abandon(self) -> None:
         """Close the file descriptors alone, in a forked child that inherited the socket objects."""
         for end in self:
-            os.close(end.detach())
+            if end.fileno() >= 0:  # a child of such a child has none
+                os.close(end.detach())
 
 
 def worker_socket_pairs() -> tuple[WorkerSockets, WorkerSockets]:

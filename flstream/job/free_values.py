@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -36,6 +37,28 @@ class FreeArgs(ValueRule):
         problems = list(_unsound("", value))
         if problems:
             raise refuse(*problems)
+        return value
+
+
+@dataclass(frozen=True)
+class CodeArgs(ValueRule):
+    """Arguments of a script or a learner: a section, or the words of a command line as one text."""
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return f"{FreeArgs().allowed}, or the words of a command line as one text"
+
+    def parse(self, value: Any, folder: Path) -> dict[str, Any] | str:
+        """Return the arguments as given, after a check of their keys, numbers and quotes."""
+        if isinstance(value, dict):
+            return FreeArgs().parse(value, folder)
+        if not isinstance(value, str):
+            raise self.refused(value)
+        try:
+            shlex.split(value)
+        except ValueError as error:
+            raise refuse(Problem("", given(value), "quoted as on a shell", str(error))) from error
         return value
 
 

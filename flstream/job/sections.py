@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from flstream.job.files import Factory, File, ScriptFile
-from flstream.job.free_values import FreeArgs
+from flstream.job.free_values import CodeArgs, FreeArgs
 from flstream.job.problems import MISSING, Problem, given
 from flstream.job.rules import (
     Bytes,
@@ -167,8 +167,12 @@ class TrainSection(Section):
     beside the job file, or an installed one.
     """
 
-    args: Annotated[dict[str, Any], FreeArgs()] = Field(default_factory=dict)
-    """Arguments of the script, as `--key value`, or keyword arguments of the learner."""
+    args: Annotated[dict[str, Any] | str, CodeArgs()] = Field(default_factory=dict)
+    """Arguments of the script, as `--key value`, or keyword arguments of the learner.
+
+    For a script, true gives `--key` alone, false and null give nothing, and a list gives
+    `--key a b`. They may also be one text, as on a shell: `"--lr 0.1 --verbose"`.
+    """
 
     exchange_format: Annotated[Literal["pytorch", "numpy"], Choice(("pytorch", "numpy"))] = (
         "pytorch"
@@ -189,6 +193,15 @@ class TrainSection(Section):
         if value is not None and script is not None:
             hint = "take the learner with train.script = null"
             raise refuse(Problem("", "given beside train.script", "the only one of the two", hint))
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _by_name_for_a_learner(
+        cls, value: dict[str, Any] | str, info: ValidationInfo
+    ) -> dict[str, Any] | str:
+        if isinstance(value, str) and info.data.get("learner") is not None:
+            raise refuse(Problem("", given(value), f"{FreeArgs().allowed}, for a learner"))
         return value
 
     @property

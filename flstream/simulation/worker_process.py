@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -42,6 +43,9 @@ def worker_main(
     enter = _redirect(info, run)
     _set_threads(threads)
     end_with_peer(end.control)
+    # Training code starts its processes as it does elsewhere on Linux: those of the launcher's fork
+    # server would import everything anew, and the script itself.
+    multiprocessing.set_start_method("fork", force=True)
     # A child that the training code forks would keep the sockets open after this process has died.
     os.register_at_fork(after_in_child=end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(

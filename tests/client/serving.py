@@ -62,6 +62,7 @@ def worker_info(
         rounds=5,
         seed=3,
         sites_folder=str(sites_folder),
+        job_folder=str(sites_folder.parent),
         exchange_format=exchange_format,
         streaming=SETTINGS._replace(push=push),
         include=[".*"],

@@ -259,7 +259,6 @@ def test_an_update_that_cannot_be_sent_keeps_no_state(script, tmp_path):
     ("text", "reason"),
     [
         ("flare.is_running()", "call flstream.client.init()"),
-        ("flare.init(); flare.receive(); flare.receive()", "was received before"),
         ("flare.init(); flare.receive(); flare.send(flare.FLModel())", "has no params"),
     ],
 )

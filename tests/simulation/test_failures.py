@@ -50,7 +50,6 @@ while flare.is_running():
         ("params['w'] = 'text'", ["site-2", "'w' is a str"]),
         ("params['w'] = params['w'].to_sparse()", ["site-2", "'w'", "dense"]),
         ("params = None", ["site-2", "has no params"]),
-        ("flare.receive()", ["site-2", "received before"]),
         ("import os; os.kill(os.getpid(), 9)", ["site-2 was killed by SIGKILL"]),
     ],
 )

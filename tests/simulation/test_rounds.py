@@ -306,7 +306,9 @@ def test_the_script_gets_its_arguments_and_knows_its_site(jobs):
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float)
     parser.add_argument("--name")
-    parser.add_argument("--flag")
+    parser.add_argument("--flag", action="store_true")
+    parser.add_argument("--off", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="*")
     args = parser.parse_args()
     flare.init()
     info = flare.system_info()
@@ -320,10 +322,12 @@ def test_the_script_gets_its_arguments_and_knows_its_site(jobs):
         assert model.params is None
     print("bye")
     """
-    run = jobs.run(script, "train.args.lr=0.5", 'train.args.name="a b"', "train.args.flag=true")
+    args = ['name="a b"', "lr=0.5", "flag=true", "off=false", "sizes=[3, 4]", "none=null"]
+    run = jobs.run(script, *(f"train.args.{each}" for each in args))
     assert run.summary.status == "finished", run.summary.error
     seen = json.loads((run.directory.site("site-2") / "seen.json").read_text())
-    assert (seen["lr"], seen["name"], seen["flag"]) == (0.5, "a b", "true")
+    assert (seen["lr"], seen["name"], seen["sizes"]) == (0.5, "a b", [3, 4])
+    assert (seen["flag"], seen["off"]) == (True, False)
     assert (seen["site_name"], seen["clients"], seen["total_rounds"]) == ("site-2", 2, 2)
     assert run.directory.site_log("site-2").read_text() == "bye\n"
     logged = [event for event in events_of(run) if type(event).__name__ == "SiteLog"]

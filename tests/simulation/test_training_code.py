@@ -1,0 +1,164 @@
+"""Training code as it is in the world: its processes, its files, and what it draws and prints."""
+
+import json
+
+import pytest
+from training_scripts import QUIET, results
+
+# A dataset in a file of its own that notes who imports it, as a real one would load its data then.
+DATA = """
+import os, pathlib
+import torch
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index)), torch.tensor(os.getpid())
+
+
+with open(pathlib.Path(__file__).parent / "imports.txt", "a") as log:
+    log.write(f"{os.getpid()}\\n")
+"""
+
+# No __main__ guard, as in most examples; workers, a pool, and files under relative names.
+SCRIPT = """
+import json, multiprocessing, os, pathlib, random
+import numpy as np
+import torch
+import flstream.client as flare
+from data import Numbers
+
+
+def square(number):
+    return number * number
+
+
+drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+flare.init()
+print(flare.system_info())
+while flare.is_running():
+    model = flare.receive()
+    again = flare.receive()
+    draw = random.random()
+    flare.receive()
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2)
+    batches = [(values.sum().item(), pids) for values, pids in loader]
+    with multiprocessing.Pool(2) as pool:
+        squares = pool.map(square, range(4))
+    pathlib.Path("mine.json").write_text(json.dumps({
+        "method": multiprocessing.get_start_method(),
+        "sums": [total for total, _ in batches],
+        "own": os.getpid() in {int(pid) for _, pids in batches for pid in pids},
+        "squares": squares,
+        "same": again is model and random.random() != draw,
+        "drawn": drawn,
+        "site": flare.get_site_name(),
+    }))
+    flare.send(flare.FLModel(params=model.params, metrics={"x": 1}, meta=None))
+"""
+
+
+@pytest.mark.parametrize("parallel", [2, 1])
+def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs, parallel):
+    found = []
+    for _ in range(2):
+        (jobs.folder / "data.py").write_text(DATA)
+        (jobs.folder / "imports.txt").unlink(missing_ok=True)
+        run = jobs.run(SCRIPT, "rounds=1", QUIET, f"clients.parallel={parallel}")
+        assert run.summary.status == "finished", run.summary.error
+        # Each worker once, and none of the processes that its data loaders and pools start.
+        imports = (jobs.folder / "imports.txt").read_text().split()
+        assert len(imports) == len(set(imports)) == parallel
+        for site in ("site-1", "site-2"):
+            mine = run.directory.site(site) / "work" / "mine.json"
+            seen = json.loads(mine.read_text())
+            assert (seen["method"], seen["sums"], seen["own"]) == ("fork", [6.0, 22.0], False)
+            assert (seen["squares"], seen["same"], seen["site"]) == ([0, 1, 4, 9], True, site)
+            found.append(seen["drawn"])
+        log = run.directory.site_log("site-1").read_text()
+        assert log.startswith("{'site_name': 'site-1', 'job_name': 'test'")
+    one, two, *again = found
+    assert again == [one, two]  # in each run the same
+    assert all(first != second for first, second in zip(one, two, strict=True))
+
+
+def test_a_file_that_lies_beside_the_job_is_looked_for_there(jobs):
+    (jobs.folder / "mine.csv").write_text("1,2")
+    opened = """
+    import flstream.client as flare
+    flare.init()
+    flare.receive()
+    open("{}")
+    """
+    run = jobs.run(opened.format("mine.csv"))
+    assert "raised FileNotFoundError" in run.summary.error
+    assert f"it is in the job's folder, {jobs.folder}" in run.summary.error
+    assert "flare.system_info()['job_dir']" in run.summary.error
+    other = jobs.run(opened.format("none.csv"))
+    assert f"the job's is {jobs.folder}" in other.summary.error
+    found = jobs.run("""
+    import pathlib
+    import flstream.client as flare
+    flare.init()
+    assert pathlib.Path(flare.system_info()["job_dir"], "mine.csv").read_text() == "1,2"
+    while flare.is_running():
+        flare.send(flare.FLModel(params=flare.receive().params, metrics={}))
+    """)
+    assert found.summary.status == "finished", found.summary.error
+
+
+MISTAKES = {
+    "flare.send({'w': 1})": "send() was given a dict; give it an FLModel, such as",
+    "flare.FLModel(params=torch.nn.Linear(1, 1))": "(params=...) was given a Linear; give it tens",
+    "flare.FLModel(metrics=[1.0])": "FLModel(metrics=...) was given a list; give it numbers by",
+    "flare.FLModel(meta=3)": "FLModel(meta=...) was given a int; give it plain values by name",
+    "flare.send(flare.FLModel(params=model.params, metrics={'loss': 'low'}))": (
+        "the metric 'loss' is a str that is no number; send one, such as loss.item()"
+    ),
+    "raise SystemExit('no data')": "client.py ended itself: no data",
+    "__import__('argparse').ArgumentParser('it').parse_args(['-x'])": (
+        "client.py exited with status 2: it: error: unrecognized arguments: -x"
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_wrong_with_a_call_is_a_sentence(jobs, mistake):
+    run = jobs.run(f"""
+    import torch
+    import flstream.client as flare
+    flare.init()
+    model = flare.receive()
+    {mistake}
+    """)
+    assert MISTAKES[mistake] in run.summary.error
+
+
+LEARNER = """
+import random
+import numpy as np
+import torch
+import flstream.client as flare
+
+
+class Plain:
+    def __init__(self):
+        self.drawn = random.random() + float(np.random.rand()) + float(torch.rand(()))
+
+    def train(self, model):
+        model.params["w"] += self.drawn
+        return flare.FLModel(params=model.params)
+
+    def evaluate(self, model):
+        return flare.FLModel(metrics={"w": float(model.params["w"][0])})
+"""
+
+
+def test_a_learner_needs_no_setup_and_draws_the_same_numbers_in_each_run(jobs):
+    named = ["train.script=null", "train.learner=client:Plain"]
+    first = jobs.run(LEARNER, *named)
+    assert first.summary.status == "finished", first.summary.error
+    assert results(jobs.run(LEARNER, *named, "clients.parallel=1")) == results(first)
