@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from flstream.client.code import ScriptCode
@@ -82,7 +83,8 @@ def _run(script: Path, info: WorkerInfo, site: str) -> str | None:
     pid = os.getpid()
     failure = None
     try:
-        enter_work_folder(info.sites_folder, site)
+        with suppress(OSError):  # its tasks fail for the same reason
+            enter_work_folder(info.sites_folder, site)
         # Until its first task, which has a seed of its own.
         seed_everything(start_seed(info.seed, site))
         runpy.run_path(str(script), run_name="__main__")
@@ -105,8 +107,8 @@ def _exit_reason(code: object, script: Path) -> str | None:
         return f"{script.name} ended itself: {code}"
     sys.stderr.flush()
     # argparse ends so, and has just printed what is wrong with the arguments.
-    said = _last_line(Path("/proc/self/fd/2")) if code == 2 else ""
-    return f"{script.name} exited with status {code}" + (f": {said}" if said else "")
+    complaint = _last_line(Path("/proc/self/fd/2")) if code == 2 else ""
+    return f"{script.name} exited with status {code}" + (f": {complaint}" if complaint else "")
 
 
 def _last_line(path: Path) -> str:

@@ -23,6 +23,7 @@ def _as_if_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """What running training code changes in this process is put back."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(Path.cwd())
     monkeypatch.setattr("flstream.client.session._session", None)
     modules = set(sys.modules)
     yield
