@@ -35,7 +35,7 @@ def train(site, number, params, state, folder):
     for tensor in params.values():
         if tensor.is_floating_point():
             tensor += torch.randn(tensor.shape, dtype=tensor.dtype) + 0.1 * value
-    index = int(site.removeprefix("site-"))
+    index = int(site.rpartition("-")[2])
     return {"num_examples": index}, {"loss": value}
 
 
@@ -84,7 +84,7 @@ while flare.is_running():
     if flare.is_evaluate():
         flare.send(flare.FLModel(metrics={"accuracy": float(number)}))
         continue
-    index = int(site.removeprefix("site-"))
+    index = int(site.rpartition("-")[2])
     for tensor in params.values():
         tensor += index
     meta = {"num_examples": index}
@@ -141,7 +141,7 @@ def took_part(run) -> dict[int, list[str]]:
 
 def mean_added(before: Mapping[str, torch.Tensor], sites: Iterable[str]) -> dict[str, torch.Tensor]:
     """The weighted mean of what these sites of :func:`adding` send, summed in float64."""
-    numbers = [int(site.removeprefix("site-")) for site in sites]
+    numbers = [int(site.rpartition("-")[2]) for site in sites]
     means = {}
     for name, old in before.items():
         total = torch.zeros(old.shape, dtype=torch.float64)

@@ -60,7 +60,7 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
         source = sink.finish()
     worker.send(Received(task.effect, cost.retries))
     (site,) = task.sites
-    add(source, int(site.site.removeprefix("site-")))
+    add(source, site.index + 1)
     ref = worker.offer(source, task.chunk_size)
     answer = SiteAnswer(site.site, 1.0, {}, has_params=True)
     worker.send(Answered(task.effect, {MODEL: ref.token}, [answer]))

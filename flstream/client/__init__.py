@@ -37,22 +37,32 @@ __all__ = [
     "Learner",
     "ParamsType",
     "SiteContext",
+    "clear",
+    "get_config",
+    "get_job_id",
     "get_site_name",
     "get_state_dir",
+    "get_task_name",
     "init",
     "is_evaluate",
     "is_running",
+    "is_submit_model",
     "is_train",
     "log",
     "proximal_term",
     "receive",
     "send",
+    "shutdown",
     "system_info",
 ]
 
 
-def init() -> None:
+def init(rank: str | int | None = None, config_file: str | None = None) -> None:
     """Report to the server that the script is ready. Call it once, after the script's imports.
+
+    Args:
+        rank: Without effect; accepted for compatibility with NVFlare.
+        config_file: The same: what NVFlare reads there stands in the job file.
 
     Raises:
         ClientError: The script is not run by ``flstream simulate``.
@@ -126,9 +136,39 @@ def is_evaluate() -> bool:
     return _current().kind == "evaluate"
 
 
+def is_submit_model() -> bool:
+    """Whether the current task is to send a model of the site's own, which no workflow asks for."""
+    return _current().kind == "submit_model"
+
+
+def get_task_name() -> str | None:
+    """Kind of the current task, ``"train"`` or ``"evaluate"``; None between tasks."""
+    return _current().kind
+
+
 def get_site_name() -> str:
-    """Name of this site: ``site-1``, ``site-2`` and so on."""
+    """Name of this site: one of ``clients.names``, or ``site-1``, ``site-2`` and so on."""
     return _current().site
+
+
+def get_job_id() -> str:
+    """Name of the job."""
+    return str(system_info()["job_name"])
+
+
+def get_config() -> dict[str, Any]:
+    """Facts about the run and this site that stay the same in every task."""
+    return _current().constants()
+
+
+def clear() -> None:
+    """Forget the received model, so that its memory is free before the answer is made."""
+    _current().clear()
+
+
+def shutdown() -> None:
+    """End the session: there are no more tasks for this script."""
+    _current().shutdown()
 
 
 def get_state_dir() -> Path:

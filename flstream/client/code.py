@@ -16,11 +16,21 @@ class ScriptCode(NamedTuple):
 
     Attributes:
         path: Absolute path of the script.
-        arguments: Arguments of its command line.
+        args: Arguments of all sites: by name, or the words of a command line as one text.
     """
 
     path: Path
-    arguments: list[str]
+    args: Mapping[str, Any] | str
+
+    def words(self, own: Mapping[str, Any]) -> list[str]:
+        """The words of a site's command line.
+
+        Args:
+            own: Arguments of this site alone, which take the place of others of their name.
+        """
+        if isinstance(self.args, str):
+            return [*shlex.split(self.args), *command_line(own)]
+        return command_line({**self.args, **own})
 
 
 class LearnerCode(NamedTuple):
@@ -44,19 +54,16 @@ def train_code(train: TrainSection) -> TrainCode:
         assert not isinstance(train.args, str)  # refused for a learner
         return LearnerCode(train.learner, train.args)
     assert train.script is not None  # a job file with neither is refused
-    return ScriptCode(train.script, command_line(train.args))
+    return ScriptCode(train.script, train.args)
 
 
-def command_line(args: Mapping[str, Any] | str) -> list[str]:
+def command_line(args: Mapping[str, Any]) -> list[str]:
     """Return a script's arguments as the words of a command line.
 
     Args:
-        args: The words as one text, quoted as on a shell; or values by name. True gives ``--key``
-            alone, False and None give nothing, a list gives ``--key a b``; values other than
-            strings are written as JSON.
+        args: Values by name. True gives ``--key`` alone, False and None give nothing, a list gives
+            ``--key a b``; values other than strings are written as JSON.
     """
-    if isinstance(args, str):
-        return shlex.split(args)
     words = []
     for key, value in args.items():
         if value is None or value is False:

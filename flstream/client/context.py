@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flstream.client.messages import SiteTask, Task
 from flstream.client.state import SiteState
@@ -23,6 +25,7 @@ class SiteContext:
         clients: Number of sites in the job.
         total_rounds: Number of rounds in the job.
         folder: Path of the site's folder in the run directory.
+        args: Arguments of this site alone, by name (``clients.args``).
         state: Files of the site that are kept from one training to the next.
     """
 
@@ -34,6 +37,7 @@ class SiteContext:
     clients: int
     total_rounds: int
     folder: str
+    args: Mapping[str, Any]
     state: SiteState
 
     @classmethod
@@ -51,13 +55,14 @@ class SiteContext:
         folder = f"{info.sites_folder}/{site.site}"
         return cls(
             name=site.site,
-            index=site_index(site.site),
+            index=site.index,
             round=task.round,
             seed=site.seed,
             job=info.job,
             clients=info.clients,
             total_rounds=task.total_rounds,
             folder=folder,
+            args=info.site_args.get(site.site, {}),
             state=SiteState(
                 folder,
                 task.effect,
@@ -77,8 +82,3 @@ class SiteContext:
             ClientError: The task has been answered, or the files cannot be copied.
         """
         return self.state.path
-
-
-def site_index(name: str) -> int:
-    """Return the position of a site among all sites, from 0: 0 for ``site-1``."""
-    return int(name.rpartition("-")[2]) - 1

@@ -28,11 +28,13 @@ class SiteTask(msgspec.Struct, frozen=True):
 
     Attributes:
         site: Name of the site.
+        index: Its place among all sites, from 0.
         seed: Seed of its random numbers during the task, 63 bits.
         state: Version of its own files to begin with; None for an empty folder.
     """
 
     site: str
+    index: int
     seed: int
     state: StateVersion | None = None
 

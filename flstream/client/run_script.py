@@ -32,7 +32,7 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
     session = Session(worker)
     enter(session)
     _prepare(script)
-    failure = _run(script.path, worker.info, session.site)
+    failure = _run(script, worker.info, session.site)
     if failure is None and session.kind is not None:
         failure = _UNANSWERED.format(name=script.path.name)
     if failure is not None:
@@ -58,7 +58,7 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
             if execution.begin(site) is None:
                 continue
             enter(Session(worker, execution))
-            failure = _run(script.path, worker.info, site.site)
+            failure = _run(script, worker.info, site.site)
             # An answer that it sent before it failed counts, and may be on its way already.
             if execution.site is not None:
                 execution.fail(failure or _UNANSWERED.format(name=script.path.name))
@@ -74,14 +74,14 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
 
 
 def _prepare(script: ScriptCode) -> None:
-    sys.argv = [str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
 
 
-def _run(script: Path, info: WorkerInfo, site: str) -> str | None:
+def _run(code: ScriptCode, info: WorkerInfo, site: str) -> str | None:
     """Run a script as the interpreter would; return why it failed, or None if it did not."""
-    pid = os.getpid()
+    pid, script = os.getpid(), code.path
     failure = None
+    sys.argv = [str(script), *code.words(info.site_args.get(site, {}))]
     try:
         with suppress(OSError):  # its tasks fail for the same reason
             enter_work_folder(info.sites_folder, site)

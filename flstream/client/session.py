@@ -34,6 +34,7 @@ class Session:
         self._is_own = execution is None
         self._context = execution.site if execution is not None else None
         self._initialised = False
+        self._is_shut_down = False
         self._model: FLModel | None = None
 
     @property
@@ -115,6 +116,15 @@ class Session:
                 self._model.params = None
         self._model = None
 
+    def clear(self) -> None:
+        """Release the tensors of the received model."""
+        if self._model is not None:
+            self._model.params = None
+
+    def shutdown(self) -> None:
+        """Take no more tasks."""
+        self._is_shut_down = True
+
     def log(self, key: str, value: float) -> None:
         """Record a value in the run's events."""
         number = self._context.round if self._context is not None else 0
@@ -142,6 +152,7 @@ class Session:
             "seed": info.seed,
             "site_dir": f"{info.sites_folder}/{self.site}",
             "job_dir": info.job_folder,
+            "site_args": dict(info.site_args.get(self.site, {})),
         }
 
     def _next_task(self, timeout: float | None) -> bool:
@@ -149,7 +160,7 @@ class Session:
             raise ClientError("call flstream.client.init() before anything else")
         if self._execution is not None and self._execution.site is not None:
             return True
-        if not self._is_own:
+        if not self._is_own or self._is_shut_down:
             return False
         self._execution = None  # frees what it refers to before the next model arrives
         while (task := self.worker.next_task(timeout)) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from flstream.model.memory import Framework
@@ -20,6 +22,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         seed: Seed of the job.
         sites_folder: Path of the folder that holds each site's folder.
         job_folder: Path of the job file's folder.
+        site_args: Arguments of one site alone, by site.
         exchange_format: Kind of values that training code receives.
         streaming: Settings with which models are fetched.
         include: Regular expressions of the names of tensors that are aggregated; see
@@ -35,6 +38,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     seed: int
     sites_folder: str
     job_folder: str
+    site_args: dict[str, dict[str, Any]]
     exchange_format: Framework
     streaming: StreamSettings
     include: list[str]

@@ -14,17 +14,21 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from flstream.job.client_names import unknown_names
 from flstream.job.files import top_level_names
 from flstream.job.imports import top_level_imports
 from flstream.job.job import Job
 from flstream.job.problems import Problem, did_you_mean
+
+_INSTALL = "install it where flstream is, or put it beside the file"
+_HINTS = {"nvflare": "write import flstream.client as flare instead, which has the same functions"}
 
 
 def code_problems(job: Job) -> list[Problem]:
     """Return the problems that prevent the import of a job's script, learner or model factory.
 
     They are code that does not compile, a module that is imported at the top level and is not
-    installed, and a name that an installed module does not have.
+    installed, and a name that an installed module or :mod:`flstream.client` does not have.
 
     Args:
         job: The job.
@@ -87,9 +91,8 @@ def _file(key: str, path: Path) -> Iterator[Problem]:
         top = module.partition(".")[0]
         if PathFinder.find_spec(top, [str(path.parent)]) is None and not _is_installed(top):
             message = f"{path.name} line {line} imports {module}, and there is no module {top}"
-            yield Problem(
-                key, message, "", "install it where flstream is, or put it beside the file"
-            )
+            yield Problem(key, message, "", _HINTS.get(top, _INSTALL))
+    yield from unknown_names(key, path, tree)
 
 
 def _parsed(path: Path) -> ast.Module:

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from flstream.job.files import Factory, File, ScriptFile
 from flstream.job.free_values import CodeArgs, FreeArgs
-from flstream.job.problems import MISSING, Problem, given
+from flstream.job.problems import MISSING, Problem, did_you_mean, given
 from flstream.job.rules import (
     Bytes,
     Choice,
@@ -24,6 +24,7 @@ from flstream.job.rules import (
     refuse,
 )
 from flstream.job.section import Section
+from flstream.job.site_names import SiteArgs, SiteNames
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -36,8 +37,21 @@ _CHUNK_SIZE = Bytes(least=16, most=GIB, multiple_of=16, zero="streaming off")
 class ClientsSection(Section):
     """The clients of the job, and how many of them a round needs."""
 
-    count: Annotated[int, Whole(1, 1_000_000)]
-    """How many clients (sites) the job has."""
+    names: Annotated[list[str] | None, SiteNames()] = None
+    """The clients' (sites') names; null is site-1, site-2 and so on.
+
+    A site's name is that of its folder, too. Its index is its place in the list, from 0.
+    """
+
+    count: Annotated[int, Whole(1, 1_000_000)] = Field(default=None, validate_default=True)
+    """How many clients (sites) the job has; null is as many as clients.names."""
+
+    args: Annotated[dict[str, dict[str, Any]], SiteArgs()] = Field(default_factory=dict)
+    """Arguments of one site alone, by site: `{ ward { data = "a.csv" } }`, or a CSV file of them.
+
+    A script gets them after those of train.args, or instead of those of the same name; a learner
+    finds them in `self.site.args`. The first column of a file has the site's name.
+    """
 
     parallel: Annotated[int | None, Whole(1, 256)] = None
     """How many worker processes run them; null is one each up to 16, then one a core.
@@ -72,6 +86,40 @@ class ClientsSection(Section):
     bench_after: Annotated[int, Whole(0)] = 2
     """After how many failures in a row a client is asked no more; 0 is never."""
 
+    @field_validator("count", mode="before")
+    @classmethod
+    def _as_many_as_are_named(cls, value: Any, info: ValidationInfo) -> Any:
+        # Names that were refused are not in info.data: that mistake is reported already.
+        names = info.data.get("names", ["refused"])
+        if value is None and names is None:
+            allowed = f"{Whole(1, 1_000_000).allowed}, unless clients.names is given"
+            raise refuse(Problem("", MISSING, allowed))
+        return len(names) if value is None else value
+
+    @field_validator("count")
+    @classmethod
+    def _no_other_number(cls, value: int, info: ValidationInfo) -> int:
+        names = info.data.get("names")
+        if names is not None and value != len(names):
+            allowed = f"the number of clients.names, which is {len(names)}"
+            raise refuse(Problem("", given(value), allowed, "leave it out"))
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _of_sites_that_there_are(
+        cls, value: dict[str, dict[str, Any]], info: ValidationInfo
+    ) -> dict[str, dict[str, Any]]:
+        if "names" not in info.data or "count" not in info.data:
+            return value  # a mistake there is reported already
+        names = _site_names(info.data["names"], info.data["count"])
+        unknown = sorted(set(value).difference(names))
+        if unknown:
+            allowed = f"sites of the job, which are {names[0]} to {names[-1]}"
+            hint = did_you_mean(unknown[0], names)
+            raise refuse(Problem("", f"given {', '.join(unknown)}", allowed, hint))
+        return value
+
     @field_validator("per_round")
     @classmethod
     def _no_more_than_there_are(
@@ -104,18 +152,22 @@ class ClientsSection(Section):
     def worker_names(self) -> list[str]:
         """Names of the workers; the names of the sites if each site has its own worker."""
         if self.workers == self.count:
-            return self.names
+            return self.site_names
         return [f"worker-{number}" for number in range(1, self.workers + 1)]
 
     @property
-    def names(self) -> list[str]:
-        """Names of the sites, in their fixed order: `site-1`, `site-2` and so on."""
-        return [f"site-{number}" for number in range(1, self.count + 1)]
+    def site_names(self) -> list[str]:
+        """Names of the sites, in their fixed order; `site-1`, `site-2` and so on by default."""
+        return _site_names(self.names, self.count)
 
     @property
     def cohort_size(self) -> int:
         """Number of clients that a round samples, from 1 to `count`."""
         return _cohort_size(self.count, self.per_round)
+
+
+def _site_names(names: list[str] | None, count: int) -> list[str]:
+    return list(names or (f"site-{number}" for number in range(1, count + 1)))
 
 
 def _cohort_size(count: int, per_round: int | float | None) -> int:

@@ -19,7 +19,8 @@ class JobFacts:
     Attributes:
         name: Name of the job.
         seed: Seed of the job.
-        clients: Number of its sites, ``site-1`` and up.
+        clients: Number of its sites.
+        names: Names of its sites; none where they are ``site-1`` and up.
         workers: Names of the processes that share the sites; none where each has one of its own.
         key_metric: Metric that decides which round is the best.
         key_metric_mode: Whether its best value is the largest or the smallest.
@@ -28,6 +29,7 @@ class JobFacts:
     name: str = ""
     seed: int = 0
     clients: int = 0
+    names: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
     key_metric: str = "accuracy"
     key_metric_mode: Mode = "max"
@@ -41,6 +43,7 @@ class JobFacts:
             job.name,
             job.seed,
             clients.count,
+            tuple(clients.names or ()),
             tuple(shared),
             job.key_metric,
             job.key_metric_mode,
@@ -50,7 +53,7 @@ class JobFacts:
         """The facts that a run began with. An earlier version's event tells fewer of them."""
         facts = replace(self, name=event.job, seed=event.seed, workers=tuple(event.workers))
         if event.clients:
-            facts = replace(facts, clients=event.clients)
+            facts = replace(facts, clients=event.clients, names=tuple(event.names))
         if event.key_metric:
             mode = event.key_metric_mode
             facts = replace(facts, key_metric=event.key_metric, key_metric_mode=mode)
@@ -59,4 +62,5 @@ class JobFacts:
     @property
     def processes(self) -> tuple[str, ...]:
         """Names of the processes that do the work of sites."""
-        return self.workers or tuple(f"site-{number}" for number in range(1, self.clients + 1))
+        default = tuple(f"site-{number}" for number in range(1, self.clients + 1))
+        return self.workers or self.names or default

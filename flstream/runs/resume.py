@@ -134,7 +134,10 @@ def take_up(job: Job, run: RunDirectory, point: ResumePoint) -> RunningSummary:
     Returns:
         The summary of all that counts so far.
     """
-    warnings = [*point.warnings, *set_aside_altered_states(run, point.effect)]
+    warnings = [
+        *point.warnings,
+        *set_aside_altered_states(run, job.clients.site_names, point.effect),
+    ]
     resumed = RunResumed(round=point.round, warnings=warnings, effect=point.effect)
     with EventLog(run.events) as log:
         log.write(resumed, durable=True)

@@ -7,8 +7,7 @@ void stay until the effects are done again: they come to the same, or go then.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from flstream.client.folder_content import folder_bytes
@@ -25,8 +24,6 @@ from flstream.runs.small_files import unused_name
 
 # More states than this that cannot be used are only counted.
 _MOST_NAMED = 3
-# A folder of another name is no site's: it may be somebody's copy of one.
-_SITE = re.compile(r"site-[1-9][0-9]*")
 
 
 def check_states(run: RunDirectory, needed: Iterable[tuple[str, StateVersion]]) -> None:
@@ -88,13 +85,14 @@ def discard_site_state_after(
         ) from error
 
 
-def set_aside_altered_states(run: RunDirectory, effect: int) -> list[str]:
+def set_aside_altered_states(run: RunDirectory, sites: Collection[str], effect: int) -> list[str]:
     """Give other names to void states that somebody has changed, and so has made their own.
 
     Sites leave states of these names again when they repeat their trainings.
 
     Args:
         run: The run directory.
+        sites: Names of all sites.
         effect: Number of the last effect that counts. States of later ones are read.
 
     Returns:
@@ -104,7 +102,7 @@ def set_aside_altered_states(run: RunDirectory, effect: int) -> list[str]:
         SimulationError: One cannot be read or renamed.
     """
     warnings = []
-    for folder in _site_folders(run):
+    for folder in _site_folders(run, sites):
         states = StateFolder(str(folder))
         try:
             versions = states.versions() if is_folder(states.path) else []
@@ -124,7 +122,7 @@ def set_aside_altered_states(run: RunDirectory, effect: int) -> list[str]:
     return warnings
 
 
-def state_bytes(run: RunDirectory) -> int:
+def state_bytes(run: RunDirectory, sites: Collection[str]) -> int:
     """The disk that the sites' states may still take, going by the newest one of each.
 
     Each site comes to three versions that count and one that it works on, or has left in a round
@@ -132,6 +130,7 @@ def state_bytes(run: RunDirectory) -> int:
 
     Args:
         run: The run directory.
+        sites: Names of all sites.
 
     Returns:
         Bytes beyond those that are there now.
@@ -140,7 +139,7 @@ def state_bytes(run: RunDirectory) -> int:
         SimulationError: A state cannot be looked at.
     """
     more = 0
-    for folder in _site_folders(run):
+    for folder in _site_folders(run, sites):
         states = StateFolder(str(folder))
         try:
             versions = states.versions() if is_folder(states.path) else []
@@ -155,10 +154,14 @@ def state_bytes(run: RunDirectory) -> int:
     return more
 
 
-def _site_folders(run: RunDirectory) -> Iterator[Path]:
-    """The folders of sites that are there, in order; files and links are somebody else's."""
+def _site_folders(run: RunDirectory, sites: Collection[str]) -> Iterator[Path]:
+    """The folders of sites that are there, in order.
+
+    Files and links are somebody else's, and so is a folder of another name: it may be a copy.
+    """
+    names = set(sites)
     try:
-        found = sorted(path for path in run.sites.iterdir() if _SITE.fullmatch(path.name))
+        found = sorted(path for path in run.sites.iterdir() if path.name in names)
     except OSError as error:
         raise SimulationError(
             f"{error_text(error)}; put that folder right, and go on with --resume"

@@ -84,13 +84,13 @@ class Federation:
         self.context = context
         self.round = 0
         self.stage = 0
-        self._names = context.job.clients.names
+        self._names = context.job.clients.site_names
         self._journal = journal
         self._store = store
         # The round under way; None before the first round of a stage, and after its last.
         self._totals: RoundTotals | None = None
         self._failures = FailureRecord(context.job.clients.bench_after)
-        self._tasks = SiteTasks(context.job.seed)
+        self._tasks = SiteTasks(context.job.seed, self._names)
         self._trainer = Trainer(context, store)
         self._scoring = Scoring(context, store, self._trainer)
         self._best = BestRound(context.job.key_metric, context.job.key_metric_mode)

@@ -225,7 +225,7 @@ def _check_disk(
         done=done,
         stored=replay.stored,
         present=store.present_bytes(done + 1) + store.superseded_bytes(done),
-        states=state_bytes(context.run),
+        states=state_bytes(context.run, context.job.clients.site_names),
     )
     if warning is not None:
         context.emit(Warned(message=warning))

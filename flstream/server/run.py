@@ -55,7 +55,7 @@ class Run:
     @property
     def all_sites(self) -> list[str]:
         """The names of all sites of the job, in their fixed order."""
-        return list(self._federation.context.job.clients.names)
+        return list(self._federation.context.job.clients.site_names)
 
     @property
     def sites(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from flstream.client.messages import SiteTask, TaskKind
 from flstream.client.state import StateVersion
@@ -14,10 +14,12 @@ class SiteTasks:
 
     Args:
         seed: Seed of the job.
+        sites: Names of all sites, in their fixed order.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, sites: Sequence[str]) -> None:
         self._seed = seed
+        self._indices = {site: index for index, site in enumerate(sites)}
         self._states: dict[str, StateVersion] = {}
         # Place in the journal of what each state was left by.
         self._places: dict[str, int] = {}
@@ -41,7 +43,8 @@ class SiteTasks:
             ordinal = self._counts.get((site, kind), 0)
             self._counts[site, kind] = ordinal + 1
             seed = site_seed(self._seed, site, number, kind, ordinal)
-            tasks[site] = SiteTask(site, seed, self._states.get(site))
+            index = self._indices[site]
+            tasks[site] = SiteTask(site, index, seed, self._states.get(site))
         return tasks
 
     def up_to_date(self, tasks: Mapping[str, SiteTask]) -> Mapping[str, SiteTask]:
@@ -70,4 +73,7 @@ def with_states(
     tasks: Mapping[str, SiteTask], states: Mapping[str, StateVersion]
 ) -> Mapping[str, SiteTask]:
     """The parts of a task, with the states that sites begin with; empty ones for others."""
-    return {site: SiteTask(site, task.seed, states.get(site)) for site, task in tasks.items()}
+    return {
+        site: SiteTask(site, task.index, task.seed, states.get(site))
+        for site, task in tasks.items()
+    }

@@ -178,6 +178,7 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         seed=job.seed,
         sites_folder=str(run.sites),
         job_folder=str(job.folder),
+        site_args=job.clients.args,
         exchange_format=job.train.exchange_format,
         streaming=stream_settings(job, job.train.exchange_format),
         include=job.aggregation.include,

@@ -202,6 +202,7 @@ def _run_started(job: Job) -> RunStarted:
         seed=job.seed,
         rounds=job.planned_rounds,
         clients=clients.count,
+        names=clients.names or [],
         mode="native" if settings.chunk_size == 0 else job.streaming.mode,
         chunk_size=settings.chunk_size,
         workers=clients.worker_names if clients.workers < clients.count else [],

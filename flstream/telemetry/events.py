@@ -61,8 +61,8 @@ class RunStarted(Event, tag="run_started"):
     """The run began.
 
     Attributes:
-        clients: Number of sites, which are named ``site-1`` and up. 0 in journals of an earlier
-        version, which list the names instead.
+        clients: Number of sites. 0 in journals of an earlier version, which list the names instead.
+        names: Names of the sites; empty where they are ``site-1`` and up.
         workers: Names of the processes that the sites share; empty where each site has its own.
         key_metric: Metric that decides which round is the best; empty in journals of an earlier
             version.
@@ -75,6 +75,7 @@ class RunStarted(Event, tag="run_started"):
     mode: Literal["pull", "push", "native"]
     chunk_size: int
     clients: int = 0
+    names: list[str] = []
     workers: list[str] = []
     key_metric: str = ""
     key_metric_mode: Literal["max", "min"] = "max"
@@ -82,7 +83,7 @@ class RunStarted(Event, tag="run_started"):
     @property
     def sites(self) -> list[str]:
         """Names of the sites, in their fixed order."""
-        return [f"site-{number}" for number in range(1, self.clients + 1)]
+        return self.names or [f"site-{number}" for number in range(1, self.clients + 1)]
 
 
 class RunResumed(Event, tag="run_resumed"):

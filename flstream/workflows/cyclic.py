@@ -26,7 +26,7 @@ class CyclicArgs(WorkflowArgs):
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
         """Yield the names in a list that no site of the job has."""
         if isinstance(self.order, list):
-            sites = clients.names
+            sites = clients.site_names
             allowed = f"a site of the job, which are {sites[0]} to {sites[-1]}"
             for name in sorted(set(self.order).difference(sites)):
                 yield Problem("order", given(name), allowed)

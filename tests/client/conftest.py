@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def script(tmp_path: Path) -> Serve:
     """Serve with a script; with ``site``, as that site's own process."""
 
     def serve(text: str, *args: str, selection: Any = None, **info: Any) -> Serving:
-        code = ScriptCode(write(tmp_path, text), list(args))
+        code = ScriptCode(write(tmp_path, text), shlex.join(args))
         known = worker_info(tmp_path / "sites", **info)
         run = serve_sites if known.site is None else serve_own_site
         return Serving(known, lambda worker: run(worker, code), selection)

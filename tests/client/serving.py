@@ -63,6 +63,7 @@ def worker_info(
         seed=3,
         sites_folder=str(sites_folder),
         job_folder=str(sites_folder.parent),
+        site_args={},
         exchange_format=exchange_format,
         streaming=SETTINGS._replace(push=push),
         include=[".*"],
@@ -97,7 +98,7 @@ class Server:
         push = self.settings if self.settings.push else None
         ref = self.service.offer(MemoryBody.of(params), [PEER], push=push)
         named = [
-            SiteTask(name, int(name.removeprefix("site-")), self._states.get(name))
+            SiteTask(name, _number(name) - 1, _number(name), self._states.get(name))
             for name in sites
         ]
         bodies = {MODEL: token or ref.token}
@@ -190,3 +191,7 @@ class Serving:
             except BaseException as error:
                 self.error = error
         end.close()
+
+
+def _number(site: str) -> int:
+    return int(site.removeprefix("site-"))

@@ -54,7 +54,7 @@ def start(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
 
 
 def script(folder: Path, text: str) -> ScriptCode:
-    return ScriptCode(write(folder, text), [])
+    return ScriptCode(write(folder, text), {})
 
 
 def model(elements: int = 4) -> dict[str, torch.Tensor]:

@@ -43,6 +43,39 @@ def test_every_file_is_looked_at(problems: Problems) -> None:
     ]
 
 
+CLIENT = """
+import flstream.client as flare
+from flstream import client
+from flstream.client import FLModel, recieve
+import flstream.client.tracking
+
+flare.init()
+while flare.is_runing():
+    model = client.receive()
+    model.no_matter(client.patch)
+"""
+
+
+def test_names_that_the_client_api_has_not_are_named_with_their_lines(problems: Problems) -> None:
+    recieve, tracking, running, patch = problems(CLIENT)
+    where = "which flstream.client has not"
+    assert recieve == (
+        f"train.script: client.py line 4 uses recieve, {where}; did you mean receive?"
+    )
+    assert tracking.startswith(f"train.script: client.py line 5 uses tracking, {where}")
+    assert running == (
+        f"train.script: client.py line 8 uses is_runing, {where}; did you mean is_running?"
+    )
+    assert patch.startswith(f"train.script: client.py line 10 uses patch, {where}; it has FLModel")
+
+
+def test_who_imports_nvflare_is_told_what_to_import_instead(problems: Problems) -> None:
+    [problem] = problems("import nvflare.client as flare")
+    assert problem.endswith(
+        "write import flstream.client as flare instead, which has the same functions"
+    )
+
+
 def test_an_import_that_may_have_an_alternative_is_no_mistake(problems: Problems) -> None:
     assert problems("try:\n    import nosuch\nexcept ImportError:\n    nosuch = None") == []
 

@@ -32,18 +32,20 @@ def learner(folder: Path) -> Path:
 def test_a_script_gets_its_arguments_as_a_command_line(write: Write, folder: Path) -> None:
     job = load_job(write('train.args { lr = 0.5, name = "a b", sizes = [1, 2] }'))
     arguments = ["--lr", "0.5", "--name", "a b", "--sizes", "1", "2"]
-    assert train_code(job.train) == ScriptCode(folder / "client.py", arguments)
+    code = train_code(job.train)
+    assert isinstance(code, ScriptCode)
+    assert (code.path, code.words({})) == (folder / "client.py", arguments)
     assert job.train.source == folder / "client.py"
 
 
 def test_flags_are_given_where_they_are_true_and_nulls_are_left_out(write: Write) -> None:
     job = load_job(write("train.args { verbose = true, quiet = false, seed = null, of = [a, b] }"))
-    assert train_code(job.train).arguments == ["--verbose", "--of", "a", "b"]
+    assert train_code(job.train).words({}) == ["--verbose", "--of", "a", "b"]
 
 
 def test_arguments_may_be_one_text_as_on_a_shell(write: Write, folder: Path) -> None:
     job = load_job(write("""train.args = "--lr 0.5 --name 'a b' -v" """))
-    assert train_code(job.train).arguments == ["--lr", "0.5", "--name", "a b", "-v"]
+    assert train_code(job.train).words({}) == ["--lr", "0.5", "--name", "a b", "-v"]
     (folder / "resolved.conf").write_text(render_job(job))
     assert load_job(folder / "resolved.conf") == job
     assert mistake(write("""train.args = "--name 'a" """)).startswith('train.args: given "--name')

@@ -64,6 +64,7 @@ def append(path: Path) -> None:
         file.write("more")
 
 
+SITES = [f"site-{number}" for number in range(1, 10)]
 DAMAGES = {
     "missing": (shutil.rmtree, "is missing"),
     "its folder of states is": (lambda path: shutil.rmtree(path.parent), "is missing"),
@@ -211,20 +212,20 @@ def test_what_cannot_be_removed_is_a_sentence(run):
 
 
 def test_the_disk_that_states_may_still_take_is_that_of_four_of_the_newest(run):
-    assert state_bytes(run) == 0
+    assert state_bytes(run, SITES) == 0
     trained(run, "site-1", 1, size=100)
-    assert state_bytes(run) == 3 * 100
+    assert state_bytes(run, SITES) == 3 * 100
     trained(run, "site-2", 1, 2, 3, size=7)
-    assert state_bytes(run) == 3 * 100 + 7
+    assert state_bytes(run, SITES) == 3 * 100 + 7
     trained(run, "site-3", 1, 2, 3, 4, 5, size=7)
     (run.sites / "site-9").write_text("mine")
     (run.sites / "site-8").symlink_to("site-1")
     shutil.copytree(run.site("site-1"), run.sites / "copy")
     run.site("site-7").mkdir()
-    assert state_bytes(run) == 3 * 100 + 7
+    assert state_bytes(run, SITES) == 3 * 100 + 7
 
 
 def test_a_run_directory_without_its_folder_of_sites_is_a_sentence(run):
     run.sites.rmdir()
     with pytest.raises(SimulationError, match=r"sites: No such file .* go on with --resume"):
-        state_bytes(run)
+        state_bytes(run, SITES)

@@ -35,7 +35,7 @@ TASK = TaskSpec(
     2,
     9,
     MODEL_BODY,
-    {site: SiteTask(site, 7) for site in SITES},
+    {site: SiteTask(site, 0, 7) for site in SITES},
     StreamSettings(),
     1 << 20,
     SECONDS,

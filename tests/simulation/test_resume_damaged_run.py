@@ -305,3 +305,17 @@ def test_a_relay_killed_between_two_renamings_goes_on_where_it_was(jobs, is_writ
     assert results(resumed) == results(expected)
     assert resumed.summary.warnings == []
     assert trained(resumed, "site-1") == [1, 2, 3]
+
+
+def test_sites_with_names_resume_with_their_states(jobs):
+    named = ["clients.names=[ward-1, lab-2]", "clients.count=2", QUIET, "rounds=4"]
+    expected = results(jobs.run(noisy(), *named))
+    short = jobs.run(noisy(), *named[:-1], "rounds=3")
+    flip(short.directory.checkpoint(3))
+    (short.directory.sites / "ward-1" / "notes").mkdir()
+    shutil.copytree(short.directory.site("ward-1"), short.directory.sites / "ward-copy")
+    resumed = jobs.go_on(short, noisy(), *named)
+    assert results(resumed) == expected
+    assert trained(resumed, "lab-2") == [1, 2, 3, 3, 4]
+    assert (short.directory.sites / "ward-copy" / "state").is_dir()
+    assert sorted(resumed.summary.memory.clients) == ["lab-2", "ward-1"]

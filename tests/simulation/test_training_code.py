@@ -137,6 +137,32 @@ def test_what_is_wrong_with_a_call_is_a_sentence(jobs, mistake):
     assert MISTAKES[mistake] in run.summary.error
 
 
+FACE = """
+import flstream.client as flare
+
+flare.init(rank=0, config_file="config.json")
+assert flare.get_task_name() in (None, "train", "evaluate") and flare.get_job_id() == "test"
+config = flare.get_config()
+assert config["site_name"] == flare.get_site_name() and config["clients"] == 2
+while flare.is_running():
+    model = flare.receive()
+    assert flare.get_task_name() == ("train" if flare.is_train() else "evaluate")
+    assert not flare.is_submit_model() and model.start_round == 0
+    params = dict(model.params)
+    flare.clear()
+    assert model.params is None
+    flare.send(flare.FLModel(params=params, metrics={"x": 1}))
+flare.shutdown()
+assert not flare.is_running()
+"""
+
+
+@pytest.mark.parametrize("parallel", [2, 1])
+def test_the_other_functions_of_the_client_api_do_what_they_say(jobs, parallel):
+    run = jobs.run(FACE, f"clients.parallel={parallel}")
+    assert run.summary.status == "finished", run.summary.error
+
+
 LEARNER = """
 import random
 import numpy as np
@@ -162,3 +188,74 @@ def test_a_learner_needs_no_setup_and_draws_the_same_numbers_in_each_run(jobs):
     first = jobs.run(LEARNER, *named)
     assert first.summary.status == "finished", first.summary.error
     assert results(jobs.run(LEARNER, *named, "clients.parallel=1")) == results(first)
+
+
+NAMED = """
+import argparse, json, pathlib
+import flstream.client as flare
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--data")
+args = parser.parse_args()
+flare.init()
+info = flare.system_info()
+while flare.is_running():
+    model = flare.receive()
+    pathlib.Path("args.json").write_text(json.dumps([vars(args), info["site_args"]]))
+    flare.send(flare.FLModel(params=model.params, metrics={"lr": args.lr}))
+"""
+
+
+@pytest.mark.parametrize("parallel", [2, 1])
+def test_sites_have_names_and_arguments_of_their_own(jobs, parallel):
+    overrides = [
+        "clients.names=[ward, lab.2]",
+        "clients.count=2",
+        """clients.args={ ward { data = a.csv }, "lab.2" { lr = 2.5, data = b.csv } }""",
+        "train.args.lr=1.5",
+        f"clients.parallel={parallel}",
+    ]
+    run = jobs.run(NAMED, *overrides)
+    assert run.summary.status == "finished", run.summary.error
+    for site, lr, own in (
+        ("ward", 1.5, {"data": "a.csv"}),
+        ("lab.2", 2.5, {"lr": 2.5, "data": "b.csv"}),
+    ):
+        seen = json.loads((run.directory.site(site) / "work" / "args.json").read_text())
+        assert seen == [{"lr": lr, "data": own["data"]}, own]
+    assert sorted(path.name for path in run.directory.sites.iterdir()) == ["lab.2", "ward"]
+
+
+OWN = """
+import numpy as np
+import flstream.client as flare
+
+
+class Site:
+    def train(self, model):
+        model.params["w"] += self.site.args["step"] * (self.site.index + 1)
+        return flare.FLModel(params=model.params)
+
+    def evaluate(self, model):
+        return flare.FLModel(metrics={"w": float(model.params["w"][0])})
+"""
+
+
+def test_a_learner_finds_its_sites_arguments_and_place(jobs):
+    run = jobs.run(
+        OWN,
+        "train.script=null",
+        "train.learner=client:Site",
+        "clients.names=[b, a]",
+        "clients.count=2",
+        "clients.args={ b { step = 1.0 }, a { step = 3.0 } }",
+        "rounds=1",
+        model="""
+        import torch
+
+        def build():
+            return {"w": torch.zeros(3)}
+        """,
+    )
+    assert run.summary.metrics[-1]["w"] == (1.0 + 6.0) / 2

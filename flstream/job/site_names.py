@@ -1,0 +1,86 @@
+"""Rules for the names of sites, and for the arguments that one site alone has."""
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flstream.job.free_values import FreeArgs
+from flstream.job.problems import Problem, given
+from flstream.job.rules import ValueRule, refuse
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Names of a run's own processes and of their logs.
+_PROCESS = re.compile(r"server|launcher|fork-server|model-builder|worker-\d+|\.+")
+
+
+@dataclass(frozen=True)
+class SiteNames(ValueRule):
+    """A list of names, each of which can be a folder's and is no process's own."""
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return "a list of names of letters, digits, '.', '_' and '-', each of them once"
+
+    def parse(self, value: Any, folder: Path) -> list[str]:
+        """Return the names."""
+        if not isinstance(value, list) or not value:
+            raise self.refused(value, "write [ward, clinic]")
+        for name in value:
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise self.refused(value, f"{name!r} is no such name")
+            if _PROCESS.fullmatch(name):
+                raise self.refused(value, f"{name} is the name of a process of the run")
+        twice = next((name for place, name in enumerate(value) if name in value[:place]), None)
+        if twice is not None:
+            raise self.refused(value, f"{twice} is in it twice")
+        return value
+
+
+@dataclass(frozen=True)
+class SiteArgs(ValueRule):
+    """Arguments by site: a section each, or a CSV file with a row each."""
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return "a section for each site, or the path of a CSV file whose first column is the site"
+
+    def parse(self, value: Any, folder: Path) -> dict[str, dict[str, Any]]:
+        """Return the arguments by site; those of a file are texts, without the empty ones."""
+        if isinstance(value, str):
+            return self._read(value, folder / value)
+        if not isinstance(value, dict):
+            raise self.refused(value)
+        found = {}
+        for quoted, args in value.items():
+            site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
+            if not _NAME.fullmatch(site):
+                raise refuse(Problem(quoted, f"key {site!r}", SiteNames().allowed))
+            if not isinstance(args, dict):
+                raise refuse(Problem(site, given(args), FreeArgs().allowed))
+            found[site] = FreeArgs().parse(args, folder)
+        return found
+
+    def _read(self, value: str, path: Path) -> dict[str, dict[str, Any]]:
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                head, *rows = [row for row in csv.reader(file) if row]
+        except (OSError, UnicodeDecodeError) as error:
+            raise self.refused(value, f"{path} cannot be read: {error}") from error
+        except (csv.Error, ValueError) as error:
+            raise self.refused(value, f"{path} is no CSV file with a head") from error
+        found: dict[str, dict[str, Any]] = {}
+        for number, row in enumerate(rows, 2):
+            if len(row) != len(head):
+                reason = f"{path}, line {number}, has {len(row)} columns instead of {len(head)}"
+                raise self.refused(value, reason)
+            if row[0] in found:
+                raise self.refused(value, f"{path}, line {number}: {row[0]} is in it twice")
+            columns = zip(head[1:], row[1:], strict=True)
+            found[row[0]] = FreeArgs().parse(
+                {name.strip(): text for name, text in columns if text}, path.parent
+            )
+        return found
