@@ -23,7 +23,7 @@ def unknown_names(key: str, path: Path, tree: ast.Module) -> Iterator[Problem]:
     known = _public_names()
     for line, name in sorted(set(_used_names(tree))):
         if name not in known:
-            message = f"{path.name} line {line} uses {name}, which {_CLIENT} has not"
+            message = f"{path.name} line {line} uses {name}, which flstream.client has not"
             hint = did_you_mean(name, sorted(known))
             yield Problem(key, message, "", hint or f"it has {', '.join(sorted(known))}")
 

@@ -45,9 +45,9 @@ _HEAD = f"""\
 Written by `make docs` from the sections in `flstream/job`, where each key has its one definition;
 a workflow's own arguments are defined beside it, in `flstream/workflows`.
 
-A job is one file of HOCON: JSON with comments, units, includes and substitutions. Three keys have
-to be given, `name`, `rounds` and `clients.count`, and so has where the model and the training code
-are. All else has a default.
+A job is one file of HOCON: JSON with comments, units, includes and substitutions. Two keys have to
+be given, `name` and `rounds`, and so have the number or the names of the clients, and where the
+model and the training code are. All else has a default.
 
 ```hocon
 {EXAMPLE}```
