@@ -1,5 +1,6 @@
-"""Hypothesis tries the same examples every time, and keeps no files of its own."""
+"""What all tests share: how Hypothesis tries examples, and which tests are slow."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,3 +14,16 @@ settings.register_profile(
 settings.load_profile("flstream")
 
 pytest_plugins = ["run_fixtures"]
+
+# Fixtures with which a test runs jobs or commands, each of them in processes of its own.
+WHOLE_RUNS = {"jobs", "jobs_in", "jobs_of_their_own", "flows", "flstream"}
+# The file that stands for them where only the fast tests are run.
+FAST_RUNS = "simulation/test_rounds.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that run whole jobs as slow."""
+    for item in items:
+        runs = WHOLE_RUNS.intersection(getattr(item, "fixturenames", ()))
+        if runs and not item.path.as_posix().endswith(FAST_RUNS):
+            item.add_marker(pytest.mark.slow)

@@ -44,7 +44,10 @@ class ClientsSection(Section):
     """
 
     count: Annotated[int, Whole(1, 1_000_000)] = Field(default=None, validate_default=True)
-    """How many clients (sites) the job has; null is as many as clients.names."""
+    """How many clients (sites) the job has.
+
+    Null is as many as clients.names lists.
+    """
 
     args: Annotated[dict[str, dict[str, Any]], SiteArgs()] = Field(default_factory=dict)
     """Arguments of one site alone, by site: `{ ward { data = "a.csv" } }`, or a CSV file of them.
