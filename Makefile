@@ -30,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscop
 test: $(STAMP) ## Install into .venv if need be, then run all tests (minutes; ARGS=... goes to pytest)
 	$(PYTEST) $(ARGS)
 
-test-fast: $(STAMP) ## Run the tests that are not marked slow (under two minutes)
+test-fast: $(STAMP) ## Run the tests that are not slow (under two minutes)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 check: $(STAMP) ## Lint, formatting and types

@@ -11,6 +11,8 @@ settings.register_profile(
     # Examples share a fixture such as `tmp_path` where each one writes what it reads.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
+# `make test-fast` tries a few of them.
+settings.register_profile("fast", settings.get_profile("flstream"), max_examples=15)
 settings.load_profile("flstream")
 
 pytest_plugins = ["run_fixtures"]
@@ -19,6 +21,12 @@ pytest_plugins = ["run_fixtures"]
 WHOLE_RUNS = {"jobs", "jobs_in", "jobs_of_their_own", "flows", "flstream"}
 # The file that stands for them where only the fast tests are run.
 FAST_RUNS = "simulation/test_rounds.py"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples are tried, before any test is imported."""
+    if config.option.markexpr == "not slow":
+        settings.load_profile("fast")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,6 +35,7 @@ def test_digits_learns_to_read_them(tmp_path):
     assert set(summary["memory"]["clients"]) == {f"site-{number}" for number in range(1, 9)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["4MiB", pytest.param("1MB", marks=pytest.mark.slow)])
 def test_exchange_adds_the_mean_of_the_sites_numbers_every_round(size, tmp_path):
     options = ["--set", f"model.args.size={size}", "--set", "clients.count=4"]

@@ -123,6 +123,7 @@ def test_native_mode_takes_three_models_for_each_client_and_more():
     assert pulled.server_bytes < 80 * MIB
 
 
+@pytest.mark.slow
 @given(size=st.integers(0, 1 << 40), clients=st.integers(1, 16))
 def test_the_server_takes_no_more_for_a_larger_model(size, clients):
     job = a_job(clients={"count": clients})

@@ -93,6 +93,7 @@ def test_a_sender_of_junk_gives_only_typed_errors(junk):
             fetch(Receiver(theirs, "server"), bytes(16), QUICK._replace(request_timeout=0.01))
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.one_of(
