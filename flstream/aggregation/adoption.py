@@ -11,12 +11,13 @@ from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource, join
-from flstream.aggregation.update_set import element_at
+from flstream.aggregation.update_set import not_finite
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Scratch, Sink, Source
-from flstream.model.copy import copy
+from flstream.model.copy import ObservedSink, copy
 from flstream.model.digests import BodyDigest
+from flstream.model.layout import Layout
 
 
 def adopt_update(
@@ -53,7 +54,7 @@ def adopt_update(
     if any(each.partial or each.params_type == "DIFF" or not is_whole for each in updates):
         return fold_updates(base, updates, rule, sink, steps, on_range, optimization)
     source = base
-    target = sink
+    target: Sink = sink
     if updates:
         (update,) = updates
         source = update.open()
@@ -61,58 +62,30 @@ def adopt_update(
         if difference:
             raise UpdateRefusedError(update.site, f"does not fit the model: {difference}")
         if rule.on_nonfinite == "reject":
-            target = _FiniteSink(sink, update.site)
+            target = ObservedSink(sink, _finite_only(update.site, base.layout))
     digest = BodyDigest(base.layout)
     copy(source, target, digest=digest, on_range=lambda _, stop: on_range(stop))
     return digest.hexdigest()
 
 
-class _FiniteSink:
-    """A sink that refuses floats that are not finite, on their way into another sink.
+def _finite_only(site: str, layout: Layout) -> Callable[[int, int, Sequence[memoryview]], None]:
+    """A function that refuses floats of a range that are not finite.
 
     Args:
-        sink: The other sink.
         site: Name of the site whose update it is.
+        layout: Layout of the update.
     """
+    joined, value = Scratch(), np.empty(1)
 
-    random_access = False
-    resumed = False
-
-    def __init__(self, sink: Sink, site: str) -> None:
-        self.layout = sink.layout
-        self._sink = sink
-        self._site = site
-        self._views: Sequence[memoryview] = ()
-        self._joined = Scratch()
-
-    def written(self, start: int, stop: int) -> Sequence[memoryview]:
-        """Return nothing: the sink is never resumed."""
-        return ()
-
-    def views(self, start: int, stop: int) -> Sequence[memoryview]:
-        """Return the other sink's views."""
-        self._views = self._sink.views(start, stop)
-        return self._views
-
-    def commit(self, start: int, stop: int) -> None:
-        """Look at every float of the range, and commit it.
-
-        Raises:
-            UpdateRefusedError: One is an infinity or a NaN; the message names its place.
-        """
-        data = join(self._views, self._joined)
-        for run in self.layout.runs(start, stop):
+    def check(start: int, stop: int, views: Sequence[memoryview]) -> None:
+        data = join(views, joined)
+        for run in layout.runs(start, stop):
             if run.dtype in FLOATS:
                 elements = Elements(run.dtype, data[run.start - start : run.stop - start])
                 count = (run.stop - run.start) // unit(run.dtype)
                 index = elements.first_not_finite(slice(0, count))
                 if index is not None:
-                    value = np.empty(1)
                     elements.load(slice(index, index + 1), value)
-                    where = element_at(self.layout, run, index)
-                    raise UpdateRefusedError(
-                        self._site,
-                        f"is not finite: {where} is {value[0]}; lower the learning rate, or "
-                        "allow it with aggregation.on_nonfinite = allow",
-                    )
-        self._sink.commit(start, stop)
+                    raise not_finite(site, layout, run, index, value[0])
+
+    return check

@@ -198,12 +198,7 @@ class UpdateSet:
         )
 
     def _refuse(self, site: str, region: Region, index: int, value: float) -> None:
-        where = element_at(self._layout, region, index)
-        raise UpdateRefusedError(
-            site,
-            f"is not finite: {where} is {value}; lower the learning rate, or allow it with "
-            "aggregation.on_nonfinite = allow",
-        )
+        raise not_finite(site, self._layout, region, index, value)
 
 
 def find_not_finite(
@@ -231,6 +226,17 @@ def find_not_finite(
                 for block in blocks(part.region.numbers):
                     part.sent(block, room[: block.stop - block.start])
         on_range(folded)
+
+
+def not_finite(
+    site: str, layout: Layout, region: Region | TypeRun, index: int, value: float
+) -> UpdateRefusedError:
+    """Return the error that refuses an update for an element of a region."""
+    return UpdateRefusedError(
+        site,
+        f"is not finite: {element_at(layout, region, index)} is {value}; lower the learning rate, "
+        "or allow it with aggregation.on_nonfinite = allow",
+    )
 
 
 def element_at(layout: Layout, region: Region | TypeRun, index: int) -> str:

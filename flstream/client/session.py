@@ -112,8 +112,7 @@ class Session:
         self._execution.answer(model)
         if clear_cache:
             model.params = None
-            if self._model is not None:
-                self._model.params = None
+            self.clear()
         self._model = None
 
     def clear(self) -> None:

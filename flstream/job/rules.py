@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -28,6 +29,16 @@ def refuse(*problems: Problem) -> PydanticCustomError:
     The keys of the problems are relative to the field: `""` is the field itself.
     """
     return PydanticCustomError("refused", "refused", {"problems": problems})
+
+
+def first_twice(names: Iterable[str]) -> str | None:
+    """Return the first name that comes a second time; None if each is there once."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 class ValueRule(ABC):

@@ -25,6 +25,7 @@ from flstream.job.rules import (
 )
 from flstream.job.section import Section
 from flstream.job.site_names import SiteArgs, SiteNames
+from flstream.telemetry.events import default_site_names
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -170,7 +171,7 @@ class ClientsSection(Section):
 
 
 def _site_names(names: list[str] | None, count: int) -> list[str]:
-    return list(names or (f"site-{number}" for number in range(1, count + 1)))
+    return list(names or default_site_names(count))
 
 
 def _cohort_size(count: int, per_round: int | float | None) -> int:

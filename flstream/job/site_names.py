@@ -8,7 +8,7 @@ from typing import Any
 
 from flstream.job.free_values import FreeArgs
 from flstream.job.problems import Problem, given
-from flstream.job.rules import ValueRule, refuse
+from flstream.job.rules import ValueRule, first_twice, refuse
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of a run's own processes and of their logs.
@@ -33,8 +33,7 @@ class SiteNames(ValueRule):
                 raise self.refused(value, f"{name!r} is no such name")
             if _PROCESS.fullmatch(name):
                 raise self.refused(value, f"{name} is the name of a process of the run")
-        twice = next((name for place, name in enumerate(value) if name in value[:place]), None)
-        if twice is not None:
+        if twice := first_twice(value):
             raise self.refused(value, f"{twice} is in it twice")
         return value
 

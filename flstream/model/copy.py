@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flstream.errors import LayoutError
 from flstream.model.body import OnRange, Scratch, Sink, Source
@@ -43,7 +43,7 @@ def copy(
         difference = source.layout.difference(sink.layout)
         raise LayoutError(f"what {origin} offers does not fit the sink: {difference}")
     if digest is not None:
-        sink = _Digesting(sink, digest)
+        sink = ObservedSink(sink, lambda start, stop, views: digest.update(views))
     if source.deliver is not None:
         source.deliver(sink, on_range)
         return
@@ -73,17 +73,25 @@ def scatter(views: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
             view, target = view[count:], target[count:]
 
 
-class _Digesting:
-    """A sink that digests the bytes on their way into another sink, from front to back."""
+class ObservedSink:
+    """A sink whose bytes are looked at on their way into another sink, from front to back.
+
+    Args:
+        sink: The other sink.
+        observe: Called with the start, the stop and the views of each range before it is committed.
+            What it raises ends the copy.
+    """
 
     random_access = False
-    # What an earlier attempt left would have to be read to be digested.
+    # What an earlier attempt left would have to be read to be looked at.
     resumed = False
 
-    def __init__(self, sink: Sink, digest: BodyDigest) -> None:
+    def __init__(
+        self, sink: Sink, observe: Callable[[int, int, Sequence[memoryview]], None]
+    ) -> None:
         self.layout = sink.layout
         self._sink = sink
-        self._digest = digest
+        self._observe = observe
         self._views: Sequence[memoryview] = ()
 
     def written(self, start: int, stop: int) -> Sequence[memoryview]:
@@ -96,6 +104,6 @@ class _Digesting:
         return self._views
 
     def commit(self, start: int, stop: int) -> None:
-        """Digest what was written into the views, and commit it."""
-        self._digest.update(self._views)
+        """Look at what was written into the views, and commit it."""
+        self._observe(start, stop, self._views)
         self._sink.commit(start, stop)

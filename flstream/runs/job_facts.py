@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flstream.runs.best import Mode
-from flstream.telemetry.events import RunStarted
+from flstream.telemetry.events import RunStarted, default_site_names
 
 if TYPE_CHECKING:
     from flstream.job import Job
@@ -62,5 +62,4 @@ class JobFacts:
     @property
     def processes(self) -> tuple[str, ...]:
         """Names of the processes that do the work of sites."""
-        default = tuple(f"site-{number}" for number in range(1, self.clients + 1))
-        return self.workers or self.names or default
+        return self.workers or self.names or tuple(default_site_names(self.clients))

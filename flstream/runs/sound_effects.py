@@ -83,11 +83,12 @@ def has_its_models(history: History, run: RunDirectory) -> bool:
         return True
     digests = {model.digest for model in history.models}
     named = [run.final_model]
-    if history.best is not None:
-        named.append(run.best_model)
     try:
+        # As a rule both are names of one file, which is read once.
+        if history.best is not None and not run.best_model.samefile(run.final_model):
+            named.append(run.best_model)
         return all(body_digest(FileSource(path)) in digests for path in named)
-    except CheckpointError:
+    except (CheckpointError, OSError):
         return False
 
 

@@ -57,6 +57,11 @@ class Transfer(msgspec.Struct, frozen=True):
         )
 
 
+def default_site_names(count: int) -> list[str]:
+    """Names of the sites of a job that names none: ``site-1`` and up."""
+    return [f"site-{number}" for number in range(1, count + 1)]
+
+
 class RunStarted(Event, tag="run_started"):
     """The run began.
 
@@ -83,7 +88,7 @@ class RunStarted(Event, tag="run_started"):
     @property
     def sites(self) -> list[str]:
         """Names of the sites, in their fixed order."""
-        return self.names or [f"site-{number}" for number in range(1, self.clients + 1)]
+        return self.names or default_site_names(self.clients)
 
 
 class RunResumed(Event, tag="run_resumed"):

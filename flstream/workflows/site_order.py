@@ -1,12 +1,11 @@
 """The order in which sites take their turns, as a job file gives it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flstream.job.problems import did_you_mean
-from flstream.job.rules import ValueRule
+from flstream.job.rules import ValueRule, first_twice
 
 ORDERS = ("fixed", "random", "random_without_same_in_a_row")
 
@@ -25,13 +24,9 @@ class SiteOrder(ValueRule):
         if isinstance(value, list):
             if not value or not all(isinstance(each, str) for each in value):
                 raise self.refused(value, "write [site-2, site-1]")
-            if twice := _first_twice(value):
+            if twice := first_twice(value):
                 raise self.refused(value, f"{twice} is in it twice")
             return value
         if value not in ORDERS:
             raise self.refused(value, did_you_mean(str(value).lower(), ORDERS))
         return str(value)
-
-
-def _first_twice(names: Sequence[str]) -> str | None:
-    return next((name for index, name in enumerate(names) if name in names[:index]), None)
