@@ -13,6 +13,7 @@ from flstream.job.conditions import StopCondition
 from flstream.job.key import join, workflow_name
 from flstream.job.problems import Problem, given
 from flstream.job.rules import Text, Whole, refuse
+from flstream.job.scoring import ScoreSource, score_source
 from flstream.job.section import Section
 from flstream.job.sections import (
     AggregationSection,
@@ -119,6 +120,9 @@ class Job(Section):
     ) -> tuple[Stage, ...]:
         early = [key for key in ("stop_when", "patience") if info.data.get(key) is not None]
         never = [index for index, stage in enumerate(value) if stage.args.evaluate_every == 0]
+        train = info.data.get("train")
+        if train is not None:
+            never = [each for each in never if score_source(value[each].args, train) == "task"]
         if early and never:
             section = workflow_name(never[0], len(value))
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
@@ -134,6 +138,11 @@ class Job(Section):
     def folder(self) -> Path:
         """Absolute path of the job file's folder; not a key, so equal jobs may differ in it."""
         return self._folder
+
+    @property
+    def score_sources(self) -> list[ScoreSource]:
+        """Where the scores of each workflow's models come from, in order; reads the script."""
+        return [score_source(stage.args, self.train) for stage in self.stages]
 
     @property
     def planned_rounds(self) -> int:

@@ -16,15 +16,28 @@ if TYPE_CHECKING:
     from flstream.job.sections import ClientsSection
 
 
+_EVALUATE = ("auto", "task", "received")
+
+
 class WorkflowArgs(Section):
-    """Arguments of the workflow. Every workflow has these three.
+    """Arguments of the workflow. Every workflow has these four.
 
     A function of your own adds those of the section that its decorator names. One without a
     decorator takes any others, as they are written; one of (run) alone takes no others.
     """
 
+    evaluate: Annotated[Literal["auto", "task", "received"], Choice(_EVALUATE)] = "auto"
+    """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.
+
+    task: sites are asked to evaluate the new global model. received: metrics that come with an
+    update score the model that the site had received, as in NVFlare. So nothing is sent or trained
+    twice, the best model may be the initial one, and the last one has no score. auto is received
+    for a script that never asks which kind of task it was given (is_evaluate, is_train,
+    get_task_name, is_submit_model, or a decorator evaluate), else task.
+    """
+
     evaluate_every: Annotated[int, Whole(0)] = 1
-    """Sites evaluate the new global model every so many rounds, and after the last; 0 is never."""
+    """With evaluate = task: every so many rounds, and after the last; 0 is never."""
 
     key_metric: Annotated[str, Text(r"\S(.*\S)?", "the name of a metric")] = "accuracy"
     """The metric that decides which round was the best."""

@@ -64,6 +64,7 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "job": job.name,
         "rounds": job.planned_rounds,
         "evaluations": need.evaluations,
+        "evaluate": job.score_sources[-1],
         "sites": job.clients.count,
         "sites_per_round": need.sites,
         "workers": need.workers,
@@ -111,6 +112,8 @@ def _facts(job: Job, need: Forecast) -> list[tuple[str, str]]:
     workflows = ", then ".join(stage.name for stage in job.stages)
     if workflows != "fedavg":
         workflows += " (counted as one fold a round)"
+    if "received" in job.score_sources:
+        evaluated += ", scored by metrics that come with updates of the next"
     return [
         ("job", f"{job.name}, {counted(job.planned_rounds, 'round')}{evaluated}"),
         ("workflow", workflows),

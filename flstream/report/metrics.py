@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 from flstream.report.text import printable
 from flstream.runs.summary import Summary
 
+UNSCORED = "no score, since no site has received it"
+"""What there is to say of the last model where those who receive a model score it."""
+
 
 class Metric(NamedTuple):
     """Identity of a metric.
@@ -43,14 +46,22 @@ def metrics_of(summaries: Iterable[Summary]) -> list[Metric]:
     return sorted(names, key=lambda metric: (metric not in keys, metric.kind))
 
 
-def final_scores(summary: Summary) -> dict[str, float | None]:
-    """Return the metrics of the last evaluated model, the key metric first."""
+class Scored(NamedTuple):
+    """The last model that was scored: its round, and its metrics, the key metric first."""
+
+    round: int
+    metrics: Mapping[str, float | None]
+
+
+def last_scored(summary: Summary) -> Scored | None:
+    """Return the last model that was scored; None without one."""
     key = summary.best.metric if summary.best else None
     for row in reversed(summary.metrics):
         names = [name for name in row if name not in ("round", "train")]
         if names:
-            return {name: row[name] for name in sorted(names, key=lambda name: name != key)}
-    return {}
+            ordered = sorted(names, key=lambda name: name != key)
+            return Scored(row["round"], {name: row[name] for name in ordered})
+    return None
 
 
 def _flat(row: Mapping[str, Any]) -> dict[Metric, float]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from flstream.report.columns import column_lines
 from flstream.report.console import new_table, print_section
-from flstream.report.metrics import final_scores
+from flstream.report.metrics import UNSCORED, last_scored
 from flstream.report.rounds import rounds_table
 from flstream.report.text import (
     clip,
@@ -157,9 +157,13 @@ def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, T
         best = format_metrics({summary.best.metric: summary.best.value})
         where = f"{summary.best.round}, {best}"
         facts.append(("best round", Text(elide(where, width - _LABEL_WIDTH))))
-    scores = final_scores(summary)
-    if scores:
-        facts.append(("final model", Text(format_metrics(scores, width - _LABEL_WIDTH))))
+    scored = last_scored(summary)
+    if scored is not None and summary.evaluate == "received":
+        scores = format_metrics(scored.metrics, width - _LABEL_WIDTH - len(f"{scored.round}, "))
+        facts.append(("last scored", Text(f"{scored.round}, {scores}")))
+        facts.append(("final model", Text(clip(UNSCORED, width - _LABEL_WIDTH))))
+    elif scored is not None:
+        facts.append(("final model", Text(format_metrics(scored.metrics, width - _LABEL_WIDTH))))
     style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
     rounds = counted(summary.rounds_completed, "round")
     ended = Text(summary.status, style=style)

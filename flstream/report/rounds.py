@@ -44,24 +44,30 @@ def rounds_table(console: Console, summary: Summary) -> tuple[Table, int]:
 
 def _table(summary: Summary, metrics: Sequence[Metric]) -> Table:
     table = new_table("round", *map(_heading, metrics), *_PHASES)
-    best = summary.best.round if summary.best else 0
+    best = summary.best.round if summary.best else None
     scores = values_by_round(summary)
+    if 0 in scores:
+        first = (format_metric(scores[0].get(metric)) for metric in metrics)
+        table.add_row(_marked(0, best), *first, *("-" for _ in _PHASES))
     for each in _chosen(summary.rounds, best):
         if each is None:
             table.add_row("...")
             continue
-        marked = f"{each.round} *" if each.round == best else str(each.round)
         row = scores.get(each.round, {})
         values = (format_metric(row.get(metric)) for metric in metrics)
-        table.add_row(marked, *values, *_seconds(each))
+        table.add_row(_marked(each.round, best), *values, *_seconds(each))
     return table
+
+
+def _marked(number: int, best: int | None) -> str:
+    return f"{number} *" if number == best else str(number)
 
 
 def _heading(metric: Metric) -> str:
     return elide(metric.title, _METRIC_WIDTH)
 
 
-def _chosen(rounds: Sequence[RoundSummary], best: int) -> list[RoundSummary | None]:
+def _chosen(rounds: Sequence[RoundSummary], best: int | None) -> list[RoundSummary | None]:
     """Return the rounds to show, with None in place of rounds that are left out."""
     if len(rounds) <= _MOST_ROUNDS:
         return list(rounds)

@@ -10,6 +10,7 @@ from flstream.telemetry.events import RunStarted, default_site_names
 
 if TYPE_CHECKING:
     from flstream.job import Job
+    from flstream.job.scoring import ScoreSource
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class JobFacts:
         workers: Names of the processes that share the sites; none where each has one of its own.
         key_metric: Metric that decides which round is the best.
         key_metric_mode: Whether its best value is the largest or the smallest.
+        score_sources: For each workflow, what scores its models; empty where that is not known.
     """
 
     name: str = ""
@@ -33,6 +35,7 @@ class JobFacts:
     workers: tuple[str, ...] = ()
     key_metric: str = "accuracy"
     key_metric_mode: Mode = "max"
+    score_sources: tuple[ScoreSource, ...] = ()
 
     @classmethod
     def of(cls, job: Job) -> JobFacts:
@@ -51,13 +54,24 @@ class JobFacts:
 
     def updated(self, event: RunStarted) -> JobFacts:
         """The facts that a run began with. An earlier version's event tells fewer of them."""
-        facts = replace(self, name=event.job, seed=event.seed, workers=tuple(event.workers))
+        facts = replace(
+            self,
+            name=event.job,
+            seed=event.seed,
+            workers=tuple(event.workers),
+            score_sources=tuple(event.evaluate),
+        )
         if event.clients:
             facts = replace(facts, clients=event.clients, names=tuple(event.names))
         if event.key_metric:
             mode = event.key_metric_mode
             facts = replace(facts, key_metric=event.key_metric, key_metric_mode=mode)
         return facts
+
+    @property
+    def leaves_last_unscored(self) -> bool:
+        """Whether the last model has no score, since no site receives it any more."""
+        return self.score_sources[-1:] == ("received",)
 
     @property
     def processes(self) -> tuple[str, ...]:

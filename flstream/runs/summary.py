@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from flstream.runs.counted_events import Status
+from flstream.runs.counted_events import CountedEvents, Status
 from flstream.runs.history import History
 from flstream.runs.round_record import RoundRecord
 from flstream.telemetry.events import SERVER, AnyEvent, Transfer
@@ -79,7 +79,10 @@ class Summary(msgspec.Struct):
         failures: sites that had no part in a round.
         benched: sites that failed too often in a row, and are asked no more.
         metrics: one table a round: ``round``, each metric of its model, and under ``train`` what
-            the sites reported with their updates.
+            the sites reported with their updates. Where these score the model that the sites had
+            received, there is one for round 0, none of them under ``train``, and no score of the
+            last.
+        evaluate: what scores the models of the last workflow: ``task`` or ``received``.
     """
 
     status: Status = "running"
@@ -93,6 +96,7 @@ class Summary(msgspec.Struct):
     model: ModelSummary = msgspec.field(default_factory=ModelSummary)
     metrics: list[dict[str, Any]] = msgspec.field(default_factory=list)
     best: BestSummary | None = None
+    evaluate: Literal["task", "received"] = "task"
     failures: list[SiteFailure] = msgspec.field(default_factory=list)
     benched: list[str] = msgspec.field(default_factory=list)
     transfer: TransferSummary = msgspec.field(default_factory=TransferSummary)
@@ -175,13 +179,19 @@ def summarize(history: History) -> Summary:
         ended_early=totals.ended_early,
         clients=facts.clients,
         model=ModelSummary(totals.model_bytes, totals.model_tensors, totals.digest),
-        metrics=[_metrics(each) for each in history.rounds],
+        metrics=[*_initial_metrics(totals), *(_metrics(each) for each in history.rounds)],
         best=best and BestSummary(best.round, facts.key_metric, best.value),
+        evaluate="received" if facts.leaves_last_unscored else "task",
         failures=[SiteFailure(each.round, each.site, each.reason) for each in totals.failures],
         benched=list(totals.benched),
         transfer=TransferSummary(totals.mode, totals.chunk_size, totals.down, totals.up),
         rounds=[RoundSummary(each.number, *each.phases) for each in history.rounds],
     )
+
+
+def _initial_metrics(totals: CountedEvents) -> list[dict[str, Any]]:
+    """The metrics of the initial model, where sites have scored it."""
+    return [{**totals.scores[0], "round": 0}] if 0 in totals.scores else []
 
 
 def _metrics(record: RoundRecord) -> dict[str, Any]:

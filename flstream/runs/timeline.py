@@ -81,7 +81,7 @@ class Timeline:
             case RoundFinished():
                 self.round_under_way = None
                 self._add_spans(event)
-            case Evaluated():
+            case Evaluated() if not event.received:
                 self.spans.append(Span(PHASES[-1], event.time - event.seconds, event.time))
 
     def _add_spans(self, event: RoundFinished) -> None:

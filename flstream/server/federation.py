@@ -9,7 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from flstream.client.meta import pack_values
 from flstream.errors import FlstreamError, WorkflowError
-from flstream.runs.best import BestEvaluation, BestRound
+from flstream.job.scoring import ScoreSource
+from flstream.runs.best import BestEvaluation
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_model, check_name, check_training, check_values
 from flstream.server.cohort import FoldedUpdates
@@ -28,6 +29,7 @@ from flstream.server.model_store import ModelStore, UnsoundModelError
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.round_totals import FoldResult, RoundTotals
 from flstream.server.sampling import brief_names, check_sites, sample_sites
+from flstream.server.scores import Scores
 from flstream.server.scoring import Scoring
 from flstream.server.site_tasks import SiteTasks, with_states
 from flstream.server.trainer import Trainer
@@ -36,8 +38,10 @@ from flstream.server.weights import weighted_metrics
 from flstream.telemetry.events import (
     EffectDone,
     EndedEarly,
+    Evaluated,
     SiteBenched,
     SiteLog,
+    Transfer,
     Warned,
 )
 
@@ -93,11 +97,7 @@ class Federation:
         self._tasks = SiteTasks(context.job.seed, self._names)
         self._trainer = Trainer(context, store)
         self._scoring = Scoring(context, store, self._trainer)
-        self._best = BestRound(context.job.key_metric, context.job.key_metric_mode)
-        self._best_version: int | None = None
-        # The same of an evaluation that is void once an effect follows.
-        self._provisional_best: BestEvaluation | None = None
-        self._provisional_version: int | None = None
+        self._scores = Scores(context.job)
         self.failure: FlstreamError | None = None
 
     @property
@@ -114,7 +114,27 @@ class Federation:
     @property
     def best(self) -> BestEvaluation | None:
         """The best evaluation so far; that of the last round counts until an effect follows."""
-        return self._provisional_best or self._best.best
+        return self._scores.best
+
+    @property
+    def score_source(self) -> ScoreSource:
+        """What scores the models of the current workflow."""
+        return self._scores.source
+
+    def begin_stage(self, place: int, source: ScoreSource, stopping: EarlyStopping) -> None:
+        """Begin with the next workflow.
+
+        Args:
+            place: Its place among those of the job, from 0.
+            source: What scores its models.
+            stopping: Judges by their scores whether it goes on.
+        """
+        self.stage = place
+        self._scores.begin_stage(source, stopping)
+
+    @property
+    def _is_auto(self) -> bool:
+        return self.context.job.stages[self.stage].args.evaluate == "auto"
 
     def begin_round(self) -> None:
         """Begin the next round, and end the current one."""
@@ -209,7 +229,7 @@ class Federation:
             "meta": message,
         }
         request = f"train(model {model.version}, {brief_names(names)})"
-        self._provisional_best = None
+        self._scores.drop_provisional()
         effect = self._journal.ask("train", self.round, request, arguments)
         if not names and least:
             raise WorkflowError(
@@ -239,7 +259,7 @@ class Federation:
         Raises:
             SimulationError: Too few sites are left; the message names the others.
         """
-        self._store.retire(self._best_version, self._trainer.versions_in_use)
+        self._store.retire(self._scores.best_version, self._trainer.versions_in_use)
         training.tasks = self._tasks.up_to_date(training.tasks)
         if fold is not None:
             run = fold.train(training)
@@ -267,7 +287,7 @@ class Federation:
         effect = self._ask("fold", model, cohort)
         if effect.record is None:
             return self._make(effect, model, cohort, adopts=False)
-        return self._replay_model(effect.record, cohort)
+        return self._replay_model(effect.record, model, cohort)
 
     @uncatchable
     def adopt(self, updates: Sequence[Update]) -> Model:
@@ -284,23 +304,20 @@ class Federation:
         effect = self._ask("adopt", model, cohort)
         if effect.record is None:
             return self._make(effect, model, cohort, adopts=True)
-        return self._replay_model(effect.record, cohort)
+        return self._replay_model(effect.record, model, cohort)
 
     @uncatchable
-    def evaluate(
-        self, model: Model, stopping: EarlyStopping, *, is_provisional: bool
-    ) -> dict[str, float]:
+    def evaluate(self, model: Model, *, is_provisional: bool) -> dict[str, float]:
         """Have all sites score a model.
 
         Args:
             model: The model.
-            stopping: Judges what they find.
             is_provisional: Whether the model is scored only because its round is the last: that is
                 no effect, has no number, and is void once an effect follows.
         """
         if is_provisional:
             tasks = self._tasks.new("evaluate", self.sites, model.round)
-            plain = self._scoring.score(model, tasks, 0)
+            plain = self._scoring.score(model, tasks, 0, is_auto=self._is_auto)
         else:
             request = f"evaluate(model {model.version})"
             arguments = {"model": [model.version, model.digest], "sites": self.sites}
@@ -308,22 +325,18 @@ class Federation:
             tasks = self._tasks.new("evaluate", self.sites, model.round)
             record = effect.record
             if record is None:
-                plain = self._scoring.score(model, tasks, effect.number)
+                plain = self._scoring.score(model, tasks, effect.number, is_auto=self._is_auto)
                 record = self._journal.record(effect, plain, is_final=True)
             plain = result_of(record)
             self._failures.failed(plain["failures"])
             self._settle_failures()
         metrics: dict[str, float] = plain["metrics"]
-        for warning in stopping.evaluated(model.round, metrics).warnings:
-            if self._journal.is_live:
-                self.context.emit(Warned(message=warning))
         if is_provisional:
-            self._provisional_best = self._best.better(model.round, metrics)
-            self._provisional_version = model.version
-        elif self._best.compare(model.round, metrics):
-            self._best_version = model.version
-        if not is_provisional and self._journal.is_live:
-            self._store.retire(self._best_version, self._trainer.versions_in_use)
+            self._warn(self._scores.add_provisional(model, metrics))
+            return metrics
+        self._warn(self._scores.add(model, metrics))
+        if self._journal.is_live:
+            self._store.retire(self._scores.best_version, self._trainer.versions_in_use)
         return metrics
 
     @property
@@ -351,9 +364,7 @@ class Federation:
         run = self.context.run
         run.discard_updates()
         run.publish(path, run.final_model)
-        best = self._best_version
-        if self._provisional_best is not None:
-            best = self._provisional_version
+        best = self._scores.final_version
         in_use = {version}
         if best is not None:
             in_use.add(best)
@@ -364,7 +375,7 @@ class Federation:
                 self.context.emit(Warned(message=f"no {run.best_model.name}: {error.flaw}"))
             else:
                 run.publish(source.path, run.best_model)
-        self._store.retire(self._best_version, in_use)
+        self._store.retire(self._scores.best_version, in_use)
 
     def abandon(self) -> None:
         """Let go of all updates: the workflow is replayed from its beginning."""
@@ -373,7 +384,7 @@ class Federation:
     def _ask(self, name: str, model: Model, cohort: FoldedUpdates) -> Effect:
         arguments = {"model": [model.version, model.digest], "updates": cohort.arguments}
         request = f"{name}(model {model.version}, {cohort.request})"
-        self._provisional_best = None
+        self._scores.drop_provisional()
         return self._journal.ask(name, self.round, request, arguments)
 
     def _make(self, effect: Effect, model: Model, cohort: FoldedUpdates, *, adopts: bool) -> Model:
@@ -397,20 +408,36 @@ class Federation:
             up=outcome.up,
             updates=cohort.used,
         )
+        if result.metrics and self._scores.is_received(model, self.round):
+            # Before the record that makes it final, so that it counts as soon as that does.
+            self.context.emit(
+                Evaluated(
+                    round=model.round,
+                    metrics=result.metrics,
+                    seconds=0.0,
+                    down=Transfer(),
+                    version=model.version,
+                    received=True,
+                )
+            )
         done = self._journal.record(effect, result.plain(), is_final=True, model=record)
-        handle = self._replay_model(done, cohort, is_verified=True)
+        handle = self._replay_model(done, model, cohort, is_verified=True)
         self._store.keep_digests(record, draft.digester)
         return handle
 
     def _replay_model(
-        self, done: EffectDone, cohort: FoldedUpdates, *, is_verified: bool = False
+        self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool = False
     ) -> Model:
         """Take in a model that is on record, and all that its effect changed."""
         assert done.model is not None
         result = FoldResult.from_plain(result_of(done))
         handle = self._store.add(done.model, done.effect, is_verified=is_verified)
+        if self._scores.is_received(base, self.round):
+            self._warn(self._scores.add_received(base, result.metrics))
         if self._totals is not None:
-            self._totals.add_model(result)
+            # Scores of the model that was received are no facts of the one that is being made.
+            is_score = self.score_source == "received"
+            self._totals.add_model(result._replace(metrics={}) if is_score else result)
         for site in result.refused:
             # What it kept for itself goes back to what it was before, too.
             before = {site: cohort.state_before(site)}
@@ -438,6 +465,11 @@ class Federation:
             if self._journal.is_live:
                 count = self.context.job.clients.bench_after
                 self.context.emit(SiteBenched(round=self.round, site=site, failures=count))
+
+    def _warn(self, messages: Iterable[str]) -> None:
+        for message in messages:
+            if self._journal.is_live:
+                self.context.emit(Warned(message=message))
 
     def _check_round(self, method: str) -> None:
         if self._totals is None:

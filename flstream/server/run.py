@@ -215,20 +215,22 @@ class Run:
     def evaluate(self, model: Model) -> dict[str, float] | None:
         """Have all sites score a model, if its round is due for it.
 
-        It is due every ``workflow.args.evaluate_every`` rounds, and after the last one.
+        It is due every ``workflow.args.evaluate_every`` rounds, and after the last one. None is
+        due where the metrics that sites send with their updates score the model that they had
+        received (``workflow.args.evaluate``): the fold of these updates is what scores it then.
 
         Returns:
             The mean of each metric, weighted by the sites' own weights; None where none is due.
         """
         self._federation.check_model("evaluate", model)
         every = self._args.evaluate_every
-        if not every or not model.round:
+        if not every or not model.round or self._federation.score_source == "received":
             return None
         is_regular = model.round % every == 0
         is_last = self._is_last_stage and model.round == self._last_round
         if not (is_regular or is_last):
             return None
-        return self._federation.evaluate(model, self._stopping, is_provisional=not is_regular)
+        return self._federation.evaluate(model, is_provisional=not is_regular)
 
     def log(self, key: str, value: float) -> None:
         """Record a number in the run's events, with the current round.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flstream.client.messages import SiteTask
+from flstream.errors import FlstreamError
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
@@ -22,8 +23,20 @@ from flstream.telemetry.exact import decode_exact, encode_exact
 
 _TRAINS_TO_EVALUATE = (
     "the code answers evaluation tasks with a model too, so it may train where it need not; "
-    "branch on is_evaluate(), or set workflow.args.evaluate_every = 0"
+    "branch on is_evaluate(), or set workflow.args.evaluate = received"
 )
+
+
+class AnsweredWithModelError(FlstreamError):
+    """A script was asked to score a model, and has trained it.
+
+    Attributes:
+        script: Name of its file.
+    """
+
+    def __init__(self, script: str) -> None:
+        super().__init__(f"{script} answered an evaluation with a model")
+        self.script = script
 
 
 class Scoring:
@@ -41,13 +54,16 @@ class Scoring:
         self._trainer = trainer
         self._has_warned = False
 
-    def score(self, model: Model, tasks: Mapping[str, SiteTask], effect: int) -> dict[str, Any]:
+    def score(
+        self, model: Model, tasks: Mapping[str, SiteTask], effect: int, *, is_auto: bool
+    ) -> dict[str, Any]:
         """Have sites score a model, and tell of it.
 
         Args:
             model: The model.
             tasks: Each site's own part, in order.
             effect: Number of the effect; 0 for an evaluation that is none.
+            is_auto: Whether nobody has said that this is how models are to be scored.
 
         Returns:
             The mean of each ``metrics``, weighted by the sites' own weights, and ``failures`` by
@@ -56,6 +72,7 @@ class Scoring:
         Raises:
             SimulationError: Too few sites are left; the message names the others.
             ResumeRefusedError: One has failed for want of its state.
+            AnsweredWithModelError: ``is_auto``, and the script does not tell evaluations apart.
         """
         context, sites = self._context, list(tasks)
         began = time.monotonic()
@@ -83,6 +100,8 @@ class Scoring:
         self._trainer.check_states(tasks, collector.failures)
         answers = list(run.in_order.values())
         if not self._has_warned and any(each.has_params for each in answers):
+            if is_auto and context.job.train.script is not None:
+                raise AnsweredWithModelError(context.job.train.script.name)
             self._has_warned = True
             context.emit(Warned(message=_TRAINS_TO_EVALUATE))
         plain = {"metrics": weighted_metrics(answers), "failures": dict(collector.failures)}

@@ -20,7 +20,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
 from flstream.server.initial_model import BuildReport
 from flstream.server.play import Replay, await_initial, dismiss, play, prepare
-from flstream.server.stream_settings import stream_settings
+from flstream.server.started import run_started
 from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.child import redirect_output
 from flstream.streaming.service import DownloadService
@@ -34,7 +34,6 @@ from flstream.telemetry.events import (
     ProcessReady,
     Progress,
     RunFinished,
-    RunStarted,
 )
 from flstream.telemetry.memory import own_peak_rss, own_rss
 from flstream.transport.messages import MessageChannel
@@ -143,7 +142,8 @@ def _run(
 ) -> RunFinished:
     try:
         reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
-        reporter.emit(_run_started(job))
+        replay = _replay_of(job, resume)
+        reporter.emit(run_started(job, replay.score_sources))
         names, seconds = job.clients.worker_names, job.clients.round_timeout
         own = len(names) == job.clients.count
         with (
@@ -152,7 +152,6 @@ def _run(
         ):
             rule = rule_for(job.aggregation)
             context = ServerContext(job, run, pool, service, rule, reporter.emit, abort)
-            replay = _replay_of(resume)
             prepare(context)
             initial = replay.initial
             if initial is None:
@@ -184,28 +183,12 @@ def _is_synced(event: AnyEvent) -> bool:
     return isinstance(event, ModelReady) or (isinstance(event, EffectDone) and event.is_final)
 
 
-def _replay_of(resume: ResumePoint | None) -> Replay:
+def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:
     if resume is None:
-        return Replay()
-    return Replay(resume.initial, resume.records, resume.written, resume.stored)
+        return Replay(score_sources=job.score_sources)
+    sources = resume.score_sources or job.score_sources
+    return Replay(resume.initial, resume.records, resume.written, resume.stored, sources)
 
 
 def _reports(builder: socket.socket) -> MessageChannel[BuildReport]:
     return MessageChannel(PipeChannel(builder, "the builder"), "the builder", BuildReport)
-
-
-def _run_started(job: Job) -> RunStarted:
-    settings = stream_settings(job, job.train.exchange_format)
-    clients = job.clients
-    return RunStarted(
-        job=job.name,
-        seed=job.seed,
-        rounds=job.planned_rounds,
-        clients=clients.count,
-        names=clients.names or [],
-        mode="native" if settings.chunk_size == 0 else job.streaming.mode,
-        chunk_size=settings.chunk_size,
-        workers=clients.worker_names if clients.workers < clients.count else [],
-        key_metric=job.key_metric,
-        key_metric_mode=job.key_metric_mode,
-    )

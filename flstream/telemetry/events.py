@@ -72,6 +72,8 @@ class RunStarted(Event, tag="run_started"):
         key_metric: Metric that decides which round is the best; empty in journals of an earlier
             version.
         key_metric_mode: Whether its best value is the largest or the smallest.
+        evaluate: For each workflow of the job, what scores its models: tasks of their own, or
+            metrics that come with updates; empty in journals of an earlier version, where tasks do.
     """
 
     job: str
@@ -84,6 +86,7 @@ class RunStarted(Event, tag="run_started"):
     workers: list[str] = []
     key_metric: str = ""
     key_metric_mode: Literal["max", "min"] = "max"
+    evaluate: list[Literal["task", "received"]] = []
 
     @property
     def sites(self) -> list[str]:
@@ -212,6 +215,8 @@ class Evaluated(Event, tag="evaluated"):
         is_provisional: Whether it was due only because the round is the last; it is void once an
             effect of the workflow follows.
         version: Version of the model; None where an earlier version of flstream wrote the event.
+        received: Whether the sites had received the model to train it, and sent the metrics with
+            their updates.
     """
 
     round: int
@@ -220,6 +225,7 @@ class Evaluated(Event, tag="evaluated"):
     down: Transfer
     is_provisional: bool = False
     version: int | None = None
+    received: bool = False
 
 
 class RoundFinished(Event, tag="round_finished"):

@@ -11,7 +11,11 @@ GIB = 1 << 30
 def test_a_sound_job_gets_its_plan_and_is_not_run(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
-    done = flstream("validate", write_job().parent, "--set", "workflow.args.evaluate_every=1")
+    folder, args = write_job().parent, "workflow.args"
+    done = flstream("validate", folder)
+    assert "mini, 2 rounds, scored by metrics that come with updates of the next" in done.stdout
+    every = "--set", f"{args}.evaluate_every=1", "--set", f"{args}.evaluate=task"
+    done = flstream("validate", folder, *every)
     assert (done.returncode, done.stderr) == (0, "")
     assert "mini, 2 rounds, 2 of them evaluated" in done.stdout
     assert "8.0 KiB in 2 tensors, from model.py:build" in done.stdout

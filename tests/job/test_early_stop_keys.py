@@ -107,7 +107,8 @@ def test_patience_is_a_whole_number_of_evaluations(write: Write, value: str) -> 
 
 
 def test_early_stopping_without_evaluations_is_a_mistake_of_each_key(write: Write) -> None:
-    path = write('workflow.args.evaluate_every = 0, stop_when = "a>1", patience = 2, seed = -1')
+    never = "workflow.args = { evaluate = task, evaluate_every = 0 }"
+    path = write(f'{never}, stop_when = "a>1", patience = 2, seed = -1')
     allowed = "must be null where workflow.args.evaluate_every is 0, as no round is evaluated"
     assert lines(path) == [
         "seed: given -1; must be a whole number of at least 0",
@@ -115,6 +116,7 @@ def test_early_stopping_without_evaluations_is_a_mistake_of_each_key(write: Writ
         f"patience: given 2; {allowed}",
     ]
     assert load_job(path, ["stop_when=null", "patience=null", "seed=1"]).patience is None
+    assert load_job(path, ["workflow.args.evaluate=received", "seed=1"]).patience == 2
     assert load_job(path, ["workflow.args.evaluate_every=3", "seed=1"]).patience == 2
 
 

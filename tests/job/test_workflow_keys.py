@@ -170,8 +170,8 @@ def test_a_list_of_one_is_a_section(write: Write) -> None:
         ("workflow = []", "workflow: given []; must be a section { type, args }, or a list of such "
          "sections"),
         ("workflow = [{}, 3]", "workflow[1]: given 3; must be a section { type, "
-         "args.evaluate_every, args.key_metric, args.key_metric_mode }"),
-        ("workflow.args = 3", "workflow.args: given 3; must be a section { evaluate_every, "
+         "args.evaluate, args.evaluate_every, args.key_metric, args.key_metric_mode }"),
+        ("workflow.args = 3", "workflow.args: given 3; must be a section { evaluate, evaluate_every, "
          "key_metric, key_metric_mode }"),
         ("workflow.args.order = random", "workflow.args.order: unknown key"),
         ("workflow.type = cyclic, order = 1", "order: unknown key; did you mean "
@@ -272,7 +272,8 @@ def test_stages_agree_on_what_the_best_round_is(write: Write) -> None:
 
 
 def test_early_stopping_needs_evaluations_in_every_stage(write: Write) -> None:
-    assert lines(write(LIST), "workflow[1].args.evaluate_every=0", "patience=3") == [
+    never = "workflow[1].args.evaluate=task", "workflow[1].args.evaluate_every=0"
+    assert lines(write(LIST), *never, "patience=3") == [
         "patience: given 3; must be null where workflow[1].args.evaluate_every is 0, as no round "
         "is evaluated"
     ]

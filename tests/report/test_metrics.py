@@ -1,6 +1,6 @@
 """Metrics come in one order everywhere, and what is no number is not taken for one."""
 
-from flstream.report.metrics import Metric, final_scores, metrics_of, values_by_round
+from flstream.report.metrics import Metric, last_scored, metrics_of, values_by_round
 from flstream.runs.summary import BestSummary, Summary
 
 LOSS, ACCURACY, TRAIN_LOSS = Metric("", "loss"), Metric("", "accuracy"), Metric("train", "loss")
@@ -25,13 +25,15 @@ def test_what_was_not_finite_is_left_out() -> None:
     assert metrics_of([summary]) == [ACCURACY]
 
 
-def test_final_scores_are_of_the_last_model_that_was_scored() -> None:
+def test_the_last_scored_model_is_found() -> None:
     rows = [
         {"round": 1, "loss": 0.1, "accuracy": 0.9},
         {"round": 2, "loss": 0.2, "accuracy": None},
         {"round": 3, "train": {"loss": 0.3}},
     ]
-    scores = final_scores(Summary(metrics=rows, best=BestSummary(1, "accuracy", 0.9)))
+    scored = last_scored(Summary(metrics=rows, best=BestSummary(1, "accuracy", 0.9)))
     # That the last one had no score is told, rather than an earlier one's.
-    assert list(scores.items()) == [("accuracy", None), ("loss", 0.2)]
-    assert final_scores(Summary(metrics=rows[2:])) == {}
+    assert scored is not None
+    assert scored.round == 2
+    assert list(scored.metrics.items()) == [("accuracy", None), ("loss", 0.2)]
+    assert last_scored(Summary(metrics=rows[2:])) is None

@@ -184,7 +184,7 @@ while flare.is_running():
     flare.send(flare.FLModel(params=model.params))
 """
     )
-    run = jobs.run(script)
+    run = jobs.run(script, "workflow.args.evaluate=task")
     assert run.summary.status == "finished", run.summary.error
     assert len(run.summary.warnings) == 1
     assert "is_evaluate()" in run.summary.warnings[0]

@@ -27,7 +27,7 @@ from flstream.report.html.tables import (
     totals_table,
     transfer_table,
 )
-from flstream.report.metrics import metrics_of
+from flstream.report.metrics import UNSCORED, metrics_of
 from flstream.report.record.run import RunRecord, read_run
 from flstream.report.text import counted, format_metric, pieces, printable
 from flstream.runs.history import History
@@ -186,7 +186,7 @@ def facts(run: RunRecord) -> list[Fact]:
     found = []
     if summary.best is not None:
         best = summary.best
-        where = f"best, after round {best.round:,}"
+        where = f"best, after round {best.round:,}" if best.round else "best, of the initial model"
         found.append(Fact(printable(best.metric), format_metric(best.value), where))
     found.append(Fact("time", format_seconds(run.seconds), counted(len(summary.rounds), "round")))
     over = memory.server.over_idle
@@ -229,9 +229,13 @@ def _where(run: RunRecord) -> str:
 
 def _metrics_note(run: RunRecord) -> str:
     metrics = metrics_of([run.summary])
+    is_received = run.summary.evaluate == "received"
     notes = []
     if any(not metric.kind for metric in metrics):
-        notes.append("Scores are of the model that a round ended with, by all sites that evaluated")
+        by = "who received it to train it" if is_received else "that evaluated"
+        notes.append(f"Scores are of the model that a round ended with, by all sites {by}")
+        if is_received:
+            notes.append(f"the last model has {UNSCORED}")
     if any(metric.kind for metric in metrics):
         notes.append("train values are what sites reported with their updates, weighted alike")
     if run.summary.best is not None:

@@ -61,6 +61,11 @@ def rounds_table(run: RunRecord) -> Table:
     scores = values_by_round(run.summary)
     best = run.summary.best.round if run.summary.best else None
     rows = []
+    if 0 in scores:
+        values = [format_metric(scores[0].get(metric)) for metric in metrics]
+        rows.append(
+            TableRow(["0", *values, *(NOTHING for _ in PHASES)], "best" if best == 0 else "")
+        )
     for each in run.summary.rounds:
         values = [format_metric(scores.get(each.round, {}).get(metric)) for metric in metrics]
         cells = [str(each.round), *values, *(f"{seconds:.2f}" for seconds in each.phases)]

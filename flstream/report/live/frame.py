@@ -205,7 +205,7 @@ def _footer(state: RunState, memory: Memory, now: float, width: int) -> list[Tex
             f"all processes at most {steady_bytes(memory.peak_total)} so far",
         ),
     ]
-    if state.scored:
+    if state.scored is not None:
         after = f"after round {state.scored}: "
         scores = format_metrics(state.metrics, max(width - _LABEL_WIDTH - len(after), 1))
         lines.append(Text.assemble(("scores".ljust(_LABEL_WIDTH), "dim"), f"{after}{scores}"))

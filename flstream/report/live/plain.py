@@ -15,6 +15,7 @@ from flstream.telemetry.events import (
     RoundFinished,
     RoundStarted,
     RunFinished,
+    RunResumed,
     RunStarted,
     SiteBenched,
     SiteFailed,
@@ -107,6 +108,9 @@ class PlainView:
                 return self._of(event.round, _finished(event))
             case Evaluated():
                 scores = format_metrics(event.metrics) or "no metrics"
+                if event.received:
+                    text = f"scored by those who received it, {scores}"
+                    return self._of(event.round, text) if event.round else f"round 0: {text}"
                 text = f"evaluated in {format_seconds(event.seconds)}, {scores}"
                 return self._of(event.round, text)
             case SiteFailed():
@@ -117,6 +121,8 @@ class PlainView:
                 return f"{printable(event.site)} is asked no more: it failed {times} in a row"
             case EndedEarly():
                 return f"the job ends after round {event.round}: {printable(event.reason)}"
+            case RunResumed():
+                return "; ".join(["the run goes back", *map(printable, event.warnings)])
             case Warned():
                 return f"warning: {printable(event.message)}"
             case RunFinished(status="failed"):

@@ -29,6 +29,7 @@ from flstream.telemetry.events import (
     RoundFinished,
     RoundStarted,
     RunFinished,
+    RunResumed,
     RunStarted,
     SiteBenched,
     SiteFailed,
@@ -92,7 +93,7 @@ class RunState:
     fold_began: float = 0.0
     totals: CountedEvents = field(default_factory=CountedEvents)
     metrics: Metrics = field(default_factory=dict)
-    scored: int = 0
+    scored: int | None = None
     down: Throughput = field(default_factory=Throughput)
     up: Throughput = field(default_factory=Throughput)
     tasks: Throughput = field(default_factory=Throughput)
@@ -157,6 +158,8 @@ class RunState:
                     site.enter("idle", event.time)
             case RoundStarted():
                 self._begin_training(event)
+            case RunResumed():
+                self._go_back(event)
             case EffectDone():
                 self._is_over = True
             case RoundFinished():
@@ -176,6 +179,14 @@ class RunState:
             self.workers = dict.fromkeys(event.workers)
         else:
             self.sites = {name: SiteProgress(name, since=event.time) for name in event.sites}
+
+    def _go_back(self, event: RunResumed) -> None:
+        """The run goes on from an earlier model; what came after it does not count."""
+        counted = [each for each in self.totals.rounds if each.number <= (event.round or 0)]
+        self.totals = CountedEvents()
+        self.totals.rounds += counted
+        self.metrics, self.scored, self.round = {}, None, event.round or 0
+        self.phase = "starting the sites"
 
     def _begin(self, task: Literal["training", "evaluating"], time: float) -> None:
         """A task begins."""
@@ -288,6 +299,9 @@ class RunState:
 
     def _evaluated(self, event: Evaluated) -> None:
         self.metrics, self.scored = event.metrics, event.round
+        if event.received:  # which was no task
+            self.totals.apply(event)
+            return
         self._task, self.phase = "", "round is over"
         self._settle(event.time, event.down.bytes, 0)
         self.totals.apply(event)

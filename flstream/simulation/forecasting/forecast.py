@@ -7,6 +7,7 @@ for gradients and data, which cannot be forecast.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -143,7 +144,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
     passing = sum(part.size for part in disk.of_a_round) - disk.model - disk.optimizer_state
-    every = max(stage.args.evaluate_every for stage in job.stages)
+    every = max(_evaluate_every(job))
     server, client = _memory(job, plan, settings, layout.nbytes, update.nbytes)
     processes = clients.workers + _OTHER_PROCESSES
     shared = _SHARED_BYTES + processes * _PROCESS_BYTES
@@ -174,12 +175,20 @@ def forecast(job: Job, layout: Layout) -> Forecast:
 def _evaluations(job: Job) -> int:
     """Return how many rounds are evaluated: regular ones of each stage, and the last of all."""
     count, done = 0, 0
-    for stage in job.stages:
-        every, last = stage.args.evaluate_every, done + job.rounds
+    for every in _evaluate_every(job):
+        last = done + job.rounds
         if every:
             count += last // every - done // every
         done = last
     return count + (1 if every and done % every else 0)
+
+
+def _evaluate_every(job: Job) -> Sequence[int]:
+    """Return every how many rounds of each stage sites evaluate a model; 0 is never."""
+    return [
+        stage.args.evaluate_every if source == "task" else 0
+        for stage, source in zip(job.stages, job.score_sources, strict=True)
+    ]
 
 
 def _update_layout(layout: Layout, rule: AggregationRule) -> Layout:

@@ -1,0 +1,89 @@
+"""What sites have found of a run's models, and which of these is the best by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flstream.job import Job
+from flstream.job.scoring import ScoreSource
+from flstream.runs.best import BestEvaluation, BestRound
+from flstream.runs.stopping import EarlyStopping
+from flstream.server.program_view import Model
+from flstream.telemetry.events import Metrics
+
+
+class Scores:
+    """The scores of models, on which the best one and the end of the run depend.
+
+    Args:
+        job: The job.
+
+    Attributes:
+        best_version: Version of the best model so far; None before there is one.
+        source: What scores the models of the current workflow.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.best_version: int | None = None
+        self.source: ScoreSource = "task"
+        self._best = BestRound(job.key_metric, job.key_metric_mode)
+        self._stopping = EarlyStopping(job)
+        # The best by an evaluation that is void once an effect follows.
+        self._provisional: BestEvaluation | None = None
+        self._provisional_version: int | None = None
+        # Version of the newest model that was scored by those who received it.
+        self._newest_received = -1
+
+    def begin_stage(self, source: ScoreSource, stopping: EarlyStopping) -> None:
+        """Begin with the models of the next workflow.
+
+        Args:
+            source: What scores them.
+            stopping: Judges whether the workflow goes on.
+        """
+        self.source = source
+        self._stopping = stopping
+
+    @property
+    def best(self) -> BestEvaluation | None:
+        """The best evaluation so far; a provisional one counts until it is dropped."""
+        return self._provisional or self._best.best
+
+    @property
+    def final_version(self) -> int | None:
+        """Version of the best model if no effect follows; None without one."""
+        return self.best_version if self._provisional is None else self._provisional_version
+
+    def is_received(self, model: Model, number: int) -> bool:
+        """Whether metrics that come with updates of a model are its score.
+
+        So they are of the model that a round began with, and once; not of those in between, which
+        sites hand on to each other within a round.
+
+        Args:
+            model: What the sites had received.
+            number: Number of the current round.
+        """
+        is_new = model.version > self._newest_received
+        return self.source == "received" and model.round < number and is_new
+
+    def add_received(self, model: Model, metrics: Metrics) -> Sequence[str]:
+        """Add what came with the updates of a model; return warnings, a sentence each."""
+        self._newest_received = model.version
+        return self.add(model, metrics)
+
+    def add(self, model: Model, metrics: Metrics) -> Sequence[str]:
+        """Add the score of a model; return warnings, a sentence each."""
+        if self._best.compare(model.round, metrics):
+            self.best_version = model.version
+        return self._stopping.evaluated(model.round, metrics).warnings
+
+    def add_provisional(self, model: Model, metrics: Metrics) -> Sequence[str]:
+        """Add a score that is void once an effect follows; return warnings, a sentence each."""
+        self._provisional = self._best.better(model.round, metrics)
+        self._provisional_version = model.version
+        return self._stopping.evaluated(model.round, metrics).warnings
+
+    def drop_provisional(self) -> None:
+        """Forget the last provisional score: an effect has followed."""
+        self._provisional = None

@@ -1,0 +1,176 @@
+"""Scores as NVFlare means them: what comes with an update is of the model that was received."""
+
+import json
+import os
+import signal
+
+import pytest
+from safetensors.torch import load_file
+
+from flstream.telemetry.events import (
+    SERVER,
+    Evaluated,
+    ProcessReady,
+    RunStarted,
+    SiteLog,
+    decode_event,
+)
+
+MODEL = """
+import torch
+
+
+def build():
+    return {"w": torch.zeros(4)}
+"""
+
+# As most of NVFlare's examples: a scheduler in a variable, and no question which task it is. The
+# score of a model is its own first weight, so that a score of another model would show.
+SCHEDULED = """
+import pathlib
+import torch
+import flstream.client as flare
+
+weight = torch.nn.Parameter(torch.zeros(4))
+optimizer = torch.optim.SGD([weight], lr=1.0)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    weight.data = model.params["w"].clone()
+    optimizer.zero_grad()
+    (-weight.sum()).backward()
+    optimizer.step()
+    scheduler.step()
+    with pathlib.Path("steps.txt").open("a") as steps:
+        steps.write(f"{scheduler.last_epoch}")
+    metrics = {"accuracy": SIGN * model.params["w"][0].item()}
+    flare.send(flare.FLModel(params={"w": weight.data}, metrics=metrics))
+"""
+RISES = SCHEDULED.replace("SIGN * ", "")
+FALLS = SCHEDULED.replace("SIGN", "-1")
+# It seems to tell tasks apart, and trains in an evaluation all the same.
+DECEIVES = RISES + "\n" + "def unused():\n    return flare.is_evaluate()\n"
+VALUES = [0.0, 1.0, 1.5, 1.75]
+
+
+def scores(run):
+    return {each["round"]: each.get("accuracy") for each in run.summary.metrics}
+
+
+def events(run, kind):
+    found = [decode_event(line) for line in run.directory.events.read_bytes().splitlines()]
+    return [each for each in found if isinstance(each, kind)]
+
+
+def final(run):
+    return load_file(run.directory.final_model)["w"].tolist()
+
+
+def steps(run, site="site-1"):
+    return (run.directory.site(site) / "work" / "steps.txt").read_text()
+
+
+def test_metrics_of_an_update_score_the_model_that_was_received(jobs):
+    run = jobs.run(RISES, "rounds=4", model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    assert scores(run) == {**dict(enumerate(VALUES)), 4: None}
+    assert run.summary.evaluate == "received"
+    # A scheduler has stepped once a round, and no model was sent for a score.
+    assert steps(run) == "1234"
+    assert final(run) == [1.875] * 4
+    down = run.summary.transfer.down
+    assert down.bytes == 4 * 2 * run.summary.model.bytes
+    assert (run.summary.best.round, run.summary.best.value) == (3, 1.75)
+    assert load_file(run.directory.best_model)["w"][0] == 1.75
+    assert [each.received for each in events(run, Evaluated)] == [True] * 4
+
+
+def test_the_initial_model_may_be_the_best(jobs):
+    run = jobs.run(FALLS, "rounds=3", "checkpoints.keep=1", model=MODEL)
+    assert (run.summary.best.round, run.summary.best.value) == (0, 0.0)
+    assert load_file(run.directory.best_model)["w"].tolist() == [0.0] * 4
+
+
+def test_a_run_stops_after_the_fold_that_has_shown_a_score(jobs):
+    run = jobs.run(RISES, "rounds=9", 'stop_when="accuracy >= 1.5"', model=MODEL)
+    assert run.summary.rounds_completed == 3
+    assert run.summary.ended_early == "accuracy reached 1.5 >= 1.5 in round 2"
+    assert scores(run) == {0: 0.0, 1: 1.0, 2: 1.5, 3: None}
+    patient = jobs.run(FALLS, "rounds=9", "patience=2", model=MODEL)
+    assert patient.summary.rounds_completed == 3
+    assert patient.summary.best.round == 0
+
+
+def test_a_script_may_be_run_either_way_whatever_it_asks(jobs):
+    asked = jobs.run(RISES, "workflow.args.evaluate=task", model=MODEL)
+    assert steps(asked) == "1234"  # twice a round, which is what the key asks for
+    (warning,) = asked.summary.warnings
+    assert warning.endswith("or set workflow.args.evaluate = received")
+    assert asked.summary.evaluate == "task"
+    received = jobs.run(DECEIVES, "workflow.args.evaluate=received", model=MODEL)
+    assert received.summary.warnings == []
+    assert scores(received) == {0: 0.0, 1: 1.0, 2: None}
+
+
+@pytest.mark.parametrize("how", [[], ["clients.parallel=1"], ["workflow.args.evaluate_every=2"]])
+def test_a_script_that_trains_in_an_evaluation_is_begun_again_to_the_same_bits(jobs, how):
+    expected = jobs.run(RISES, "rounds=3", *how, model=MODEL)
+    run = jobs.run(DECEIVES, "rounds=3", *how, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    assert final(run) == final(expected)
+    assert scores(run) == scores(expected)
+    assert run.summary.transfer.down.bytes == expected.summary.transfer.down.bytes
+    assert steps(run) == steps(expected)
+    (warning,) = run.summary.warnings
+    assert warning == (
+        "client.py answered an evaluation with a model, so the run began again at round 0, and "
+        "takes the metrics that come with an update as the score of the model that the site had "
+        "received; to keep to that, set workflow.args.evaluate = received"
+    )
+    assert [each.evaluate for each in events(run, RunStarted)] == [["task"], ["received"]]
+    # What the first try has left in a site is there still, under another name.
+    assert len(list(run.directory.site("site-1").glob("work*"))) == 2
+
+
+# In the third round, the first site that comes so far says so, and waits to be killed.
+WAITS = """
+    mark = pathlib.Path(flare.system_info()["job_dir"], "waited")
+    if model.current_round == 2 and not mark.exists():
+        mark.touch()
+        flare.log("waits", 1.0)
+        threading.Event().wait()
+    weight.data"""
+
+
+@pytest.mark.parametrize("script", [RISES, DECEIVES], ids=["received", "begun again"])
+def test_a_run_that_was_killed_goes_on_to_the_same_scores(jobs, script):
+    # A script that is run anew for each task has no variables that a kill could change.
+    how = "clients.parallel=1", "rounds=4"
+    expected = jobs.run(script, *how, model=MODEL)
+    waiting = "import threading\n" + script.replace("    weight.data", WAITS.lstrip("\n"), 1)
+    servers = []
+
+    def kill(event, sampler):
+        if isinstance(event, ProcessReady) and event.process == SERVER:
+            servers.append(event.pid)
+        if isinstance(event, SiteLog):
+            os.kill(servers[-1], signal.SIGKILL)
+
+    cut = jobs.run(waiting, *how, model=MODEL, listener=kill)
+    assert cut.summary.status == "failed"
+    run = jobs.go_on(cut, waiting, *how, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    assert (scores(run), final(run)) == (scores(expected), final(expected))
+    assert run.summary.best == expected.summary.best
+    assert [each.round for each in events(run, Evaluated)] == [0, 1, 2, 3]
+    assert events(run, RunStarted)[-1].evaluate == ["received"]
+
+
+def test_in_cyclic_only_the_model_that_a_round_begins_with_is_scored(jobs):
+    how = "workflow.type=cyclic", "rounds=2"
+    run = jobs.run(RISES, *how, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    # Each of the two sites adds 1.0, then 0.5.
+    assert scores(run) == {0: 0.0, 1: 2.0, 2: None}
+    assert json.loads(run.directory.summary.read_text())["best"]["round"] == 1
