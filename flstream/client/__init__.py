@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.client.context import SiteContext
+from flstream.client.decorators import evaluate, train
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import Learner
 from flstream.client.proximal import proximal_term
@@ -38,6 +39,7 @@ __all__ = [
     "ParamsType",
     "SiteContext",
     "clear",
+    "evaluate",
     "get_config",
     "get_job_id",
     "get_site_name",
@@ -54,6 +56,7 @@ __all__ = [
     "send",
     "shutdown",
     "system_info",
+    "train",
 ]
 
 
@@ -188,11 +191,12 @@ def system_info() -> Mapping[str, Any]:
     """Facts about the run and this site.
 
     Returns:
-        ``site_name``, ``job_name``, ``clients`` (number of sites), ``total_rounds``, ``seed`` (of
-        the job), ``site_dir`` (the site's folder in the run directory; code works in ``work/``
-        there) and ``job_dir`` (the job file's folder, for files that belong to the job). During a
-        task also ``task_seed`` (of this site in this task) and ``state_dir`` (see
-        :func:`get_state_dir`).
+        ``site_name``, ``job_name`` (also as ``job_id``), ``clients`` (number of sites),
+        ``total_rounds``, ``seed`` (of the job), ``site_args`` and ``model_args`` (arguments of this
+        site, and of the model's factory), ``site_dir`` (the site's folder in the run directory;
+        code works in ``work/`` there) and ``job_dir`` (the job file's folder, for files that belong
+        to the job). During a task also ``task_seed`` (of this site in this task) and ``state_dir``
+        (see :func:`get_state_dir`).
     """
     return _current().system_info()
 

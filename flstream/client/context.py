@@ -26,6 +26,7 @@ class SiteContext:
         total_rounds: Number of rounds in the job.
         folder: Path of the site's folder in the run directory.
         args: Arguments of this site alone, by name (``clients.args``).
+        model_args: Arguments of the model's factory, by name (``model.args``).
         state: Files of the site that are kept from one training to the next.
     """
 
@@ -38,6 +39,7 @@ class SiteContext:
     total_rounds: int
     folder: str
     args: Mapping[str, Any]
+    model_args: Mapping[str, Any]
     state: SiteState
 
     @classmethod
@@ -63,6 +65,7 @@ class SiteContext:
             total_rounds=task.total_rounds,
             folder=folder,
             args=info.site_args.get(site.site, {}),
+            model_args=info.model_args,
             state=SiteState(
                 folder,
                 task.effect,

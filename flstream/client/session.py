@@ -26,6 +26,8 @@ class Session:
 
     Attributes:
         worker: The worker that runs the code.
+        metrics: What the code has found of the model that it is about to train; None for nothing.
+        has_scored: Whether the last task was an evaluation that a decorated function has answered.
     """
 
     def __init__(self, worker: Worker, execution: TaskExecution | None = None) -> None:
@@ -36,6 +38,8 @@ class Session:
         self._initialised = False
         self._is_shut_down = False
         self._model: FLModel | None = None
+        self.metrics: Mapping[str, float] | None = None
+        self.has_scored = False
 
     @property
     def site(self) -> str:
@@ -145,6 +149,7 @@ class Session:
         info = self.worker.info
         return {
             "site_name": self.site,
+            "job_id": info.job,
             "job_name": info.job,
             "clients": info.clients,
             "total_rounds": info.rounds,
@@ -152,6 +157,7 @@ class Session:
             "site_dir": f"{info.sites_folder}/{self.site}",
             "job_dir": info.job_folder,
             "site_args": dict(info.site_args.get(self.site, {})),
+            "model_args": dict(info.model_args),
         }
 
     def _next_task(self, timeout: float | None) -> bool:
@@ -162,6 +168,7 @@ class Session:
         if not self._is_own or self._is_shut_down:
             return False
         self._execution = None  # frees what it refers to before the next model arrives
+        self.metrics, self.has_scored = None, False
         while (task := self.worker.next_task(timeout)) is not None:
             if [site.site for site in task.sites] != [self.worker.info.site]:
                 raise ProtocolError(f"the server sent {self.site} a task of other sites")

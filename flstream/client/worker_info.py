@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         sites_folder: Path of the folder that holds each site's folder.
         job_folder: Path of the job file's folder.
         site_args: Arguments of one site alone, by site.
+        model_args: Arguments of the model's factory.
+        alias: Whose names the training code may import; None for nobody's.
         exchange_format: Kind of values that training code receives.
         streaming: Settings with which models are fetched.
         include: Regular expressions of the names of tensors that are aggregated; see
@@ -39,6 +41,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     sites_folder: str
     job_folder: str
     site_args: dict[str, dict[str, Any]]
+    model_args: dict[str, Any]
+    alias: Literal["nvflare"] | None
     exchange_format: Framework
     streaming: StreamSettings
     include: list[str]

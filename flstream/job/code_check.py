@@ -18,10 +18,14 @@ from flstream.job.client_names import unknown_names
 from flstream.job.files import top_level_names
 from flstream.job.imports import top_level_imports
 from flstream.job.job import Job
+from flstream.job.kept_variables import kept_variables
 from flstream.job.problems import Problem, did_you_mean
 
 _INSTALL = "install it where flstream is, or put it beside the file"
-_HINTS = {"nvflare": "write import flstream.client as flare instead, which has the same functions"}
+_HINTS = {
+    "nvflare": "set train.alias = nvflare, or write import flstream.client as flare instead, which "
+    "has the same functions"
+}
 
 
 def code_problems(job: Job) -> list[Problem]:
@@ -37,7 +41,8 @@ def code_problems(job: Job) -> list[Problem]:
     if job.train.learner is not None:
         problems += _named("train.learner", job.train.learner)
     elif job.train.script is not None:
-        problems += _file("train.script", job.train.script)
+        problems += _file("train.script", job.train.script, job.train.alias)
+        problems += _lost_variables(job)
     if job.model.factory is not None and job.model.initial is None:
         problems += _named("model.factory", job.model.factory)
     return problems
@@ -75,7 +80,21 @@ def _find(module: str) -> ModuleSpec | None:
     return spec
 
 
-def _file(key: str, path: Path) -> Iterator[Problem]:
+def _lost_variables(job: Job) -> Iterator[Problem]:
+    """Yield a problem where a script of NVFlare's would lose what it keeps from round to round."""
+    clients, script = job.clients, job.train.script
+    if job.train.alias is None or script is None or clients.workers == clients.count:
+        return
+    if kept := kept_variables(script):
+        allowed = f"{clients.count}, as many as there are clients"
+        message = f"{clients.workers} processes for {clients.count} clients"
+        reason = f"{script.name} keeps {', '.join(kept)} from round to round, and with fewer "
+        yield Problem(
+            "clients.parallel", message, allowed, f"{reason}processes it is run anew for each task"
+        )
+
+
+def _file(key: str, path: Path, alias: str | None = None) -> Iterator[Problem]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -89,10 +108,12 @@ def _file(key: str, path: Path) -> Iterator[Problem]:
         return
     for line, module, _ in top_level_imports(tree):
         top = module.partition(".")[0]
+        if top == alias:
+            continue
         if PathFinder.find_spec(top, [str(path.parent)]) is None and not _is_installed(top):
             message = f"{path.name} line {line} imports {module}, and there is no module {top}"
             yield Problem(key, message, "", _HINTS.get(top, _INSTALL))
-    yield from unknown_names(key, path, tree)
+    yield from unknown_names(key, path, tree, alias)
 
 
 def _parsed(path: Path) -> ast.Module:

@@ -230,6 +230,13 @@ class TrainSection(Section):
     `--key a b`. They may also be one text, as on a shell: `"--lr 0.1 --verbose"`.
     """
 
+    alias: Annotated[Literal["nvflare"] | None, Choice(("nvflare",))] = None
+    """The other framework whose names the training code may import; null is none.
+
+    With nvflare, `import nvflare.client as flare`, its tracking and the constants that scripts
+    import lead to flstream, whether or not nvflare is installed.
+    """
+
     exchange_format: Annotated[Literal["pytorch", "numpy"], Choice(("pytorch", "numpy"))] = (
         "pytorch"
     )

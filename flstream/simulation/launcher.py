@@ -179,6 +179,8 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         sites_folder=str(run.sites),
         job_folder=str(job.folder),
         site_args=job.clients.args,
+        model_args=job.model.args,
+        alias=job.train.alias,
         exchange_format=job.train.exchange_format,
         streaming=stream_settings(job, job.train.exchange_format),
         include=job.aggregation.include,

@@ -19,6 +19,7 @@ from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
 from flstream.server.initial_model import BuildReport
+from flstream.server.lost_variables import watch_variables
 from flstream.server.play import Replay, await_initial, dismiss, play, prepare
 from flstream.server.started import run_started
 from flstream.server.worker_pool import WorkerPool
@@ -151,7 +152,8 @@ def _run(
             closing(WorkerPool(names, own, spawner, service, abort, seconds)) as pool,
         ):
             rule = rule_for(job.aggregation)
-            context = ServerContext(job, run, pool, service, rule, reporter.emit, abort)
+            emit = watch_variables(job, reporter.emit, is_resumed=bool(replay.records))
+            context = ServerContext(job, run, pool, service, rule, emit, abort)
             prepare(context)
             initial = replay.initial
             if initial is None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from flstream.aggregation.rules import AggregationRule
+from flstream.client.alias import install as install_alias
 from flstream.client.code import LearnerCode, TrainCode
 from flstream.client.messages import Goodbye, ToWorker
 from flstream.client.run_learner import serve_learner
@@ -41,6 +42,8 @@ def worker_main(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     enter = _redirect(info, run)
+    if info.alias is not None:
+        install_alias()
     _set_threads(threads)
     end_with_peer(end.control)
     # Training code starts its processes as it does elsewhere on Linux: those of the launcher's fork

@@ -64,6 +64,8 @@ def worker_info(
         sites_folder=str(sites_folder),
         job_folder=str(sites_folder.parent),
         site_args={},
+        model_args={},
+        alias=None,
         exchange_format=exchange_format,
         streaming=SETTINGS._replace(push=push),
         include=[".*"],

@@ -118,3 +118,54 @@ def test_a_factory_is_not_looked_at_if_the_weights_come_from_a_file(
     (tmp_path / "m.safetensors").write_bytes(b"")
     initial = f"model.initial={tmp_path}/m.safetensors"
     assert problems("", "import nosuch\ndef build(): ...", initial) == []
+
+
+ALIASED = """
+import nvflare.client as flare
+import nvflare.app_opt.lightning
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsTyp
+from nvflare.app_common.app_constant import ModelName
+from nvflare.client import recieve
+from nvflare.fuel.utils import fobs
+from nvflare.app_opt.pt import fedproxloss
+
+flare.init()
+optimizer = torch.optim.SGD([], 0.1)
+while flare.is_runing():
+    fedproxloss.Loss(fedproxloss.PTFedProxLoss)
+    optimizer.step()
+"""
+
+
+def test_under_the_alias_what_it_has_not_is_named_with_its_line(problems: Problems) -> None:
+    found = problems(ALIASED, "def build(): ...", "train.alias=nvflare")
+    starts = [
+        "line 3 imports nvflare.app_opt.lightning, which train.alias has not; it has nvflare.apis",
+        "line 4 uses ParamsTyp, which nvflare.app_common.abstract.fl_model has not; did you mean",
+        "line 6 uses recieve, which nvflare.client has not; did you mean receive?",
+        "line 7 imports nvflare.fuel.utils, which train.alias has not; it has nvflare.apis",
+        "line 12 uses is_runing, which nvflare.client has not; did you mean is_running?",
+        "line 13 uses Loss, which nvflare.app_opt.pt.fedproxloss has not; it has PTFedProxLoss",
+    ]
+    assert len(found) == len(starts)
+    for problem, start in zip(found, starts, strict=True):
+        assert problem.startswith(f"train.script: client.py {start}")
+    every_name = (
+        "import nvflare.client.api\nfrom nvflare.client import *\nnvflare.client.api.init()"
+    )
+    assert problems(every_name, "def build(): ...", "train.alias=nvflare") == []
+
+
+def test_under_the_alias_a_script_that_keeps_variables_needs_a_process_a_site(
+    problems: Problems,
+) -> None:
+    script = ALIASED.replace("is_runing", "is_running").splitlines()
+    kept = "\n".join(["import nvflare.client as flare", *script[9:12], "    optimizer.step()"])
+    shared = "clients.count=3", "clients.parallel=2"
+    [problem] = problems(kept, "def build(): ...", "train.alias=nvflare", *shared)
+    assert problem == (
+        "clients.parallel: 2 processes for 3 clients; must be 3, as many as there are clients; "
+        "client.py keeps optimizer from round to round, and with fewer processes it is run anew "
+        "for each task"
+    )
+    assert problems(kept, "def build(): ...", "train.alias=nvflare", "clients.count=3") == []

@@ -1,0 +1,105 @@
+"""Scripts that import NVFlare's names, whether or not that is installed."""
+
+import pytest
+
+MODEL = """
+import torch
+
+
+def build(size=3):
+    return torch.nn.Linear(size, 1)
+"""
+
+FACE = """
+import nvflare.client as flare
+import nvflare.client.api
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AlgorithmConstants, ModelName
+from nvflare.app_common.np.constants import NPConstants
+from nvflare.app_opt.pt.fedproxloss import PTFedProxLoss
+import copy
+import torch
+
+net = torch.nn.Linear(3, 1)
+nvflare.client.api.init()
+assert (ModelName.BEST_MODEL, NPConstants.NUMPY_KEY) == ("best_model", "numpy_key")
+assert AlgorithmConstants.SCAFFOLD_CTRL_DIFF == "scaffold_c_diff"
+assert flare.get_job_id() == flare.system_info()["job_id"] == "test"
+assert flare.get_config()["model_args"] == {"size": 3}
+while flare.is_running():
+    received = flare.receive()
+    assert isinstance(received, FLModel) and received.params_type == ParamsType.FULL
+    net.load_state_dict(received.params)
+    before = copy.deepcopy(net)
+    with torch.no_grad():
+        for each in net.parameters():
+            each += 2.0
+    loss = PTFedProxLoss(mu=0.5)(net, before)
+    assert loss.item() == 0.25 * 4 * 4  # four parameters
+    meta = {FLMetaKey.NUM_STEPS_CURRENT_ROUND: 2}
+    flare.log("loss", loss.item(), AnalyticsDataType.SCALAR)
+    flare.send(FLModel(params=net.state_dict(), metrics={"loss": loss.item()}, meta=meta))
+"""
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_script_of_nvflares_runs_as_it_is(jobs, parallel):
+    how = "train.alias=nvflare", "model.args.size=3", f"clients.parallel={parallel}"
+    run = jobs.run(FACE, *how, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    assert [each.get("loss") for each in run.summary.metrics] == [4.0, 4.0, None]
+    assert run.summary.warnings == []
+
+
+def test_what_the_alias_has_not_fails_with_a_sentence(jobs):
+    run = jobs.run("import nvflare.app_opt.lightning", "train.alias=nvflare")
+    assert "train.alias = nvflare has no nvflare.app_opt.lightning; it has" in run.summary.error
+
+
+KEEPS = """
+import nvflare.client as flare
+
+count = 0
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    count += 1
+    if flare.get_site_name() == "site-2" and FAILS:
+        raise SystemExit("out of luck")
+    model.params["w"] += count
+    flare.send(flare.FLModel(params=model.params))
+"""
+
+
+def test_a_process_that_is_begun_anew_in_mid_run_is_told_of(jobs):
+    script = KEEPS.replace("FAILS", "model.current_round == 1")
+    how = "rounds=4", "clients.min_updates=1", "train.alias=nvflare"
+    run = jobs.run(script, *how)
+    assert run.summary.status == "finished", run.summary.error
+    [warning] = run.summary.warnings
+    assert warning == (
+        "site-2 has a new process in round 3, so variables that client.py keeps from round to "
+        "round are those of its beginning: count"
+    )
+    assert jobs.run(script, *how[:2], "train.alias=nvflare", "clients.parallel=1").summary.warnings
+
+
+def test_a_run_that_goes_on_has_new_processes_and_says_so(jobs):
+    script = KEEPS.replace("FAILS", "False")
+    run = jobs.run(script, "train.alias=nvflare")
+    assert run.summary.warnings == []
+    more = jobs.go_on(run, script, "train.alias=nvflare", "rounds=3")
+    [warning] = more.summary.warnings
+    assert warning.startswith("site-1, site-2 have new processes in round 3, so variables that")
+
+
+def test_where_sites_share_processes_lost_variables_are_told_of(jobs):
+    script = KEEPS.replace("FAILS", "False")
+    run = jobs.run(script, "train.alias=nvflare", "clients.parallel=1")
+    [warning] = run.summary.warnings
+    assert warning == (
+        "client.py is run anew for each task, since 2 sites share 1 process, and it keeps count "
+        "from round to round; set clients.parallel = 2"
+    )
