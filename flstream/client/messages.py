@@ -54,6 +54,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         keeps_state: Whether what the sites leave in their state is kept. A task that is repeated
             for the sake of its updates has kept it already.
         meta: Payload message of the values that the workflow sends along; empty for none.
+        order: Order in which training code is to find the tensors; see
+            :mod:`flstream.model.order`.
     """
 
     kind: TaskKind
@@ -65,6 +67,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     sites: list[SiteTask]
     keeps_state: bool = True
     meta: bytes = b""
+    order: str = ""
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):

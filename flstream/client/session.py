@@ -149,8 +149,8 @@ class Session:
         info = self.worker.info
         return {
             "site_name": self.site,
-            "job_id": info.job,
             "job_name": info.job,
+            "job_id": info.job,
             "clients": info.clients,
             "total_rounds": info.rounds,
             "seed": info.seed,

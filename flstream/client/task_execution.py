@@ -36,6 +36,7 @@ from flstream.model.body import Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
+from flstream.model.order import in_order
 
 if TYPE_CHECKING:
     import torch
@@ -118,6 +119,8 @@ class TaskExecution:
             tensors = copies_of(self._model())
         else:
             tensors = self._copy_into(sink_for)
+        if into is None and self._layout is not None:
+            tensors = in_order(tensors, self._layout, self.task.order)
         self._was_received = True
         seed_everything(site.seed)
         sent = unpack_meta(self.task.meta)

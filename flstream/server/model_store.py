@@ -15,6 +15,7 @@ from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.descriptors import is_ours_alone
 from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
 from flstream.model.layout import Layout
+from flstream.model.order import ORDER
 from flstream.runs.model_files import state_file
 from flstream.runs.retention import Retention
 from flstream.runs.small_files import temporary_of, unused_name
@@ -193,6 +194,8 @@ class ModelStore:
         chunk_size = self._context.model_settings.frame_size
         digester = ChunkDigester(layout.nbytes, chunk_size) if chunk_size >= LEAST_LENT else None
         metadata = {"format": "pt", "flstream.round": str(round_number)}
+        if order := self.source(base).metadata.get(ORDER):
+            metadata[ORDER] = order
         with ExitStack() as stack:
             sink = stack.enter_context(FileSink(path, layout, metadata, digester=digester))
             optimization = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from flstream.client.messages import SiteTask
 from flstream.errors import FlstreamError
+from flstream.model.order import ORDER
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
@@ -92,6 +93,7 @@ class Scoring:
             settings=context.model_settings,
             frame=0,
             seconds=context.job.clients.round_timeout,
+            order=source.metadata.get(ORDER, ""),
         )
         plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
         run = TaskRun(context, spec, plan, collector)

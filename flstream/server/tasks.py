@@ -47,6 +47,7 @@ class TaskSpec:
         seconds: How long a site may take.
         keeps_state: Whether what the sites leave in their state is kept.
         meta: Payload message of the values sent along; empty for none.
+        order: Order in which training code is to find the tensors; empty for the layout's.
     """
 
     kind: TaskKind
@@ -60,6 +61,7 @@ class TaskSpec:
     seconds: float
     keeps_state: bool = True
     meta: bytes = b""
+    order: str = ""
 
     @property
     def cohort(self) -> Sequence[str]:
@@ -78,6 +80,7 @@ class TaskSpec:
             sites=[self.sites[site] for site in sites],
             keeps_state=self.keeps_state,
             meta=self.meta,
+            order=self.order,
         )
 
 

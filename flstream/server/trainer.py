@@ -8,6 +8,7 @@ from contextlib import suppress
 from flstream.aggregation.steps import plan_steps
 from flstream.client.messages import SiteTask
 from flstream.errors import FlstreamError
+from flstream.model.order import ORDER
 from flstream.runs.site_states import check_states
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
@@ -209,4 +210,5 @@ class Trainer:
             seconds=training.seconds,
             keeps_state=keeps_state,
             meta=training.meta,
+            order=source.metadata.get(ORDER, ""),
         )

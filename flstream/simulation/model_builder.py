@@ -21,6 +21,7 @@ from flstream.model.arranged import Arranged
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
+from flstream.model.order import ORDER, order_text
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.initial_model import BuildReport, Built, NotBuilt
 from flstream.simulation.child import end_with_peer, redirect_output
@@ -71,9 +72,14 @@ def build(model: ModelSection, seed: int, path: Path) -> Built:
     if model.initial is not None:
         given = FileSource(model.initial)
         source: Source = given if given.layout.is_canonical else Arranged(given)
+        order = given.metadata.get(ORDER, "") if given.layout.is_canonical else ""
     else:
         assert model.factory is not None  # loading the job file checked this
-        source = MemoryBody.of(state_of(model.factory, model.args, seed))
+        state = state_of(model.factory, model.args, seed)
+        source = MemoryBody.of(state)
+        order = order_text(source.layout, state)
+    if order:
+        metadata[ORDER] = order
     digest = write_checkpoint(path, source, metadata)
     return Built(source.layout.nbytes, len(source.layout.tensors), digest)
 

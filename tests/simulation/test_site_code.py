@@ -259,3 +259,34 @@ def test_a_learner_finds_its_sites_arguments_and_place(jobs):
         """,
     )
     assert run.summary.metrics[-1]["w"] == (1.0 + 6.0) / 2
+
+
+ORDERED = """
+import flstream.client as flare
+from model import build
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    assert list(model.params) == list(build()), list(model.params)
+    params = dict(reversed(model.params.items()))
+    flare.send(flare.FLModel(params=params, metrics={"x": 1}))
+"""
+TIED = """
+import torch
+
+
+def build():
+    weight = torch.zeros(3)
+    state = {"z": weight, "y": torch.zeros(2, dtype=torch.int64), "m": torch.ones(2), "a": weight}
+    return state
+"""
+
+
+@pytest.mark.parametrize("parallel", [2, 1])
+def test_received_tensors_are_in_the_order_of_the_model(jobs, parallel):
+    run = jobs.run(ORDERED, f"clients.parallel={parallel}", model=TIED)
+    assert run.summary.status == "finished", run.summary.error
+    initial = f"model.initial={run.directory.final_model}"
+    again = jobs.run(ORDERED, f"clients.parallel={parallel}", initial, model=TIED)
+    assert again.summary.status == "finished", again.summary.error
