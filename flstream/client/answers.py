@@ -102,6 +102,34 @@ def params_to_send(
     return params, True
 
 
+def check_kinds(tensors: Iterable[tuple[str, str, tuple[int, ...]]], layout: Layout | None) -> None:
+    """Refuse an update with a tensor of another dtype or shape than the model's, where it is made.
+
+    Args:
+        tensors: Names, dtype codes and shapes of the update's tensors.
+        layout: Layout of the received model; None if it was not received.
+
+    Raises:
+        ClientError: The message names the tensor, and what both have.
+    """
+    if layout is None:
+        return
+    for name, dtype, shape in tensors:
+        spec = layout.by_name.get(layout.aliases.get(name, name))
+        if spec is None:
+            continue  # which the server refuses
+        if shape != spec.shape:
+            raise ClientError(
+                f"the update does not fit the model: tensor {name!r} has shape {list(shape)} "
+                f"instead of {list(spec.shape)}; send tensors of the received shapes"
+            )
+        if dtype != spec.dtype:
+            raise ClientError(
+                f"the update does not fit the model: tensor {name!r} has dtype {dtype} instead of "
+                f"{spec.dtype}; convert it before send(), or build the model in that dtype"
+            )
+
+
 def copies_of(body: MemoryBody) -> Params:
     """Return copies of a body's tensors by name, with the same ties between them."""
     tensors: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flstream.client.answers import (
     Bundle,
+    check_kinds,
     copied,
     copies_of,
     framework_of,
@@ -159,10 +160,12 @@ class TaskExecution:
             # bundle. An update is offered only once the state that belongs to it is durable.
             if self._is_shared:
                 pieces = copied(params, tied)
+                check_kinds((piece[:3] for piece in pieces), self._layout)
                 state = site.state.keep()
                 self._bundle.add(pieces)
             else:
                 update = MemoryBody.of(params, tied=tied)
+                check_kinds((spec[:3] for spec in update.layout.tensors), self._layout)
                 state = site.state.keep()
             answer = SiteAnswer(
                 site.name, weight, metrics, kind.value, framework, partial, True, state, meta

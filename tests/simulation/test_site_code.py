@@ -290,3 +290,19 @@ def test_received_tensors_are_in_the_order_of_the_model(jobs, parallel):
     initial = f"model.initial={run.directory.final_model}"
     again = jobs.run(ORDERED, f"clients.parallel={parallel}", initial, model=TIED)
     assert again.summary.status == "finished", again.summary.error
+
+
+@pytest.mark.parametrize("parallel", [2, 1])
+def test_another_dtype_is_refused_on_the_line_that_sends_it(jobs, parallel):
+    script = """
+    import flstream.client as flare
+    flare.init()
+    model = flare.receive()
+    model.params["b"] = model.params["b"].half()
+    flare.send(flare.FLModel(params=model.params, metrics={}))
+    """
+    run = jobs.run(script, f"clients.parallel={parallel}")
+    assert (
+        "client.py, line 6 raised ClientError: the update does not fit the model: tensor 'b' has "
+        "dtype F16 instead of F64; convert it before send(), or build the model in that dtype"
+    ) in run.summary.error
