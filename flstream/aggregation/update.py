@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Scratch, Source
 from flstream.model.header import TensorSpec
@@ -27,6 +29,7 @@ class UpdateSource:
         weight: Weight in the mean, before dividing by the sum of all weights; finite and above 0.
         params_type: ``FULL`` for the new weights, ``DIFF`` for new minus old.
         partial: Whether it may lack tensors of the model. Otherwise a missing tensor is an error.
+        on_change: Called once a byte of it is not the model's; None where nobody wants to know.
     """
 
     site: str
@@ -34,6 +37,7 @@ class UpdateSource:
     weight: float
     params_type: ParamsType = "FULL"
     partial: bool = False
+    on_change: Callable[[], None] | None = None
 
 
 class Reading:
@@ -47,6 +51,7 @@ class Reading:
     Attributes:
         update: As given.
         carried: Layout of the update's tensors.
+        may_be_unchanged: Whether all bytes so far are the model's, and somebody wants to know.
 
     Raises:
         UpdateRefusedError: Its tensors are not the model's.
@@ -55,6 +60,7 @@ class Reading:
     def __init__(self, update: UpdateSource, model: Layout, frame: int) -> None:
         self.update = update
         self.carried = model
+        self.may_be_unchanged = update.on_change is not None
         self._source = update.open()
         self._window: _Window | None = None
         if update.partial:
@@ -75,6 +81,18 @@ class Reading:
             return Range(self, start, data)
         first = self.place(start)
         return Range(self, first, self._window.read(first, self.place(stop), scratch, joined))
+
+    def compare(self, data: memoryview, old: memoryview) -> None:
+        """Compare bytes of the update with the model's, unless some others have differed."""
+        sent = np.frombuffer(data, np.uint8)
+        if self.update.params_type == "DIFF":
+            differs = bool(sent.any())
+        else:
+            differs = not np.array_equal(sent, np.frombuffer(old, np.uint8))
+        if differs:
+            self.may_be_unchanged = False
+            assert self.update.on_change is not None
+            self.update.on_change()
 
     def place(self, offset: int) -> int:
         """Return the number of bytes that the update has for the model's first ``offset`` bytes."""

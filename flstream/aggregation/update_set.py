@@ -185,12 +185,15 @@ class UpdateSet:
         return chain.from_iterable(each.parts for each in self.parts(start, stop, regions))
 
     def _part(self, place: int, region: Region, read: Range) -> UpdatePart:
-        update = read.reading.update
+        update, data = read.reading.update, read.data(region.start, region.stop)
+        if read.reading.may_be_unchanged:
+            # Which one range disproves, where a site has trained.
+            read.reading.compare(data, self.old.of(region))
         return UpdatePart(
             place,
             update,
             region,
-            read.data(region.start, region.stop),
+            data,
             self.old.of,
             self._scales[place],
             partial(self._refuse, update.site) if self._checks_finite else None,

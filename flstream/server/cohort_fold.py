@@ -36,12 +36,14 @@ class FoldOutcome(NamedTuple):
         answers: What the sites answered whose updates are part of it, in order.
         refused: By site, the reason why its update turned out to be of no use.
         up: Cost of fetching the updates.
+        unchanged: Sites whose update is the model that they had received.
     """
 
     digest: str
     answers: Mapping[str, SiteAnswer]
     refused: Mapping[str, str]
     up: Transfer
+    unchanged: Sequence[str]
 
 
 class CohortFold:
@@ -69,6 +71,7 @@ class CohortFold:
         self._context = context
         self._trainer = trainer
         self._cohort = cohort
+        self._model = model
         self._adopts = adopts
         self._base = store.source(model)
         self._refused: dict[str, str] = {}
@@ -105,7 +108,11 @@ class CohortFold:
             each.answer.site for each in updates if isinstance(each, RemoteUpdate)
         ]
         digest = self._fold.finish(updates, draft.sink, draft.optimization, self._refuse)
-        return FoldOutcome(digest, self._fold.answers, self._refused, self._fold.cost)
+        unchanged = self._fold.unchanged
+        if self._adopts and digest != self._model.digest:
+            unchanged = []  # it was copied, and not compared
+        fold = self._fold
+        return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged)
 
     def _left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order."""

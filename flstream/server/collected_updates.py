@@ -55,7 +55,10 @@ class CollectedUpdate:
 
     Attributes:
         answer: What the site answered beside it.
+        has_changed: Whether a fold has found that it is not the model that was received.
     """
+
+    has_changed = False
 
     def __init__(self, answer: SiteAnswer, body: Source, cost: Transfer) -> None:
         self.answer = answer
@@ -72,8 +75,16 @@ class CollectedUpdate:
         """The update as a fold takes it."""
         answer = self.answer
         return UpdateSource(
-            answer.site, self._open, answer.weight, answer.params_type, answer.partial
+            answer.site,
+            self._open,
+            answer.weight,
+            answer.params_type,
+            answer.partial,
+            self._note_change,
         )
+
+    def _note_change(self) -> None:
+        self.has_changed = True
 
     def _open(self) -> Source:
         return self._body

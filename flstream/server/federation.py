@@ -98,6 +98,8 @@ class Federation:
         self._trainer = Trainer(context, store)
         self._scoring = Scoring(context, store, self._trainer)
         self._scores = Scores(context.job)
+        # Sites of which it is known that they have sent what they received.
+        self._unchanged: set[str] = set()
         self.failure: FlstreamError | None = None
 
     @property
@@ -420,6 +422,7 @@ class Federation:
                     received=True,
                 )
             )
+        self._warn_of_unchanged(outcome.unchanged)
         done = self._journal.record(effect, result.plain(), is_final=True, model=record)
         handle = self._replay_model(done, model, cohort, is_verified=True)
         self._store.keep_digests(record, draft.digester)
@@ -465,6 +468,22 @@ class Federation:
             if self._journal.is_live:
                 count = self.context.job.clients.bench_after
                 self.context.emit(SiteBenched(round=self.round, site=site, failures=count))
+
+    def _warn_of_unchanged(self, sites: Sequence[str]) -> None:
+        """Warn once of each site that has sent what it received."""
+        new = [site for site in sites if site not in self._unchanged]
+        self._unchanged.update(new)
+        if new:
+            whose = (
+                f"update of {new[0]} is" if len(new) == 1 else f"updates of {brief_names(new)} are"
+            )
+            self.context.emit(
+                Warned(
+                    message=f"in round {self.round}, the {whose} equal to the model that was "
+                    "received, so nothing was trained; a trainer may count its epochs from round "
+                    "to round, or an optimizer hold the parameters of another module"
+                )
+            )
 
     def _warn(self, messages: Iterable[str]) -> None:
         for message in messages:

@@ -92,6 +92,7 @@ class UpdateFold:
     Attributes:
         answers: What the sites answered whose updates were folded, in order.
         cost: Cost of fetching the updates that were folded.
+        unchanged: Sites whose update was found to be the model that they had received.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class UpdateFold:
     ) -> None:
         self.answers: dict[str, SiteAnswer] = {}
         self.cost = Transfer()
+        self.unchanged: list[str] = []
         self._base = base
         self._rule = rule
         self._memory_budget = memory_budget
@@ -196,6 +198,7 @@ class UpdateFold:
                 refuse(error.site, str(error))
             else:
                 break
+        self.unchanged += [each.answer.site for each in sound if not each.has_changed]
         self.answers |= {each.answer.site: each.answer for each in sound}
         self.cost = sum((each.cost for each in sound), start=self.cost)
         return sound

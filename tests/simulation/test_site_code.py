@@ -306,3 +306,40 @@ def test_another_dtype_is_refused_on_the_line_that_sends_it(jobs, parallel):
         "client.py, line 6 raised ClientError: the update does not fit the model: tensor 'b' has "
         "dtype F16 instead of F64; convert it before send(), or build the model in that dtype"
     ) in run.summary.error
+
+
+LAZY = """
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    lazy = flare.get_site_name() == "site-2" and model.current_round > 0
+    if KIND == "DIFF":
+        for each in model.params.values():
+            each.zero_()
+    if not lazy:
+        model.params["steps"] += 1
+    if KIND == "PARTIAL":
+        partial = {"steps": model.params["steps"]}
+        flare.send(flare.FLModel(params=partial, meta={"partial": True}))
+    else:
+        flare.send(flare.FLModel(params=model.params, params_type=KIND))
+"""
+EQUAL = "in round 2, the update of site-2 is equal to the model that was received, so nothing was"
+
+
+@pytest.mark.parametrize("kind", ["FULL", "DIFF", "PARTIAL"])
+@pytest.mark.parametrize("parallel", [2, 1])
+def test_an_update_that_is_what_was_received_is_told_of_once(jobs, kind, parallel):
+    script = LAZY.replace("KIND", repr(kind))
+    run = jobs.run(script, "rounds=4", f"clients.parallel={parallel}")
+    assert run.summary.status == "finished", run.summary.error
+    [warning] = run.summary.warnings
+    assert warning.startswith(EQUAL)
+
+
+def test_an_adopted_update_that_is_what_was_received_is_told_of(jobs):
+    run = jobs.run(LAZY.replace("KIND", repr("FULL")), "rounds=3", "workflow.type=cyclic")
+    [warning] = run.summary.warnings
+    assert warning.startswith(EQUAL)
