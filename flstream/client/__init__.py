@@ -201,12 +201,20 @@ def system_info() -> Mapping[str, Any]:
     return _current().system_info()
 
 
-def log(key: str, value: float, data_type: Any = None, **_: Any) -> None:
-    """Record a number in the run's events, with the site and the round.
+def log(
+    key: str, value: Any, data_type: Any = None, global_step: int | None = None, **_: Any
+) -> None:
+    """Record a value in the run's events, with the site and the round. The report shows it.
 
     Args:
         key: Name of the value.
-        value: The number.
+        value: A number (also a scalar of NumPy or torch, or a bool) or text; or a mapping of such
+            values, each of which is recorded as ``key/name``.
         data_type: Without effect; accepted for compatibility with NVFlare.
+        global_step: Step of the site's own at which a chart shows the value, such as a count of
+            batches; None for the round.
+
+    Raises:
+        ClientError: The value is neither, or the step is no int.
     """
-    _current().log(key, value)
+    _current().log(key, value, global_step)

@@ -160,12 +160,23 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):
-    """Worker: a site logged a value; round 0 is before its first task."""
+    """Worker: a site logged a value.
+
+    Attributes:
+        round: Round of its task; 0 before the first one.
+        site: Name of the site.
+        key: Name of the value.
+        value: The number; None for text.
+        step: Step of the site's own, such as a count of batches; None where it gave none.
+        text: The text; None for a number.
+    """
 
     round: int
     site: str
     key: str
-    value: float
+    value: float | None
+    step: int | None = None
+    text: str | None = None
 
 
 class Goodbye(msgspec.Struct, tag=True, frozen=True):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
+from flstream.client.logged_values import step_of, values_of
 from flstream.client.messages import Failed, Logged
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
@@ -128,10 +129,23 @@ class Session:
         """Take no more tasks."""
         self._is_shut_down = True
 
-    def log(self, key: str, value: float) -> None:
-        """Record a value in the run's events."""
+    def log(self, key: str, value: Any, step: int | None = None) -> None:
+        """Record values in the run's events.
+
+        A training that is repeated for the sake of its update alone records nothing: what it logged
+        the first time counts.
+
+        Args:
+            key: Name of the value.
+            value: A number or text, or a mapping of such values.
+            step: Step of the site's own; None for none.
+        """
         number = self._context.round if self._context is not None else 0
-        self.worker.send(Logged(number, self.site, key, float(value)))
+        values, at = list(values_of(key, value)), step_of(key, step)
+        if self._execution is not None and self._execution.is_repeated:
+            return
+        for each in values:
+            self.worker.send(Logged(number, self.site, each.key, each.number, at, each.text))
 
     def fail(self, reason: str) -> None:
         """Report that the training code failed: the current task, or between tasks the process."""

@@ -78,6 +78,11 @@ class TaskExecution:
         self._answers: list[SiteAnswer] = []
         self._is_delivered = False
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the task was done before, and is repeated for the sake of its updates alone."""
+        return self.task.kind == "train" and not self.task.keeps_state
+
     def begin(self, site: SiteTask) -> SiteContext | None:
         """Begin a site's part of the task.
 

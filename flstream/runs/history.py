@@ -15,6 +15,7 @@ import msgspec
 
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.counted_events import COUNTED, CountedEvents, Status
+from flstream.runs.counted_lines import CountedLines
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.kept_events import KeptEvents
 from flstream.runs.round_record import RoundRecord
@@ -46,6 +47,7 @@ class History:
         assumed: What is known of the job until the run's first event tells it.
         keep_results: Whether the results of effects are kept, which grow with sites x rounds.
         keep_weights: Whether the weights of sites in rounds are kept, which do so, too.
+        note_lines_of: Kinds of events whose lines are noted where they count; see :attr:`lines`.
 
     Attributes:
         facts: What is known of the job.
@@ -60,6 +62,7 @@ class History:
         *,
         keep_results: bool = True,
         keep_weights: bool = True,
+        note_lines_of: Sequence[type[AnyEvent]] = (),
     ) -> None:
         self.facts = assumed or JobFacts()
         self.started: RunStarted | None = None
@@ -72,6 +75,7 @@ class History:
         self._events = KeptEvents()
         self._counted = CountedEvents()
         self._site_clock = SiteClock(self._names)
+        self._lines = CountedLines(note_lines_of)
 
     @classmethod
     def of(
@@ -89,8 +93,12 @@ class History:
             history._count(event)
         return history
 
-    def apply(self, event: AnyEvent) -> None:
+    def apply(self, event: AnyEvent, offset: int = 0) -> None:
         """Take one event.
+
+        Args:
+            event: The event.
+            offset: Where its line begins in the journal, in bytes, where lines are noted.
 
         Raises:
             ValueError: It does not follow from those before.
@@ -99,8 +107,10 @@ class History:
         self._check(event)
         if isinstance(event, RunResumed):
             self._resume(event)
+            self._lines.apply(event, offset)
         # A sitting that goes on from the initial model may report it once more.
         elif not (isinstance(event, ModelReady) and self._counted.models):
+            self._lines.apply(event, offset)
             self._count(event)
 
     @property
@@ -189,6 +199,20 @@ class History:
         return best.best
 
     @property
+    def lines(self) -> Sequence[int]:
+        """Where lines begin whose events are of a noted kind, and count; in bytes, and rising."""
+        return self._lines.offsets
+
+    @property
+    def line_count(self) -> int:
+        """How many lines there are of events that are of a noted kind, and count."""
+        return self._lines.count
+
+    def lines_after(self, count: int) -> Sequence[int]:
+        """Those of :attr:`lines` that came to count last, all but so many, in that order."""
+        return self._lines.after(count)
+
+    @property
     def sites(self) -> Mapping[str, SiteRecord]:
         """Sites that were asked to do anything, by name."""
         return site_records(self._site_clock.totals(), self._counted)
@@ -245,6 +269,7 @@ class History:
             self._events.all.append(event)
             if isinstance(event, ModelReady | EffectDone | RoundFinished | Evaluated):
                 self._site_clock.settle(len(self._events.all))
+                self._lines.settle(len(self._events.all))
 
     def _packed(self, event: AnyEvent) -> AnyEvent:
         """An event in little memory."""
@@ -262,6 +287,7 @@ class History:
         else:
             end = self._events.end_of_round(event.round, evaluated=event.evaluated)
         self._site_clock.undo(end)
+        self._lines.undo(end)
         self._events = KeptEvents([*self._events.until(end), event])
         # What is void cannot be taken away from sums. So the rest is added up again.
         self._counted = CountedEvents()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flstream.errors import SimulationError
@@ -9,11 +10,15 @@ from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
 from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import (
+    AnyEvent,
     RunStarted,
     decode_event,
     is_of_unknown_kind,
     most_line_bytes,
 )
+
+# Of any job, for a reader who does not know the number.
+_MOST_CLIENTS = 1_000_000
 
 
 def read_history(
@@ -23,6 +28,7 @@ def read_history(
     skip_unknown: bool = False,
     keep_results: bool = True,
     keep_weights: bool = True,
+    note_lines_of: Sequence[type[AnyEvent]] = (),
     assumed: JobFacts | None = None,
 ) -> History:
     """Read a journal.
@@ -35,19 +41,25 @@ def read_history(
         skip_unknown: Whether events of unknown kinds, as of a later version, are skipped.
         keep_results: Whether the history keeps the results of effects.
         keep_weights: Whether the history keeps the sites' weights in each round.
+        note_lines_of: Kinds of events that :func:`read_events` is to read again.
         assumed: Facts about the job until the journal's first event gives them; None for none.
 
     Raises:
         SimulationError: The journal cannot be read, or a line is damaged; the message names the
             line.
     """
-    history = History(assumed, keep_results=keep_results, keep_weights=keep_weights)
+    history = History(
+        assumed,
+        keep_results=keep_results,
+        keep_weights=keep_weights,
+        note_lines_of=note_lines_of,
+    )
     lines = WholeLines(path, most_line_bytes(0))
     try:
         for line in lines:
             try:
                 event = decode_event(line)
-                history.apply(event)
+                history.apply(event, lines.start)
             except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
                 if skip_unknown and is_of_unknown_kind(line):
                     continue
@@ -72,3 +84,42 @@ def read_history(
             f"cut it off before this line to go on from {until}"
         ) from error
     return history
+
+
+def read_events(path: Path, offsets: Sequence[int]) -> Iterator[AnyEvent]:
+    """Yield the events of some lines of a journal, such as :attr:`History.lines` has.
+
+    Args:
+        path: Path of the journal.
+        offsets: Where the lines begin, in bytes; for none, the file need not be there.
+
+    Raises:
+        OSError: The journal cannot be read.
+        SimulationError: It was changed since the offsets were taken.
+    """
+    if not offsets:
+        return
+    with path.open("rb") as file:
+        for offset in offsets:
+            file.seek(offset)
+            try:
+                event = decode_event(file.readline())
+            except (ValueError, RecursionError) as error:
+                raise SimulationError(f"{path} was changed while it was read: {error}") from error
+            yield event
+
+
+def new_events(path: Path, start: int) -> Iterator[tuple[AnyEvent, int, int]]:
+    """Yield the events of a journal from a line on, each with where its line begins and ends.
+
+    Args:
+        path: Path of the journal.
+        start: Where the first line begins, in bytes.
+
+    Raises:
+        OSError: The journal cannot be read.
+        ValueError: A line is damaged.
+    """
+    lines = WholeLines(path, most_line_bytes(_MOST_CLIENTS), start)
+    for line in lines:
+        yield decode_event(line), lines.start, lines.end

@@ -56,8 +56,8 @@ def report_message(event: WorkerMessage, emit: Callable[[AnyEvent], None]) -> No
     match event.message:
         case Ready(pid, idle_rss):
             emit(ProcessReady(process=event.worker, pid=pid, idle_rss=idle_rss))
-        case Logged(number, site, key, value):
-            emit(SiteLog(round=number, site=site, key=key, value=value))
+        case Logged(number, site, key, value, step, text):
+            emit(SiteLog(round=number, site=site, key=key, value=value, step=step, text=text))
         case Goodbye(peak_rss):
             emit(ProcessEnded(process=event.worker, peak_rss=peak_rss))
 

@@ -28,7 +28,7 @@ from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, ask
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
-from flstream.telemetry.events import SiteFailed, SiteUpdate, Transfer
+from flstream.telemetry.events import SiteFailed, SiteUpdate, Transfer, UpdateTakenUp
 
 
 class SiteResult(NamedTuple):
@@ -160,6 +160,7 @@ class TaskRun:
         self.collector.answer(answer.site, update)
         self.answers[answer.site] = answer
         self._queue = self._new_queue()
+        self._context.emit(UpdateTakenUp(round=self._spec.round, site=answer.site))
 
     def folded(self, count: int) -> None:
         """Let workers go on with sites further ahead: the first ``count`` need no room any more."""

@@ -109,24 +109,30 @@ class WholeLines:
     Args:
         path: Path of the file.
         most: Most bytes of a line. A longer one is returned in pieces, none of which is an event.
+        start: Where the first line begins, in bytes.
 
     Attributes:
         most: Most bytes of the next line; the reader may change it from line to line.
         number: Number of the last line that was returned, from 1.
+        start: Where that line begins, in bytes.
+        end: Where the next one begins.
 
     Raises:
         OSError: The file cannot be read.
     """
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path, most: int, start: int = 0) -> None:
         self._path = path
         self.most = most
         self.number = 0
+        self.start = self.end = start
 
     def __iter__(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
+            file.seek(self.end)
             while line := file.readline(self.most):
                 if not line.endswith(b"\n") and len(line) < self.most:
                     return
                 self.number += 1
+                self.start, self.end = self.end, self.end + len(line)
                 yield line

@@ -161,13 +161,34 @@ class SiteUpdate(Event, tag="site_update"):
     metrics: Metrics
 
 
-class SiteLog(Event, tag="site_log"):
-    """A training script logged a value."""
+class SiteLog(Event, tag="site_log", omit_defaults=True):
+    """Training code or a workflow logged a value.
+
+    Attributes:
+        round: Round in which it was logged; 0 before the first one.
+        site: Name of the site; empty for a value of the workflow's.
+        key: Name of the value.
+        value: The number; None for text, and for a number that is not finite.
+        step: Step of the site's own; None where it gave none.
+        text: The text; None for a number.
+    """
 
     round: int
     site: str
     key: str
     value: float | None
+    step: int | None = None
+    text: str | None = None
+
+
+class UpdateTakenUp(Event, tag="update_taken_up"):
+    """A site need not train again: its update is on disk from before the run was interrupted.
+
+    What the site told of that training, which is void otherwise, counts.
+    """
+
+    round: int
+    site: str
 
 
 class SiteFailed(Event, tag="site_failed"):
@@ -377,6 +398,7 @@ AnyEvent = (
     | SitePhaseChanged
     | SiteUpdate
     | SiteLog
+    | UpdateTakenUp
     | SiteFailed
     | SiteBenched
     | EndedEarly

@@ -193,6 +193,38 @@ def test_values_are_logged_for_the_site_and_the_round(script):
         assert logged == [Logged(4, "site-1", "loss", 0.25), Logged(4, "site-8", "loss", 0.25)]
 
 
+def test_values_of_several_kinds_are_logged_in_their_order(script):
+    with script("""
+        import flstream.client as flare
+
+        flare.init()
+        flare.receive()
+        flare.log("losses", {"train": 1, "val": 2.5}, "SCALARS", global_step=30)
+        flare.log("note", "halfway", data_type="TEXT", sender="me")
+        flare.send(flare.FLModel(metrics={}))
+    """) as serving:
+        serving.server.evaluate(model(), "site-1", round_number=4)
+        assert [m for m in serving.server.heard if isinstance(m, Logged)] == [
+            Logged(4, "site-1", "losses/train", 1.0, 30),
+            Logged(4, "site-1", "losses/val", 2.5, 30),
+            Logged(4, "site-1", "note", None, None, "halfway"),
+        ]
+
+
+@pytest.mark.parametrize("call", ["flare.log('loss', [1.0])", "flare.log('loss', 1.0, None, '3')"])
+def test_a_value_that_cannot_be_logged_fails_the_site_with_its_line(script, call):
+    with script(f"""
+        import flstream.client as flare
+
+        flare.init()
+        flare.receive()
+        {call}
+    """) as serving:
+        serving.server.ask("evaluate", model(), "site-1")
+        reason = serving.server.hear(Failed).reason
+        assert "line 6 raised ClientError: log('loss') was given" in reason
+
+
 COUNTS = """
 import json, pathlib, flstream.client as flare
 

@@ -14,6 +14,12 @@ from flstream.report.html.drawings import (
     rss_drawing,
     seconds_drawing,
 )
+from flstream.report.html.logged_values import (
+    logged_drawings,
+    logged_note,
+    text_note,
+    text_table,
+)
 from flstream.report.html.page import render, write_page
 from flstream.report.html.tables import (
     NOTHING,
@@ -95,6 +101,10 @@ def run_page(run: RunRecord) -> str:
             "metrics_note": _metrics_note(run),
             "no_metrics": _no_metrics(run),
             "rounds": rounds_table(run),
+            "logged": logged_drawings(run.logged),
+            "logged_note": logged_note(run.logged),
+            "texts": text_table(run.logged),
+            "texts_note": text_note(run.logged),
             "over_idle": over_idle_drawing(run, "over-idle"),
             "rss": rss_drawing(run, "rss"),
             "joints": (

@@ -141,7 +141,7 @@ class RunState:
                 self._progress(event)
             case SiteLog():
                 site = self.sites.get(event.site)
-                if site is not None:
+                if site is not None and event.text is None:
                     site.latest_metrics = {event.key: event.value}
             case SiteFailed():
                 self._fail(event)

@@ -11,20 +11,21 @@ import msgspec
 from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
 from flstream.report.record.clock import Clock
+from flstream.report.record.logged import LoggedRecord, read_logged
 from flstream.report.record.memory import MemoryRecord, read_memory
 from flstream.report.record.settings import Setting, read_settings
 from flstream.report.record.versions import read_versions
 from flstream.report.text import counted
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
-from flstream.runs.journal import read_history
+from flstream.runs.journal import read_events, read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_record import SiteRecord
 from flstream.runs.summary import MemorySummary, Summary, summarize
-from flstream.telemetry.events import SERVER
+from flstream.telemetry.events import SERVER, SiteLog
 from flstream.telemetry.memory import ProcessMemory
 
-HELPERS = ("launcher", "fork-server", "model-builder")
+HELPERS = ("launcher", "fork-server", "model-builder", "tracker")
 """Processes of a run that are neither its server nor do the work of sites."""
 
 
@@ -39,6 +40,7 @@ class RunRecord(NamedTuple):
         history: What its events say.
         sites: Sites that were asked to do anything, by name.
         memory: Resident memory of its processes over time.
+        logged: Values that its sites and its workflow logged.
         clock: seconds for which it was going on.
         settings: Keys of its job file.
         versions: of what it ran on, by name; none where they were not kept.
@@ -52,6 +54,7 @@ class RunRecord(NamedTuple):
     history: History
     sites: Mapping[str, SiteRecord]
     memory: MemoryRecord
+    logged: LoggedRecord
     clock: Clock
     settings: Sequence[Setting]
     versions: Mapping[str, str]
@@ -100,7 +103,11 @@ def _read(run: RunDirectory) -> RunRecord:
         settings = []
         notes.append(f"job.conf is damaged, so no settings are shown: {error.problems[0]}.")
     history = read_history(
-        run.events, tolerant=True, keep_results=False, assumed=_facts_of(settings)
+        run.events,
+        tolerant=True,
+        keep_results=False,
+        note_lines_of=(SiteLog,),
+        assumed=_facts_of(settings),
     )
     clock = Clock(history.timeline.sittings)
     memory = read_memory(run.memory, clock)
@@ -129,6 +136,7 @@ def _read(run: RunDirectory) -> RunRecord:
         history=history,
         sites=history.sites,
         memory=memory,
+        logged=read_logged(read_events(run.events, history.lines)),
         clock=clock,
         settings=settings,
         versions=read_versions(run.path),

@@ -1,0 +1,96 @@
+"""Values that training code logs, checked and taken apart: numbers and text, each with a name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from flstream.errors import ClientError
+
+_MOST_CHARACTERS = 1 << 20
+_STEPS = range(-(2**63), 2**63)
+
+
+class LoggedValue(NamedTuple):
+    """One value.
+
+    Attributes:
+        key: Name of the value.
+        number: The number, which may be NaN or infinite; None for text.
+        text: The text; None for a number.
+    """
+
+    key: str
+    number: float | None
+    text: str | None = None
+
+
+def values_of(key: Any, value: Any) -> Iterator[LoggedValue]:
+    """Yield what is to be recorded: one value, or each of a mapping as ``key/name``.
+
+    Args:
+        key: Name of the value.
+        value: A number, as of Python, NumPy or torch, or text; or a mapping of such values.
+
+    Raises:
+        ClientError: The value cannot be recorded; the message names the key.
+    """
+    if not isinstance(key, str) or not key:
+        raise ClientError(f"log() was given {key!r} as a key; give it the value's name, as text")
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield _value(f"{key}/{name}", each)
+    else:
+        yield _value(key, value)
+
+
+def step_of(key: str, step: Any) -> int | None:
+    """Return the step of a value as an int; None without one.
+
+    Raises:
+        ClientError: It is no integer of 64 bits.
+    """
+    if step is None:
+        return None
+    if not isinstance(step, bool):
+        with suppress(TypeError, ValueError, RuntimeError):
+            number = operator.index(step)
+            if number in _STEPS:
+                return number
+    raise ClientError(
+        f"log({key!r}) was given {_shown(step)} as global_step; give it an int, or leave it out"
+    )
+
+
+def _value(key: str, value: Any) -> LoggedValue:
+    if isinstance(value, str):
+        text = _encodable(str(value))
+        if len(text) > _MOST_CHARACTERS:
+            raise ClientError(
+                f"log({key!r}) was given text of {len(text)} characters, and {_MOST_CHARACTERS} is "
+                "most; write it into a file of the site's own instead"
+            )
+        return LoggedValue(_encodable(key), None, text)
+    number = None
+    if not isinstance(value, bytes | bytearray):
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            # NumPy and torch have this for what holds one element, of whatever shape.
+            number = float(value.item() if hasattr(value, "item") else value)
+    if number is None:
+        raise ClientError(
+            f"log({key!r}) was given {_shown(value)}; give it a number, text, or a mapping of "
+            "names to these"
+        )
+    return LoggedValue(_encodable(key), number)
+
+
+def _shown(value: Any) -> str:
+    plain = isinstance(value, bool | int | float | str)
+    return repr(value)[:100] if plain else f"a {type(value).__name__}"
+
+
+def _encodable(text: str) -> str:
+    """Text without halves of surrogate pairs, which no message can carry."""
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,90 @@
+"""Which lines of a journal have events of some kinds that count, wherever the run goes on.
+
+Events between two effects, such as what a site logged, are too many to be kept. Where their lines
+begin is noted instead, in 16 bytes each, for a reader who reads these again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from flstream.telemetry.events import AnyEvent, UpdateTakenUp
+
+
+class CountedLines:
+    """Lines of events of some kinds that count.
+
+    What came after the effect from which a run goes on is void, but for what a site told of a
+    training whose update is taken up.
+
+    Args:
+        kinds: Classes of the events; none to note nothing.
+    """
+
+    def __init__(self, kinds: Sequence[type[AnyEvent]] = ()) -> None:
+        self._kinds = tuple(kinds)
+        self._offsets, self._sites, self._rounds = array("q"), array("i"), array("i")
+        # Offsets of void lines, by site and round.
+        self._void: dict[tuple[int, int], list[int]] = {}
+        self._numbers: dict[str, int] = {}
+        # How many lines there were when so many events counted.
+        self._marks: list[tuple[int, int]] = []
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Where each line begins, in bytes, in rising order."""
+        return sorted(self._offsets)
+
+    @property
+    def count(self) -> int:
+        """How many lines there are."""
+        return len(self._offsets)
+
+    def after(self, count: int) -> Sequence[int]:
+        """Offsets of the lines that came to count last, all but so many, in that order."""
+        return self._offsets[count:].tolist()
+
+    def apply(self, event: AnyEvent, offset: int) -> None:
+        """Take one event, in the order of the file.
+
+        Args:
+            event: The event.
+            offset: Where its line begins, in bytes.
+        """
+        if isinstance(event, UpdateTakenUp):
+            whose = self._number_of(event.site), event.round
+            for each in self._void.pop(whose, ()):
+                self._append(each, *whose)
+        if isinstance(event, self._kinds):
+            site = self._number_of(getattr(event, "site", ""))
+            self._append(offset, site, getattr(event, "round", None) or 0)
+
+    def settle(self, end: int) -> None:
+        """Mark a place up to which a resume may go back.
+
+        Args:
+            end: Number of events that count by now.
+        """
+        if self._kinds:
+            self._marks.append((end, len(self._offsets)))
+
+    def undo(self, end: int) -> None:
+        """Set aside what came after so many events that count."""
+        while self._marks and self._marks[-1][0] > end:
+            self._marks.pop()
+        kept = self._marks[-1][1] if self._marks else 0
+        columns = self._offsets, self._sites, self._rounds
+        self._void = {}
+        for offset, site, number in zip(*(each[kept:] for each in columns), strict=True):
+            self._void.setdefault((site, number), []).append(offset)
+        for each in columns:
+            del each[kept:]
+
+    def _append(self, offset: int, site: int, round_number: int) -> None:
+        self._offsets.append(offset)
+        self._sites.append(site)
+        self._rounds.append(round_number)
+
+    def _number_of(self, site: str) -> int:
+        return self._numbers.setdefault(site, len(self._numbers))

@@ -1,0 +1,137 @@
+"""What sites logged counts once, wherever a run was interrupted and went on."""
+
+from pathlib import Path
+
+import pytest
+
+from flstream.errors import SimulationError
+from flstream.runs.journal import read_events, read_history
+from flstream.telemetry.events import (
+    AnyEvent,
+    EffectDone,
+    ModelReady,
+    ModelRecord,
+    RunResumed,
+    RunStarted,
+    SiteLog,
+    UpdateTakenUp,
+    encode_event,
+)
+
+
+def started() -> list[AnyEvent]:
+    return [
+        RunStarted(job="job", seed=7, rounds=3, clients=2, mode="pull", chunk_size=16),
+        ModelReady(bytes=160, tensors=2, digest="initial"),
+    ]
+
+
+def logged(*values: float, round_number: int = 1, site: str = "site-1") -> list[AnyEvent]:
+    return [SiteLog(round=round_number, site=site, key="loss", value=value) for value in values]
+
+
+def folded(number: int) -> EffectDone:
+    model = ModelRecord(number, number, 0, f"digest {number}")
+    return EffectDone(
+        effect=number, name="fold", round=number, request="", arguments="", is_final=True,
+        model=model,
+    )  # fmt: skip
+
+
+def resumed(effect: int, round_number: int | None = 0) -> RunResumed:
+    return RunResumed(round=round_number, effect=effect)
+
+
+def counting(path: Path, *events: AnyEvent, torn: bytes = b"") -> list[float]:
+    """The values that count of those that were logged."""
+    path.write_bytes(b"".join(encode_event(each) + b"\n" for each in events) + torn)
+    history = read_history(path, note_lines_of=(SiteLog,))
+    return [each.value for each in read_events(path, history.lines)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def test_a_round_that_is_done_again_leaves_one_point(journal):
+    events = [
+        *started(), *logged(1, 2), folded(1), *logged(3),
+        resumed(1, 1), *logged(4, 5), folded(2), *logged(6),
+    ]  # fmt: skip
+    assert counting(journal, *events) == [1, 2, 4, 5, 6]
+
+
+def test_of_a_run_that_is_killed_many_times_in_a_round_the_last_attempt_counts(journal):
+    events = [*started(), *logged(1), folded(1)]
+    for attempt in range(20):
+        events += [*logged(100 + attempt), resumed(1, 1)]
+    assert counting(journal, *events, *logged(2), folded(2)) == [1, 2]
+
+
+def test_a_run_that_begins_anew_has_none_of_before(journal):
+    events = [*logged(1), *started(), *logged(2), resumed(0, None), *logged(3), *started()[1:]]
+    assert counting(journal, *events) == [3]
+
+
+def test_going_back_to_the_initial_model_keeps_what_came_before_it(journal):
+    assert counting(journal, *logged(1), *started(), *logged(2), resumed(0)) == [1]
+
+
+def test_going_back_over_several_effects_takes_the_points_of_all_of_them(journal):
+    events = [*started(), *logged(1), folded(1), *logged(2), folded(2), *logged(3)]
+    assert counting(journal, *events, resumed(1, 1), *logged(4)) == [1, 4]
+
+
+def test_a_training_whose_update_is_taken_up_keeps_its_points(journal):
+    whole = logged(1, 2, site="site-1")
+    events = [*started(), *whole, *logged(3, site="site-2"), resumed(0)]
+    events += [UpdateTakenUp(round=1, site="site-1"), *logged(4, site="site-2"), folded(1)]
+    assert counting(journal, *events) == [1, 2, 4]
+
+
+def test_it_keeps_them_also_where_the_run_is_killed_once_more(journal):
+    taken_up = UpdateTakenUp(round=1, site="site-1")
+    events = [*started(), *logged(1, site="site-1"), *logged(2, site="site-2")]
+    events += [resumed(0), taken_up, *logged(3, site="site-2")]
+    events += [resumed(0), taken_up, taken_up, *logged(4, site="site-2"), folded(1)]
+    assert counting(journal, *events) == [1, 4]
+    assert counting(journal, *events[:-4], *logged(4, site="site-1")) == [4]
+
+
+def test_points_of_another_round_are_not_of_the_training_that_is_taken_up(journal):
+    events = [*started(), *logged(1), *logged(2, round_number=2), resumed(0)]
+    assert counting(journal, *events, UpdateTakenUp(round=2, site="site-1")) == [2]
+
+
+def test_a_torn_last_line_is_no_point(journal):
+    assert counting(journal, *started(), *logged(1), torn=b'{"kind":"site_log","val') == [1]
+
+
+def test_a_journal_without_points_need_not_be_there(tmp_path):
+    assert list(read_events(tmp_path / "events.jsonl", [])) == []
+
+
+def test_a_journal_that_changes_while_it_is_read_is_an_error(journal):
+    counting(journal, *started(), *logged(1))
+    with pytest.raises(SimulationError, match="was changed while it was read"):
+        list(read_events(journal, [3]))
+
+
+def test_nothing_is_noted_unless_somebody_asks(journal):
+    counting(journal, *started(), *logged(1))
+    assert read_history(journal).lines == []
+
+
+def test_text_and_steps_survive_the_journal_and_old_lines_lack_them(journal):
+    events = [
+        SiteLog(round=1, site="site-1", key="note", value=None, text="two\nlines"),
+        SiteLog(round=1, site="site-1", key="loss", value=0.5, step=12),
+    ]
+    journal.write_bytes(b"".join(encode_event(each) + b"\n" for each in events))
+    assert list(read_events(journal, [0, len(encode_event(events[0])) + 1])) == events
+    journal.write_text(
+        '{"kind":"site_log","time":1.0,"round":1,"site":"a","key":"k","value":2.0}\n'
+    )
+    (old,) = read_events(journal, [0])
+    assert (old.value, old.step, old.text) == (2.0, None, None)
