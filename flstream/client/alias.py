@@ -23,6 +23,7 @@ ALIASES = {
     "nvflare.client": "flstream.client",
     "nvflare.client.api": "flstream.client",
     "nvflare.client.decorator": "flstream.client",
+    "nvflare.client.tracking": "flstream.client.tracking",
 }
 """Modules of this package by the names that they have in NVFlare."""
 

@@ -47,7 +47,7 @@ CLIENT = """
 import flstream.client as flare
 from flstream import client
 from flstream.client import FLModel, recieve
-import flstream.client.tracking
+import flstream.client.trackers
 
 flare.init()
 while flare.is_runing():
@@ -57,12 +57,12 @@ while flare.is_runing():
 
 
 def test_names_that_the_client_api_has_not_are_named_with_their_lines(problems: Problems) -> None:
-    recieve, tracking, running, patch = problems(CLIENT)
+    recieve, trackers, running, patch = problems(CLIENT)
     where = "which flstream.client has not"
     assert recieve == (
         f"train.script: client.py line 4 uses recieve, {where}; did you mean receive?"
     )
-    assert tracking.startswith(f"train.script: client.py line 5 uses tracking, {where}")
+    assert trackers.startswith(f"train.script: client.py line 5 uses trackers, {where}")
     assert running == (
         f"train.script: client.py line 8 uses is_runing, {where}; did you mean is_running?"
     )
@@ -125,7 +125,7 @@ import nvflare.client as flare
 import nvflare.app_opt.lightning
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsTyp
 from nvflare.app_common.app_constant import ModelName
-from nvflare.client import recieve
+from nvflare.client import tracking, recieve
 from nvflare.fuel.utils import fobs
 from nvflare.app_opt.pt import fedproxloss
 
