@@ -94,14 +94,26 @@ def test_a_round_that_does_not_fit_is_refused_and_goes_on(on_a_small_disk, expec
     assert summary["model"]["digest"] == expected
 
 
-# After it has trained for round 2, a site takes all the disk there is but for some bytes, once.
+# After it has trained for round 2, a site takes all the disk there is but for some bytes, once; and
+# what others give up as long as its process lives, since the server may be about to remove files.
 FILLS = """
-mark = f"{folder}/filled"
+def fill(size, taken=0):
+    with open(f"{folder}/ballast", "ab") as file:
+        while True:
+            free = os.statvfs(folder)
+            room = free.f_bavail * free.f_frsize - size
+            if room > 0:
+                os.posix_fallocate(file.fileno(), taken, room)
+                taken += room
+            filled.set()
+            pause.wait(0.001)
+
+
+mark, filled, pause = f"{folder}/filled", threading.Event(), threading.Event()
 if (site, number) == ("site-3", 2) and not os.path.exists(mark):
     open(mark, "w").close()
-    free = os.statvfs(folder)
-    with open(f"{folder}/ballast", "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - %d)
+    threading.Thread(target=fill, args=[%d], daemon=True).start()
+    filled.wait()
 """
 
 

@@ -164,6 +164,7 @@ while flare.is_running():
     model = flare.receive()
     flare.log("loss", float("nan"))
     metrics = {"accuracy": float("inf")}
+    model.params["b"] += 1
     flare.send(flare.FLModel(params=model.params if flare.is_train() else None, metrics=metrics))
 """
     )
@@ -181,6 +182,7 @@ def test_a_script_that_trains_on_evaluation_tasks_is_warned_of_once(jobs):
         + """
 while flare.is_running():
     model = flare.receive()
+    model.params["b"] += 1
     flare.send(flare.FLModel(params=model.params))
 """
     )
