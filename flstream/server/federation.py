@@ -29,19 +29,19 @@ from flstream.server.model_store import ModelStore, UnsoundModelError
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.round_totals import FoldResult, RoundTotals
 from flstream.server.sampling import brief_names, check_sites, sample_sites
-from flstream.server.scores import Scores
+from flstream.server.scores import Scores, received_score
 from flstream.server.scoring import Scoring
 from flstream.server.site_tasks import SiteTasks, with_states
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining, TaskCost, TrainResult
+from flstream.server.unchanged import UnchangedUpdates
 from flstream.server.weights import weighted_metrics
 from flstream.telemetry.events import (
+    AnyEvent,
     EffectDone,
     EndedEarly,
-    Evaluated,
     SiteBenched,
     SiteLog,
-    Transfer,
     Warned,
 )
 
@@ -98,8 +98,7 @@ class Federation:
         self._trainer = Trainer(context, store)
         self._scoring = Scoring(context, store, self._trainer)
         self._scores = Scores(context.job)
-        # Sites of which it is known that they have sent what they received.
-        self._unchanged: set[str] = set()
+        self._unchanged = UnchangedUpdates()
         self.failure: FlstreamError | None = None
 
     @property
@@ -148,8 +147,8 @@ class Federation:
     def end_round(self) -> None:
         """End the current round, if there is one, and tell what it cost, unless that is known."""
         totals, self._totals = self._totals, None
-        if totals is not None and self._journal.is_live:
-            self.context.emit(totals.finished(self._store.newest.record))
+        if totals is not None:
+            self._emit_live(totals.finished(self._store.newest.record))
 
     def end_stage(self, reason: str | None) -> None:
         """End the current workflow's last round.
@@ -158,8 +157,8 @@ class Federation:
             reason: Why it has had fewer rounds than the job; None if it has not.
         """
         self.end_round()
-        if reason is not None and self._journal.is_live:
-            self.context.emit(EndedEarly(round=self.round, reason=reason))
+        if reason is not None:
+            self._emit_live(EndedEarly(round=self.round, reason=reason))
 
     @uncatchable
     def log(self, key: str, value: float) -> None:
@@ -172,8 +171,7 @@ class Federation:
                 "give it a number"
             ) from error
         check_name("log", key)
-        if self._journal.is_live:
-            self.context.emit(SiteLog(round=self.round, site="", key=key, value=number))
+        self._emit_live(SiteLog(round=self.round, site="", key=key, value=number))
 
     def sample(self, number: int) -> list[str]:
         """Draw the sites of a round; see :meth:`flstream.server.run.Run.sample`."""
@@ -412,17 +410,8 @@ class Federation:
         )
         if result.metrics and self._scores.is_received(model, self.round):
             # Before the record that makes it final, so that it counts as soon as that does.
-            self.context.emit(
-                Evaluated(
-                    round=model.round,
-                    metrics=result.metrics,
-                    seconds=0.0,
-                    down=Transfer(),
-                    version=model.version,
-                    received=True,
-                )
-            )
-        self._warn_of_unchanged(outcome.unchanged)
+            self.context.emit(received_score(model, result.metrics))
+        self._warn(self._unchanged.warnings(self.round, outcome.unchanged))
         done = self._journal.record(effect, result.plain(), is_final=True, model=record)
         handle = self._replay_model(done, model, cohort, is_verified=True)
         self._store.keep_digests(record, draft.digester)
@@ -465,30 +454,16 @@ class Federation:
     def _settle_failures(self, contributed: Iterable[str] | None = None) -> None:
         """Bench who is due by the records that are final now."""
         for site in self._failures.settle(contributed):
-            if self._journal.is_live:
-                count = self.context.job.clients.bench_after
-                self.context.emit(SiteBenched(round=self.round, site=site, failures=count))
-
-    def _warn_of_unchanged(self, sites: Sequence[str]) -> None:
-        """Warn once of each site that has sent what it received."""
-        new = [site for site in sites if site not in self._unchanged]
-        self._unchanged.update(new)
-        if new:
-            whose = (
-                f"update of {new[0]} is" if len(new) == 1 else f"updates of {brief_names(new)} are"
-            )
-            self.context.emit(
-                Warned(
-                    message=f"in round {self.round}, the {whose} equal to the model that was "
-                    "received, so nothing was trained; a trainer may count its epochs from round "
-                    "to round, or an optimizer hold the parameters of another module"
-                )
-            )
+            count = self.context.job.clients.bench_after
+            self._emit_live(SiteBenched(round=self.round, site=site, failures=count))
 
     def _warn(self, messages: Iterable[str]) -> None:
-        for message in messages:
-            if self._journal.is_live:
-                self.context.emit(Warned(message=message))
+        self._emit_live(*(Warned(message=message) for message in messages))
+
+    def _emit_live(self, *events: AnyEvent) -> None:
+        """Emit events, unless what they tell of is replayed, and was told of before."""
+        if self._journal.is_live:
+            self.context.emit(*events)
 
     def _check_round(self, method: str) -> None:
         if self._totals is None:

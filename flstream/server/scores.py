@@ -9,7 +9,24 @@ from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.program_view import Model
-from flstream.telemetry.events import Metrics
+from flstream.telemetry.events import Evaluated, Metrics, Transfer
+
+
+def received_score(model: Model, metrics: Metrics) -> Evaluated:
+    """The event of a score that came with updates.
+
+    Args:
+        model: The model that the sites had received.
+        metrics: What they found, weighted like their updates.
+    """
+    return Evaluated(
+        round=model.round,
+        metrics=metrics,
+        seconds=0.0,
+        down=Transfer(),
+        version=model.version,
+        received=True,
+    )
 
 
 class Scores:
