@@ -9,14 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from flstream.telemetry.events import AnyEvent, UpdateTakenUp
+from flstream.telemetry.events import AnyEvent, RoundStarted, SitesBeganAnew, UpdateTakenUp
 
 
 class CountedLines:
     """Lines of events of some kinds that count.
 
     What came after the effect from which a run goes on is void, but for what a site told of a
-    training whose update is taken up.
+    training whose update is taken up. So is what sites told of a task that they begin anew.
 
     Args:
         kinds: Classes of the events; none to note nothing.
@@ -30,6 +30,8 @@ class CountedLines:
         self._numbers: dict[str, int] = {}
         # How many lines there were when so many events counted.
         self._marks: list[tuple[int, int]] = []
+        # How many there were when the task under way began.
+        self._task = 0
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -52,10 +54,15 @@ class CountedLines:
             event: The event.
             offset: Where its line begins, in bytes.
         """
-        if isinstance(event, UpdateTakenUp):
-            whose = self._number_of(event.site), event.round
-            for each in self._void.pop(whose, ()):
-                self._append(each, *whose)
+        match event:
+            case UpdateTakenUp():
+                whose = self._number_of(event.site), event.round
+                for each in self._void.pop(whose, ()):
+                    self._append(each, *whose)
+            case RoundStarted():
+                self._task = len(self._offsets)
+            case SitesBeganAnew():
+                self._forget_task(event)
         if isinstance(event, self._kinds):
             site = self._number_of(getattr(event, "site", ""))
             self._append(offset, site, getattr(event, "round", None) or 0)
@@ -67,7 +74,8 @@ class CountedLines:
             end: Number of events that count by now.
         """
         if self._kinds:
-            self._marks.append((end, len(self._offsets)))
+            self._task = len(self._offsets)
+            self._marks.append((end, self._task))
 
     def undo(self, end: int) -> None:
         """Set aside what came after so many events that count."""
@@ -80,6 +88,18 @@ class CountedLines:
             self._void.setdefault((site, number), []).append(offset)
         for each in columns:
             del each[kept:]
+        self._task = kept
+
+    def _forget_task(self, event: SitesBeganAnew) -> None:
+        """Leave out what sites told of the task under way."""
+        whose = {(self._number_of(site), event.round) for site in event.sites}
+        columns = self._offsets, self._sites, self._rounds
+        task = list(zip(*(each[self._task :] for each in columns), strict=True))
+        for each in columns:
+            del each[self._task :]
+        for offset, site, number in task:
+            if (site, number) not in whose:
+                self._append(offset, site, number)
 
     def _append(self, offset: int, site: int, round_number: int) -> None:
         self._offsets.append(offset)

@@ -28,7 +28,13 @@ from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, ask
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
-from flstream.telemetry.events import SiteFailed, SiteUpdate, Transfer, UpdateTakenUp
+from flstream.telemetry.events import (
+    SiteFailed,
+    SitesBeganAnew,
+    SiteUpdate,
+    Transfer,
+    UpdateTakenUp,
+)
 
 
 class SiteResult(NamedTuple):
@@ -104,6 +110,7 @@ class TaskRun:
         self._plan = plan
         self._files = files
         self.late: list[str] = []
+        self._given: set[str] = set()
         self._report = TaskReport(spec.kind, spec.round, spec.model.layout.nbytes, context.emit)
         self._fetching = 0.0
         self._queue = self._new_queue()
@@ -237,6 +244,7 @@ class TaskRun:
             case WorkerMessage():
                 report_message(event, self._context.emit)
             case TaskGiven():
+                self._note_repeated(event)
                 self._report.given(event)
             case ModelArrived():
                 self._report.arrived(event)
@@ -247,6 +255,13 @@ class TaskRun:
                 self.fail(site, reason)
             case None:
                 self._report.progress()
+
+    def _note_repeated(self, given: TaskGiven) -> None:
+        """Make it known which sites had the task before, from a worker that was lost."""
+        again = [site for site in given.sites if site in self._given]
+        self._given.update(given.sites)
+        if again:
+            self._context.emit(SitesBeganAnew(round=self._spec.round, sites=again))
 
     def _take_results(self, results: Sequence[SiteResult]) -> None:
         taken: list[SiteAnswer] = []

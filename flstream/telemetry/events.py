@@ -191,6 +191,16 @@ class UpdateTakenUp(Event, tag="update_taken_up"):
     site: str
 
 
+class SitesBeganAnew(Event, tag="sites_began_anew"):
+    """Sites begin their task once more, since the worker that had it was lost.
+
+    What they told of it is void.
+    """
+
+    round: int
+    sites: list[str]
+
+
 class SiteFailed(Event, tag="site_failed"):
     """A site takes no part in a round, for a reason.
 
@@ -399,6 +409,7 @@ AnyEvent = (
     | SiteUpdate
     | SiteLog
     | UpdateTakenUp
+    | SitesBeganAnew
     | SiteFailed
     | SiteBenched
     | EndedEarly

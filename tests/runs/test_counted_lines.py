@@ -11,9 +11,11 @@ from flstream.telemetry.events import (
     EffectDone,
     ModelReady,
     ModelRecord,
+    RoundStarted,
     RunResumed,
     RunStarted,
     SiteLog,
+    SitesBeganAnew,
     UpdateTakenUp,
     encode_event,
 )
@@ -97,6 +99,15 @@ def test_it_keeps_them_also_where_the_run_is_killed_once_more(journal):
     events += [resumed(0), taken_up, taken_up, *logged(4, site="site-2"), folded(1)]
     assert counting(journal, *events) == [1, 4]
     assert counting(journal, *events[:-4], *logged(4, site="site-1")) == [4]
+
+
+def test_sites_that_begin_a_task_anew_leave_the_points_of_the_last_attempt(journal):
+    events = [*started(), *logged(1), RoundStarted(round=1, sites=["site-1", "site-2"])]
+    events += [*logged(2), *logged(3, site="site-2"), *logged(4, site="site-3")]
+    events += [SitesBeganAnew(round=1, sites=["site-1", "site-2"]), *logged(5), folded(1)]
+    assert counting(journal, *events) == [1, 4, 5]
+    again = SitesBeganAnew(round=1, sites=["site-1"])
+    assert counting(journal, *events, *logged(6), again, *logged(7)) == [1, 4, 5, 7]
 
 
 def test_points_of_another_round_are_not_of_the_training_that_is_taken_up(journal):
