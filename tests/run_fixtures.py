@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -98,10 +98,13 @@ class Jobs(NamedTuple):
         self, script: str, *overrides: str, model: str = MODEL, listener: Listener | None = None
     ) -> Run:
         """Run a job to its end."""
-        job = self.make(script, *overrides, model=model)
-        number = len(list(self.folder.glob("run-*")))
-        directory = RunDirectory.create(job.name, self.folder / f"run-{number}")
-        return self._simulate(job, directory, None, listener)
+        return self._begin(self.make(script, *overrides, model=model), listener)
+
+    def run_files(self, files: Mapping[str, str], *overrides: str) -> Run:
+        """Run a job whose folder holds these files, by name; one of them is job.conf."""
+        for name, text in files.items():
+            (self.folder / name).write_text(text)
+        return self._begin(load_job(self.folder / "job.conf", list(overrides)))
 
     def go_on(
         self,
@@ -119,6 +122,12 @@ class Jobs(NamedTuple):
             point = plan_resume(job, directory)
             assert point is None or not point.is_finished
             return self._simulate(job, directory, point, listener)
+
+    def _begin(self, job: Job, listener: Listener | None = None) -> Run:
+        """Run a job in a new run directory."""
+        number = len(list(self.folder.glob("run-*")))
+        directory = RunDirectory.create(job.name, self.folder / f"run-{number}")
+        return self._simulate(job, directory, None, listener)
 
     def _simulate(
         self,
