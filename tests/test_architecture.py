@@ -18,6 +18,7 @@ ROOMS = (
     "bench",
     "workflows",
     "simulation",
+    "tracking",
     "server",
     "engines",
     "runs",

@@ -25,6 +25,7 @@ from flstream.job.sections import (
     TrainSection,
 )
 from flstream.job.stage import Stage
+from flstream.job.tracking import RUN, TrackingSection
 
 _ONE_BEST = "the best round is that of all workflows"
 
@@ -69,6 +70,7 @@ class Job(Section):
     server_optimizer: ServerOptimizerSection = ServerOptimizerSection()
     streaming: StreamingSection = StreamingSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
+    tracking: TrackingSection = TrackingSection()
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
 
@@ -127,6 +129,15 @@ class Job(Section):
             section = workflow_name(never[0], len(value))
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
             raise refuse(*(Problem(key, given(info.data[key]), allowed) for key in early))
+        return value
+
+    @field_validator("tracking")
+    @classmethod
+    def _no_site_of_its_name(cls, value: TrackingSection, info: ValidationInfo) -> TrackingSection:
+        clients = info.data.get("clients")
+        if value.type is not None and clients is not None and RUN in (clients.names or ()):
+            allowed = f"other names than {RUN}, which stands for the whole run in a tracker"
+            raise refuse(Problem("clients.names", given(clients.names), allowed))
         return value
 
     def model_post_init(self, context: Any) -> None:

@@ -12,7 +12,7 @@ from flstream.job.rules import ValueRule, first_twice, refuse
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of a run's own processes and of their logs.
-_PROCESS = re.compile(r"server|launcher|fork-server|model-builder|worker-\d+|\.+")
+_PROCESS = re.compile(r"server|launcher|fork-server|model-builder|tracker|worker-\d+|\.+")
 
 
 @dataclass(frozen=True)

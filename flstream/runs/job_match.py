@@ -19,16 +19,16 @@ from flstream.runs.run_directory import RunDirectory
 
 # Keys, besides rounds, whose value may change on resume. They do not affect a model's bits, and a
 # run whose disk is full may have no other way to go on.
-_FREE = {"checkpoints.keep"}
+_FREE = {"checkpoints.keep", "tracking.type", "tracking.args"}
 _NOT_GIVEN = "not given"
 
 
 def check_same_job(job: Job, run: RunDirectory) -> None:
     """Check that a job is that of a run, by its keys and by the contents of its files.
 
-    Only ``rounds`` (to more) and ``checkpoints.keep`` may differ. The files may have been moved,
-    unless the run was made by an earlier version, which did not record their contents: then their
-    paths are compared.
+    Only ``rounds`` (to more), ``checkpoints.keep`` and ``tracking`` may differ. The files may have
+    been moved, unless the run was made by an earlier version, which did not record their contents:
+    then their paths are compared.
 
     Args:
         job: The job.

@@ -30,13 +30,16 @@ from flstream.server.stream_settings import stream_settings
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.model_builder import builder_main
 from flstream.simulation.server_process import server_main
+from flstream.simulation.tracker_process import TrackerProcess
 from flstream.simulation.worker_process import worker_main
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
     ProcessEnded,
     ProcessReady,
+    Progress,
     RunFinished,
+    Warned,
 )
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler
@@ -95,8 +98,15 @@ def simulate(
         with MemorySampler(run.memory) as sampler:
             follower = _Follower(running, sampler, listener)
             try:
-                with host, closing(_spawn_service(job, run, host, sampler)) as spawn_service:
+                with (
+                    host,
+                    closing(_spawn_service(job, run, host, sampler)) as spawn_service,
+                    ExitStack() as stack,
+                ):
                     server = _start(job, run, host, sampler, resume, spawn_service)
+                    if job.tracking.type is not None:
+                        tracker = TrackerProcess.start(job.tracking, job.name, run, host, sampler)
+                        follower.tracker = stack.enter_context(closing(tracker))
                     status = follower.follow(server, stop, host)
                     spawn_service.close()
                     if status == "finished":
@@ -200,11 +210,15 @@ class _Follower:
         running: summary of the run, kept up to date with every event.
         sampler: sampler of the processes' memory.
         listener: function called with every event; None for none.
+
+    Attributes:
+        tracker: process that is woken with every event; None for none.
     """
 
     def __init__(
         self, running: RunningSummary, sampler: MemorySampler, listener: Listener | None
     ) -> None:
+        self.tracker: TrackerProcess | None = None
         self._running = running
         self._sampler = sampler
         self._listener = listener
@@ -233,6 +247,9 @@ class _Follower:
             self.fail("the server process died")
         finally:
             channel.close()
+        if self.tracker is not None:
+            for warning in self.tracker.finish():
+                self._running.apply(Warned(message=warning))
         return self._running.status
 
     def fail(self, error: str) -> None:
@@ -271,6 +288,8 @@ class _Follower:
 
     def _take(self, event: AnyEvent) -> None:
         self._running.apply(event)
+        if self.tracker is not None and not isinstance(event, Progress):
+            self.tracker.wake()
         if isinstance(event, ProcessReady):
             self._sampler.note(event.process, idle_rss=event.idle_rss)
         elif isinstance(event, ProcessEnded):

@@ -1,0 +1,115 @@
+"""Highest memory of processes in each round, from ``memory.jsonl`` as it grows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from flstream.telemetry.memory import Sample
+
+_BLOCK_BYTES = 1 << 20
+_decoder = msgspec.json.Decoder(Sample)
+
+
+class RoundPeaks(NamedTuple):
+    """Memory in a round.
+
+    Attributes:
+        round: Number of the round.
+        time: When it ended, in seconds since the epoch.
+        rss: Highest resident bytes of each process.
+        total: Highest sum of all processes in bytes, shared pages once; 0 if it is not known.
+    """
+
+    round: int
+    time: float
+    rss: Mapping[str, int]
+    total: int
+
+
+class MemoryPeaks:
+    """Reads samples up to the ends of rounds.
+
+    Args:
+        path: Path of ``memory.jsonl``. It need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        # Ends of rounds whose samples are not all read yet; without a number, what came before is
+        # of no round.
+        self._ends: deque[tuple[int | None, float]] = deque()
+        self._rss: dict[str, int] = {}
+        self._total = 0
+        self._tick: dict[str, int] = {}
+        # Resident bytes that a process shares with others, as of its last reading of PSS.
+        self._shared: dict[str, int] = {}
+
+    def end_round(self, number: int, time: float) -> None:
+        """Take the end of a round; later samples belong to the next one."""
+        self._ends.append((number, time))
+
+    def forget_until(self, time: float) -> None:
+        """Leave out samples since the last round: that part of the run is void."""
+        self._ends.append((None, time))
+
+    def take(self) -> Iterator[RoundPeaks]:
+        """Yield the peaks of rounds that have a later sample."""
+        if not self._ends:
+            return  # the samples may wait
+        for sample in self._new_samples():
+            while self._ends and sample.time > self._ends[0][1]:
+                yield from self._end()
+            self._add(sample)
+
+    def take_rest(self) -> Iterator[RoundPeaks]:
+        """Yield the peaks of all other rounds."""
+        yield from self.take()
+        while self._ends:
+            yield from self._end()
+
+    def _end(self) -> Iterator[RoundPeaks]:
+        number, time = self._ends.popleft()
+        self._add_tick()
+        if number is not None and self._rss:
+            yield RoundPeaks(number, time, self._rss, self._total)
+        self._rss, self._total = {}, 0
+
+    def _add(self, sample: Sample) -> None:
+        name = sample.process
+        self._rss[name] = max(sample.rss, self._rss.get(name, 0))
+        own = sample.uss if sample.pss is None else sample.pss
+        if own is not None:
+            self._shared[name] = sample.rss - own
+        if name in self._tick:
+            self._add_tick()
+        self._tick[name] = sample.rss
+
+    def _add_tick(self) -> None:
+        """Add up the samples of one tick, if it is known of all what they share."""
+        if self._tick.keys() <= self._shared.keys():
+            each = (max(rss - self._shared[name], 0) for name, rss in self._tick.items())
+            self._total = max(self._total, sum(each))
+        self._tick = {}
+
+    def _new_samples(self) -> Iterator[Sample]:
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            while lines := file.readlines(_BLOCK_BYTES):
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        return
+                    self._offset += len(line)
+                    # A line that a crash has torn is followed by sound ones after a resume.
+                    with suppress(ValueError, RecursionError):
+                        yield _decoder.decode(line)

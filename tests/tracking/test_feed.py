@@ -1,0 +1,160 @@
+"""A tracker is given every point that counts once, from a journal that is cut off at any place."""
+
+import math
+
+import pytest
+from recording import BEGAN, Fed, evaluated, finished, folded, logged, resumed, started, trained
+
+from flstream.telemetry.events import RunFinished, SiteLog, SitesBeganAnew, UpdateTakenUp
+
+
+@pytest.fixture
+def fed(tmp_path):
+    fed = Fed(tmp_path)
+    fed.write()
+    return fed
+
+
+def test_nothing_is_made_before_the_run_has_begun(fed):
+    fed.feed.catch_up()
+    assert fed.made == []
+    fed.tell(*started())
+    assert fed.tracker.run == ("job", fed.run.path, BEGAN)
+
+
+def test_a_run_is_told_of_as_it_goes_on(fed):
+    fed.tell(*started())
+    fed.tell(*trained(1, "site-1"))
+    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)]
+    assert fed.tracker.values("site-1", "weight") == [(1, 2.0)]
+    assert fed.tracker.flushed == 2
+    fed.tell(folded(1), evaluated(1, 0.75), finished(1))
+    found = {name: value for source, name, step, value in fed.tracker.points if source == "global"}
+    assert found == {
+        "accuracy": 0.75, "seconds/evaluate": 0.5, "bytes/evaluate": 30.0, "train/loss": 0.5,
+        "seconds/download": 1.0, "seconds/train": 2.0, "seconds/upload_and_fold": 3.0,
+        "seconds/checkpoint": 4.0, "bytes/down": 10.0, "bytes/up": 20.0,
+    }  # fmt: skip
+    fed.feed.close()
+    assert len(fed.made) == 1
+    assert fed.tracker.is_closed
+
+
+def test_values_are_at_their_step_or_else_at_the_round(fed):
+    text = SiteLog(round=2, site="site-1", key="note", value=None, text="hello")
+    fed.tell(*started(), logged(1.0, 2), logged(2.0, 2, step=40), text, logged(3.0, 2, site=""))
+    assert fed.tracker.values("site-1", "k") == [(2, 1.0), (40, 2.0)]
+    assert fed.tracker.values("site-1", "note") == [(2, "hello")]
+    assert fed.tracker.values("global", "k") == [(2, 3.0)]
+
+
+def test_what_is_not_finite_is_nan(fed):
+    fed.tell(*started(), logged(math.inf, 1))
+    ((step, value),) = fed.tracker.values("site-1", "k")
+    assert step == 1
+    assert math.isnan(value)
+
+
+def test_a_round_that_is_done_again_has_its_last_points_alone(fed):
+    fed.tell(*started(), *trained(1, "site-1"), logged(1.0, 1), folded(1))
+    fed.tell(finished(1), logged(2.0, 2), *trained(2, "site-1", loss=9.0))
+    again = [resumed(1), finished(1), logged(3.0, 2), *trained(2, "site-1"), folded(2), finished(2)]
+    fed.tell(*again)
+    assert len(fed.made) == 2
+    assert fed.made[0].is_closed
+    assert fed.tracker.values("site-1", "k") == [(1, 1.0), (2, 3.0)]
+    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5), (2, 0.5)]
+    assert fed.tracker.values("global", "bytes/up") == [(1, 20.0), (2, 20.0)]
+
+
+def test_a_feed_that_begins_with_a_long_journal_makes_one_tracker(fed):
+    events = [*started(), logged(1.0, 1), folded(1), finished(1)]
+    for attempt in range(20):
+        events += [logged(100.0 + attempt, 2), resumed(1), finished(1)]
+    fed.tell(*events, logged(2.0, 2))
+    fed.feed.close()
+    assert len(fed.made) == 1
+    assert fed.tracker.values("site-1", "k") == [(1, 1.0), (2, 2.0)]
+    assert fed.tracker.values("global", "bytes/up") == [(1, 20.0)]
+
+
+def test_a_torn_last_line_is_left_for_later(fed):
+    fed.write(*started())
+    whole = fed.run.events.read_bytes()
+    fed.run.events.write_bytes(whole + b'{"kind":"site_log","time":1.0,"round":1,"site":"site-1"')
+    fed.feed.catch_up()
+    assert fed.tracker.points == []
+    with fed.run.events.open("ab") as file:
+        file.write(b',"key":"k","value":1.0}\n')
+    fed.feed.catch_up()
+    assert fed.tracker.values("site-1", "k") == [(1, 1.0)]
+
+
+def test_a_damaged_line_is_an_error(fed):
+    fed.write(*started())
+    with fed.run.events.open("ab") as file:
+        file.write(b"nonsense\n")
+    with pytest.raises(ValueError, match="JSON"):
+        fed.feed.catch_up()
+
+
+def test_a_training_whose_update_is_taken_up_keeps_its_points(fed):
+    fed.tell(*started(), logged(1.0, 1), *trained(1, "site-1"), logged(2.0, 1, site="site-2"))
+    fed.tell(resumed(0))
+    assert fed.tracker.values("site-1", "k") == []
+    fed.tell(trained(1, "site-1")[0], UpdateTakenUp(round=1, site="site-1"))
+    assert fed.tracker.values("site-1", "k") == [(1, 1.0)]
+    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)]
+    assert fed.tracker.values("site-2", "k") == []
+
+
+def test_sites_that_begin_a_task_anew_have_the_points_of_the_last_attempt(fed):
+    begun, update = trained(1, "site-1")
+    fed.tell(*started(), begun, logged(1.0, 1))
+    fed.tell(SitesBeganAnew(round=1, sites=["site-1"]), logged(2.0, 1), update)
+    assert fed.tracker.values("site-1", "k") == [(1, 2.0)]
+    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)]
+    assert len(fed.made) == 2
+
+
+def test_a_training_that_is_repeated_for_its_update_alone_is_told_of_once(fed):
+    begun, update = trained(1, "site-1")
+    fed.tell(*started(), begun, update, update)
+    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)]
+    fed.tell(begun, update)
+    assert fed.tracker.values("site-1", "train/loss") == [(1, 0.5)] * 2
+
+
+def test_an_evaluation_that_another_effect_makes_void_leaves_no_point(fed):
+    fed.tell(*started(), folded(1), evaluated(1, 0.1, is_provisional=True), finished(1))
+    fed.tell(folded(2), evaluated(2, 0.2, is_provisional=True), RunFinished(status="finished"))
+    fed.feed.close()
+    assert fed.tracker.values("global", "accuracy") == [(2, 0.2)]
+
+
+def test_memory_is_the_highest_of_each_round(fed):
+    mib = 1 << 20
+    fed.write(*started())
+    fed.write_memory(
+        (1.0, "server", 110 * mib, 60 * mib), (1.0, "site-1", 170 * mib, 70 * mib),
+        (2.0, "server", 120 * mib, None), (2.0, "site-1", 160 * mib, None),
+    )  # fmt: skip
+    fed.tell(folded(1), finished(1, time=2.5))
+    assert fed.tracker.values("global", "memory/all_processes") == []  # there may be more samples
+    fed.write_memory((3.0, "server", 105 * mib, None), (3.0, "site-1", 150 * mib, None))
+    fed.feed.catch_up()
+    assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 20.0 * mib)]
+    assert fed.tracker.values("site-1", "memory/over_idle") == [(1, 20.0 * mib)]
+    assert fed.tracker.values("global", "memory/all_processes") == [(1, 130.0 * mib)]
+    fed.tell(folded(2), finished(2, time=3.5))
+    fed.feed.close()
+    assert fed.tracker.values("global", "memory/server_over_idle")[1:] == [(2, 5.0 * mib)]
+    assert fed.tracker.values("site-1", "memory/over_idle")[1:] == [(2, 0.0)]
+
+
+def test_memory_of_what_is_void_belongs_to_no_round(fed):
+    mib = 1 << 20
+    fed.write(*started(), resumed(0, time=2.0), folded(1), finished(1, time=4.0))
+    fed.write_memory((1.0, "server", 900 * mib, None), (3.0, "server", 101 * mib, None))
+    fed.feed.close()
+    assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 1.0 * mib)]
