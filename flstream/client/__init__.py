@@ -191,12 +191,12 @@ def system_info() -> Mapping[str, Any]:
     """Facts about the run and this site.
 
     Returns:
-        ``site_name``, ``job_name`` (also as ``job_id``), ``clients`` (number of sites),
-        ``total_rounds``, ``seed`` (of the job), ``site_args`` and ``model_args`` (arguments of this
-        site, and of the model's factory), ``site_dir`` (the site's folder in the run directory;
-        code works in ``work/`` there) and ``job_dir`` (the job file's folder, for files that belong
-        to the job). During a task also ``task_seed`` (of this site in this task) and ``state_dir``
-        (see :func:`get_state_dir`).
+        ``site_name``, ``site_index`` (its place among all sites, from 0), ``job_name`` (also as
+        ``job_id``), ``clients`` (number of sites), ``total_rounds``, ``seed`` (of the job),
+        ``site_args`` and ``model_args`` (arguments of this site, and of the model's factory),
+        ``site_dir`` (the site's folder in the run directory; code works in ``work/`` there) and
+        ``job_dir`` (the job file's folder, for files that belong to the job). During a task also
+        ``task_seed`` (of this site in this task) and ``state_dir`` (see :func:`get_state_dir`).
     """
     return _current().system_info()
 

@@ -163,6 +163,7 @@ class Session:
         info = self.worker.info
         return {
             "site_name": self.site,
+            "site_index": info.index if self._context is None else self._context.index,
             "job_name": info.job,
             "job_id": info.job,
             "clients": info.clients,

@@ -16,6 +16,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     Attributes:
         name: Name of the worker: its site's name, or ``worker-1`` and so on.
         site: Name of the site whose own worker it is; None for a worker that sites share.
+        index: Place of that site among all sites, from 0; None likewise.
         job: Name of the job.
         clients: Number of sites in the job.
         rounds: Number of rounds in the job.
@@ -34,6 +35,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
     name: str
     site: str | None
+    index: int | None
     job: str
     clients: int
     rounds: int

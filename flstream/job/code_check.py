@@ -11,12 +11,13 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from flstream.job.client_names import unknown_names
 from flstream.job.files import top_level_names
-from flstream.job.imports import top_level_imports
+from flstream.job.imports import own_files, top_level_imports
 from flstream.job.job import Job
 from flstream.job.kept_variables import kept_variables
 from flstream.job.problems import Problem, did_you_mean
@@ -39,19 +40,27 @@ def code_problems(job: Job) -> list[Problem]:
     """
     problems: list[Problem] = []
     if job.train.learner is not None:
-        problems += _named("train.learner", job.train.learner)
+        problems += _named("train.learner", job.train.learner, job.train.alias)
     elif job.train.script is not None:
         problems += _file("train.script", job.train.script, job.train.alias)
+        for path in own_files(job.train.script)[1:]:
+            problems += _names("train.script", path, job.train.alias)
         problems += _lost_variables(job)
     if job.model.factory is not None and job.model.initial is None:
-        problems += _named("model.factory", job.model.factory)
+        problems += _named("model.factory", job.model.factory, job.train.alias)
     return problems
 
 
-def _named(key: str, named: str) -> Iterator[Problem]:
+def _names(key: str, path: Path, alias: str | None) -> Iterator[Problem]:
+    """Yield the problems of a file that a script imports; one that does not parse has others."""
+    with suppress(OSError, SyntaxError, ValueError):
+        yield from unknown_names(key, path, _parsed(path), alias)
+
+
+def _named(key: str, named: str, alias: str | None) -> Iterator[Problem]:
     where, _, name = named.rpartition(":")
     if where.endswith(".py"):
-        yield from _file(key, Path(where))
+        yield from _file(key, Path(where), alias)
         return
     spec = _find(where)
     if spec is None:

@@ -157,7 +157,7 @@ def _start(
         # workers' imports overlap with both.
         builds = resume is None or resume.round is None
         if builds:
-            start(BUILDER, builder_main, job.model, job.seed, run, builder_end)
+            start(BUILDER, builder_main, job, run, builder_end)
         sources = server_builder if builds else None
         start(SERVER, server_main, job, run, spawn_service.theirs, sources, server_events, resume)
         spawn_service.begin()
@@ -179,9 +179,11 @@ def _spawn_service(
 
 
 def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
+    is_own = job.clients.workers == job.clients.count
     return WorkerInfo(
         name=name,
-        site=name if job.clients.workers == job.clients.count else None,
+        site=name if is_own else None,
+        index=job.clients.site_names.index(name) if is_own else None,
         job=job.name,
         clients=job.clients.count,
         rounds=job.planned_rounds,

@@ -13,9 +13,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from flstream.client.alias import install as install_alias
 from flstream.client.seeding import seed_everything
 from flstream.errors import FlstreamError, ModelError
-from flstream.job import ModelSection
+from flstream.job import Job, ModelSection
 from flstream.job.code import find_named
 from flstream.model.arranged import Arranged
 from flstream.model.body import Source
@@ -30,12 +31,11 @@ from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
 
 
-def builder_main(model: ModelSection, seed: int, run: RunDirectory, server: socket.socket) -> None:
+def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
     """Run the model builder's process: write the checkpoint, report the result, and end.
 
     Args:
-        model: model section of the job.
-        seed: seed of the job.
+        job: the job.
         run: the run directory.
         server: socket for the report to the server.
     """
@@ -44,7 +44,9 @@ def builder_main(model: ModelSection, seed: int, run: RunDirectory, server: sock
     end_with_peer(server)
     channel = MessageChannel[BuildReport](PipeChannel(server, SERVER), SERVER, BuildReport)
     try:
-        channel.send(build(model, seed, run.checkpoint(0)))
+        if job.train.alias is not None:
+            install_alias()
+        channel.send(build(job.model, job.seed, run.checkpoint(0)))
     except FlstreamError as error:
         channel.send(NotBuilt(str(error)))
     except Exception as error:

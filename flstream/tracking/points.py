@@ -113,11 +113,10 @@ class Points:
         self._peaks.end_round(event.round, event.time)
 
     def _evaluate(self, event: Evaluated) -> None:
-        values = {
-            **_named("", event.metrics),
-            f"seconds/{PHASES[-1]}": event.seconds,
-            f"bytes/{PHASES[-1]}": float(event.down.bytes),
-        }
+        values = dict(_named("", event.metrics))
+        if not event.received:  # which costs nothing
+            values[f"seconds/{PHASES[-1]}"] = event.seconds
+            values[f"bytes/{PHASES[-1]}"] = float(event.down.bytes)
         self._tracker.scalars(GLOBAL, event.round, values, event.time)
 
     def _add_peaks(self, peaks: RoundPeaks) -> None:

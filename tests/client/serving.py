@@ -57,6 +57,7 @@ def worker_info(
     return WorkerInfo(
         name=site or "worker-1",
         site=site,
+        index=None if site is None else 0,
         job="test",
         clients=9,
         rounds=5,

@@ -1,6 +1,9 @@
 """Scripts that import NVFlare's names, whether or not that is installed."""
 
 import pytest
+from safetensors.torch import load_file
+
+from flstream.job.code_check import code_problems
 
 MODEL = """
 import torch
@@ -51,6 +54,33 @@ def test_a_script_of_nvflares_runs_as_it_is(jobs, parallel):
     assert run.summary.status == "finished", run.summary.error
     assert [each.get("loss") for each in run.summary.metrics] == [4.0, 4.0, None]
     assert run.summary.warnings == []
+
+
+LEARNS = """
+import nvflare.client as flare
+from nvflare.app_common.np.constants import NPConstants
+
+class Adds(flare.Learner):
+    def train(self, model):
+        model.params[NPConstants.NUMPY_KEY] += self.site.index + 1
+        return flare.FLModel(params=model.params)
+    def evaluate(self, model):
+        return flare.FLModel(metrics={})
+"""
+BUILDS = """
+import numpy
+from nvflare.app_common.np.constants import NPConstants
+def build():
+    return {NPConstants.NUMPY_KEY: numpy.zeros(2)}
+"""
+
+
+def test_learners_and_factories_may_import_its_names(jobs):
+    learner = 'train.learner="client:Adds"', "train.script=null", "train.alias=nvflare"
+    run = jobs.run(LEARNS, *learner, model=BUILDS)
+    assert run.summary.status == "finished", run.summary.error
+    assert load_file(run.directory.final_model)["numpy_key"].tolist() == [3.0, 3.0]
+    assert code_problems(jobs.make(LEARNS, *learner, model=BUILDS)) == []
 
 
 def test_what_the_alias_has_not_fails_with_a_sentence(jobs):

@@ -79,7 +79,7 @@ def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs, parall
             assert (seen["squares"], seen["same"], seen["site"]) == ([0, 1, 4, 9], True, site)
             found.append(seen["drawn"])
         log = run.directory.site_log("site-1").read_text()
-        assert log.startswith("{'site_name': 'site-1', 'job_name': 'test'")
+        assert log.startswith("{'site_name': 'site-1', 'site_index': 0, 'job_name': 'test'")
     one, two, *again = found
     assert again == [one, two]  # in each run the same
     assert all(first != second for first, second in zip(one, two, strict=True))

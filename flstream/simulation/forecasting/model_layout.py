@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 
+from flstream.client.alias import install as install_alias
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, FlstreamError, LayoutError, ModelError
 from flstream.job import Job
@@ -127,6 +128,8 @@ def _probe_main(job: Job, device: str | None, launcher: socket.socket) -> None:
         PipeChannel(launcher, "the launcher"), "the launcher", Description
     )
     available = _limit_memory()
+    if job.train.alias is not None:
+        install_alias()
     try:
         channel.send(Described(_layout_on(job, device).plain_header[8:]))
     except Exception as error:
