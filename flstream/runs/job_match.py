@@ -102,8 +102,8 @@ def _sentence(run: RunDirectory, differences: Sequence[str], changed: Sequence[s
         )
     return (
         f"the run in {run.path} was made by another job: {message}; give the job it was made by "
-        "(its rounds may be more, and its checkpoints.keep another), or leave out --resume to "
-        "start a new run"
+        "(its rounds may be more, and its checkpoints.keep and tracking others), or leave out "
+        "--resume to start a new run"
     )
 
 
