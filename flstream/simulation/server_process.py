@@ -22,8 +22,10 @@ from flstream.server.initial_model import BuildReport
 from flstream.server.lost_variables import watch_variables
 from flstream.server.play import Replay, await_initial, dismiss, play, prepare
 from flstream.server.started import run_started
+from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.child import redirect_output
+from flstream.streaming.limits import limits_for
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
@@ -147,8 +149,9 @@ def _run(
         reporter.emit(run_started(job, replay.score_sources))
         names, seconds = job.clients.worker_names, job.clients.round_timeout
         own = len(names) == job.clients.count
+        settings = stream_settings(job, job.train.exchange_format)
         with (
-            DownloadService() as service,
+            DownloadService(limits=limits_for(settings)) as service,
             closing(WorkerPool(names, own, spawner, service, abort, seconds)) as pool,
         ):
             rule = rule_for(job.aggregation)

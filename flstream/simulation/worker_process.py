@@ -20,6 +20,7 @@ from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import SiteLogs, end_with_peer, redirect_output
+from flstream.streaming.limits import limits_for
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
@@ -54,7 +55,7 @@ def worker_main(
     control: MessageChannel[ToWorker] = MessageChannel(
         PipeChannel(end.control, SERVER), SERVER, ToWorker
     )
-    with DownloadService() as service:
+    with DownloadService(limits=limits_for(info.streaming)) as service:
         service.attach(PipeChannel(end.up, SERVER), receiver=SERVER)
         down = Receiver(PipeChannel(end.down, SERVER), SERVER)
         worker = Worker(info, control, down, service, _selection(info), enter)

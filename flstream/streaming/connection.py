@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import xxhash
+
 from flstream.errors import FlstreamError, ProtocolError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
 from flstream.streaming.frames import Demand
+from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.send_queue import SendQueue
@@ -40,10 +43,51 @@ from flstream.streaming.wire import (
 )
 from flstream.transport.channel import Channel
 
+# Bytes that are digested at a time, so that they stay in the processor's cache.
+_PIECE_BYTES = 256 << 10
 # Most requests of one receiver that may wait: far more than a window, to bound a hostile one.
 _MAX_WAITING = 256
 # Bytes without a request in them after which a receiver's channel is given up.
 _MAX_JUNK = 16 << 20
+
+
+class Digesting:
+    """A request for digests that is being answered, a piece in each turn.
+
+    Args:
+        request: The request.
+        source: The ref's source.
+
+    Attributes:
+        request: As given.
+        packed: The digests so far, eight bytes each.
+    """
+
+    def __init__(self, request: Digest, source: Source) -> None:
+        self.request = request
+        self.packed = bytearray()
+        self._source = source
+        self._chunk = self._next = request.start
+        self._hash = xxhash.xxh3_64()
+
+    def go_on(self, most: int, scratch: Scratch) -> bool:
+        """Digest at most so many bytes; return whether all of them are done.
+
+        Raises:
+            FlstreamError: The source cannot be read.
+        """
+        request, end = self.request, self._next + most
+        while self._next < min(end, request.stop):
+            last = min(self._chunk + request.chunk_size, request.stop)
+            stop = min(last, self._next + _PIECE_BYTES)
+            for view in self._source.views(self._next, stop, scratch):
+                self._hash.update(view)
+            self._next = stop
+            if stop == last:
+                self.packed += self._hash.intdigest().to_bytes(8, "little")
+                self._hash.reset()
+                self._chunk = last
+        return self._next == request.stop
 
 
 class Connection:
@@ -54,6 +98,7 @@ class Connection:
         receiver: Name of the receiver.
         refs: Every open ref, by token.
         scratch: Buffer that all connections of a service share.
+        limits: What the receiver may cause.
 
     Attributes:
         channel: As given.
@@ -62,7 +107,12 @@ class Connection:
     """
 
     def __init__(
-        self, channel: Channel, receiver: str, refs: Mapping[bytes, Ref], scratch: Scratch
+        self,
+        channel: Channel,
+        receiver: str,
+        refs: Mapping[bytes, Ref],
+        scratch: Scratch,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.channel = channel
         self.receiver = receiver
@@ -72,11 +122,29 @@ class Connection:
         self._input = bytearray(HEADER_BYTES + MAX_REQUEST_BYTES)
         self._filled = 0
         self._junk = 0
+        self._limits = limits
+        self._digesting: Digesting | None = None
+        # Whether the bytes that were read may begin with a whole request.
+        self._has_request = False
 
     @property
     def takes_input(self) -> bool:
         """Whether requests are read: not from a receiver that asks without reading the answers."""
-        return self.send_queue.messages < _MAX_WAITING
+        return not self._has_request and self._may_answer
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is a request that can be answered now."""
+        return self._digesting is not None or (self._has_request and self._may_answer)
+
+    @property
+    def _may_answer(self) -> bool:
+        queue, limits = self.send_queue, self._limits
+        return (
+            queue.messages < limits.queued_messages
+            and queue.message_bytes < limits.queued_bytes
+            and self._digesting is None
+        )
 
     def push(self, ref: Ref, settings: StreamSettings) -> None:
         """Send a ref that the receiver has not requested."""
@@ -90,10 +158,22 @@ class Connection:
         self.send_queue.add(Demand(ref.token, PUSHED, 0, nbytes, limit, chunk_size))
 
     def read(self) -> None:
-        """Receive what has arrived, and answer every whole message in it."""
+        """Receive what has arrived."""
         self._filled += self.channel.receive_some([memoryview(self._input)[self._filled :]])
+        self._has_request = True
+
+    def answer_some(self) -> None:
+        """Answer the requests that have arrived, as far as the receiver's share of a turn goes."""
+        if self._digesting is not None:
+            self._digest_some()
+        if not self._has_request:
+            return
+        self._has_request = False
         done = 0
         while self._filled - done >= HEADER_BYTES:
+            if not self._may_answer:
+                self._has_request = True
+                break
             body = done + HEADER_BYTES
             header = Header.parse(memoryview(self._input)[done:body])
             if header is None or header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
@@ -142,7 +222,7 @@ class Connection:
             case Credit():
                 self._grant(request, ref)
             case Fetch():
-                flaw = _flaw(request, source.layout.nbytes)
+                flaw = _flaw(request, source.layout.nbytes) or self._excess(request, source)
                 if flaw or self.send_queue.demands >= _MAX_WAITING:
                     self._refuse(request, flaw or f"more than {_MAX_WAITING} requests are waiting")
                     return
@@ -151,21 +231,42 @@ class Connection:
                 demand = Demand(ref.token, number, start, stop, stop, request.chunk_size)
                 self.send_queue.add(demand, urgent=request.urgent)
 
+    def _excess(self, request: Fetch, source: Source) -> str:
+        """Describe how a request has the sender allocate too much; an empty string if not."""
+        most, layout = self._limits.scratch_bytes, source.layout
+        size = request.chunk_size or layout.nbytes + len(layout.plain_header)
+        if source.extent is not None and request.chunk_size:
+            return ""  # it is sent from the file
+        if min(size, layout.nbytes) <= most:
+            return ""
+        return f"more than {most} bytes are not put into one frame here (Limits.scratch_bytes)"
+
     def _digest(self, request: Digest, source: Source) -> None:
         flaw = _flaw(request, source.layout.nbytes)
         if flaw:
             self._refuse(request, flaw)
             return
-        digests = []
-        try:
-            for start in range(request.start, request.stop, request.chunk_size):
-                stop = min(start + request.chunk_size, request.stop)
-                digests.append(digest_of(source.views(start, stop, self._scratch)))
-        except FlstreamError as error:  # such as a file that became shorter
-            self._refuse(request, str(error))
+        self._digesting = Digesting(request, source)
+        self._digest_some()
+
+    def _digest_some(self) -> None:
+        """Digest as much as one turn allows, and answer once all of it is done."""
+        digesting = self._digesting
+        assert digesting is not None
+        if digesting.request.token not in self._refs:
+            self._digesting = None
+            self._refuse(digesting.request, "the ref settled before this was digested")
             return
-        packed = b"".join(digest.to_bytes(8, "little") for digest in digests)
-        self._send(Digested(request.request, packed), request.token)
+        try:
+            done = digesting.go_on(self._limits.hashed_bytes, self._scratch)
+        except FlstreamError as error:  # such as a file that became shorter
+            self._digesting = None
+            self._refuse(digesting.request, str(error))
+            return
+        if done:
+            self._digesting = None
+            request = digesting.request
+            self._send(Digested(request.request, bytes(digesting.packed)), request.token)
 
     def _grant(self, credit: Credit, ref: Ref) -> None:
         for demand in self.send_queue.of(ref.token):

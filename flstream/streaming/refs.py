@@ -8,10 +8,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from flstream.model.body import Source
 from flstream.streaming.wire import TOKEN_BYTES
+from flstream.transport.lending import PrivateMemory
 
 Status = Literal["finished", "timed out", "aborted"]
 
@@ -76,7 +78,9 @@ class Ref:
     quorum: int | None
     _source: Source | None
     _on_settled: Callable[[Ref], None]
+    _before_settled: Callable[[Ref], None] = lambda _: None
     _outcome: Outcome | None = None
+    _is_settling: bool = False
     _settled: threading.Condition = field(default_factory=threading.Condition)
 
     @classmethod
@@ -86,8 +90,16 @@ class Ref:
         receivers: Iterable[str],
         on_settled: Callable[[Ref], None],
         quorum: int | None = None,
+        before_settled: Callable[[Ref], None] = lambda _: None,
     ) -> Ref:
         """Make a ref with a new token.
+
+        Args:
+            source: The snapshot.
+            receivers: Names of those it is offered to.
+            on_settled: Called once it has settled.
+            quorum: Number of receivers that must have it; None for all of them.
+            before_settled: Called once it is certain to settle, before anybody knows.
 
         Raises:
             ValueError: The quorum is not from 1 to the number of receivers.
@@ -98,7 +110,13 @@ class Ref:
                 f"a quorum of {quorum!r} cannot be had of {len(deliveries)} receivers; it must be "
                 "a whole number from 1 to theirs, or None for all of them"
             )
-        return cls(secrets.token_bytes(TOKEN_BYTES), deliveries, quorum, source, on_settled)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        return cls(token, deliveries, quorum, source, on_settled, before_settled)
+
+    @cached_property
+    def private_memory(self) -> PrivateMemory:
+        """The memory of this process that nothing else has a share in, as it was first needed."""
+        return PrivateMemory.read()
 
     @property
     def source(self) -> Source | None:
@@ -132,10 +150,15 @@ class Ref:
     def settle(self, outcome: Outcome) -> None:
         """Settle the ref, unless it has settled."""
         with self._settled:
-            if self._outcome is not None:
+            if self._is_settling:
+                self._settled.wait_for(lambda: self._outcome is not None)
                 return
-            self._outcome = outcome
+            self._is_settling = True
             self._source = None
+        # Its owner may do with the memory what it likes as soon as the outcome is known.
+        self._before_settled(self)
+        with self._settled:
+            self._outcome = outcome
             self._settled.notify_all()
         try:
             self._on_settled(self)
@@ -148,7 +171,7 @@ class Ref:
         """Record that a receiver has the snapshot, or why not; only the first call counts."""
         with self._settled:  # several threads may record the last receivers at once
             delivery = self.deliveries[receiver]
-            if self._outcome is None and delivery.closed_at is None:
+            if not self._is_settling and delivery.closed_at is None:
                 delivery.failure = failure
                 delivery.closed_at = time.monotonic()
             outcome = self._decided()

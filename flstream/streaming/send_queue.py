@@ -12,6 +12,7 @@ from flstream.streaming.frames import Content, Copied, Demand, Frame
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import Refused, pack_message
 from flstream.transport.channel import Channel
+from flstream.transport.lending import Loans
 
 # Filler for the rest of a frame whose ref has settled.
 _ZEROS = memoryview(bytes(64 << 10))
@@ -27,6 +28,9 @@ class SendQueue:
         receiver: Name of the receiver.
         refs: Every open ref, by token.
         scratch: Buffer that all connections of a service share; it is used only within a call.
+
+    Attributes:
+        loans: What the channel was lent.
     """
 
     def __init__(
@@ -36,7 +40,9 @@ class SendQueue:
         self._receiver = receiver
         self._refs = refs
         self._scratch = scratch
+        self.loans = Loans(channel.fileno())
         self._messages: deque[bytes] = deque()
+        self._message_bytes = 0
         self._urgent: deque[Demand] = deque()
         self._demands: deque[Demand] = deque()
         # The packet being sent, if any, and the same again if it is a frame.
@@ -51,6 +57,11 @@ class SendQueue:
         return len(self._messages)
 
     @property
+    def message_bytes(self) -> int:
+        """Bytes of the messages that wait."""
+        return self._message_bytes
+
+    @property
     def demands(self) -> int:
         """Number of demands that wait."""
         return len(self._urgent) + len(self._demands)
@@ -63,6 +74,7 @@ class SendQueue:
     def post(self, message: bytes) -> None:
         """Add a packed message."""
         self._messages.append(message)
+        self._message_bytes += len(message)
 
     def add(self, demand: Demand, *, urgent: bool = False) -> None:
         """Add a range."""
@@ -83,11 +95,16 @@ class SendQueue:
         if self._ahead is not None and self._ahead.demand.token not in self._refs:
             self._ahead = None
         if self._frame is not None and self._frame.demand.token not in self._refs:
-            # The receiver will find the frame damaged, request it again, and be refused.
-            left = self._frame.left if self._frame.has_begun else 0
-            whole, rest = divmod(left, len(_ZEROS))
-            self._frame = None
-            self._packet = Copied([*[_ZEROS] * whole, _ZEROS[:rest]]) if left else None
+            self._blank_frame()
+        self.loans.forget([token for token in self.loans.ended() if token not in self._refs])
+
+    def _blank_frame(self) -> None:
+        """Send zeros for the rest of the frame: the receiver finds it damaged, and asks again."""
+        assert self._frame is not None
+        left = self._frame.left if self._frame.has_begun else 0
+        whole, rest = divmod(left, len(_ZEROS))
+        self._frame = None
+        self._packet = Copied([*[_ZEROS] * whole, _ZEROS[:rest]]) if left else None
 
     def write(self) -> None:
         """Send at most one packet, so that other channels get their turn."""
@@ -97,12 +114,26 @@ class SendQueue:
             return
         # The channel takes a chunk in pieces. Continuing while it does saves a call of the selector
         # for each.
-        while self._packet.left and self._packet.send_some(self._channel):
+        while self._packet is not None and self._packet.left and self._send_some():
             pass
-        if not self._packet.left:
+        if self._packet is None or not self._packet.left:
             self._packet = self._frame = None
         if self._ahead is None:
             self._prepare()
+
+    def _send_some(self) -> int:
+        """Send what the channel takes of the packet, and return the number of bytes."""
+        loans = self.loans
+        with loans.lock:
+            if self._frame is not None and loans.has_ended(self._frame.demand.token):
+                self._blank_frame()  # its memory is its owner's again
+            if self._packet is None:
+                return 0
+            count = self._packet.send_some(self._channel)
+            loans.sent(count)
+            if self._frame is not None:
+                loans.lent(self._frame.demand.token, self._packet.lent())
+            return count
 
     def _next_packet(self) -> Content | None:
         while not self._messages and (demand := self._next_demand()) is not None:
@@ -110,7 +141,11 @@ class SendQueue:
             if self._frame is not None:
                 self._note(self._frame)
                 return self._frame
-        return Copied([memoryview(self._messages.popleft())]) if self._messages else None
+        if not self._messages:
+            return None
+        message = self._messages.popleft()
+        self._message_bytes -= len(message)
+        return Copied([memoryview(message)])
 
     def _next_demand(self) -> Demand | None:
         for demand in chain(self._urgent, self._demands):
@@ -131,7 +166,7 @@ class SendQueue:
         reason = "the ref settled before this was sent"
         if ref is not None and (source := ref.source) is not None:
             try:
-                return Frame.read(demand, source, self._scratch)
+                return Frame.read(demand, ref, source, self._scratch)
             except FlstreamError as error:
                 reason = str(error)
         self.drop(demand)

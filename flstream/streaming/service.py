@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import selectors
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Self
 
@@ -16,6 +16,7 @@ from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import MAX_HEADER_BYTES
 from flstream.streaming.connection import Connection
+from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.transport.channel import Channel, Signal
@@ -28,9 +29,11 @@ class DownloadService:
 
     Args:
         name: Name of its thread.
+        limits: What a receiver may cause.
     """
 
-    def __init__(self, name: str = "download-service") -> None:
+    def __init__(self, name: str = "download-service", limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self._refs: dict[bytes, Ref] = {}
         self._wake = Signal()
         self._selector = selectors.DefaultSelector()
@@ -42,7 +45,13 @@ class DownloadService:
         self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
         self._pushed: list[tuple[Ref, StreamSettings]] = []
         self._scratch = Scratch()
+        # Connections with requests that can be answered now, in the order of their turns.
+        self._busy: dict[Connection, None] = {}
+        # Open connections by the name of their receiver, and why the last one of a name has ended.
+        self._attached: Counter[str] = Counter()
         self._lost: dict[str, str] = {}
+        self._connections: set[Connection] = set()
+        self._losing = threading.Lock()
         self._closing = False
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -92,7 +101,7 @@ class DownloadService:
             if on_settled is not None:
                 on_settled(ref)
 
-        ref = Ref.issue(source, receivers, forget, quorum)
+        ref = Ref.issue(source, receivers, forget, quorum, self._take_back)
         self._refs[ref.token] = ref
         # A receiver whose channel is gone will never report that it is done. The thread records the
         # loss before it tells the open refs, so that a ref made meanwhile learns of it here.
@@ -107,9 +116,16 @@ class DownloadService:
         return ref
 
     def attach(self, channel: Channel, receiver: str) -> None:
-        """Serve a channel, whose other end is held by ``receiver``."""
-        self._lost.pop(receiver, None)
-        self._changes.append(Connection(channel, receiver, self._refs, self._scratch))
+        """Serve a channel, whose other end is held by ``receiver``.
+
+        A receiver may have several: it is lost once the last of them has ended.
+        """
+        with self._losing:
+            self._attached[receiver] += 1
+            self._lost.pop(receiver, None)
+            connection = Connection(channel, receiver, self._refs, self._scratch, self._limits)
+            self._connections.add(connection)
+        self._changes.append(connection)
         self._wake.set()
 
     def detach(self, receiver: str) -> None:
@@ -143,6 +159,13 @@ class DownloadService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _take_back(self, ref: Ref) -> None:
+        """Have no receiver read a ref's memory any more."""
+        with self._losing:
+            connections = [each for each in self._connections if each.receiver in ref.deliveries]
+        for connection in connections:
+            connection.send_queue.loans.take_back(ref.token)
+
     def _wake_thread(self) -> None:
         """Wake the thread, to make it see what has changed."""
         with self._waking:
@@ -153,10 +176,12 @@ class DownloadService:
         with self._selector:
             try:
                 while not self._closing:
-                    ready = self._selector.select()
-                    for key, events in ready:
-                        if key.data is not None:
-                            self._advance(key.data, events)
+                    # A connection whose requests take long is served a piece of them in each turn.
+                    ready = self._selector.select(0 if self._busy else None)
+                    events_of = dict.fromkeys(self._busy, 0)
+                    events_of |= {key.data: events for key, events in ready if key.data is not None}
+                    for connection, events in events_of.items():
+                        self._advance(connection, events)
                     # Changes come last, since they may close channels that are ready.
                     if any(key.data is None for key, _ in ready):
                         self._apply_changes()
@@ -201,12 +226,17 @@ class DownloadService:
         try:
             if events & selectors.EVENT_READ:
                 connection.read()
+            connection.answer_some()
             if events & selectors.EVENT_WRITE or connection.send_queue.has_output:
                 connection.send_queue.write()
         except (ChannelClosedError, ProtocolError) as error:
             # The receiver is gone, or does not follow the protocol.
             self._drop(connection, str(error))
             return
+        if connection.is_busy:
+            self._busy[connection] = None
+        else:
+            self._busy.pop(connection, None)
         wanted = (connection.takes_input and selectors.EVENT_READ) | (
             connection.send_queue.has_output and selectors.EVENT_WRITE
         )
@@ -215,8 +245,18 @@ class DownloadService:
 
     def _drop(self, connection: Connection, reason: str) -> None:
         self._selector.unregister(connection.channel)
+        self._busy.pop(connection, None)
+        # What waits in the pair can still be read once this end is closed.
+        connection.send_queue.loans.take_back()
         connection.channel.close()
-        self._lost[connection.receiver] = reason
+        receiver = connection.receiver
+        with self._losing:
+            self._connections.discard(connection)
+            self._attached[receiver] -= 1
+            if self._attached[receiver] > 0:
+                return  # it has come back meanwhile, or has another one
+            del self._attached[receiver]
+            self._lost[receiver] = reason
         for ref in list(self._refs.values()):
-            if connection.receiver in ref.deliveries:
-                ref.receiver_done(connection.receiver, reason)
+            if receiver in ref.deliveries:
+                ref.receiver_done(receiver, reason)

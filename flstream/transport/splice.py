@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-import numpy as np
+from flstream.transport.lending import address_of
 
 # Bytes lent to the kernel at once: the most that a pipe may hold by default.
 _PIPE_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class Pages:
     """Memory that is sent by its pages instead of a copy.
 
     The receiver reads the memory itself when it receives the bytes. The memory must not change
-    until then; otherwise the changed bytes arrive.
+    until then, or be taken back: see :mod:`flstream.transport.lending`.
 
     Args:
         views: Contiguous views, none of them empty.
@@ -73,6 +73,7 @@ class Pages:
         # Made once; the kernel is given a part of them at a time.
         self._buffers = (_Buffer * len(views))(*map(_buffer_of, views))
         self._next = 0
+        self._taken: list[tuple[int, int]] = []
 
     def splice_some(self, sock: int) -> int:
         """Send as much as fits.
@@ -106,6 +107,11 @@ class Pages:
         self.advance(sent)
         return sent
 
+    def taken(self) -> list[tuple[int, int]]:
+        """Return the addresses of what was sent since the last call, as ranges."""
+        taken, self._taken = self._taken, []
+        return taken
+
     def rest(self) -> list[memoryview]:
         """Return the bytes that are still to be sent, in order to copy them instead."""
         views = list(self._views[self._next :])
@@ -118,12 +124,14 @@ class Pages:
         self.left -= count
         while count:
             buffer = self._buffers[self._next]
-            if count < buffer.length:
-                buffer.base += count
-                buffer.length -= count
-                return
-            count -= buffer.length
-            self._next += 1
+            length = min(count, buffer.length)
+            self._taken.append((buffer.base, buffer.base + length))
+            count -= length
+            if length < buffer.length:
+                buffer.base += length
+                buffer.length -= length
+            else:
+                self._next += 1
 
     def _count(self) -> int:
         """Return the number of buffers, from the next on, that a pipe has room for."""
@@ -136,6 +144,4 @@ class Pages:
 
 
 def _buffer_of(view: memoryview) -> _Buffer:
-    if view.readonly:
-        return _Buffer(np.frombuffer(view, np.uint8).__array_interface__["data"][0], len(view))
-    return _Buffer(ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view))
+    return _Buffer(address_of(view), len(view))

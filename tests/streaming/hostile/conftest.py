@@ -1,0 +1,95 @@
+"""Attackers: processes of their own at the other ends of a service's channels."""
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flstream.streaming.service import DownloadService
+from flstream.transport.pipe import PipeChannel
+
+SCRIPT = Path(__file__).with_name("attack.py")
+
+
+class Attacker:
+    """A process that attacks; it says a line at a time, and waits for one in between."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def says(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+
+class Attackers:
+    """A service, and what attacks it."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.service = stack.enter_context(DownloadService())
+        self._stack = stack
+
+    def start(self, receiver: str, attack: str, token: bytes, *args: int) -> Attacker:
+        """Attach a channel whose other end is in a process that attacks."""
+        ours, theirs = socket.socketpair()
+        self.service.attach(PipeChannel(ours, receiver), receiver)
+        words = [sys.executable, str(SCRIPT), str(theirs.fileno()), attack, token.hex()]
+        process = subprocess.Popen(
+            [*words, *map(str, args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            self._stack.callback(pipe.close)
+        return Attacker(process)
+
+
+@pytest.fixture
+def attackers() -> Iterator[Attackers]:
+    with ExitStack() as stack:
+        yield Attackers(stack)
+
+
+class Growth:
+    """The most by which this process has grown since it was made, in bytes."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._before = self._process.memory_info().rss
+        self._peak = self._before
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=Growth.__name__, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.005):
+            self._peak = max(self._peak, self._process.memory_info().rss)
+
+    def stop(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return max(self._peak, self._process.memory_info().rss) - self._before
+
+
+@pytest.fixture
+def watch_growth() -> Iterator[type[Growth]]:
+    """Begins to watch; the test ends it."""
+    yield Growth
+    assert not [each for each in threading.enumerate() if each.name == Growth.__name__]

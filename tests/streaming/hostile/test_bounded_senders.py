@@ -1,0 +1,95 @@
+"""Receivers that ask for much: the sender grows no further, and serves the others in turn."""
+
+import numpy as np
+import pytest
+
+from flstream.streaming.api import add_arrays, download_arrays
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.transport.pipe import pipe
+
+MIB = 1 << 20
+QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
+
+
+@pytest.fixture
+def honest(attackers):
+    """A receiver that keeps to the rules, in this process."""
+    ours, theirs = pipe("server", "site-2")
+    attackers.service.attach(ours, "site-2")
+    yield Receiver(theirs, "server")
+    theirs.close()
+
+
+def test_layouts_that_nobody_reads_do_not_wait_in_memory(attackers, honest, watch_growth):
+    # The layout of so many arrays has 3 MiB.
+    arrays = {f"{'a' * 30}{number}": np.zeros(1, np.uint8) for number in range(30_000)}
+    ref = add_arrays(attackers.service, arrays, ["site-1"])
+    growth = watch_growth()
+    attacker = attackers.start("site-1", "opens", ref.token, 2 * MIB)
+    assert attacker.says().startswith("sent")
+    offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
+    status, got = download_arrays(honest, offered.token, QUICK)
+    assert status.ok
+    assert got["b"].sum() == MIB
+    assert growth.stop() < 64 * MIB
+
+
+def test_digests_that_nobody_reads_are_taken_in_turn(attackers, honest, watch_growth):
+    array = np.ones(256 * MIB, np.uint8)
+    ref = add_arrays(attackers.service, {"a": array}, ["site-1"])
+    growth = watch_growth()
+    attacker = attackers.start("site-1", "digests", ref.token, array.nbytes, 250)
+    assert attacker.says().startswith("asked")
+    # More than a minute of work is asked for. Between two pieces of it the other one is served.
+    offered = add_arrays(attackers.service, {"b": np.ones(64 * MIB, np.uint8)}, ["site-2"])
+    status, got = download_arrays(honest, offered.token, QUICK)
+    assert status.ok
+    assert got["b"].nbytes == 64 * MIB
+    assert ref.outcome is None
+    # What was downloaded is in this process, too, and what was offered.
+    assert growth.stop() < (64 + 2 * 64) * MIB
+
+
+def test_a_receiver_that_comes_back_is_not_lost_by_the_end_of_its_old_channel(attackers):
+    service, offers = attackers.service, 200
+    data, finished = np.ones(1000, np.uint8), 0
+    ours, theirs = pipe("server", "site-3")
+    service.attach(ours, "site-3")
+    for _ in range(offers):
+        old = theirs
+        ours, theirs = pipe("server", "site-3")
+        service.attach(ours, "site-3")
+        ref = add_arrays(service, {"a": data}, ["site-3"])
+        old.close()
+        status, _ = download_arrays(Receiver(theirs, "server"), ref.token, QUICK)
+        finished += status.ok and ref.wait(30).ok
+    theirs.close()
+    assert finished == offers
+
+
+def test_two_channels_of_one_name_do_not_end_each_others_downloads(attackers):
+    service = attackers.service
+    pairs = [pipe("server", "site-4") for _ in range(2)]
+    for ours, _ in pairs:
+        service.attach(ours, "site-4")
+    ref = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
+    pairs[0][1].close()
+    service.offer(ref.source, []).abort("only to have the service look at its channels")
+    status, _ = download_arrays(Receiver(pairs[1][1], "server"), ref.token, QUICK)
+    assert status.ok
+    assert ref.wait(30).ok
+    # Once the last one has ended, so has the receiver.
+    again = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
+    pairs[1][1].close()
+    assert again.wait(30).status == "aborted"
+
+
+@pytest.mark.parametrize("chunk_size", [0, 128 * MIB])
+def test_a_receiver_does_not_choose_what_the_sender_allocates(attackers, honest, chunk_size):
+    array = np.ones((96, MIB), np.uint8).T  # which has to be gathered
+    ref = add_arrays(attackers.service, {"a": array}, ["site-2"])
+    settings = QUICK._replace(chunk_size=chunk_size, request_size=128 * MIB)
+    status, _ = download_arrays(honest, ref.token, settings)
+    assert status.code == "refused"
+    assert "more than 67108864 bytes" in status.reason
+    assert "Limits.scratch_bytes" in status.reason

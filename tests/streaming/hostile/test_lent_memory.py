@@ -1,0 +1,38 @@
+"""Receivers that read late get what was offered, and nothing that came to lie there since."""
+
+import numpy as np
+import pytest
+
+from flstream.streaming.api import add_arrays
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("how", ["abort", "timeout", "quorum", "closed", "detached"])
+def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attackers, how):
+    array = np.full(8 * MIB, 1, np.uint8)
+    others = ["site-2"] if how == "quorum" else []
+    ref = add_arrays(
+        attackers.service, {"a": array}, ["site-1", *others], quorum=1 if others else None
+    )
+    attacker = attackers.start("site-1", "late", ref.token, array.nbytes)
+    assert attacker.says() == "asked"
+    match how:
+        case "abort":
+            ref.abort("no more")
+        case "timeout":
+            assert ref.wait(0.01).status == "timed out"
+        case "quorum":
+            ref.receiver_done("site-2", None)
+            assert ref.wait(10).ok
+        case "closed":
+            attackers.service.close()
+        case "detached":
+            attackers.service.detach("site-1")
+            assert ref.wait(10).status == "aborted"
+    # Its owner may use the memory for whatever it likes from here on.
+    array[:] = 0xEE
+    attacker.go_on()
+    count, foreign = attacker.says().split()
+    assert int(count) >= MIB
+    assert int(foreign) == 0
