@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flstream.bench.limits import Limits, measure_limits, median_limits
+from flstream.bench.limits import MachineLimits, measure_limits, median_limits
 from flstream.bench.measurement import (
     Measurement,
     RunMoments,
@@ -80,11 +80,11 @@ class Comparison:
         results: results of all cases, in the order of the plan.
     """
 
-    limits: Sequence[Limits]
+    limits: Sequence[MachineLimits]
     results: Sequence[Result]
 
     @property
-    def median_limits(self) -> Limits | None:
+    def median_limits(self) -> MachineLimits | None:
         """Median of each limit; None if none were measured."""
         return median_limits(self.limits) if self.limits else None
 
@@ -138,7 +138,7 @@ class _Bench:
                 self._take(case, f"run {number} of {plan.repeat}")
         return Comparison(limits, list(self._results.values()))
 
-    def _limits(self, step: Step) -> Limits:
+    def _limits(self, step: Step) -> MachineLimits:
         self._watcher.stepped(step)
         sizes = [case.chunk_size for case in self._plan.cases if case.chunk_size is not None]
         nbytes = self._plan.model_bytes

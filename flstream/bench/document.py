@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flstream.bench.compare import Comparison, Result
-from flstream.bench.limits import Limits
+from flstream.bench.limits import MachineLimits
 from flstream.bench.plan import Plan
 from flstream.bench.ratios import ratios
 from flstream.telemetry.machine import this_machine
@@ -28,12 +28,12 @@ def document(plan: Plan, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _limits(limits: Limits) -> dict[str, Any]:
+def _limits(limits: MachineLimits) -> dict[str, Any]:
     pipe = [{"read_size": size, "rate": rate} for size, rate in limits.pipe.items()]
     return {"memcpy": limits.memcpy, "pipe": pipe, "disk": limits.disk}
 
 
-def _result(plan: Plan, limits: Limits | None, result: Result) -> dict[str, Any]:
+def _result(plan: Plan, limits: MachineLimits | None, result: Result) -> dict[str, Any]:
     median = result.median
     row: dict[str, Any] = {
         "mode": result.case.mode,

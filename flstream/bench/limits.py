@@ -34,7 +34,7 @@ _LEAST, _MOST = 64 * MIB, 1024 * MIB
 
 
 @dataclass(frozen=True)
-class Limits:
+class MachineLimits:
     """Highest rates of a machine, in bytes a second.
 
     Attributes:
@@ -48,7 +48,7 @@ class Limits:
     disk: float
 
 
-def measure_limits(read_sizes: Sequence[int], nbytes: int, folder: Path) -> Limits:
+def measure_limits(read_sizes: Sequence[int], nbytes: int, folder: Path) -> MachineLimits:
     """Measure all limits of this machine.
 
     Args:
@@ -63,7 +63,7 @@ def measure_limits(read_sizes: Sequence[int], nbytes: int, folder: Path) -> Limi
         SimulationError: the bytes cannot be written to the disk.
     """
     size = min(max(nbytes, _LEAST), _MOST)
-    return Limits(
+    return MachineLimits(
         memcpy=best(lambda: copy_rate(size)),
         pipe={each: best(partial(pipe_rate, size, each)) for each in read_sizes},
         disk=size / write_seconds(folder, size),
@@ -75,9 +75,9 @@ def best(measure: Callable[[], float]) -> float:
     return max(measure() for _ in range(3))
 
 
-def median_limits(measured: Sequence[Limits]) -> Limits:
+def median_limits(measured: Sequence[MachineLimits]) -> MachineLimits:
     """Return the median of each limit over several measurements."""
-    return Limits(
+    return MachineLimits(
         memcpy=statistics.median(each.memcpy for each in measured),
         pipe={
             read_size: statistics.median(each.pipe[read_size] for each in measured)

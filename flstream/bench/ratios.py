@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flstream.bench.limits import Limits
+from flstream.bench.limits import MachineLimits
 from flstream.bench.measurement import Measurement
 from flstream.bench.plan import Case, Plan
 
@@ -28,7 +28,7 @@ class Ratios:
     checkpoint_disk: float
 
 
-def ratios(plan: Plan, case: Case, seconds: Measurement, limits: Limits) -> Ratios:
+def ratios(plan: Plan, case: Case, seconds: Measurement, limits: MachineLimits) -> Ratios:
     """Compute the ratios of a case to the machine's limits.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, Protocol
 
-from flstream.bench.limits import Limits
+from flstream.bench.limits import MachineLimits
 from flstream.bench.plan import ROUNDS, Case, Mode, Plan
 
 # Observed times of a round of each mode, as multiples of the bare pipe's, on machines with few
@@ -51,7 +51,7 @@ class Watcher(Protocol):
         """Handle progress."""
 
 
-def expected_seconds(plan: Plan, case: Case, limits: Limits) -> float:
+def expected_seconds(plan: Plan, case: Case, limits: MachineLimits) -> float:
     """Predict the seconds of a run of a case from the machine's limits alone."""
     pipe = median(limits.pipe.values())
     moved = ROUNDS * 2 * plan.moved_bytes * _TIMES_PIPE[case.mode] / pipe

@@ -28,9 +28,12 @@ def metrics_of(model: FLModel) -> dict[str, float]:
     """
     metrics = {}
     for name, value in (model.metrics or {}).items():
+        if not isinstance(name, str):
+            raise ClientError(f"{name!r} cannot name a metric, since it is no string; rename it")
         try:
-            metrics[name] = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+            # NumPy and torch have this for what holds one number, of whatever shape.
+            metrics[name] = float(value.item() if hasattr(value, "item") else value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ClientError(
                 f"the metric {name!r} is a {type(value).__name__} that is no number; send one, "
                 "such as loss.item()"
@@ -48,7 +51,13 @@ def weight_of(model: FLModel) -> float:
     """
     for key in ("num_examples", "NUM_STEPS_CURRENT_ROUND"):
         if key in model.meta:
-            weight = float(model.meta[key])
+            try:
+                weight = float(model.meta[key])
+            except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+                raise ClientError(
+                    f"meta[{key!r}] is a {type(model.meta[key]).__name__} that is no number; send "
+                    "the number of examples"
+                ) from error
             if not (math.isfinite(weight) and weight > 0):
                 raise ClientError(f"meta[{key!r}] is {weight}; an update's weight must be above 0")
             return weight

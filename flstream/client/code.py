@@ -68,9 +68,12 @@ def command_line(args: Mapping[str, Any]) -> list[str]:
     for key, value in args.items():
         if value is None or value is False:
             continue
-        words.append(f"--{key}")
-        if value is not True:
-            words += map(_word, value if isinstance(value, list) else [value])
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        texts = list(map(_word, values))
+        if len(texts) == 1 and texts[0].startswith("-"):
+            words.append(f"--{key}={texts[0]}")  # which argparse would take for another option
+        else:
+            words += [f"--{key}", *texts]
     return words
 
 

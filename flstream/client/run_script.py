@@ -135,5 +135,7 @@ def sentence(error: BaseException, source: Path) -> str:
         if frame.filename == str(source)
     ]
     where = f"{source.name}, line {lines[-1]}" if lines else source.name
-    message = f": {error}" if str(error) else ""
+    # On one line: torch lists what does not fit on lines of their own.
+    text = " ".join(str(error).split())
+    message = f": {text}" if text else ""
     return f"{where} raised {type(error).__name__}{message}"

@@ -16,6 +16,9 @@ from flstream.errors import ClientError, ProtocolError
 if TYPE_CHECKING:
     import torch
 
+# Times that a loop may ask whether the run goes on while it has a model.
+_MOST_UNANSWERED = 2
+
 
 class Session:
     """Session of training code with the server.
@@ -39,6 +42,9 @@ class Session:
         self._initialised = False
         self._is_shut_down = False
         self._model: FLModel | None = None
+        self._into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None
+        # Times that the code has looked for the next task while it had the model of one.
+        self._unanswered = 0
         self.metrics: Mapping[str, float] | None = None
         self.has_scored = False
 
@@ -76,7 +82,18 @@ class Session:
         self.worker.ready()
 
     def is_running(self) -> bool:
-        """Wait for the next task; return False if the run is over."""
+        """Wait for the next task; return False if the run is over.
+
+        Raises:
+            ClientError: Two turns of the loop have received the model and not answered.
+        """
+        if self._model is not None:
+            self._unanswered += 1
+            if self._unanswered > _MOST_UNANSWERED:
+                raise ClientError(
+                    "the model of this task was received, and turns of the loop have gone by "
+                    "without an answer; send() an FLModel in each"
+                )
         return self._next_task(timeout=None)
 
     def receive(
@@ -97,7 +114,12 @@ class Session:
             return None
         assert self._execution is not None
         if self._model is None:
-            self._model = self._execution.receive(into)
+            self._model, self._into = self._execution.receive(into), into
+        elif into is not None and into is not self._into:
+            raise ClientError(
+                "the model of this task was received before, into other tensors; give into to the "
+                "first receive() of a task, or copy with load_state_dict(model.params)"
+            )
         return self._model
 
     def send(self, model: FLModel, clear_cache: bool = True) -> None:
@@ -114,11 +136,14 @@ class Session:
             )
         if self._execution is None:
             raise ClientError("there is no task to answer; call receive() first")
+        if self._execution.site is None:
+            raise ClientError("the task was answered already; call send() once for each")
         self._execution.answer(model)
+        self._unanswered = 0
         if clear_cache:
             model.params = None
             self.clear()
-        self._model = None
+        self._model = self._into = None
 
     def clear(self) -> None:
         """Release the tensors of the received model."""

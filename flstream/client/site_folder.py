@@ -36,11 +36,15 @@ def explain_missing_file(error: BaseException, job_folder: str) -> str:
         error: What training code has raised.
         job_folder: Path of the job file's folder.
     """
-    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
+    if not isinstance(error, FileNotFoundError):
         return ""
-    if os.path.isabs(error.filename):
+    name = error.filename
+    if name is None:
+        # NumPy's error has the name in its text alone: "data/a.csv not found."
+        name = next((word for word in str(error).split() if "/" in word or "." in word[:-1]), None)
+    if not isinstance(name, str) or os.path.isabs(name):
         return ""
-    found = (Path(job_folder) / error.filename).exists()
+    found = (Path(job_folder) / name).exists()
     where = f"it is in the job's folder, {job_folder}" if found else f"the job's is {job_folder}"
     return (
         f" (a site works in a folder of its own, and {where}: "

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from flstream.engines.process_tree import kill_descendants
 from flstream.engines.worker_sockets import WorkerSockets, worker_socket_pairs
 from flstream.errors import AbortedError, WorkerLostError
 from flstream.transport.channel import AbortSignal
@@ -33,7 +34,8 @@ class SpawnedWorker(NamedTuple):
     end: WorkerSockets
 
     def kill(self) -> None:
-        """Kill the worker's process with SIGKILL."""
+        """Kill the worker's process and those that it has started, with SIGKILL."""
+        kill_descendants(self.pid)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 

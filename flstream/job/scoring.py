@@ -37,8 +37,9 @@ def score_source(args: WorkflowArgs, train: TrainSection) -> ScoreSource:
 def tells_tasks_apart(script: Path) -> bool:
     """Whether a script, or a file beside it that it imports, asks which kind of task it was given.
 
-    The code is parsed, not run: a name of the client API counts wherever it is looked up or
-    imported, and so does a string that is one, and a decorator named ``evaluate``.
+    The code is parsed, not run: a name of the client API counts wherever it is looked up, called or
+    imported, and so does a string that is one, a decorator named ``evaluate``, and what looks for
+    ``task`` in a model's ``meta``.
     """
     for path in own_files(script):
         with suppress(OSError, SyntaxError, ValueError):
@@ -51,11 +52,19 @@ def _asks(node: ast.AST) -> bool:
     match node:
         case ast.Attribute(attr=name) if name != "evaluate":
             return name in _QUESTIONS
-        case ast.ImportFrom(module=str(module), names=aliases) if module.endswith("client"):
+        case ast.ImportFrom(module=str(module), names=aliases) if "client" in module.split("."):
             return any(alias.name in _QUESTIONS for alias in aliases)
+        case ast.Call(func=ast.Name(id=name)):  # as a star import gives it
+            return name in _QUESTIONS - {"evaluate"}
         case ast.Constant(value=str(text)):
             return text in _QUESTIONS
+        case ast.Subscript(value=ast.Attribute(attr="meta"), slice=ast.Constant(value="task")):
+            return True
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="meta"), attr="get"), args=args):
+            return bool(args) and isinstance(args[0], ast.Constant) and args[0].value == "task"
         case ast.FunctionDef(decorator_list=decorators):
+            return any(map(_is_evaluate, decorators))
+        case ast.AsyncFunctionDef(decorator_list=decorators):
             return any(map(_is_evaluate, decorators))
     return False
 

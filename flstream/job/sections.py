@@ -54,7 +54,8 @@ class ClientsSection(Section):
     """Arguments of one site alone, by site: `{ ward { data = "a.csv" } }`, or a CSV file of them.
 
     A script gets them after those of train.args, or instead of those of the same name; a learner
-    finds them in `self.site.args`. The first column of a file has the site's name.
+    finds them in `self.site.args`. The first column of a file has the site's name; the other cells
+    are texts, but for true, false and null, and an empty one is as if it were not there.
     """
 
     parallel: Annotated[int | None, Whole(1, 256)] = None

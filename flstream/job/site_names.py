@@ -10,6 +10,8 @@ from flstream.job.free_values import FreeArgs
 from flstream.job.problems import Problem, given
 from flstream.job.rules import ValueRule, first_twice, refuse
 
+# What a cell means as it does in a section; all others are texts.
+_CONSTANTS = {"true": True, "false": False, "null": None}
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of a run's own processes and of their logs.
 _PROCESS = re.compile(r"server|launcher|fork-server|model-builder|tracker|worker-\d+|\.+")
@@ -66,11 +68,14 @@ class SiteArgs(ValueRule):
     def _read(self, value: str, path: Path) -> dict[str, dict[str, Any]]:
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
-                head, *rows = [row for row in csv.reader(file) if row]
+                lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+                head, *rows = lines
         except (OSError, UnicodeDecodeError) as error:
             raise self.refused(value, f"{path} cannot be read: {error}") from error
         except (csv.Error, ValueError) as error:
             raise self.refused(value, f"{path} is no CSV file with a head") from error
+        if twice := first_twice(head[1:]):
+            raise self.refused(value, f"{path} has the column {twice} twice")
         found: dict[str, dict[str, Any]] = {}
         for number, row in enumerate(rows, 2):
             if len(row) != len(head):
@@ -80,6 +85,6 @@ class SiteArgs(ValueRule):
                 raise self.refused(value, f"{path}, line {number}: {row[0]} is in it twice")
             columns = zip(head[1:], row[1:], strict=True)
             found[row[0]] = FreeArgs().parse(
-                {name.strip(): text for name, text in columns if text}, path.parent
+                {name: _CONSTANTS.get(text, text) for name, text in columns if text}, path.parent
             )
         return found

@@ -21,8 +21,8 @@ from flstream.telemetry.events import (
 def watch_variables(job: Job, emit: Emit, *, is_resumed: bool) -> Emit:
     """Have events of a run followed by warnings of variables that its script has lost.
 
-    That is for scripts of other frameworks (``train.alias``), where one process runs a script from
-    beginning to end. Those written for this one keep what they need in ``get_state_dir()``.
+    What a script needs from task to task belongs into ``get_state_dir()``. One that keeps it in
+    variables has it as long as its process lives.
 
     Args:
         job: The job.
@@ -30,7 +30,7 @@ def watch_variables(job: Job, emit: Emit, *, is_resumed: bool) -> Emit:
         is_resumed: Whether the run goes on after effects that an earlier server has had.
     """
     clients, script = job.clients, job.train.script
-    kept = kept_variables(script) if script is not None and job.train.alias is not None else []
+    kept = kept_variables(script) if script is not None else []
     if script is None or not kept:
         return emit
     if clients.workers == clients.count:

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from flstream.engines.process_tree import kill_descendants
+
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
 
@@ -63,13 +65,17 @@ def _point_at(log: Path) -> None:
 
 
 def end_with_peer(pipe: socket.socket) -> None:
-    """End this process once the other end of a socket is closed, by a thread that watches it."""
+    """End this process once the other end of a socket is closed, by a thread that watches it.
+
+    What it has started ends with it: nobody else is left to end that.
+    """
     fd = pipe.fileno()
 
     def watch() -> None:
         poll = select.poll()
         poll.register(fd, select.POLLRDHUP)
         poll.poll()
+        kill_descendants(os.getpid())
         os._exit(_ORPHANED)
 
     threading.Thread(target=watch, name="peer-watch", daemon=True).start()

@@ -49,7 +49,7 @@ def worker_main(
     end_with_peer(end.control)
     # Training code starts its processes as it does elsewhere on Linux: those of the launcher's fork
     # server would import everything anew, and the script itself.
-    multiprocessing.set_start_method("fork", force=True)
+    _have_fork_as_default()
     # A child that the training code forks would keep the sockets open after this process has died.
     os.register_at_fork(after_in_child=end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(
@@ -64,6 +64,13 @@ def worker_main(
             worker.send(Goodbye(own_peak_rss()))
         except FlstreamError as error:
             print(f"flstream: {error}", file=sys.stderr)
+
+
+def _have_fork_as_default() -> None:
+    """Make fork the start method, which training code may still set to another."""
+    multiprocessing.set_start_method(None, force=True)
+    if multiprocessing.get_all_start_methods()[0] != "fork":  # from Python 3.14 on
+        multiprocessing.set_start_method("fork", force=True)
 
 
 def _serve(worker: Worker, code: TrainCode) -> None:

@@ -6,7 +6,13 @@ import threading
 import pytest
 
 from flstream.bench.drain import drain
-from flstream.bench.limits import Limits, measure_limits, median_limits, pipe_rate, write_seconds
+from flstream.bench.limits import (
+    MachineLimits,
+    measure_limits,
+    median_limits,
+    pipe_rate,
+    write_seconds,
+)
 from flstream.errors import SimulationError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -40,5 +46,9 @@ def test_a_pipe_that_ends_early_is_not_taken_for_a_fast_one():
 
 
 def test_the_median_is_taken_of_each_limit():
-    runs = [Limits(1.0, {16: 9.0}, 5.0), Limits(3.0, {16: 7.0}, 4.0), Limits(2.0, {16: 8.0}, 6.0)]
-    assert median_limits(runs) == Limits(2.0, {16: 8.0}, 5.0)
+    runs = [
+        MachineLimits(1.0, {16: 9.0}, 5.0),
+        MachineLimits(3.0, {16: 7.0}, 4.0),
+        MachineLimits(2.0, {16: 8.0}, 6.0),
+    ]
+    assert median_limits(runs) == MachineLimits(2.0, {16: 8.0}, 5.0)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from flstream.bench.limits import Limits
+from flstream.bench.limits import MachineLimits
 from flstream.bench.measurement import RunMoments, figures, median, read_samples, trace
 from flstream.bench.plan import Case, Plan
 from flstream.bench.ratios import ratios
@@ -84,7 +84,7 @@ def test_the_median_is_taken_of_each_figure():
 
 def test_ratios_hold_seconds_against_the_bytes_and_the_rates():
     plan = Plan(1000, 2, ["pull"], [16], None, 1)
-    limits = Limits(memcpy=4000.0, pipe={16: 2000.0, 32: 4000.0}, disk=500.0)
+    limits = MachineLimits(memcpy=4000.0, pipe={16: 2000.0, 32: 4000.0}, disk=500.0)
     run = figures(SUMMARY, SAMPLES, MOMENTS)
     pull = ratios(plan, Case("pull", 16), run, limits)
     assert (pull.download_pipe, pull.upload_pipe, pull.exchange_pipe) == (2.0, 4.0, 3.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flstream.bench.limits import Limits
+from flstream.bench.limits import MachineLimits
 from flstream.bench.plan import Case, Plan
 from flstream.bench.schedule import RunShare, Schedule, expected_seconds
 
@@ -21,8 +21,8 @@ def test_before_anything_ran_the_total_is_what_was_predicted():
 
 
 def test_a_slower_machine_pipe_means_longer_runs():
-    fast = Limits(1e10, {2 << 20: 4e9}, 1e9)
-    slow = Limits(1e10, {2 << 20: 1e9}, 1e9)
+    fast = MachineLimits(1e10, {2 << 20: 4e9}, 1e9)
+    slow = MachineLimits(1e10, {2 << 20: 1e9}, 1e9)
     assert expected_seconds(PLAN, PULL, slow) > expected_seconds(PLAN, PULL, fast)
     assert expected_seconds(PLAN, NATIVE, fast) > expected_seconds(PLAN, PULL, fast)
 

@@ -133,3 +133,12 @@ def test_where_sites_share_processes_lost_variables_are_told_of(jobs):
         "client.py is run anew for each task, since 2 sites share 1 process, and it keeps count "
         "from round to round; set clients.parallel = 2"
     )
+
+
+def test_a_script_with_the_own_import_is_told_of_lost_variables_likewise(jobs):
+    script = KEEPS.replace("FAILS", "False").replace("nvflare.client", "flstream.client")
+    run = jobs.run(script)
+    assert run.summary.warnings == []
+    more = jobs.go_on(run, script, "rounds=3")
+    [warning] = more.summary.warnings
+    assert warning.startswith("site-1, site-2 have new processes in round 3, so variables that")

@@ -40,6 +40,24 @@ KEPT = {
             model = flare.receive()
             history[model.current_round] = 1
         """,
+    "sgd": """
+        if __name__ == "__main__":
+            with Writer() as writer:
+                sgd: Optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+                while True:
+                    model = flare.receive()
+                    if model is None:
+                        break
+                    train(net, sgd, writer)
+        """,
+    "batches generator": """
+        generator, batches = None, None
+        generator = torch.Generator()
+        batches = iter(loader)
+        while flare.is_running():
+            batch = next(batches)
+            draw(generator)
+        """,
     "": """
         net, loader, args, model = Net(), make_loader(), parse(), None
         optimizer = None

@@ -13,6 +13,11 @@ ASKS = [
     "import flstream.client as flare\n@flare.evaluate\ndef score(model): ...",
     "from flstream.client import evaluate\n@evaluate()\ndef score(model): ...",
     "model = 1\nif model.meta['task'] == 'evaluate': pass",
+    "model = 1\nif model.meta['task'] != 'train': pass",
+    "model = 1\nif model.meta.get('task', '') != 'train': pass",
+    "from nvflare.client.api import is_evaluate",
+    "from flstream.client import *\nif is_evaluate(): pass",
+    "import flstream.client as flare\n@flare.evaluate\nasync def score(model): ...",
 ]
 ASKS_NOT = [
     "import flstream.client as flare\nmodel = flare.receive()",
@@ -21,6 +26,7 @@ ASKS_NOT = [
     "is_train = True  # flare.is_evaluate() would tell",
     "from sklearn.model_selection import evaluate",
     "trainer.evaluate()",
+    "model = 1\nmodel.meta.get('site_name')",
 ]
 
 

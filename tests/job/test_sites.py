@@ -33,6 +33,15 @@ def test_sites_have_the_names_they_are_given_and_are_as_many(write: Write) -> No
     ]
 
 
+def test_a_file_may_say_true_false_and_null_and_is_stripped(write: Write, folder: Path) -> None:
+    (folder / "sites.csv").write_text("site, lr ,quiet\na, 0.10 ,true\nb,null, false\n")
+    clients = load(write, 'clients { names = [a, b], args = "sites.csv" }').clients
+    assert clients.args == {"a": {"lr": "0.10", "quiet": True}, "b": {"lr": None, "quiet": False}}
+    (folder / "sites.csv").write_text("site,lr,lr\na,1,2\n")
+    found = mistake(write, 'clients { names = [a], args = "sites.csv" }')
+    assert "sites.csv has the column lr twice" in found
+
+
 MISTAKES = {
     "clients.names = [ward, ward]": "ward is in it twice",
     "clients.names = []": "write [ward, clinic]",

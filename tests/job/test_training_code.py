@@ -113,3 +113,8 @@ def test_what_a_file_needs_from_beside_it_is_found(
     assert find_named("pathlib:Path") is Path
     for name in ("needs", "beside_it"):
         del sys.modules[name]
+
+
+def test_a_value_that_begins_with_a_dash_is_no_option(write: Write) -> None:
+    job = load_job(write('train.args { shift = -1.5e-7, title = "-x", of = [1, 2] }'))
+    assert train_code(job.train).words({}) == ["--shift=-1.5e-07", "--title=-x", "--of", "1", "2"]

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from flstream.bench.compare import Result
-from flstream.bench.limits import Limits
+from flstream.bench.limits import MachineLimits
 from flstream.bench.measurement import Measurement, Trace
 from flstream.bench.needs import Need
 from flstream.bench.plan import MODES, Plan
 from flstream.simulation.forecasting.fitting import Available
 
 MIB, GIB = 1 << 20, 1 << 30
-LIMITS = Limits(memcpy=8 * GIB, pipe={2 * MIB: 2 * GIB}, disk=0.5 * GIB)
+LIMITS = MachineLimits(memcpy=8 * GIB, pipe={2 * MIB: 2 * GIB}, disk=0.5 * GIB)
 
 
 def make_plan(**changes):

@@ -1,9 +1,14 @@
 """Training code as it is in the world: its processes, its files, and what it draws and prints."""
 
 import json
+import os
+import signal
 
+import psutil
 import pytest
 from training_scripts import QUIET, results
+
+from flstream.telemetry.events import SERVER, ProcessReady, SiteLog
 
 # A dataset in a file of its own that notes who imports it, as a real one would load its data then.
 DATA = """
@@ -343,3 +348,83 @@ def test_an_adopted_update_that_is_what_was_received_is_told_of(jobs):
     run = jobs.run(LAZY.replace("KIND", repr("FULL")), "rounds=3", "workflow.type=cyclic")
     [warning] = run.summary.warnings
     assert warning.startswith(EQUAL)
+
+
+CALLS = {
+    "flare.receive(); flare.receive(into=model)": (
+        "the model of this task was received before, into other tensors; give into to the first"
+    ),
+    "flare.receive()\nwhile flare.is_running(): flare.receive()": (
+        "turns of the loop have gone by without an answer; send() an FLModel in each"
+    ),
+    "flare.send(flare.FLModel(params=flare.receive().params, metrics={1: 2.0}))": (
+        "1 cannot name a metric, since it is no string; rename it"
+    ),
+    "flare.send(flare.FLModel(params=flare.receive().params, meta={'num_examples': 'many'}))": (
+        "meta['num_examples'] is a str that is no number; send the number of examples"
+    ),
+    "import numpy; numpy.loadtxt('data/mayo.csv')": "a site works in a folder of its own",
+    "raise ValueError('one\\n\\ttwo')": "raised ValueError: one two",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_training_code_does_wrong_is_answered_by_a_sentence(jobs, call):
+    model = "model = {'w': torch.zeros(1000), 'b': torch.zeros(3, 5), 'steps': torch.tensor(0)}"
+    head = f"import torch\nimport flstream.client as flare\nflare.init()\n{model}\n"
+    assert CALLS[call] in jobs.run(head + call).summary.error
+
+
+def test_a_script_may_choose_another_start_method(jobs):
+    run = jobs.run("""
+    import multiprocessing
+    import flstream.client as flare
+    if __name__ == "__main__":
+        assert multiprocessing.get_context().get_start_method() == "fork"
+    """)
+    assert "ended" in run.summary.error
+    run = jobs.run("""
+    import multiprocessing
+    import flstream.client as flare
+    if __name__ == "__main__":
+        multiprocessing.set_start_method("spawn")
+        with multiprocessing.Pool(1) as pool:
+            assert pool.map(abs, [-3]) == [3]
+        flare.init()
+        while flare.is_running():
+            model = flare.receive()
+            model.params["steps"] += 1
+            flare.send(flare.FLModel(params=model.params))
+    """)
+    assert run.summary.status == "finished", run.summary.error
+
+
+STARTS = """
+import multiprocessing, pathlib, subprocess, time
+import flstream.client as flare
+
+flare.init()
+model = flare.receive()
+pool = multiprocessing.Pool(1)
+sleeper = subprocess.Popen(["sleep", "777"])
+children = [each.pid for each in multiprocessing.active_children()] + [sleeper.pid]
+flare.log("children", " ".join(map(str, children)))
+time.sleep(60)
+"""
+
+
+def test_what_training_code_has_started_ends_with_a_run_that_is_killed(jobs):
+    found, pids = [], {}
+
+    def kill(event, sampler):
+        if isinstance(event, ProcessReady):
+            pids[event.process] = event.pid
+        if isinstance(event, SiteLog) and event.site == "site-1":
+            found.extend(map(psutil.Process, map(int, event.text.split())))
+            os.kill(pids[SERVER], signal.SIGKILL)
+
+    run = jobs.run(STARTS, listener=kill)
+    assert run.summary.status == "failed"
+    assert len(found) == 2
+    _, left = psutil.wait_procs(found, timeout=10)
+    assert left == []

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flstream.bench.compare import Comparison, Result
-from flstream.bench.limits import Limits
+from flstream.bench.limits import MachineLimits
 from flstream.bench.plan import Plan
 from flstream.bench.ratios import ratios
 from flstream.report.bench.bars import memory_bars, second_bars
@@ -54,7 +54,7 @@ def _heading(plan: Plan) -> str:
     return f"A model of {size}, {sites}, chunks of {chunks}: medians of {plan.repeat}."
 
 
-def _limits(limits: Limits) -> str:
+def _limits(limits: MachineLimits) -> str:
     several = len(limits.pipe) > 1
     pipe = ", ".join(
         format_rate(rate) + (f" at {format_bytes(size)}" if several else "")
@@ -64,7 +64,7 @@ def _limits(limits: Limits) -> str:
     return f"This machine: memcpy {memcpy}, disk {disk}, bare pipe {pipe}."
 
 
-def _seconds_table(plan: Plan, results: Sequence[Result], limits: Limits) -> Table:
+def _seconds_table(plan: Plan, results: Sequence[Result], limits: MachineLimits) -> Table:
     heads = ("down", "MiB/s", "up+fold", "MiB/s", "durable", "requests", "x pipe", "x disk")
     table = new_table("", *heads)
     for result in results:

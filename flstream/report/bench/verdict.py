@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flstream.bench.compare import Result
-from flstream.bench.limits import Limits
+from flstream.bench.limits import MachineLimits
 from flstream.bench.measurement import Measurement
 from flstream.bench.needs import fits
 from flstream.bench.plan import Plan
@@ -28,7 +28,7 @@ def shortfalls(plan: Plan, results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def verdict(plan: Plan, results: Sequence[Result], limits: Limits | None) -> str:
+def verdict(plan: Plan, results: Sequence[Result], limits: MachineLimits | None) -> str:
     """Return a sentence on what streaming saves, and how close it comes to the machine's limit.
 
     Of several cases that stream, the one with the shortest round is taken.
