@@ -38,6 +38,7 @@ VALUES = {
     list[str]: st.lists(st.text(), max_size=3),
     list[Literal["task", "received"]]: st.lists(st.sampled_from(["task", "received"])),
     int | None: st.none() | st.integers(0, 2**62),
+    str | None: st.none() | st.text(),
     float | None: st.none() | st.floats(-1e9, 1e9),
     Metrics: st.dictionaries(st.text(), st.none() | st.floats(-1e9, 1e9), max_size=3),
     dict[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
