@@ -105,9 +105,9 @@ def fill(size, taken=0):
             if room > 0:
                 try:
                     os.posix_fallocate(file.fileno(), taken, room)
-                    taken += room
                 except OSError:
-                    pass  # somebody else was quicker
+                    continue  # somebody else has taken some of it meanwhile
+                taken += room
             filled.set()
             pause.wait(0.001)
 
