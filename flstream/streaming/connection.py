@@ -233,11 +233,10 @@ class Connection:
 
     def _excess(self, request: Fetch, source: Source) -> str:
         """Describe how a request has the sender allocate too much; an empty string if not."""
-        most, layout = self._limits.scratch_bytes, source.layout
-        size = request.chunk_size or layout.nbytes + len(layout.plain_header)
+        most, nbytes = self._limits.scratch_bytes, source.layout.nbytes
         if source.extent is not None and request.chunk_size:
             return ""  # it is sent from the file
-        if min(size, layout.nbytes) <= most:
+        if min(request.chunk_size or nbytes, nbytes) <= most:
             return ""
         return f"more than {most} bytes are not put into one frame here (Limits.scratch_bytes)"
 

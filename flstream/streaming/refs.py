@@ -155,11 +155,13 @@ class Ref:
                 return
             self._is_settling = True
             self._source = None
-        # Its owner may do with the memory what it likes as soon as the outcome is known.
-        self._before_settled(self)
-        with self._settled:
-            self._outcome = outcome
-            self._settled.notify_all()
+        try:
+            # Its owner may do with the memory what it likes as soon as the outcome is known.
+            self._before_settled(self)
+        finally:  # whoever waits is not to wait for ever
+            with self._settled:
+                self._outcome = outcome
+                self._settled.notify_all()
         try:
             self._on_settled(self)
         except Exception:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import selectors
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Self
 
@@ -47,10 +47,9 @@ class DownloadService:
         self._scratch = Scratch()
         # Connections with requests that can be answered now, in the order of their turns.
         self._busy: dict[Connection, None] = {}
-        # Open connections by the name of their receiver, and why the last one of a name has ended.
-        self._attached: Counter[str] = Counter()
-        self._lost: dict[str, str] = {}
+        # Connections that are open, and why the last one of a receiver's name has ended.
         self._connections: set[Connection] = set()
+        self._lost: dict[str, str] = {}
         self._losing = threading.Lock()
         self._closing = False
         self._waking = threading.Lock()
@@ -120,10 +119,9 @@ class DownloadService:
 
         A receiver may have several: it is lost once the last of them has ended.
         """
+        connection = Connection(channel, receiver, self._refs, self._scratch, self._limits)
         with self._losing:
-            self._attached[receiver] += 1
             self._lost.pop(receiver, None)
-            connection = Connection(channel, receiver, self._refs, self._scratch, self._limits)
             self._connections.add(connection)
         self._changes.append(connection)
         self._wake.set()
@@ -252,10 +250,8 @@ class DownloadService:
         receiver = connection.receiver
         with self._losing:
             self._connections.discard(connection)
-            self._attached[receiver] -= 1
-            if self._attached[receiver] > 0:
+            if any(each.receiver == receiver for each in self._connections):
                 return  # it has come back meanwhile, or has another one
-            del self._attached[receiver]
             self._lost[receiver] = reason
         for ref in list(self._refs.values()):
             if receiver in ref.deliveries:

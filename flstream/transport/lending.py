@@ -187,7 +187,7 @@ class Loans:
             read = self._read()
             for start, stop in _joined(each for each in wanted if each.end > read):
                 replace_pages(start, stop)
-            self._loans = deque(each for each in self._loans if each not in set(wanted))
+            self._loans = deque(each for each in self._loans if token not in (None, each.token))
 
     def _read(self) -> int:
         """Return how many bytes the peer has read at least.
