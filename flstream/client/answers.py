@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flstream.client.fl_model import FLModel
+from flstream.client.number import number_of
 from flstream.errors import ClientError
 from flstream.model.dense import dense
 from flstream.model.header import check_name
@@ -30,14 +31,13 @@ def metrics_of(model: FLModel) -> dict[str, float]:
     for name, value in (model.metrics or {}).items():
         if not isinstance(name, str):
             raise ClientError(f"{name!r} cannot name a metric, since it is no string; rename it")
-        try:
-            # NumPy and torch have this for what holds one number, of whatever shape.
-            metrics[name] = float(value.item() if hasattr(value, "item") else value)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        number = number_of(value)
+        if number is None:
             raise ClientError(
                 f"the metric {name!r} is a {type(value).__name__} that is no number; send one, "
                 "such as loss.item()"
-            ) from error
+            )
+        metrics[name] = number
     for name in metrics.keys() & RESERVED_METRICS:
         raise ClientError(f"a metric may not be named {name!r}, which the summary uses; rename it")
     return metrics
@@ -51,13 +51,12 @@ def weight_of(model: FLModel) -> float:
     """
     for key in ("num_examples", "NUM_STEPS_CURRENT_ROUND"):
         if key in model.meta:
-            try:
-                weight = float(model.meta[key])
-            except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            weight = number_of(model.meta[key])
+            if weight is None:
                 raise ClientError(
                     f"meta[{key!r}] is a {type(model.meta[key]).__name__} that is no number; send "
                     "the number of examples"
-                ) from error
+                )
             if not (math.isfinite(weight) and weight > 0):
                 raise ClientError(f"meta[{key!r}] is {weight}; an update's weight must be above 0")
             return weight

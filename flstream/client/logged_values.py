@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from flstream.client.number import number_of
 from flstream.errors import ClientError
 
 _MOST_CHARACTERS = 1 << 20
@@ -73,11 +74,7 @@ def _value(key: str, value: Any) -> LoggedValue:
                 "most; write it into a file of the site's own instead"
             )
         return LoggedValue(_encodable(key), None, text)
-    number = None
-    if not isinstance(value, bytes | bytearray):
-        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-            # NumPy and torch have this for what holds one element, of whatever shape.
-            number = float(value.item() if hasattr(value, "item") else value)
+    number = None if isinstance(value, bytes | bytearray) else number_of(value)
     if number is None:
         raise ClientError(
             f"log({key!r}) was given {_shown(value)}; give it a number, text, or a mapping of "

@@ -26,8 +26,8 @@ from flstream.client.session import current
 __all__ = ["MLflowWriter", "SummaryWriter", "WandBWriter"]
 
 
-class SummaryWriter:
-    """Writer with the methods of TensorBoard's ``SummaryWriter``.
+class _Writer:
+    """What the writers share: none has a place of its own, nor anything to flush.
 
     Args:
         *_: Without effect, as is ``log_dir``: values go into the run's events, and to its tracker.
@@ -36,6 +36,16 @@ class SummaryWriter:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
+
+    def flush(self) -> None:
+        """Do nothing: a value is on its way once it is recorded."""
+
+    def close(self) -> None:
+        """Do nothing, likewise; the writer can still be used."""
+
+
+class SummaryWriter(_Writer):
+    """Writer with the methods of TensorBoard's ``SummaryWriter``."""
 
     def add_scalar(self, tag: str, scalar: Any, global_step: int | None = None, **_: Any) -> None:
         """Record a number.
@@ -78,23 +88,9 @@ class SummaryWriter:
         """
         current().log(tag, str(text), global_step)
 
-    def flush(self) -> None:
-        """Do nothing: a value is on its way once it is recorded."""
 
-    def close(self) -> None:
-        """Do nothing, likewise; the writer can still be used."""
-
-
-class MLflowWriter:
-    """Writer with the names of MLflow's logging functions.
-
-    Args:
-        *_: Without effect: values go into the run's events, and to its tracker.
-        **__: The same.
-    """
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+class MLflowWriter(_Writer):
+    """Writer with the names of MLflow's logging functions."""
 
     def log_param(self, key: str, value: Any, **_: Any) -> None:
         """Record a parameter as text under ``params/key``."""
@@ -134,23 +130,9 @@ class MLflowWriter:
         """Record tags as text, each under ``tags/key``."""
         current().log("tags", {key: str(tag) for key, tag in tags.items()})
 
-    def flush(self) -> None:
-        """Do nothing: a value is on its way once it is recorded."""
 
-    def close(self) -> None:
-        """Do nothing, likewise; the writer can still be used."""
-
-
-class WandBWriter:
-    """Writer with the logging function of Weights & Biases.
-
-    Args:
-        *_: Without effect: values go into the run's events, and to its tracker.
-        **__: The same.
-    """
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+class WandBWriter(_Writer):
+    """Writer with the logging function of Weights & Biases."""
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         """Record values under their own names; those of a mapping in it as ``key/name``.
@@ -164,9 +146,3 @@ class WandBWriter:
         """
         for key, value in metrics.items():
             current().log(key, value, step)
-
-    def flush(self) -> None:
-        """Do nothing: a value is on its way once it is recorded."""
-
-    def close(self) -> None:
-        """Do nothing, likewise; the writer can still be used."""
