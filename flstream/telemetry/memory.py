@@ -5,7 +5,8 @@ pages among the processes that map them. RSS is read at every tick. USS and PSS 
 the process's page tables, about 4 ms for each GiB, while the process waits for its own page faults.
 So they are read as often as takes a fiftieth of a core's time for all processes together. They are
 read more often (a twentieth for each process and a fifth together) while a process grows beyond its
-highest reading, or was last read before the newest process started, with which it shares pages.
+highest reading, or was last read before the newest process started, with which it shares pages;
+and at once where there are more than twice as many processes since.
 Between two readings, PSS is estimated from RSS: the difference in RSS since the last reading is
 taken to be the process's own pages, such as a model. The kernel's own high-water mark of RSS also
 includes peaks between two ticks.
@@ -102,6 +103,9 @@ class _Watched:
 
     def is_to_be_read(self, rss: int, started: int) -> bool:
         """Return whether USS and PSS are due to be read, given how many processes were started."""
+        # What it shares may be shared by twice as many now: it cannot wait, nor is that often so.
+        if started > 2 * self.started_when_read:
+            return True
         is_urgent = rss > _GROWTH * self._highest_read or started > self.started_when_read
         return time.monotonic() >= (self._next_growing_read if is_urgent else self._next_read)
 

@@ -104,6 +104,33 @@ def test_what_a_process_shares_with_one_forked_since_it_was_read_is_not_counted_
     assert before <= after < before + 32 * MIB
 
 
+def test_what_it_shares_is_read_at_once_when_there_are_twice_as_many_processes():
+    sampler = MemorySampler()
+    read, write = os.pipe()
+    pids = []
+    with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        block.write(b"1" * 64 * MIB)
+        sampler.watch("this", os.getpid())
+        sampler._tick()
+        before = sampler.peak_total_pss
+        sampler._watched["this"]._next_read = math.inf
+        sampler._watched["this"]._next_growing_read = math.inf
+        for name in ("one", "two"):
+            if not (pid := os.fork()):
+                os.close(write)
+                os.read(read, 1)
+                os._exit(0)
+            pids.append(pid)
+            sampler.watch(name, pid)
+        sampler._tick()
+        after = sampler.peak_total_pss
+        os.close(read)
+        os.close(write)
+        for pid in pids:
+            os.waitpid(pid, 0)
+    assert before <= after < before + 32 * MIB
+
+
 def test_a_total_of_old_readings_stands_if_there_is_no_better_one_of_as_many_processes():
     sampler = MemorySampler()
     sampler.watch("this", os.getpid())
