@@ -217,6 +217,15 @@ def fold_record(
     )
 
 
+def folded(number: int) -> EffectDone:
+    """The record of a run that folds only: its effect of a number ends the round of that number."""
+    model = ModelRecord(number, number, 0, f"digest {number}")
+    return EffectDone(
+        effect=number, name="fold", round=number, request="", arguments="", is_final=True,
+        model=model,
+    )  # fmt: skip
+
+
 class EffectScript(Script):
     """The events of a run of FedAvg, whose effects are numbered.
 

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
+from journal_support import folded
 
 from flstream.errors import SimulationError
 from flstream.runs.journal import read_events, read_history
 from flstream.telemetry.events import (
     AnyEvent,
-    EffectDone,
     ModelReady,
-    ModelRecord,
     RoundStarted,
     RunResumed,
     RunStarted,
@@ -30,14 +29,6 @@ def started() -> list[AnyEvent]:
 
 def logged(*values: float, round_number: int = 1, site: str = "site-1") -> list[AnyEvent]:
     return [SiteLog(round=round_number, site=site, key="loss", value=value) for value in values]
-
-
-def folded(number: int) -> EffectDone:
-    model = ModelRecord(number, number, 0, f"digest {number}")
-    return EffectDone(
-        effect=number, name="fold", round=number, request="", arguments="", is_final=True,
-        model=model,
-    )  # fmt: skip
 
 
 def resumed(effect: int, round_number: int | None = 0) -> RunResumed:

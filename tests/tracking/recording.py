@@ -7,10 +7,8 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     AnyEvent,
-    EffectDone,
     Evaluated,
     ModelReady,
-    ModelRecord,
     ProcessReady,
     RoundFinished,
     RoundStarted,
@@ -99,14 +97,6 @@ def trained(number: int, *sites: str, loss: float = 0.5) -> list[AnyEvent]:
         RoundStarted(round=number, sites=list(sites)),
         *(SiteUpdate(round=number, site=s, weight=2.0, metrics={"loss": loss}) for s in sites),
     ]
-
-
-def folded(number: int) -> EffectDone:
-    model = ModelRecord(number, number, 0, f"digest {number}")
-    return EffectDone(
-        effect=number, name="fold", round=number, request="", arguments="", is_final=True,
-        model=model,
-    )  # fmt: skip
 
 
 def finished(number: int, time: float = 0.0, loss: float = 0.5) -> RoundFinished:

@@ -3,7 +3,8 @@
 import math
 
 import pytest
-from recording import BEGAN, Fed, evaluated, finished, folded, logged, resumed, started, trained
+from journal_support import folded
+from recording import BEGAN, Fed, evaluated, finished, logged, resumed, started, trained
 
 from flstream.telemetry.events import RunFinished, SiteLog, SitesBeganAnew, UpdateTakenUp
 
