@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -208,7 +209,7 @@ def receive_one(
     buffer: Scratch,
 ) -> None:
     """Receive the model of a run into the run's kind of sink."""
-    settings = DEFAULTS._replace(request_size=run.request_size)
+    settings = replace(DEFAULTS, request_size=run.request_size)
     match run.into:
         case "bare":
             drain(link.bare, run.model.nbytes, buffer.take(CHUNK))

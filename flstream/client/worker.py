@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from flstream.client.messages import Acknowledged, FromWorker, Ready, Stop, Task, ToWorker
 from flstream.client.worker_info import WorkerInfo
@@ -135,5 +136,5 @@ class Worker:
             The ref, which settles once the server has used the update or rejected it.
         """
         streaming = self.info.streaming
-        push = streaming._replace(chunk_size=chunk_size) if streaming.push else None
+        push = replace(streaming, chunk_size=chunk_size) if streaming.push else None
         return self._service.offer(source, [SERVER], push=push)

@@ -148,7 +148,8 @@ class FileSink:
     Leaving the ``with`` block without finishing removes the temporary file.
 
     A temporary file that exists already and that no one else has open is overwritten: its pages in
-    memory and its blocks on disk are at hand, where fresh ones may take ten times as long.
+    memory and its blocks on disk are at hand, where fresh ones may take ten times as long. One that
+    is being written, by whatever process, is refused.
 
     Args:
         path: Path of the finished file.
@@ -168,7 +169,8 @@ class FileSink:
             be verified: see :meth:`written`.
 
     Raises:
-        CheckpointError: The file cannot be made, for want of space or permission.
+        CheckpointError: The file cannot be made, for want of space or permission, or because
+            someone else is making it.
     """
 
     def __init__(
@@ -207,10 +209,12 @@ class FileSink:
             # Claiming the space now finds a full disk before the work is done, not after.
             os.posix_fallocate(self._fd, 0, self._body + layout.nbytes)
             write_at(self._fd, memoryview(header), 0)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
+            self._keep = self.resumed  # nothing else of use is in it
             self.close()
+            flaw = error.strerror if isinstance(error, OSError) else "no file may have as many"
             raise CheckpointError(
-                f"{path} needs {self._body + layout.nbytes} bytes of disk: {error.strerror}"
+                f"{path} needs {self._body + layout.nbytes} bytes of disk: {flaw}"
             ) from error
 
     def views(self, start: int, stop: int) -> list[memoryview]:
@@ -286,10 +290,11 @@ class FileSink:
     def close(self) -> None:
         """Remove the temporary file, unless the sink was finished or is to be resumed."""
         if self._fd >= 0:
+            if not self._keep:
+                # Before it is closed, and so unlocked: then it may be somebody else's.
+                self._temporary.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
-            if not self._keep:
-                self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

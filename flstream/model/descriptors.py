@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -52,29 +53,59 @@ def begin_writeback(fd: int, offset: int, count: int) -> None:
 
 
 def open_to_write(path: Path, *, keep: bool) -> int:
-    """Open or create a file to be written, without changing a file that someone else uses.
+    """Open or create a file to be written by this descriptor alone, without changing what is read.
 
     Args:
         path: Path of the file.
         keep: Whether the content of an existing file is needed. If not, and the file is open or
-            mapped
-        elsewhere or has another name, it is left alone and a new file takes its name.
+            mapped elsewhere or has another name, it is left alone and a new file takes its name.
 
     Raises:
-        OSError: The file cannot be opened or created.
+        OSError: The file cannot be opened or created, or is being written through another
+            descriptor that this function returned, in any process.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags, 0o644)
-    except PermissionError:  # the file may be removed, but not written
-        if keep:
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except PermissionError:  # the file may be removed, but not written
+            if keep:
+                raise
+            path.unlink()
+            continue
+        try:
+            _lock(fd)
+            if _is_named(fd, path):
+                if keep or _is_alone(fd):
+                    return fd
+                path.unlink()
+        except BaseException:
+            os.close(fd)
             raise
-    else:
-        if keep or _is_alone(fd):
-            return fd
         os.close(fd)
-    path.unlink()
-    return os.open(path, flags, 0o644)
+
+
+def _lock(fd: int) -> None:
+    """Make this descriptor the only one to write a file, until it is closed.
+
+    Raises:
+        OSError: Another one writes it.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        sentence = "someone else is writing it now; wait for that to end, or choose another path"
+        raise OSError(error.errno, sentence) from error
+    except OSError as error:  # a file system without locks, such as some that come over a network
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+
+
+def _is_named(fd: int, path: Path) -> bool:
+    """Return whether a path still names an open file, which its writer may have moved meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_ours_alone(path: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flstream.aggregation.update import UpdateSource
@@ -136,7 +137,7 @@ class RemoteUpdate(CollectedUpdate):
     def fetch_in_frames(self, size: int) -> None:
         """Fetch it in frames of at most so many bytes, unless it comes whole."""
         if self._settings.chunk_size:
-            self._settings = self._settings._replace(chunk_size=size)
+            self._settings = replace(self._settings, chunk_size=size)
 
     def _open(self) -> Source:
         site = self.answer.site
@@ -144,7 +145,7 @@ class RemoteUpdate(CollectedUpdate):
             remote = RemoteSource(self._worker.up, self._token, self._settings)
             self._remotes.append(remote)
             # What was pushed is on its way once. A second walk has to ask.
-            self._settings = self._settings._replace(push=False)
+            self._settings = replace(self._settings, push=False)
             if self._settings.chunk_size == 0:
                 # As the old way does: every update whole, in the server's memory, until all of
                 # them have been folded.
@@ -161,7 +162,7 @@ class RemoteUpdate(CollectedUpdate):
         # One that has died since is noticed when it is asked again.
         with suppress(StreamingError):
             if not self._remotes:
-                settings = self._settings._replace(push=False)
+                settings = replace(self._settings, push=False)
                 self._remotes.append(RemoteSource(self._worker.up, self._token, settings))
             self._remotes[-1].close(failure)
 

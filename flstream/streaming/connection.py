@@ -21,6 +21,7 @@ from flstream.streaming.wire import (
     MAX_DIGEST_BYTES,
     MAX_DIGESTS,
     MAX_REQUEST_BYTES,
+    MAX_REQUESTS,
     MESSAGE,
     PUSHED,
     Close,
@@ -45,8 +46,6 @@ from flstream.transport.channel import Channel
 
 # Bytes that are digested at a time, so that they stay in the processor's cache.
 _PIECE_BYTES = 256 << 10
-# Most requests of one receiver that may wait: far more than a window, to bound a hostile one.
-_MAX_WAITING = 256
 # Bytes without a request in them after which a receiver's channel is given up.
 _MAX_JUNK = 16 << 20
 
@@ -223,8 +222,8 @@ class Connection:
                 self._grant(request, ref)
             case Fetch():
                 flaw = _flaw(request, source.layout.nbytes) or self._excess(request, source)
-                if flaw or self.send_queue.demands >= _MAX_WAITING:
-                    self._refuse(request, flaw or f"more than {_MAX_WAITING} requests are waiting")
+                if flaw or self.send_queue.demands >= MAX_REQUESTS:
+                    self._refuse(request, flaw or f"more than {MAX_REQUESTS} requests are waiting")
                     return
                 ref.deliveries[self.receiver].requests += 1
                 number, start, stop = request.request, request.start, request.stop

@@ -25,6 +25,9 @@ MAX_REQUEST_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 1 << 30
 """Most bytes of a frame that a receiver may request, except for a model serialised into one."""
 
+MAX_REQUESTS = 256
+"""Most requests of one receiver that may wait: far more than a window, to bound a hostile one."""
+
 MAX_DIGEST_BYTES = 16 << 20
 """Most bytes of a range whose digests may be requested at once: the sender reads all of it."""
 

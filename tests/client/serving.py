@@ -6,6 +6,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -68,7 +69,7 @@ def worker_info(
         model_args={},
         alias=None,
         exchange_format=exchange_format,
-        streaming=SETTINGS._replace(push=push),
+        streaming=replace(SETTINGS, push=push),
         include=[".*"],
         exclude=list(exclude),
     )

@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -141,11 +142,11 @@ def remote(state: State, place: Place) -> Source:
 
 
 def remote_file(state: State, place: Place) -> Source:
-    return offered(file(state, place), place, SETTINGS._replace(chunk_size=0))
+    return offered(file(state, place), place, replace(SETTINGS, chunk_size=0))
 
 
 def pushed(state: State, place: Place) -> Source:
-    return offered(MemoryBody.of(state), place, SETTINGS._replace(push=True))
+    return offered(MemoryBody.of(state), place, replace(SETTINGS, push=True))
 
 
 SOURCES: dict[str, Callable[[State, Place], Source]] = {

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
@@ -23,7 +24,7 @@ from flstream.transport.pipe import PipeChannel, pipe
 QUICK = StreamSettings(
     chunk_size=4096, request_size=16384, window=2, request_timeout=30, probe_after=0.05
 )
-IMPATIENT = QUICK._replace(request_timeout=0.2)
+IMPATIENT = replace(QUICK, request_timeout=0.2)
 
 OnFrame = Callable[[Header, bytearray], None]
 OnRequest = Callable[[Request, bytearray], None]

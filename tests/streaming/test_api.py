@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -48,7 +49,7 @@ def same(given, due):
 @pytest.mark.parametrize("chunk_size", [0, 1024, 2 << 20])
 def test_tensors_arrive_and_both_sides_know_it(harness, chunk_size):
     ref = add_tensors(harness.service, TENSORS, ["site-1"])
-    settings = SMALL._replace(chunk_size=chunk_size)
+    settings = replace(SMALL, chunk_size=chunk_size)
     status, state_dict = download_tensors(harness.receiver(), ref.token, settings)
     assert status.ok
     assert status.cost.bytes == sum(tensor.nbytes for tensor in TENSORS.values())
@@ -124,7 +125,7 @@ def test_every_bad_end_has_its_status_and_leaves_nothing(harness, tmp_path):
     for name, fault, code in (("a", "stall", "timed out"), ("b", "death", "sender gone")):
         broken = FaultyChannel(harness.channel(name), fault, seed=1, death_within=2000)
         path = tmp_path / f"{name}.safetensors"
-        hasty = SMALL._replace(request_timeout=0.2)
+        hasty = replace(SMALL, request_timeout=0.2)
         status, none = download_file(Receiver(broken, "server"), ref.token, path, hasty)
         assert (status.code, none) == (code, None)
     abort = Signal()

@@ -3,6 +3,7 @@
 import multiprocessing
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_a_receiver_killed_in_the_middle_settles_its_ref_and_nobody_elses(start,
 
 def test_a_process_that_says_nothing_is_a_deadline_error(start):
     channel, reports = start(peers.stay_silent)
-    how = HOW._replace(request_timeout=0.2, probe_after=0.05)
+    how = replace(HOW, request_timeout=0.2, probe_after=0.05)
     with pytest.raises(DeadlineError, match=r"peer did not send an answer to Open within 0\.2 s"):
         fetch(Receiver(channel, "peer"), bytes(16), how)
     reports.send("enough")

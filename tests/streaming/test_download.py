@@ -1,5 +1,6 @@
 """Downloads: every tensor arrives bit by bit, in as many frames and requests as promised."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_model_arrives_streamed_or_as_one_message_even_if_it_has_no_bytes(
     harness, tensors, chunk_size
 ):
     ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    how = QUICK._replace(chunk_size=chunk_size)
+    how = replace(QUICK, chunk_size=chunk_size)
     sink, stats = download(harness.receiver(), ref.token, how, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, tensors)
     assert ref.wait(30).ok
@@ -107,7 +108,7 @@ def test_one_message_of_the_whole_model_is_a_safetensors_file(harness):
     receiver, _ = harness.watched(
         lambda header, packet: messages.append(bytes(packet[HEADER_BYTES:]))
     )
-    download(receiver, ref.token, QUICK._replace(chunk_size=0), MemoryBody.allocate)
+    download(receiver, ref.token, replace(QUICK, chunk_size=0), MemoryBody.allocate)
     assert_same_tensors(safetensors.torch.load(messages[0]), MODEL)
 
 
@@ -117,7 +118,7 @@ def test_a_model_arrives_in_a_modules_own_parameters(harness, chunk_size):
     sent, module = torch.nn.Linear(30, 20), torch.nn.Linear(30, 20)
     ref = harness.service.offer(MemoryBody.of(sent.state_dict()), ["site-1"])
     where = module.weight.data_ptr()
-    how = QUICK._replace(chunk_size=chunk_size)
+    how = replace(QUICK, chunk_size=chunk_size)
     own = MemoryBody.of(module.state_dict(), writable=True)
     download(harness.receiver(), ref.token, how, lambda layout: own)
     assert torch.equal(module.weight, sent.weight)
@@ -129,7 +130,7 @@ def test_a_model_arrives_in_a_modules_own_parameters(harness, chunk_size):
 def test_a_file_arrives_as_a_file(harness, tmp_path, chunk_size):
     digest = write_checkpoint(tmp_path / "sent", MemoryBody.of(every_kind()))
     ref = harness.service.offer(FileSource(tmp_path / "sent"), ["site-1"])
-    how = QUICK._replace(chunk_size=chunk_size)
+    how = replace(QUICK, chunk_size=chunk_size)
     path = tmp_path / "received"
     sink, _ = download(harness.receiver(), ref.token, how, lambda layout: FileSink(path, layout))
     with sink:
@@ -182,7 +183,7 @@ def test_a_sender_that_falls_silent_is_probed_until_the_request_times_out(harnes
         )
     )
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    remote = RemoteSource(receiver, ref.token, QUICK._replace(request_timeout=0.2))
+    remote = RemoteSource(receiver, ref.token, replace(QUICK, request_timeout=0.2))
     with pytest.raises(
         DeadlineError,
         match=r"server did not send the bytes from 0 on \(tensor 'large'\) within 0.2",

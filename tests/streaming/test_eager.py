@@ -2,6 +2,7 @@
 
 import os
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def test_a_small_body_takes_two_requests_and_counts_as_one_fetch(harness):
         (16 * KIB, QUICK, 0),
         (16 * KIB + 1, QUICK, 2),
         (0, QUICK, 0),
-        (100, QUICK._replace(chunk_size=0), 1),
+        (100, replace(QUICK, chunk_size=0), 1),
     ],
     ids=["64 KiB", "more", "a request", "more than a request", "nothing", "native"],
 )
@@ -140,7 +141,7 @@ def test_a_refusal_after_the_layout_ends_the_download(harness):
         packets = b"".join(pack_message(each, token) for each in refused)
         ours.send([memoryview(packets)], Deadline(10))
         with pytest.raises(RefusedError, match="256 requests are waiting"):
-            fetch(Receiver(theirs, "server"), token, QUICK._replace(request_timeout=1.0))
+            fetch(Receiver(theirs, "server"), token, replace(QUICK, request_timeout=1.0))
 
 
 def test_a_body_that_nobody_read_is_passed_over_by_the_next_reader_of_the_same_ref(harness):

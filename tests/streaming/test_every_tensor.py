@@ -1,6 +1,7 @@
 """Every tensor there is goes through a pipe and comes out with the same bits."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def odd_tensors():
 @MODES
 def test_every_dtype_shape_and_stride_arrives_bit_for_bit(harness, chunk_size):
     tensors = {**every_kind(), **odd_tensors()}
-    arrived = sent(harness, tensors, QUICK._replace(chunk_size=chunk_size))
+    arrived = sent(harness, tensors, replace(QUICK, chunk_size=chunk_size))
     assert_same_tensors(arrived, tensors)
     assert all(value.is_contiguous() for value in arrived.values())
 
@@ -72,7 +73,7 @@ def test_any_strides_and_chunk_size_arrive_bit_for_bit(data):
         tensors[f"t{number}"] = value[tuple(slice(None, None, step) for step in steps)]
     size = 16 * data.draw(st.integers(0, 40))
     with open_harness() as harness:
-        assert_same_tensors(sent(harness, tensors, QUICK._replace(chunk_size=size)), tensors)
+        assert_same_tensors(sent(harness, tensors, replace(QUICK, chunk_size=size)), tensors)
 
 
 @MODES
@@ -89,7 +90,7 @@ def test_arrays_of_every_dtype_and_stride_arrive_bit_for_bit(harness, chunk_size
                 f"{code}.scalar": np.array(value[1, 2]),
                 f"{code}.empty": value[:, :0],
             }
-    settings = QUICK._replace(chunk_size=chunk_size)
+    settings = replace(QUICK, chunk_size=chunk_size)
     arrived = sent(harness, arrays, settings, framework="numpy")
     assert {n: (v.dtype, v.shape, v.tobytes()) for n, v in arrived.items()} == {
         n: (v.dtype, v.shape, v.tobytes()) for n, v in arrays.items()
@@ -139,7 +140,7 @@ def test_names_of_any_text_arrive(harness):
 
 def test_ten_thousand_tiny_tensors_arrive(harness):
     tensors = {f"layer.{i}.scale": torch.full((), i) for i in range(10_000)}
-    assert_same_tensors(sent(harness, tensors, QUICK._replace(chunk_size=2 << 20)), tensors)
+    assert_same_tensors(sent(harness, tensors, replace(QUICK, chunk_size=2 << 20)), tensors)
 
 
 @MODES
@@ -149,7 +150,7 @@ def test_tied_weights_are_sent_once_and_arrive_tied(harness, chunk_size):
     body = MemoryBody.of(tensors)
     assert body.layout.nbytes == 4 * 300 * 40 * 2 + 4 * 150 * 40
     ref = harness.service.offer(body, ["site-1"])
-    arrived = fetch(harness.receiver(), ref.token, QUICK._replace(chunk_size=chunk_size))
+    arrived = fetch(harness.receiver(), ref.token, replace(QUICK, chunk_size=chunk_size))
     assert arrived.layout == body.layout
     assert arrived.tensors["wte"] is arrived.tensors["lm_head"]
     assert_same_tensors(arrived.tensors, tensors)
@@ -209,7 +210,7 @@ def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(harness, tmp_pat
             file.seek(body + place - 64)
             file.write(bytes(range(1, 65)))
     ref = harness.service.offer(FileSource(tmp_path / "sparse"), ["site-1"])
-    settings = QUICK._replace(chunk_size=2 << 20, request_size=64 << 20)
+    settings = replace(QUICK, chunk_size=2 << 20, request_size=64 << 20)
     sink, cost = download(harness.receiver(), ref.token, settings, Discard)
     assert cost.bytes == size
     assert sink.written == {4 << 30: bytes(range(1, 65)), size: bytes(range(1, 65))}

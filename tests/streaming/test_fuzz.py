@@ -2,6 +2,7 @@
 
 import random
 import threading
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -200,5 +201,5 @@ def test_requests_are_still_answered_after_the_fuzz_of_one_channel():
         channel = harness.channel()
         junk = b"".join(rng.randbytes(rng.randrange(300)) for _ in range(2000))
         channel.send([memoryview(junk)], Deadline(30))
-        body = fetch(Receiver(channel, "server"), ref.token, QUICK._replace(probe_after=0.05))
+        body = fetch(Receiver(channel, "server"), ref.token, replace(QUICK, probe_after=0.05))
         assert body.layout == MODEL.layout

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from asking import MODEL, NBYTES, offer
@@ -37,7 +38,7 @@ from flstream.transport.pipe import pipe
 def test_a_silent_peer_is_asked_again_and_then_a_deadline_error(chunk_size):
     ours, theirs = pipe("server", "site-1")
     channel = WatchedChannel(theirs)
-    how = IMPATIENT._replace(chunk_size=chunk_size)
+    how = replace(IMPATIENT, chunk_size=chunk_size)
     with (
         closing(ours),
         closing(theirs),
@@ -53,7 +54,7 @@ def test_a_silent_peer_is_asked_again_and_then_a_deadline_error(chunk_size):
 def test_a_peer_that_falls_silent_in_the_middle_is_a_deadline_error(harness):
     ref = offer(harness)
     receiver = harness.receiver()
-    remote = RemoteSource(receiver, ref.token, IMPATIENT._replace(window=1))
+    remote = RemoteSource(receiver, ref.token, replace(IMPATIENT, window=1))
     # The first request's frames come; then nobody reads requests any more.
     into = memoryview(bytearray(NBYTES))
     remote.receive(0, 16384, [into[:16384]])
@@ -90,7 +91,7 @@ def test_a_sender_of_junk_gives_only_typed_errors(junk):
     with closing(ours), closing(theirs):
         ours.send([memoryview(junk)], Deadline(10))
         with pytest.raises(FlstreamError, match="server"):
-            fetch(Receiver(theirs, "server"), bytes(16), QUICK._replace(request_timeout=0.01))
+            fetch(Receiver(theirs, "server"), bytes(16), replace(QUICK, request_timeout=0.01))
 
 
 @pytest.mark.slow
@@ -133,7 +134,7 @@ def test_whatever_a_sender_sends_is_a_typed_error_and_no_wrong_byte_is_taken(sen
             taken.append(b"".join(self.views(start, stop)))
 
     ours, theirs = pipe("server", "site-1")
-    how = QUICK._replace(request_timeout=0.02, probe_after=0.01)
+    how = replace(QUICK, request_timeout=0.02, probe_after=0.01)
     with closing(ours), closing(theirs):
         ours.send([memoryview(stream)], Deadline(10))
         with pytest.raises(FlstreamError, match="server"):
@@ -191,7 +192,7 @@ def test_a_sender_that_breaks_the_protocol_is_found_out(packets, error, sentence
     with closing(ours), closing(theirs):
         ours.send([memoryview(b"".join(packets))], Deadline(10))
         with pytest.raises(error, match=sentence):
-            fetch(Receiver(theirs, "server"), TOKEN, IMPATIENT._replace(request_timeout=0.1))
+            fetch(Receiver(theirs, "server"), TOKEN, replace(IMPATIENT, request_timeout=0.1))
 
 
 class Endless:

@@ -5,6 +5,7 @@ import signal
 import socket
 from collections import OrderedDict
 from contextlib import closing
+from dataclasses import replace
 
 import payload_peers
 import pytest
@@ -50,7 +51,7 @@ def start():
 @pytest.mark.parametrize("chunk_size", [0, 65536])
 def test_another_process_has_the_value_and_needs_no_torch_for_arrays(harness, start, chunk_size):
     ref = add_payload(harness.service, payload_peers.arrays(), ["site-1"])
-    how = QUICK._replace(chunk_size=chunk_size, request_size=1 << 20)
+    how = replace(QUICK, chunk_size=chunk_size, request_size=1 << 20)
     reports, _ = start(payload_peers.fetch_and_report, harness.pipe_to("site-1"), ref.token, how)
     assert reports.recv() == ("ok", "")
     meta = payload_peers.arrays()["model"].meta

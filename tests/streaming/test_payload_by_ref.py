@@ -2,6 +2,7 @@
 
 import math
 from collections import OrderedDict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def given_to(told):
 @settings(max_examples=60)
 def test_any_structure_arrives_with_its_types_order_and_bits(value, native, chunk_size):
     with open_harness() as harness:
-        how = QUICK._replace(chunk_size=chunk_size)
+        how = replace(QUICK, chunk_size=chunk_size)
         assert_same(sent(harness, value, how, native=native), value)
 
 
@@ -144,7 +145,7 @@ def test_progress_goes_up_to_the_end_and_each_tensor_is_told_of_once(harness, na
     status, arrived = download_payload(
         harness.receiver(),
         ref.token,
-        QUICK._replace(chunk_size=chunk_size),
+        replace(QUICK, chunk_size=chunk_size),
         None,
         lambda *count: progress.append(count),
         given_to(told),
@@ -168,7 +169,7 @@ def test_a_module_receives_into_its_own_parameters_and_the_rest_gets_new_memory(
     value = {"net": theirs.state_dict(), "more": [np.arange(5), numbers(9)], "round": 3}
     ref = add_payload(harness.service, value, ["site-1"], native=native)
     into = {"net": ours.state_dict(), "more": (array,)}
-    how = QUICK._replace(chunk_size=chunk_size)
+    how = replace(QUICK, chunk_size=chunk_size)
     status, arrived = download_payload(harness.receiver(), ref.token, how, into)
     assert status.ok
     assert_same(arrived, value)
@@ -250,7 +251,7 @@ def test_what_breaks_on_the_way_is_repaired(harness, native, chunk_size):
 
     receiver, _ = harness.watched(once)
     ref = add_payload(harness.service, model(), ["site-1"], native=native)
-    how = QUICK._replace(chunk_size=chunk_size)
+    how = replace(QUICK, chunk_size=chunk_size)
     status, arrived = download_payload(receiver, ref.token, how)
     assert_same(arrived, model())
     assert status.cost.retries > 0

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -68,7 +69,7 @@ def test_what_is_no_payload_is_a_typed_error_and_the_sender_hears_of_it(
     harness, tensors, sentence, chunk_size
 ):
     ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    how = QUICK._replace(chunk_size=chunk_size)
+    how = replace(QUICK, chunk_size=chunk_size)
     receiver = harness.receiver()
     with pytest.raises(PayloadError, match=sentence):
         download_payload(receiver, ref.token, how, registry=REGISTRY)

@@ -1,5 +1,7 @@
 """Push: the sender streams before it is asked, as far as it is let; the bits are those of pull."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from harness import QUICK, fetch, flip, open_harness
@@ -15,7 +17,7 @@ from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.wire import PUSHED, Close, Credit, Fetch, Open, Opened, Probe
 
-PUSH = QUICK._replace(push=True)
+PUSH = replace(QUICK, push=True)
 MODEL = MemoryBody.of(
     {
         "large": np.random.default_rng(1).integers(0, 256, 150_000, dtype=np.uint8),
@@ -163,7 +165,7 @@ def test_a_receiver_that_pulls_what_is_pushed_gets_it_all_the_same(harness):
 
 def test_frames_for_which_the_receiver_has_no_room_are_not_taken(harness):
     receiver, channel = harness.watched()
-    ref = harness.service.offer(MODEL, ["site-1"], push=PUSH._replace(chunk_size=8192))
+    ref = harness.service.offer(MODEL, ["site-1"], push=replace(PUSH, chunk_size=8192))
     assert bits(fetch(receiver, ref.token, PUSH)) == BITS
     assert kinds(channel)[:2] == [Credit, Fetch]
     assert channel.requests[0].limit == 0

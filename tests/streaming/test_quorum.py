@@ -2,6 +2,7 @@
 
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ def test_whatever_is_offered_a_quorum_of_its_receivers_settles_it(harness, tmp_p
 
 def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(harness):
     ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
-    late = RemoteSource(harness.receiver("site-2"), ref.token, QUICK._replace(window=1))
+    late = RemoteSource(harness.receiver("site-2"), ref.token, replace(QUICK, window=1))
     part = memoryview(bytearray(NBYTES))
     late.receive(0, 16384, [part[:16384]])
     for name in ("site-1", "site-3"):

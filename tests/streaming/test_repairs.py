@@ -1,5 +1,7 @@
 """Repairs: what is damaged or lost on the way is fetched again, and only that."""
 
+from dataclasses import replace
+
 import pytest
 from harness import QUICK, fetch, flip
 from support import assert_same_tensors, body_of, tensor
@@ -83,7 +85,7 @@ def test_a_frame_that_breaks_once_is_repaired_and_only_it_is_fetched_again(harne
 def test_a_whole_model_that_breaks_once_is_fetched_again(harness, change):
     receiver, channel = harness.watched(at_frame(1, change))
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    sink, stats = download(receiver, ref.token, QUICK._replace(chunk_size=0), MemoryBody.allocate)
+    sink, stats = download(receiver, ref.token, replace(QUICK, chunk_size=0), MemoryBody.allocate)
     assert_same_tensors(sink.tensors, MODEL)
     assert stats == Transfer(ALL, 2, 1, 1, stats.seconds)
     assert len(channel.frames) == 2
@@ -196,7 +198,7 @@ def test_what_is_damaged_every_time_is_an_error_that_names_tensor_range_and_peer
         lambda header, packet: flip(packet, -1) if header.start in broken else None
     )
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    how = QUICK._replace(chunk_size=chunk_size)
+    how = replace(QUICK, chunk_size=chunk_size)
     sentence = (
         rf"bytes (0 to {chunk_size or ALL}|8192 to 12288) from server \(tensor 'large'\) "
         "were fetched 6 times in vain: it does not match its digest"
@@ -217,7 +219,7 @@ def test_what_is_lost_every_time_is_an_error_that_says_so(harness, no_backoff):
         lambda header, packet: packet.clear() if header.start == 4096 else None
     )
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    how = QUICK._replace(probe_after=0.01)
+    how = replace(QUICK, probe_after=0.01)
     with pytest.raises(IntegrityError, match=r"bytes 4096 to 8192 .* 6 times .* lost on the way"):
         fetch(receiver, ref.token, how)
     assert [frame.start for frame in channel.frames].count(4096) == 6

@@ -8,7 +8,7 @@ for gradients and data, which cannot be forecast.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from flstream.aggregation.rules import AggregationRule, rule_for
@@ -241,7 +241,7 @@ def _updates(
         """
         sent = frame_of(0)
         pushed = settings.push and not again and bool(sent) and not limit % sent
-        taken = settings._replace(chunk_size=limit)
+        taken = replace(settings, chunk_size=limit)
         return _download(nbytes, taken, sent if pushed else limit, pushed=pushed)
 
     if not plan.own:

@@ -1,5 +1,7 @@
 """Receivers that ask for much: the sender grows no further, and serves the others in turn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -88,7 +90,7 @@ def test_two_channels_of_one_name_do_not_end_each_others_downloads(attackers):
 def test_a_receiver_does_not_choose_what_the_sender_allocates(attackers, honest, chunk_size):
     array = np.ones((96, MIB), np.uint8).T  # which has to be gathered
     ref = add_arrays(attackers.service, {"a": array}, ["site-2"])
-    settings = QUICK._replace(chunk_size=chunk_size, request_size=128 * MIB)
+    settings = replace(QUICK, chunk_size=chunk_size, request_size=128 * MIB)
     status, _ = download_arrays(honest, ref.token, settings)
     assert status.code == "refused"
     assert "more than 67108864 bytes" in status.reason
