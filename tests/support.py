@@ -56,6 +56,7 @@ class PlainSource:
     random_access = True
     lendable = False
     extent = None
+    changed = None
     deliver = None
 
 

@@ -90,7 +90,7 @@ def inspect(
 
 def _one_line(message: str) -> str:
     """Shorten an error message and make it printable on one line."""
-    from flstream.report.text import printable
+    from flstream.text import printable
 
     if len(message) > _LONGEST_MESSAGE:
         half = _LONGEST_MESSAGE // 2

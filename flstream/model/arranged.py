@@ -22,6 +22,7 @@ class Arranged:
     random_access = True
     lendable = False
     extent = None
+    changed = None
     deliver = None
 
     def __init__(self, source: Source) -> None:

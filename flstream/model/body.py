@@ -59,7 +59,8 @@ class Extent(NamedTuple):
 class Source(Protocol):
     """A body whose bytes can be read range by range.
 
-    ``extent`` and ``deliver`` are optional capabilities, None where a source lacks them.
+    ``extent``, ``deliver`` and ``changed`` are optional capabilities, None where a source lacks
+    them.
     """
 
     @property
@@ -88,6 +89,14 @@ class Source(Protocol):
         """Function from ``(start, stop)`` to the place of these bytes in a file.
 
         It raises a CheckpointError if the file no longer reaches up to there.
+        """
+        ...
+
+    @property
+    def changed(self) -> Callable[[int, int], str | None] | None:
+        """Function from ``(start, stop)`` to a sentence on what of it is no longer as it was.
+
+        It returns None if nothing is known to have changed since the source was made.
         """
         ...
 

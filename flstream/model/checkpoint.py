@@ -104,6 +104,7 @@ class FileSource:
         # A service's thread may still be reading when a round drops the source. So the descriptor
         # is closed with the last reference, never under a reader.
         weakref.finalize(self, os.close, self._fd)
+        self._modified = os.fstat(self._fd).st_mtime_ns
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
         """Return the bytes ``[start, stop)``, read into ``scratch``.
@@ -133,6 +134,16 @@ class FileSource:
         if there < stop:
             raise self._cut_short(there)
         return Extent(self._fd, self.header_bytes + start, self.digests)
+
+    def changed(self, _start: int, _stop: int) -> str | None:
+        """Return a sentence if the file was written to since it was opened, as its time tells."""
+        status = os.fstat(self._fd)
+        if status.st_mtime_ns == self._modified:
+            return None
+        there = status.st_size - self.header_bytes
+        if there < self.layout.nbytes:
+            return str(self._cut_short(there))
+        return f"{self.path} was changed after it was opened; offer a file that stays as it is"
 
     def _cut_short(self, there: int) -> CheckpointError:
         return CheckpointError(

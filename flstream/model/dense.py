@@ -84,8 +84,8 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
             f"{name!r} is a {type(value).__name__}, not a tensor or array; "
             "send only tensors in params, and put other values in meta"
         )
-    if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
-        value = _plain(name, value)
+    _refuse_other_storage(name, value)
+    value = plain_tensor(value)
     if value.layout is not torch.strided or not value.is_cpu:
         raise LayoutError(f"tensor {name!r} is {value.layout} on {value.device}; " + _remedy(value))
     code = code_of(value, name)
@@ -113,8 +113,21 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
     return Dense(code, array)
 
 
-def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor subclass as a plain tensor, if it adds nothing but methods."""
+def plain_tensor(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a subclass as a plain one, whose operators are torch's own."""
+    import torch
+
+    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
+        return value
+    return value.as_subclass(torch.Tensor)
+
+
+def _refuse_other_storage(name: str, value: torch.Tensor) -> None:
+    """Refuse a tensor of a subclass that adds more than methods.
+
+    Raises:
+        LayoutError: It is one; the message names it.
+    """
     import torch
 
     if torch.nn.parameter.is_lazy(value):
@@ -129,7 +142,6 @@ def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
             f"tensor {name!r} is a {kind.__name__}, whose values do not lie in one dense storage; "
             "send a plain tensor made from it, such as .full_tensor() or .dequantize()"
         )
-    return value.as_subclass(torch.Tensor)
 
 
 def _remedy(value: torch.Tensor) -> str:

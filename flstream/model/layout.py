@@ -18,7 +18,8 @@ from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.header import MAX_HEADER_BYTES as MAX_HEADER_BYTES
 from flstream.model.header import TensorSpec as TensorSpec
-from flstream.model.header import check_name, decode_header, encode_header
+from flstream.model.header import check_name, encode_header
+from flstream.model.header_reading import decode_header
 
 ALIGNMENT = 16
 """Divisor in bytes of every chunk's start, so that no element straddles two chunks."""
@@ -200,19 +201,23 @@ def _absent(name: str, layout: Layout) -> str:
     return f"tensor {name!r} is missing"
 
 
-def parse_header(text: bytes, origin: str) -> tuple[Layout, dict[str, str]]:
+def parse_header(
+    text: bytes, origin: str, most_tensors: int | None = None
+) -> tuple[Layout, dict[str, str]]:
     """Decode the JSON of a safetensors header, without its 8-byte length.
 
     Args:
         text: JSON in UTF-8, possibly padded with spaces.
         origin: Name of the file or message, for messages.
+        most_tensors: Number of tensors that it may have; None for any.
 
     Returns:
         The layout, and the metadata that is not part of it.
 
     Raises:
-        LayoutError: The header is not valid, names a tensor twice, or its tensors overlap, leave a
-        gap, do not match their shapes or are aliases of nothing; the message names the tensor.
+        LayoutError: The header is not valid, names a tensor twice, has too many, or its tensors
+            overlap, leave a gap, do not match their shapes or are aliases of nothing; the message
+            names the tensor.
     """
-    tensors, aliases, metadata = decode_header(text, origin)
+    tensors, aliases, metadata = decode_header(text, origin, most_tensors)
     return Layout(tensors, aliases), metadata

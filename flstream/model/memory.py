@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import psutil
 
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
-from flstream.model.dense import dense
+from flstream.model.dense import dense, plain_tensor
 from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorSpec, check_name
 from flstream.model.layout import Layout
@@ -42,6 +42,7 @@ class MemoryBody:
         layout: Layout of the body.
         tensors: Tensors by name, with all aliases.
         pieces: Bytes of each tensor of the layout, by name.
+        watched: Whether the tensors are to stay as they are, so that :meth:`changed` is meaningful.
     """
 
     random_access = True
@@ -50,13 +51,24 @@ class MemoryBody:
     deliver = None
     resumed = False
 
-    def __init__(self, layout: Layout, tensors: Params, pieces: Mapping[str, Piece]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        tensors: Params,
+        pieces: Mapping[str, Piece],
+        *,
+        watched: bool = False,
+    ) -> None:
         self.layout = layout
         self.tensors = dict(tensors)
         # Empty tensors are in no range.
         filled = [spec for spec in layout.tensors if spec.nbytes]
         self._pieces = [pieces[spec.name] for spec in filled]
         self._starts = [spec.start for spec in filled]
+        # A tensor may be here under one of its further names only.
+        named = {name: tensors[alias] for alias, name in layout.aliases.items() if alias in tensors}
+        named |= tensors
+        self._watched = [_Watched.of(spec.name, named) for spec in filled] if watched else []
 
     @classmethod
     def of(
@@ -87,7 +99,7 @@ class MemoryBody:
             {alias: name for alias, name in tied.items() if name in kept},
         )
         pieces = {name: piece_of(array) for name, (_, array) in kept.items()}
-        return cls(layout, tensors, pieces)
+        return cls(layout, tensors, pieces, watched=not writable)
 
     @classmethod
     def over(cls, into: torch.nn.Module | Params) -> MemoryBody:
@@ -154,12 +166,61 @@ class MemoryBody:
                 room = room[size:]
         return views
 
+    def changed(self, start: int, stop: int) -> str | None:
+        """Return a sentence on the first tensor in ``[start, stop)`` that torch has changed.
+
+        Torch counts the changes of a tensor by its operators in place, for all tensors that share
+        its storage at once. What NumPy writes, or what goes through ``.data``, is not counted.
+        """
+        if not self._watched:
+            return None
+        first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)
+        for watched in self._watched[first:last]:
+            if _version_of(watched.tensor) != watched.version:
+                return (
+                    f"tensor {watched.name!r} was changed while it was on offer; send a copy of "
+                    "it, or change it once the offer has settled"
+                )
+        return None
+
     def written(self, start: int, stop: int) -> list[memoryview]:
         """Return the bytes ``[start, stop)``, in place."""
         return self.views(start, stop)
 
     def commit(self, start: int, stop: int) -> None:
         """Do nothing: the bytes were written in place."""
+
+
+class _Watched(NamedTuple):
+    """A tensor that is not to change.
+
+    Attributes:
+        name: Name of the tensor.
+        tensor: The tensor.
+        version: How often torch had changed it at first.
+    """
+
+    name: str
+    tensor: object
+    version: int | None
+
+    @classmethod
+    def of(cls, name: str, tensors: Params) -> _Watched:
+        """The tensor of a name, as it is now."""
+        tensor = tensors[name]
+        if not isinstance(tensor, np.ndarray | np.generic):
+            tensor = plain_tensor(tensor)
+        return cls(name, tensor, _version_of(tensor))
+
+
+def _version_of(value: object) -> int | None:
+    """Return how often torch has changed a tensor in place; None where nobody counts that."""
+    # Arrays have no such attribute, and tensors made in inference mode refuse to tell.
+    try:
+        version = value._version  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return None
+    return int(version)
 
 
 class BufferSource:
@@ -177,6 +238,7 @@ class BufferSource:
     # The buffer's owner may write to it.
     lendable = False
     extent = None
+    changed = None
     deliver = None
 
     def __init__(self, layout: Layout, body: memoryview) -> None:

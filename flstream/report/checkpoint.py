@@ -21,7 +21,8 @@ from flstream.report.checkpoint_findings import (
     verification_lines,
 )
 from flstream.report.columns import GAP, column_lines, section
-from flstream.report.text import counted, printable
+from flstream.report.text import counted
+from flstream.text import printable
 from flstream.units import format_bytes
 
 # Maximum width of a shape on a terminal, in columns; the middle of a longer one is left out.

@@ -10,7 +10,8 @@ from flstream.inspection.statistics import Statistics
 from flstream.inspection.verification import Verification
 from flstream.model.layout import TensorSpec
 from flstream.report.columns import GAP, column_lines, section, wrapped
-from flstream.report.text import counted, elide, format_metrics, printable
+from flstream.report.text import counted, elide, format_metrics
+from flstream.text import printable
 from flstream.units import format_bytes
 
 _SHAPE_WIDTH = 26

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flstream.report.text import printable
+from flstream.text import printable
 
 
 class _Console(Console):

@@ -11,9 +11,10 @@ from rich.text import Text
 from flstream.job import Job
 from flstream.report.columns import wrapped
 from flstream.report.console import new_table, print_section
-from flstream.report.text import counted, elide, pieces, printable
+from flstream.report.text import counted, elide, pieces
 from flstream.simulation.forecasting.fitting import Available, Fit
 from flstream.simulation.forecasting.forecast import Forecast, Traffic
+from flstream.text import printable
 from flstream.units import format_bytes
 
 _LABEL_WIDTH = 15

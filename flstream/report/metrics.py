@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from flstream.report.text import printable
 from flstream.runs.summary import Summary
+from flstream.text import printable
 
 UNSCORED = "no score, since no site has received it"
 """What there is to say of the last model where those who receive a model score it."""

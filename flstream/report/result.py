@@ -22,13 +22,13 @@ from flstream.report.text import (
     format_metrics,
     format_rate,
     pieces,
-    printable,
     shown_path,
 )
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
+from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
 # If there are more clients, only the largest and the median are shown.

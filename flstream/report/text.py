@@ -9,18 +9,10 @@ from pathlib import Path
 from rich.cells import cell_len, set_cell_size
 
 from flstream.telemetry.events import Metrics
+from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
 ELLIPSIS = "..."
-
-
-def printable(text: str) -> str:
-    """Escape every control character, so that no text can send commands to a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def elide(text: str, width: int) -> str:

@@ -173,6 +173,7 @@ class _Attributed:
     random_access = False
     lendable = False
     extent = None
+    changed = None
 
     def __init__(self, remote: RemoteSource, site: str) -> None:
         self.layout = remote.layout

@@ -28,6 +28,7 @@ from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, ask
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
+from flstream.streaming.limits import limits_for_updates
 from flstream.telemetry.events import (
     SiteFailed,
     SitesBeganAnew,
@@ -230,7 +231,9 @@ class TaskRun:
     ) -> Sequence[CollectedUpdate]:
         first, token = answered.sites[0], answered.bodies[MODEL]
         settings = stream_settings(self._context.job, first.framework)
-        collection = UpdateCollection(worker, token, settings, self._spec.model.layout)
+        model = self._spec.model.layout
+        worker.up.limits = limits_for_updates(model, asked)
+        collection = UpdateCollection(worker, token, settings, model)
         if self._plan.own:
             return [RemoteUpdate(first, collection)]
         if self._plan.waits_in_files and self._files is not None:

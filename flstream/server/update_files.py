@@ -101,8 +101,7 @@ class UpdateFiles:
         # The sink exists before its bytes do, and must not outlive a download that fails.
         with ExitStack() as stack:
             receiver, token, settings = collection.worker.up, collection.token, collection.settings
-            sink, cost = download(receiver, token, settings, sink_for)
-            sink.finish()
+            _, cost = download(receiver, token, settings, sink_for, finish=FileSink.finish)
         record = UpdateRecord(answer, self._base, body_digest(FileSource(path)), cost)
         # Written last: a record that exists shows that its update is whole.
         temporary = path.with_suffix(".answer.tmp")

@@ -55,9 +55,10 @@ def worker_main(
     control: MessageChannel[ToWorker] = MessageChannel(
         PipeChannel(end.control, SERVER), SERVER, ToWorker
     )
-    with DownloadService(limits=limits_for(info.streaming)) as service:
+    limits = limits_for(info.streaming)
+    with DownloadService(limits=limits) as service:
         service.attach(PipeChannel(end.up, SERVER), receiver=SERVER)
-        down = Receiver(PipeChannel(end.down, SERVER), SERVER)
+        down = Receiver(PipeChannel(end.down, SERVER), SERVER, limits=limits)
         worker = Worker(info, control, down, service, _selection(info), enter)
         try:
             _serve(worker, code)

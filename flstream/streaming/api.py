@@ -236,9 +236,9 @@ def download_file(
         def sink_for(layout: Layout) -> FileSink:
             return stack.enter_context(FileSink(path, layout, resume=resume))
 
-        status, sink = fetch(receiver, token, settings, sink_for, on_progress)
-        if sink is not None:
-            sink.finish()
+        status, sink = fetch(
+            receiver, token, settings, sink_for, on_progress, finish=FileSink.finish
+        )
     return status, path if sink is not None else None
 
 
@@ -282,9 +282,9 @@ def download_payload(
             enough
         memory; the message names the path.
     """
-    targets = {} if into is None else pack(into, registry=registry).tensors
 
     def sink_for(layout: Layout) -> PayloadSink:
+        targets = {} if into is None else pack(into, registry=registry).tensors
         return PayloadSink(layout, receiver.peer, targets, framework, registry)
 
     watch = arrivals(on_tensors)
@@ -305,10 +305,10 @@ def _download_params(
     on_progress: OnProgress | None,
     on_tensors: OnTensors | None,
 ) -> tuple[Status, Params]:
-    existing = None if into is None else MemoryBody.over(into)
-
     def sink_for(layout: Layout) -> MemoryBody:
-        return existing or MemoryBody.allocate(layout, framework)
+        if into is not None:
+            return MemoryBody.over(into)
+        return MemoryBody.allocate(layout, framework)
 
     watch = arrivals(on_tensors)
     status, body = fetch(receiver, token, settings, sink_for, on_progress, watch)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import xxhash
 
-from flstream.errors import FlstreamError, ProtocolError
+from flstream.errors import FlstreamError, ProtocolError, SourceChangedError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
-from flstream.streaming.frames import Demand
+from flstream.streaming.frames import Demand, expect_unchanged
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
@@ -42,6 +43,7 @@ from flstream.streaming.wire import (
     digest_of,
     pack_message,
 )
+from flstream.text import quotable
 from flstream.transport.channel import Channel
 
 # Bytes that are digested at a time, so that they stay in the processor's cache.
@@ -207,6 +209,8 @@ class Connection:
         if ref is None or self.receiver not in ref.deliveries or (source := ref.source) is None:
             self._refuse(request, "this ref is not on offer, or has settled")
             return
+        delivery = ref.deliveries[self.receiver]
+        delivery.active_at = time.monotonic()
         match request:
             case Open():
                 self._send(Opened(request.request, source.layout.plain_header[8:]), ref.token)
@@ -214,6 +218,11 @@ class Connection:
                 if 0 < nbytes <= request.eager:
                     self._answer(Fetch(ref.token, request.request, 0, nbytes, request.chunk_size))
             case Probe():
+                try:
+                    expect_unchanged(source, 0, source.layout.nbytes)
+                except SourceChangedError as error:
+                    self._refuse(request, str(error))
+                    return
                 waiting = [each.request for each in self.send_queue.of(ref.token)]
                 self._send(Waiting(request.request, waiting), ref.token)
             case Digest():
@@ -225,7 +234,7 @@ class Connection:
                 if flaw or self.send_queue.demands >= MAX_REQUESTS:
                     self._refuse(request, flaw or f"more than {MAX_REQUESTS} requests are waiting")
                     return
-                ref.deliveries[self.receiver].requests += 1
+                delivery.requests += 1
                 number, start, stop = request.request, request.start, request.stop
                 demand = Demand(ref.token, number, start, stop, stop, request.chunk_size)
                 self.send_queue.add(demand, urgent=request.urgent)
@@ -279,8 +288,11 @@ class Connection:
         for demand in self.send_queue.of(request.token):
             self.send_queue.drop(demand)
         ref = self._refs.get(request.token)
-        if ref is not None and self.receiver in ref.deliveries:
-            ref.receiver_done(self.receiver, None if request.ok else request.reason)
+        if ref is not None and (delivery := ref.deliveries.get(self.receiver)) is not None:
+            ref.receiver_done(self.receiver, _failure(request, ref.source))
+            if request.ok and delivery.failure is not None:
+                self._refuse(request, delivery.failure)
+                return
         # Also for a ref that has settled: the request may be a repeat, because the answer was lost.
         self._send(Closed(request.request), request.token)
 
@@ -289,6 +301,19 @@ class Connection:
 
     def _send(self, reply: Reply, token: bytes) -> None:
         self.send_queue.post(pack_message(reply, token))
+
+
+def _failure(close: Close, source: Source | None) -> str | None:
+    """Return why a receiver that closes does not have the snapshot, or None if it has."""
+    if not close.ok:
+        return quotable(close.reason)
+    if source is None:
+        return None
+    try:
+        expect_unchanged(source, 0, source.layout.nbytes)
+    except SourceChangedError as error:
+        return str(error)
+    return None
 
 
 def _flaw(request: Fetch | Digest, nbytes: int) -> str:

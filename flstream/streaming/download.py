@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from flstream.errors import FlstreamError, StreamingError
+from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, ProtocolError
 from flstream.model.body import OnRange, Sink
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
@@ -23,8 +23,11 @@ def download(
     settings: StreamSettings,
     sink_for: Callable[[Layout], SinkT],
     on_range: OnRange | None = None,
+    finish: Callable[[SinkT], object] | None = None,
 ) -> tuple[SinkT, Transfer]:
     """Copy a snapshot from the peer of a channel into a sink, and report its end to the sender.
+
+    The sender is informed of every failure, also of one of a function that was given.
 
     Args:
         receiver: Receiving side of the channel.
@@ -32,12 +35,15 @@ def download(
         settings: Sizes, window and timeouts.
         sink_for: Makes the sink, given the sender's layout.
         on_range: Called with the range of each chunk once it is in the sink, in any order.
+        finish: Called with the sink once it is filled, to make it durable. The sender is told that
+            this receiver has the snapshot after that only.
 
     Returns:
-        The sink, filled but not finished, and the cost of the transfer.
+        The sink, filled and finished, and the cost of the transfer.
 
     Raises:
-        StreamingError: The sender refused, fell silent, broke the protocol or is gone.
+        StreamingError: The sender refused, fell silent, broke the protocol, is gone, or changed
+            what it offered.
         LayoutError: The sink has another layout than the sender.
         FlstreamError: The sink could not be made or written.
     """
@@ -45,12 +51,13 @@ def download(
     try:
         sink = sink_for(remote.layout)
         copy(remote, sink, on_range=on_range, origin=remote.peer)
-    except FlstreamError as error:
-        # The first error is the one to report, whether or not the sender can still be informed.
-        with suppress(StreamingError):
-            remote.close(failure=str(error))
+        if finish is not None:
+            finish(sink)
+    except BaseException as error:
+        remote.fail(error)
         raise
-    # The bytes are here and sound, whether or not the sender can still be informed.
-    with suppress(StreamingError):
+    # The bytes are here and sound, whether or not the sender can still be informed. It refuses if
+    # they are not what it offered, or come too late.
+    with suppress(ChannelClosedError, DeadlineError, AbortedError, ProtocolError):
         remote.close()
     return sink, remote.cost

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Protocol
 
 from flstream.errors import (
@@ -67,6 +69,7 @@ def fetch(
     sink_for: Callable[[Layout], SinkT],
     on_progress: OnProgress | None = None,
     watch: Callable[[SinkT], OnChunk] | None = None,
+    finish: Callable[[SinkT], object] | None = None,
 ) -> tuple[Status, SinkT | None]:
     """Download into a sink, and report most failures as a status.
 
@@ -77,6 +80,7 @@ def fetch(
         sink_for: Makes the sink, given the sender's layout.
         on_progress: Called with the number of bytes received so far and in all.
         watch: Makes the function that is called for each chunk, given the sink.
+        finish: Called with the sink once it is filled, before the sender knows.
 
     Returns:
         How it ended, and the sink, filled; None if it failed.
@@ -99,9 +103,14 @@ def fetch(
             watcher(start, stop)
 
     try:
-        sink, cost = download(receiver, token, settings or StreamSettings(), watched, on_chunk)
+        sink, cost = download(
+            receiver, token, settings or StreamSettings(), watched, on_chunk, finish
+        )
     except StreamingError as error:
         return Status(_code_of(error), str(error)), None
+    except Exception as error:
+        _let_go(error)
+        raise
     return Status("ok", cost=cost), sink
 
 
@@ -110,6 +119,17 @@ def arrivals(on_tensors: OnTensors | None) -> Callable[[TensorSink], OnChunk] | 
     if on_tensors is None:
         return None
     return lambda sink: _Arrivals(sink, on_tensors)
+
+
+def _let_go(error: BaseException) -> None:
+    """Release what this package's functions held when an error passed through them.
+
+    An error that is kept, such as for a report, would keep the tensors that had come.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").startswith("flstream."):
+            with suppress(RuntimeError):  # the function is still running
+                frame.clear()
 
 
 def _code_of(error: StreamingError) -> Code:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import xxhash
 
+from flstream.errors import SourceChangedError
 from flstream.model.body import Extent, Scratch, Source
 from flstream.model.digests import ChunkDigests
 from flstream.streaming.refs import Ref
@@ -178,7 +179,7 @@ class Frame:
             scratch: Buffer for reading files; its content is undefined afterwards.
 
         Raises:
-            FlstreamError: The source cannot be read there.
+            FlstreamError: The source cannot be read there, or has changed.
         """
         start = demand.next
         stop = min(start + demand.chunk_size, demand.stop) if demand.chunk_size else demand.stop
@@ -186,6 +187,7 @@ class Frame:
         if lent and source.extent is not None:
             extent = source.extent(start, stop)
             digest = _digest_in_file(source, extent.digests, start, stop, scratch)
+            expect_unchanged(source, start, stop)
             head = _header(demand, start, length, digest)
             return cls(demand, start, stop, [Copied([head]), InFile(source, extent, length)])
         staged = Scratch()
@@ -193,7 +195,10 @@ class Frame:
         if demand.chunk_size == 0:
             views = [memoryview(b"".join([source.layout.plain_header, *views]))]
             length = len(views[0])
-        head = _header(demand, start, length, digest_of(views))
+        digest = digest_of(views)
+        # Afterwards: what is changed from here on is found out by the digest.
+        expect_unchanged(source, start, stop)
+        head = _header(demand, start, length, digest)
         stays = lent and source.lendable and not staged.buffer
         if stays and length >= _LEAST_VIEW * len(views):
             parts = list(_lent_pages(head, views, ref.private_memory))
@@ -221,6 +226,17 @@ class Frame:
     def lent(self) -> Sequence[tuple[int, int]]:
         """Return the addresses of memory that the last call has lent to the channel."""
         return self._lent
+
+
+def expect_unchanged(source: Source, start: int, stop: int) -> None:
+    """Refuse to send a range of a source that is not what was offered.
+
+    Raises:
+        SourceChangedError: It is known to have changed.
+    """
+    change = source.changed(start, stop) if source.changed is not None else None
+    if change is not None:
+        raise SourceChangedError(change)
 
 
 def _header(demand: Demand, start: int, length: int, digest: int) -> memoryview:

@@ -65,7 +65,7 @@ def open_ref(
     request = Open(token, number, most_eager, frame_size)
     opened = messages.ask(request, Opened, patience, unasked=settings.push)
     patience.renew()
-    layout = layout_of_header(opened.layout, receiver.peer)
+    layout = layout_of_header(opened.layout, receiver.peer, receiver.limits)
     messages.allow(layout.nbytes)
     size = opened.chunk_size
     fits = size > 0 and not size % ALIGNMENT and not frame_size % size

@@ -13,8 +13,11 @@ from flstream.transport.views import split
 
 # Bytes that are searched at a time for the next packet, after a loss.
 _SEARCH_BYTES = 64 << 10
-# Most bytes without a packet in them that a peer may send.
-_MOST_JUNK = 256 << 20
+# Most bytes without a packet in them that a peer may send, beside those of a frame whose header was
+# lost.
+_MOST_JUNK = 16 << 20
+# Bytes of junk as which it counts where a packet only seems to begin: to look there takes as long.
+_FALSE_BEGINNING = 256
 
 Wait = Callable[[], bool]
 """Function called when nothing can be read: it waits, and returns whether anything came.
@@ -32,13 +35,19 @@ class PacketReader:
     Args:
         channel: Channel that carries the bytes.
         peer: Name of the sender, for messages.
+        before_receiving: Called again and again while bytes come. What it raises ends that.
 
     Attributes:
         junk: Number of bytes skipped so far that were not a packet.
+        longest_frame: Bytes of the longest frame that may come.
     """
 
-    def __init__(self, channel: Channel, peer: str) -> None:
+    def __init__(
+        self, channel: Channel, peer: str, before_receiving: Callable[[], None] = lambda: None
+    ) -> None:
         self.junk = 0
+        self.longest_frame = 0
+        self._before_receiving = before_receiving
         self._channel = channel
         self._peer = peer
         self._ahead = bytearray()
@@ -51,13 +60,14 @@ class PacketReader:
             ProtocolError: The peer keeps sending bytes that are not a packet.
         """
         before = self.junk
-        while self.junk - before <= _MOST_JUNK:
+        counted = 0
+        while counted <= _MOST_JUNK + self.longest_frame:
             self._read_ahead(HEADER_BYTES, wait)
             header = Header.parse(self._ahead[:HEADER_BYTES])
             if header is not None:
                 del self._ahead[:HEADER_BYTES]
                 return header
-            self._search()
+            counted += _FALSE_BEGINNING + self._search()
         raise ProtocolError(f"{self._peer} sent {self.junk - before} bytes that are no packets")
 
     def payload(self, views: Sequence[memoryview], wait: Wait) -> int | None:
@@ -94,6 +104,7 @@ class PacketReader:
 
         Most often that is the next header.
         """
+        self._before_receiving()
         count = self._channel.receive_some([*views, self._following])
         over = count - sum(map(len, views))
         if over > 0:
@@ -134,13 +145,14 @@ class PacketReader:
         """
         if len(self._ahead) >= size:
             return 0
+        self._before_receiving()
         view = memoryview(bytearray(size - len(self._ahead)))
         count = self._channel.receive_some([view])
         self._ahead += view[:count]
         return count
 
-    def _search(self) -> None:
-        """Drop the bytes received ahead up to where a packet may begin."""
+    def _search(self) -> int:
+        """Drop the bytes received ahead up to where a packet may begin, and return their number."""
         # Most of the next bytes will not be a packet either; they are received in one call.
         self._receive_ahead(_SEARCH_BYTES)
         found = self._ahead.find(MAGIC, 1)
@@ -148,3 +160,4 @@ class PacketReader:
         dropped = found if found >= 0 else len(self._ahead) - len(MAGIC) + 1
         del self._ahead[:dropped]
         self.junk += dropped
+        return dropped

@@ -14,6 +14,7 @@ from typing import Literal
 from flstream.model.body import Source
 from flstream.streaming.wire import TOKEN_BYTES
 from flstream.transport.lending import PrivateMemory
+from flstream.units import format_bytes, format_seconds
 
 Status = Literal["finished", "timed out", "aborted"]
 
@@ -28,6 +29,8 @@ class Delivery:
         chunks: Number of frames sent to it.
         closed_at: Time at which it was done, or lost; None before.
         failure: Reason for which it does not have the snapshot, or None.
+        active_at: Time at which it last took bytes or asked for something; at first, that of the
+            offer.
     """
 
     bytes: int = 0
@@ -35,6 +38,12 @@ class Delivery:
     chunks: int = 0
     closed_at: float | None = None
     failure: str | None = None
+    active_at: float = field(default_factory=time.monotonic)
+
+    def progress(self, nbytes: int) -> str:
+        """Describe how far it is with a snapshot of ``nbytes`` bytes, and for how long it rests."""
+        rests = f"nothing from it for {format_seconds(time.monotonic() - self.active_at)}"
+        return f"sent {format_bytes(self.bytes)} of {format_bytes(nbytes)}, {rests}"
 
 
 @dataclass(frozen=True)
@@ -71,12 +80,16 @@ class Ref:
             the
         ref settled has no ``closed_at``.
         quorum: Number of receivers that must have the snapshot; None for all of them.
+        stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
+            nothing; None is without limit.
     """
 
     token: bytes
     deliveries: dict[str, Delivery]
     quorum: int | None
+    stall_timeout: float | None
     _source: Source | None
+    _nbytes: int
     _on_settled: Callable[[Ref], None]
     _before_settled: Callable[[Ref], None] = lambda _: None
     _outcome: Outcome | None = None
@@ -91,6 +104,7 @@ class Ref:
         on_settled: Callable[[Ref], None],
         quorum: int | None = None,
         before_settled: Callable[[Ref], None] = lambda _: None,
+        stall_timeout: float | None = None,
     ) -> Ref:
         """Make a ref with a new token.
 
@@ -100,10 +114,16 @@ class Ref:
             on_settled: Called once it has settled.
             quorum: Number of receivers that must have it; None for all of them.
             before_settled: Called once it is certain to settle, before anybody knows.
+            stall_timeout: Seconds of silence after which a receiver is lost; None is no limit.
 
         Raises:
-            ValueError: The quorum is not from 1 to the number of receivers.
+            ValueError: The quorum is not from 1 to the number of receivers, the timeout is not
+                above 0, or the receivers are one text.
         """
+        if isinstance(receivers, str):
+            raise ValueError(f"receivers is the text {receivers!r}; give a list of names")
+        if stall_timeout is not None and not stall_timeout > 0:
+            raise ValueError(f"stall_timeout is {stall_timeout}; give seconds above 0, or None")
         deliveries = {name: Delivery() for name in receivers}
         if quorum is not None and (type(quorum) is not int or not 1 <= quorum <= len(deliveries)):
             raise ValueError(
@@ -111,7 +131,16 @@ class Ref:
                 "a whole number from 1 to theirs, or None for all of them"
             )
         token = secrets.token_bytes(TOKEN_BYTES)
-        return cls(token, deliveries, quorum, source, on_settled, before_settled)
+        return cls(
+            token,
+            deliveries,
+            quorum,
+            stall_timeout,
+            source,
+            source.layout.nbytes,
+            on_settled,
+            before_settled,
+        )
 
     @cached_property
     def private_memory(self) -> PrivateMemory:
@@ -136,9 +165,9 @@ class Ref:
         """
         with self._settled:
             self._settled.wait_for(lambda: self._outcome is not None, timeout)
-        late = "not every receiver was"
-        if self.quorum is not None:
-            late = f"fewer than {self.quorum} of {len(self.deliveries)} receivers were"
+            if self._outcome is not None:
+                return self._outcome
+            late = self._late()
         self.settle(Outcome("timed out", f"{late} done within {timeout} s"))
         assert self._outcome is not None
         return self._outcome
@@ -179,6 +208,43 @@ class Ref:
             outcome = self._decided()
         if outcome is not None:
             self.settle(outcome)
+
+    def stalled(self) -> dict[str, float]:
+        """Return the receivers that are still to be done, and the seconds until each is lost.
+
+        Those of which this is 0 or less have stalled. There are none without a timeout.
+        """
+        if self.stall_timeout is None or self._is_settling:
+            return {}
+        limit = self.stall_timeout - time.monotonic()
+        return {
+            name: each.active_at + limit
+            for name, each in self.deliveries.items()
+            if each.closed_at is None
+        }
+
+    def receiver_stalled(self, receiver: str) -> None:
+        """Record that a receiver took nothing and asked for nothing in the time it was given."""
+        progress = self.deliveries[receiver].progress(self._nbytes)
+        self.receiver_done(receiver, f"it stalled ({progress})")
+
+    def _late(self) -> str:
+        """Describe who is not done, for the sentence on a time that was too short."""
+        late = [
+            f"{name} ({each.progress(self._nbytes)})"
+            for name, each in self.deliveries.items()
+            if each.closed_at is None
+        ]
+        failed = [
+            f"{name} ({each.failure})"
+            for name, each in self.deliveries.items()
+            if each.failure is not None
+        ]
+        missing = ", ".join([*failed, *late])
+        if self.quorum is not None:
+            count = f"fewer than {self.quorum} of {len(self.deliveries)} receivers"
+            return f"{count}, without {missing}, were"
+        return f"{missing} {'was' if len(failed) + len(late) == 1 else 'were'} not"
 
     def _decided(self) -> Outcome | None:
         """Return the outcome that the receivers so far decide, or None if it is open."""

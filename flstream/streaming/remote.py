@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 
-from flstream.errors import ProtocolError, RefusedError
+from flstream.errors import (
+    ChannelClosedError,
+    FlstreamError,
+    ProtocolError,
+    RefusedError,
+    StreamingError,
+)
 from flstream.model.body import OnRange, Scratch, Sink
 from flstream.model.copy import copy
 from flstream.model.memory import BufferSource
@@ -19,17 +26,20 @@ from flstream.streaming.wire import (
     MAX_DIGESTS,
     MESSAGE,
     PUSHED,
+    TOKEN_BYTES,
     Close,
     Closed,
     Digest,
     Digested,
     Header,
+    Probe,
     Refused,
     Reply,
     Waiting,
     digest_of,
 )
 from flstream.telemetry.events import Transfer
+from flstream.text import quotable
 from flstream.transport.views import split
 
 # Most bytes of chunks that overtake a lost one and are kept, where the body is read from front to
@@ -59,14 +69,20 @@ class RemoteSource:
         layout: Layout of the sender.
 
     Raises:
-        StreamingError: The sender refused, fell silent, or is gone.
+        StreamingError: The sender refused, fell silent, or is gone; or the token is none.
     """
 
     random_access = False
     lendable = False
     extent = None
+    changed = None
 
     def __init__(self, receiver: Receiver, token: bytes, settings: StreamSettings) -> None:
+        if len(token) != TOKEN_BYTES:
+            raise RefusedError(
+                f"a ref's token has {TOKEN_BYTES} bytes, and this one {len(token)}; "
+                "hand on ref.token as it is"
+            )
         self._receiver = receiver
         self._messages = DownloadMessages(receiver, token, settings)
         self._token = token
@@ -77,10 +93,15 @@ class RemoteSource:
         self._bytes = self._chunks = 0
         self._cursor = 0
         self._early: dict[int, memoryview] = {}
-        self._opened = open_ref(receiver, self._messages, token, settings, self._patience)
+        try:
+            self._opened = open_ref(receiver, self._messages, token, settings, self._patience)
+        except BaseException as error:
+            self.fail(error)
+            raise
         self.layout = self._opened.layout
         self._head = 0 if settings.chunk_size else len(self.layout.plain_header)
         self._unit = self._opened.frame_size or self.layout.nbytes
+        receiver.packets.longest_frame = self._unit + self._head
 
     @cached_property
     def _requests(self) -> Requests:
@@ -104,6 +125,10 @@ class RemoteSource:
     def peer(self) -> str:
         """Name of the sender."""
         return self._receiver.peer
+
+    @property
+    def _close_seconds(self) -> float:
+        return min(_CLOSE_SECONDS, self._settings.request_timeout)
 
     @property
     def cost(self) -> Transfer:
@@ -132,6 +157,8 @@ class RemoteSource:
             target, left = split(left, size)
             self._receive_next(target)
             self._cursor += size
+            if self._cursor == self.layout.nbytes:
+                self._expect_unchanged()
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
         """Receive the next bytes into ``scratch``: see :meth:`receive`."""
@@ -206,12 +233,24 @@ class RemoteSource:
         """
         while not self._requests.tracker.complete:
             on_chunk(*self._take_frame(place))
+        self._expect_unchanged()
 
     def receive_whole(self) -> memoryview:
         """Receive the body into one new buffer."""
         body = memoryview(bytearray(self.layout.nbytes))
         self.receive_all(lambda start, stop: [body[start:stop]], lambda _start, _stop: None)
         return body
+
+    def fail(self, error: BaseException) -> None:
+        """Inform the sender that the download has failed, without waiting for its answer."""
+        if isinstance(error, RefusedError | ChannelClosedError):
+            return  # it knows
+        reason = str(error)
+        if not isinstance(error, FlstreamError):  # of a function of the user's, perhaps
+            reason = f"{type(error).__name__}: {error}"
+        request = Close(self._token, self._receiver.next_number(), False, quotable(reason))
+        with suppress(StreamingError):
+            self._receiver.send(request, self._close_seconds)
 
     def close(self, failure: str = "") -> None:
         """Inform the sender that this receiver is done, and stop counting the seconds.
@@ -220,13 +259,27 @@ class RemoteSource:
             failure: Reason for which the download failed; empty if it succeeded.
 
         Raises:
+            RefusedError: The sender does not agree that it succeeded: what it offered was changed
+                meanwhile, or it gave this receiver up.
             StreamingError: The sender cannot be informed. The bytes received are sound all the
                 same.
         """
         self._ended = time.monotonic()
         number = self._receiver.next_number()
-        patience = Patience(self._receiver, min(_CLOSE_SECONDS, self._settings.request_timeout))
+        patience = Patience(self._receiver, self._close_seconds)
         self._messages.ask(Close(self._token, number, not failure, failure), Closed, patience)
+
+    def _expect_unchanged(self) -> None:
+        """Have the sender say that what it offered was not changed while it was sent.
+
+        Raises:
+            RefusedError: It was.
+        """
+        if self._opened.is_eager:
+            return  # it was sent at once, and the answer to a close says the same
+        self._patience.renew()
+        probe = Probe(self._token, self._receiver.next_number())
+        self._messages.ask(probe, Waiting, self._patience)
 
     def _receive_next(self, target: Sequence[memoryview]) -> None:
         """Receive the chunk at the cursor, and keep chunks that overtake it."""
@@ -252,10 +305,15 @@ class RemoteSource:
 
     def _take_frame(self, place: Place) -> tuple[int, int]:
         """Receive the next chunk that is wanted, wherever in the body it belongs."""
+        with self._patience:
+            return self._take_wanted(place)
+
+    def _take_wanted(self, place: Place) -> tuple[int, int]:
         requests, tracker = self._requests, self._requests.tracker
         while True:
+            self._patience.expect_left(requests.due)
             requests.send_due()
-            header = self._receiver.packets.header(requests.wait)
+            header = self._messages.header(requests.wait)
             start, stop = header.start, header.start + header.length - self._head
             if header.kind == MESSAGE:
                 self._handle(self._messages.message(header, requests.wait))
@@ -303,10 +361,10 @@ class RemoteSource:
     def _handle(self, reply: Reply | None) -> None:
         match reply:
             # Also the answer to a probe: refusals of requests before it may have been lost.
-            case Refused(number, reason) if number >= self._opened.first_fetch or (
+            case Refused(number) if number >= self._opened.first_fetch or (
                 self._opened.is_pushed and number == PUSHED
             ):
-                raise RefusedError(f"{self.peer} refused: {reason}")
+                raise self._messages.refusal(reply)
             case Waiting(number, waiting):
                 # All that was sent before this answer has been read by now.
                 self._requests.give_up_except(waiting, before=number)

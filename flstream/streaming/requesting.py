@@ -105,7 +105,7 @@ class Requests:
         seconds = self._settings.probe_after
         if self._can_repair:
             seconds = min(seconds, max(self._not_before - time.monotonic(), 0.0))
-        if self._patience.wait(seconds, self._due):
+        if self._patience.wait(seconds, self.due):
             return True
         if self._can_repair:
             if time.monotonic() >= self._not_before:
@@ -166,7 +166,8 @@ class Requests:
         self.count += 1
         self._messages.send(Fetch(self._token, number, start, stop, self._frame_size, urgent))
 
-    def _due(self) -> str:
+    def due(self) -> str:
+        """Describe the first bytes that have not come, for the message of an error."""
         starts = [request.next for request in self.tracker.under_way.values()]
         if not starts:
             return "anything"

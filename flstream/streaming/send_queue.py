@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from itertools import chain
@@ -133,7 +134,13 @@ class SendQueue:
             loans.sent(count)
             if self._frame is not None:
                 loans.lent(self._frame.demand.token, self._packet.lent())
+                self._note_progress(self._frame, count)
             return count
+
+    def _note_progress(self, frame: Frame, count: int) -> None:
+        ref = self._refs.get(frame.demand.token)
+        if count and ref is not None:
+            ref.deliveries[self._receiver].active_at = time.monotonic()
 
     def _next_packet(self) -> Content | None:
         while not self._messages and (demand := self._next_demand()) is not None:

@@ -6,19 +6,22 @@ whenever it can take more, so that a slow or dead receiver delays no other.
 
 from __future__ import annotations
 
+import math
 import selectors
 import threading
+import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
 from flstream.model.body import Scratch, Source
-from flstream.model.layout import MAX_HEADER_BYTES
 from flstream.streaming.connection import Connection
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.refs import Ref
+from flstream.streaming.refs import Outcome, Ref
 from flstream.transport.channel import Channel, Signal
 
 
@@ -38,9 +41,14 @@ class DownloadService:
         self._wake = Signal()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
-        # Connections to be served, and names of receivers to be detached, in the order of the
-        # calls.
-        self._changes: deque[Connection | str] = deque()
+        # Connections to be served, names of receivers to be detached, and refs whose receivers may
+        # stall, in the order of the calls.
+        self._changes: deque[Connection | Ref | str] = deque()
+        # Refs whose receivers may stall, and the time at which the next one does, if nothing comes.
+        self._stalling: list[Ref] = []
+        self._stall_at = math.inf
+        # Runs what its owners want done when a ref settles, which may take long.
+        self._callbacks = ThreadPoolExecutor(1, f"{name}-callbacks")
         # Refs to be pushed that the thread has not taken over yet.
         self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
         self._pushed: list[tuple[Ref, StreamSettings]] = []
@@ -51,6 +59,7 @@ class DownloadService:
         self._connections: set[Connection] = set()
         self._lost: dict[str, str] = {}
         self._losing = threading.Lock()
+        self._calling_back: int | None = None
         self._closing = False
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -63,6 +72,7 @@ class DownloadService:
         on_settled: Callable[[Ref], None] | None = None,
         push: StreamSettings | None = None,
         quorum: int | None = None,
+        stall_timeout: float | None = None,
     ) -> Ref:
         """Offer a snapshot to receivers, which need the returned ref's token to fetch it.
 
@@ -71,37 +81,44 @@ class DownloadService:
 
         Args:
             source: Snapshot to offer.
-            receivers: Names under which their channels are attached.
-            on_settled: Called once, with the ref, on the thread that settled it.
+            receivers: Names under which their channels are attached. Without any, the ref is
+                finished at once.
+            on_settled: Called once, with the ref, after it has settled: on a thread for all these
+                calls of the service, one after another.
             push: Settings with which to send it before the receivers ask: in frames of this chunk
                 size, and
             at first as much as this window covers. None lets them pull it.
             quorum: Number of receivers that must have it, at which the ref settles; None for all.
+            stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
+                nothing; None is without limit.
 
         Raises:
             LayoutError: There are more tensors, or longer names, than a layout may have.
-            ValueError: The source lacks random access, or the quorum is not from 1 to the number of
-            receivers.
+            ValueError: The source lacks random access, the quorum is not from 1 to the number of
+                receivers, the timeout is not above 0, or the receivers are one text.
         """
         if not source.random_access:
             raise ValueError(
                 "a source that is read once cannot be offered; copy it into a file or memory first"
             )
         count, header = len(source.layout.tensors), len(source.layout.plain_header)
-        if header > MAX_HEADER_BYTES:
+        if header > self._limits.layout_bytes or count > self._limits.layout_tensors:
             raise LayoutError(
                 f"the names and shapes of {count} tensors take {header} bytes, and a layout may "
-                f"have {MAX_HEADER_BYTES}; offer them in several parts"
+                f"have {self._limits.layout_tensors} and {self._limits.layout_bytes} (Limits); "
+                "offer them in several parts, or raise the limits at both ends"
             )
 
         def forget(ref: Ref) -> None:
             self._refs.pop(ref.token, None)
             self._wake_thread()  # to release frames that are being sent
             if on_settled is not None:
-                on_settled(ref)
+                self._call_back(on_settled, ref)
 
-        ref = Ref.issue(source, receivers, forget, quorum, self._take_back)
+        ref = Ref.issue(source, receivers, forget, quorum, self._take_back, stall_timeout)
         self._refs[ref.token] = ref
+        if not ref.deliveries:
+            ref.settle(Outcome("finished"))
         # A receiver whose channel is gone will never report that it is done. The thread records the
         # loss before it tells the open refs, so that a ref made meanwhile learns of it here.
         for name in ref.deliveries:
@@ -111,6 +128,9 @@ class DownloadService:
             ref.abort("the service was closed")
         if push is not None and push.frame_size:
             self._pushing.append((ref, push))
+            self._wake_thread()
+        if ref.stall_timeout is not None:
+            self._changes.append(ref)
             self._wake_thread()
         return ref
 
@@ -150,6 +170,7 @@ class DownloadService:
                 change.channel.close()
         for ref in list(self._refs.values()):
             ref.abort("the service was closed")
+        self._callbacks.shutdown(wait=threading.get_ident() != self._calling_back)
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +185,19 @@ class DownloadService:
         for connection in connections:
             connection.send_queue.loans.take_back(ref.token)
 
+    def _call_back(self, on_settled: Callable[[Ref], None], ref: Ref) -> None:
+        def call() -> None:
+            self._calling_back = threading.get_ident()
+            try:
+                on_settled(ref)
+            except Exception:  # of its owner, whose thread is elsewhere
+                traceback.print_exc()
+
+        try:
+            self._callbacks.submit(call)
+        except RuntimeError:  # the service was closed meanwhile
+            call()
+
     def _wake_thread(self) -> None:
         """Wake the thread, to make it see what has changed."""
         with self._waking:
@@ -175,7 +209,7 @@ class DownloadService:
             try:
                 while not self._closing:
                     # A connection whose requests take long is served a piece of them in each turn.
-                    ready = self._selector.select(0 if self._busy else None)
+                    ready = self._selector.select(0 if self._busy else self._until_stall())
                     events_of = dict.fromkeys(self._busy, 0)
                     events_of |= {key.data: events for key, events in ready if key.data is not None}
                     for connection, events in events_of.items():
@@ -183,6 +217,8 @@ class DownloadService:
                     # Changes come last, since they may close channels that are ready.
                     if any(key.data is None for key, _ in ready):
                         self._apply_changes()
+                    if time.monotonic() >= self._stall_at:
+                        self._end_stalled()
             finally:
                 # Also after a defect or a lack of memory, so that receivers see the end of their
                 # channels at once, instead of silence until their requests time out.
@@ -206,6 +242,10 @@ class DownloadService:
             if isinstance(connection, str):
                 self._detach(connection, connections)
                 continue
+            if isinstance(connection, Ref):
+                self._stalling.append(connection)
+                self._stall_at = 0.0  # to be found out
+                continue
             self._selector.register(connection.channel, selectors.EVENT_READ, connection)
             connections.append(connection)
             for ref, push in self._pushed:
@@ -219,6 +259,24 @@ class DownloadService:
             connections.remove(connection)
             self._drop(connection, "its channel was closed here")
         self._lost.pop(receiver, None)
+
+    def _until_stall(self) -> float | None:
+        """Return the seconds until a receiver may have stalled; None if none can."""
+        if self._stall_at == math.inf:
+            return None
+        return max(self._stall_at - time.monotonic(), 0.0)
+
+    def _end_stalled(self) -> None:
+        """Have the receivers lost that have stalled, and find out when the next one may have."""
+        soonest = math.inf
+        for ref in self._stalling:
+            for receiver, seconds in ref.stalled().items():
+                if seconds > 0:
+                    soonest = min(soonest, seconds)
+                else:
+                    ref.receiver_stalled(receiver)
+        self._stalling = [ref for ref in self._stalling if ref.source is not None]
+        self._stall_at = time.monotonic() + soonest
 
     def _advance(self, connection: Connection, events: int) -> None:
         try:

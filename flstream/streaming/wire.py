@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from flstream.errors import ProtocolError
+from flstream.text import quotable
 from flstream.transport.messages import UNREADABLE
 
 TOKEN_BYTES = 16
@@ -223,10 +224,10 @@ def decode_request(payload: bytes, peer: str) -> Request:
     try:
         return _request_decoder.decode(payload)
     except UNREADABLE as error:
-        raise ProtocolError(f"{peer} sent a message that cannot be read: {error}") from error
+        raise _unreadable(peer, error) from error
 
 
-def decode_reply(payload: bytes, peer: str) -> Reply:
+def decode_reply(payload: bytes | memoryview, peer: str) -> Reply:
     """Decode a sender's message.
 
     Raises:
@@ -235,4 +236,9 @@ def decode_reply(payload: bytes, peer: str) -> Reply:
     try:
         return _reply_decoder.decode(payload)
     except UNREADABLE as error:
-        raise ProtocolError(f"{peer} sent a message that cannot be read: {error}") from error
+        raise _unreadable(peer, error) from error
+
+
+def _unreadable(peer: str, error: Exception) -> ProtocolError:
+    # The error may quote the message.
+    return ProtocolError(f"{peer} sent a message that cannot be read: {quotable(str(error))}")

@@ -57,6 +57,7 @@ class Frames:
     random_access = False
     lendable = False
     extent = None
+    changed = None
     deliver = None
 
     def __init__(self, source: Source, frame: int) -> None:

@@ -221,7 +221,16 @@ def test_tensors_in_another_order_are_a_difference():
         (header(a=field(1, 2)), "'a' does not begin at offset 0"),
         (header(a=field(0, 2), b=field(1, 3)), "'a' and 'b' overlap"),
         (header(a=field(0, 2), b=field(3, 4)), "'a' and 'b' leave a hole"),
-        (b'{"\\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', "Unicode"),
+        (b'{"\\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', "surrogate"),
+        (
+            header(a={**field(0, 1), "extra": 1}),
+            "'a' has the field 'extra', which the format lacks",
+        ),
+        (header(a=field(0, 4, shape=[4.0])), "'a' lacks a proper"),
+        (b'{"a": {"dtype": "U8", "dtype": "I8", "shape": [], "data_offsets": [0, 1]}}', "twice"),
+        (b'{"__metadata__": {"k": "1", "k": "2"}}', "'k' stands there twice"),
+        (b'{"__metadata__": {"k": "1"}, "__metadata__": {}}', "twice"),
+        (b'{"a": null}', "'a' lacks a proper"),
     ],
 )
 def test_a_header_that_describes_no_body_is_refused_with_a_sentence(text, sentence):

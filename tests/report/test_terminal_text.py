@@ -15,7 +15,8 @@ from flstream.model.checkpoint import FileSink
 from flstream.model.layout import Layout
 from flstream.report.checkpoint import print_findings
 from flstream.report.console import make_console
-from flstream.report.text import elide, format_metric, pad, printable
+from flstream.report.text import elide, format_metric, pad
+from flstream.text import printable
 
 
 class Terminal(io.StringIO):

@@ -47,7 +47,7 @@ def test_nothing_is_asked_for_but_to_go_on(harness):
     ref = harness.service.offer(MODEL, ["site-1"], push=PUSH)
     body, cost = download(receiver, ref.token, PUSH, MemoryBody.allocate)
     assert bits(body) == BITS
-    assert set(kinds(channel)) == {Credit, Close}
+    assert set(kinds(channel)) == {Credit, Probe, Close}
     assert {frame.request for frame in channel.frames} == {PUSHED}
     # One more request's worth for each that has arrived, until the end is granted.
     granted = [each.limit for each in channel.requests if isinstance(each, Credit)]

@@ -11,6 +11,7 @@ from support import assert_same_tensors, tensor
 
 from flstream.errors import ChannelClosedError, LayoutError, RefusedError
 from flstream.model.memory import MemoryBody
+from flstream.streaming.limits import Limits
 from flstream.streaming.refs import Outcome
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
@@ -272,12 +273,10 @@ def test_a_service_can_be_closed_while_it_is_being_woken():
     assert not [t for t in threading.enumerate() if t.name == "download-service"]
 
 
-def test_a_layout_for_which_there_is_no_room_is_refused_before_it_is_offered(monkeypatch):
-    monkeypatch.setattr("flstream.streaming.service.MAX_HEADER_BYTES", 64)
+@pytest.mark.parametrize("limits", [Limits(layout_bytes=64), Limits(layout_tensors=1)])
+def test_a_layout_for_which_there_is_no_room_is_refused_before_it_is_offered(limits):
     with (
-        open_harness() as harness,
+        DownloadService(limits=limits) as service,
         pytest.raises(LayoutError, match=r"names and shapes of 2 tensors .* in several parts"),
     ):
-        harness.service.offer(
-            MemoryBody.of({"a": tensor("F32", ()), "b": tensor("F32", ())}), ["s"]
-        )
+        service.offer(MemoryBody.of({"a": tensor("F32", ()), "b": tensor("F32", ())}), ["s"])

@@ -78,6 +78,7 @@ class NpzFile:
     random_access = True
     lendable = False
     extent = None
+    changed = None
     deliver = None
 
     def __init__(self, path: Path) -> None:

@@ -26,6 +26,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self._source = FileSource(path)
         self.extent = self._source.extent
+        self.changed = self._source.changed
         self.path = path
         self.layout: Layout = self._source.layout
         self.metadata: Mapping[str, str] = self._source.metadata

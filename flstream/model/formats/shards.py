@@ -12,7 +12,8 @@ from typing import NamedTuple
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
 from flstream.model.formats.file import CheckpointFile, Format
-from flstream.model.header import MAX_HEADER_BYTES, decode_json
+from flstream.model.header import MAX_HEADER_BYTES
+from flstream.model.json_text import decode_json
 from flstream.model.layout import Layout, TensorSpec
 
 # Shards kept open at a time: far below the limit of a process, and enough to read two models whose
@@ -54,6 +55,7 @@ class ShardedFile:
     random_access = True
     lendable = False
     extent = None
+    changed = None
     deliver = None
 
     def __init__(self, path: Path, opener: Callable[[Path], CheckpointFile]) -> None:

@@ -60,6 +60,7 @@ class TorchFile:
     random_access = True
     lendable = False
     extent = None
+    changed = None
     deliver = None
 
     def __init__(self, path: Path) -> None:

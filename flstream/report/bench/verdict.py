@@ -10,7 +10,8 @@ from flstream.bench.measurement import Measurement
 from flstream.bench.needs import fits
 from flstream.bench.plan import Plan
 from flstream.bench.ratios import ratios
-from flstream.report.text import counted, printable
+from flstream.report.text import counted
+from flstream.text import printable
 from flstream.units import format_bytes
 
 

@@ -24,7 +24,8 @@ from flstream.report.html.tables import (
     phase_seconds,
 )
 from flstream.report.record.run import RunRecord, read_run
-from flstream.report.text import format_metric, printable
+from flstream.report.text import format_metric
+from flstream.text import printable
 from flstream.units import format_bytes
 
 

@@ -16,9 +16,10 @@ from flstream.report.charts.style import ink
 from flstream.report.charts.svg import to_svg
 from flstream.report.metrics import metrics_of, values_by_round
 from flstream.report.record.run import HELPERS, RunRecord
-from flstream.report.text import counted, elide, printable
+from flstream.report.text import counted, elide
 from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import SERVER
+from flstream.text import printable
 from flstream.units import format_bytes
 
 WIDE, NARROW = 740.0, 350.0

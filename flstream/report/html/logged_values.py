@@ -13,7 +13,8 @@ from flstream.report.charts.svg import to_svg
 from flstream.report.html.drawings import NARROW, Drawing
 from flstream.report.html.tables import NOTHING, Table, TableRow
 from flstream.report.record.logged import LoggedCurve, LoggedNumbers, LoggedRecord
-from flstream.report.text import counted, elide, printable
+from flstream.report.text import counted, elide
+from flstream.text import printable
 
 # Of more sites, the mean and the range are drawn.
 _MOST_LINES = 16

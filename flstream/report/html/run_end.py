@@ -9,9 +9,10 @@ from rich.text import Text
 
 from flstream.errors import FlstreamError
 from flstream.report.console import error_console
-from flstream.report.text import printable, shown_path
+from flstream.report.text import shown_path
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import temporary_of
+from flstream.text import printable
 
 _LABEL_WIDTH = 15
 

@@ -35,10 +35,11 @@ from flstream.report.html.tables import (
 )
 from flstream.report.metrics import UNSCORED, metrics_of
 from flstream.report.record.run import RunRecord, read_run
-from flstream.report.text import counted, format_metric, pieces, printable
+from flstream.report.text import counted, format_metric, pieces
 from flstream.runs.history import History
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import RunResumed
+from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
 

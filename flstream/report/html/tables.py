@@ -9,11 +9,12 @@ from flstream.report.charts.seconds import PHASE_COLORS
 from flstream.report.metrics import metrics_of, values_by_round
 from flstream.report.record.run import RunRecord
 from flstream.report.record.settings import Setting
-from flstream.report.text import format_metric, format_rate, printable
+from flstream.report.text import format_metric, format_rate
 from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
+from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
 NOTHING = "\N{EN DASH}"

@@ -20,10 +20,10 @@ from flstream.report.text import (
     format_metric,
     format_metrics,
     pieces,
-    printable,
     steady_bytes,
 )
 from flstream.telemetry.events import SERVER
+from flstream.text import printable
 from flstream.units import format_bytes
 
 # Lines of a terminal below which only the title, the bars, the sites and the rates are shown.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from flstream.report.text import counted, format_clock, format_metrics, pieces, printable
+from flstream.report.text import counted, format_clock, format_metrics, pieces
 from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import (
     AnyEvent,
@@ -22,6 +22,7 @@ from flstream.telemetry.events import (
     Warned,
 )
 from flstream.telemetry.memory import MemorySampler
+from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
 # Maximum number of failures and warnings that are printed in a round, which may have thousands;

@@ -13,8 +13,9 @@ from flstream.report.live.fixed_table import Column, FixedRow, columns_that_fit,
 from flstream.report.live.progress import slow_sites, slow_workers
 from flstream.report.live.site_state import GONE, MOVING, WORKING, SiteProgress
 from flstream.report.live.state import RunState
-from flstream.report.text import format_elapsed, format_metrics, printable, steady_bytes
+from flstream.report.text import format_elapsed, format_metrics, steady_bytes
 from flstream.telemetry.events import WorkerActivity
+from flstream.text import printable
 
 STYLES = {
     "failed": "bold red",

@@ -1,0 +1,185 @@
+"""Reading a safetensors header, which may come from anybody. Every statement in it is checked.
+
+It is decoded into records of the types that it must have, so that what is none, such as a million
+empty lists, takes no memory before it is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container, Mapping
+from itertools import pairwise
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from flstream.errors import LayoutError
+from flstream.model.dtypes import BY_CODE
+from flstream.model.header import METADATA, TIED, TensorSpec, check_name
+from flstream.model.json_text import decode_json
+from flstream.text import quotable
+
+# The limit of NumPy. A peer may state any number.
+_MAX_DIMENSIONS = 64
+# Bytes of a header in which the name of what is wrong is looked for, since that takes much memory.
+_MOST_EXPLAINED = 1 << 20
+# What msgspec raises for text that is not of the type: for text that is not UTF-8 and for deep
+# nesting, it raises Python's own.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    dtype: str
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
+    data_offsets: tuple[_Size, _Size]
+
+
+class _Beside(msgspec.Struct):
+    """What a header has beside its tensors."""
+
+    metadata: msgspec.Raw = msgspec.field(name=METADATA, default=msgspec.Raw(b"{}"))
+
+
+_beside_decoder = msgspec.json.Decoder(_Beside)
+_metadata_decoder = msgspec.json.Decoder(dict[str, str])
+# The metadata, which are of another type, are null by then.
+_entries_decoder = msgspec.json.Decoder(dict[str, _Entry | None])
+_METADATA_KEY = re.compile(rb'"%s"\s*+:\s*+' % METADATA.encode())
+# A string, and the colon behind it if it is a key.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"(\s*+:)?')
+
+
+class Decoded(NamedTuple):
+    """Content of a header.
+
+    Attributes:
+        tensors: Tensors in the order of their bytes.
+        aliases: Names of the tensors that share their bytes with further names, by these names.
+        metadata: Strings of ``__metadata__``, but for the aliases.
+    """
+
+    tensors: list[TensorSpec]
+    aliases: dict[str, str]
+    metadata: dict[str, str]
+
+
+def decode_header(text: bytes, origin: str, most_tensors: int | None = None) -> Decoded:
+    """Decode the JSON of a header, without its 8-byte length: see ``layout.parse_header``."""
+    if not text.strip():
+        raise LayoutError(f"{origin} has a header with nothing in it")
+    try:
+        metadata, entries = _decode(text)
+    except _UNREADABLE as error:
+        raise _refusal(text, origin, error) from error
+    if most_tensors is not None and len(entries) > most_tensors:
+        raise LayoutError(f"{origin} has {len(entries)} tensors; at most {most_tensors} are taken")
+    specs = [_spec(name, entry, origin) for name, entry in entries.items()]
+    names = entries.keys()
+    specs.sort(key=lambda spec: (spec.start, spec.stop))
+    if specs and specs[0].start != 0:
+        raise LayoutError(f"{origin}: tensor {specs[0].name!r} does not begin at offset 0")
+    for left, right in pairwise(specs):
+        if left.stop != right.start:
+            flaw = "overlap" if right.start < left.stop else "leave a hole between them"
+            raise LayoutError(f"{origin}: tensors {left.name!r} and {right.name!r} {flaw}")
+    aliases = _ties(metadata.pop(TIED, "{}"), names, origin)
+    return Decoded(specs, aliases, metadata)
+
+
+def _decode(text: bytes) -> tuple[dict[str, str], dict[str, _Entry]]:
+    """Decode the metadata and the entries of the tensors.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: They are of other types, or a name
+            stands there twice.
+    """
+    raw = bytes(_beside_decoder.decode(text).metadata)
+    metadata = _metadata_decoder.decode(raw)
+    rest = text
+    if (key := _METADATA_KEY.search(text)) is not None:
+        rest = text[: key.end()] + b"null" + text[key.end() + len(raw) :]
+    entries = _entries_decoder.decode(rest)
+    _expect_keys(rest, len(entries) + len(_Entry.__struct_fields__) * _filled(entries))
+    _expect_keys(raw, len(metadata))
+    entries.pop(METADATA, None)
+    if None in entries.values():
+        raise msgspec.ValidationError("a tensor is null")
+    return metadata, entries  # type: ignore[return-value]
+
+
+def _filled(entries: Mapping[str, _Entry | None]) -> int:
+    return sum(entry is not None for entry in entries.values())
+
+
+def _expect_keys(text: bytes, count: int) -> None:
+    """Refuse JSON that has more keys than were decoded, of which the last of a name is taken.
+
+    Raises:
+        msgspec.ValidationError: It has.
+    """
+    colons = _STRING.findall(text)
+    if len(colons) - colons.count(b"") != count:
+        raise msgspec.ValidationError("a name stands there twice")
+
+
+def _refusal(text: bytes, origin: str, error: Exception) -> LayoutError:
+    """Make the error for a header that cannot be decoded: with a name, if that is easily found."""
+    if len(text) <= _MOST_EXPLAINED:
+        try:
+            fields = decode_json(text)
+        except ValueError as flaw:
+            return LayoutError(f"{origin} has a header that cannot be read: {flaw}")
+        if not isinstance(fields, dict):
+            return LayoutError(f"{origin} has a header that is not a JSON object")
+        metadata = fields.pop(METADATA, {})
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            return LayoutError(f"{origin} has metadata that is not a table of strings")
+        for name, field in fields.items():
+            if isinstance(field, dict) and (others := field.keys() - set(_Entry.__struct_fields__)):
+                return LayoutError(
+                    f"{origin}: tensor {name!r} has the field {min(others)!r}, which the format "
+                    "lacks"
+                )
+            try:
+                msgspec.convert(field, _Entry)
+            except msgspec.ValidationError:
+                return LayoutError(
+                    f"{origin}: tensor {name!r} lacks a proper dtype, shape or offsets"
+                )
+    return LayoutError(f"{origin} has a header that cannot be read: {quotable(str(error))}")
+
+
+def _spec(name: str, entry: _Entry, origin: str) -> TensorSpec:
+    dtype = BY_CODE.get(entry.dtype)
+    if dtype is None:
+        raise LayoutError(
+            f"{origin}: tensor {name!r} has the dtype {entry.dtype!r}, which is unknown"
+        )
+    start, stop = entry.data_offsets
+    if stop - start != math.prod(entry.shape) * dtype.itemsize:
+        raise LayoutError(
+            f"{origin}: tensor {name!r} takes {stop - start} bytes, which does not match "
+            f"its dtype {dtype.code} and shape {list(entry.shape)}"
+        )
+    return TensorSpec(name, dtype.code, entry.shape, start, stop)
+
+
+def _ties(text: str, names: Container[str], origin: str) -> dict[str, str]:
+    try:
+        ties = _metadata_decoder.decode(text)
+        _expect_keys(text.encode(), len(ties))
+    except _UNREADABLE as error:
+        raise LayoutError(
+            f"{origin} has ties that are not a table of names: {quotable(str(error))}"
+        ) from error
+    for alias, name in ties.items():
+        check_name(alias)
+        if alias in names:
+            raise LayoutError(f"{origin} ties {alias!r}, which is a tensor of its own")
+        # Nor may it be an alias: every alias names a tensor directly.
+        if name not in names:
+            raise LayoutError(f"{origin} ties {alias!r} to {name!r}, which is none of its tensors")
+    return ties

@@ -1,0 +1,65 @@
+"""The settings of downloads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flstream.model.layout import ALIGNMENT
+from flstream.streaming.wire import MAX_CHUNK_BYTES, MAX_REQUESTS
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """Settings of a receiver's downloads.
+
+    Attributes:
+        chunk_size: Length in bytes of the longest frame, a multiple of 16 and at most 1 GiB; 0
+            fetches the whole model serialised into one message.
+        request_size: Bytes that one request covers, rounded down to whole chunks; at least 16. If
+            it is less than a chunk, chunks are as short as it.
+        window: Number of requests in flight, from 1 to 256.
+        request_timeout: Seconds in which the sender has to answer one request.
+        probe_after: Seconds of silence after which the sender is asked for the state of a request.
+            Lost bytes are then fetched again, long before the request times out.
+        push: Whether the sender is to send before it is asked. If it does not, it is asked after
+            ``probe_after``.
+
+    Raises:
+        ValueError: A setting is none of these; the message names it.
+    """
+
+    chunk_size: int = 2 << 20
+    request_size: int = 64 << 20
+    window: int = 2
+    request_timeout: float = 600.0
+    probe_after: float = 1.0
+    push: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = self.chunk_size, self.request_size, self.window
+        if any(type(size) is not int for size in sizes):
+            raise ValueError(f"chunk_size, request_size and window are whole numbers, not {sizes}")
+        if self.chunk_size % ALIGNMENT or not 0 <= self.chunk_size <= MAX_CHUNK_BYTES:
+            raise ValueError(
+                f"chunk_size is {self.chunk_size}; give a multiple of {ALIGNMENT} up to "
+                f"{MAX_CHUNK_BYTES} bytes, or 0 for the whole model in one message"
+            )
+        if self.request_size < ALIGNMENT:
+            raise ValueError(
+                f"request_size is {self.request_size}; a request covers {ALIGNMENT} bytes at least"
+            )
+        if not 1 <= self.window <= MAX_REQUESTS:
+            raise ValueError(f"window is {self.window}; give 1 to {MAX_REQUESTS} requests")
+        for name in ("request_timeout", "probe_after"):
+            if not getattr(self, name) > 0:  # nor is NaN
+                raise ValueError(f"{name} is {getattr(self, name)}; give seconds above 0")
+
+    @property
+    def frame_size(self) -> int:
+        """Length in bytes of the longest frame, or 0 for the whole model at once."""
+        return min(self.chunk_size, self.request_size // ALIGNMENT * ALIGNMENT)
+
+    @property
+    def bytes_a_request(self) -> int:
+        """Bytes that a request covers, a whole number of frames."""
+        return self.request_size // self.frame_size * self.frame_size

@@ -1,0 +1,22 @@
+"""Text from elsewhere, made fit to be shown."""
+
+from __future__ import annotations
+
+# Characters of a peer's text that are shown.
+_MOST_SHOWN = 2000
+
+
+def printable(text: str) -> str:
+    """Escape every control character, so that no text can send commands to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def quotable(text: str) -> str:
+    """Return a peer's text for a message of this process: printable, and of bounded length."""
+    if len(text) > _MOST_SHOWN:
+        text = text[:_MOST_SHOWN] + "..."
+    return printable(text)
