@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import psutil
@@ -65,10 +65,7 @@ class MemoryBody:
         filled = [spec for spec in layout.tensors if spec.nbytes]
         self._pieces = [pieces[spec.name] for spec in filled]
         self._starts = [spec.start for spec in filled]
-        # A tensor may be here under one of its further names only.
-        named = {name: tensors[alias] for alias, name in layout.aliases.items() if alias in tensors}
-        named |= tensors
-        self._watched = [_Watched.of(spec.name, named) for spec in filled] if watched else []
+        self._versions = _Versions(layout, tensors) if watched else None
 
     @classmethod
     def of(
@@ -167,21 +164,14 @@ class MemoryBody:
         return views
 
     def changed(self, start: int, stop: int) -> str | None:
-        """Return a sentence on the first tensor in ``[start, stop)`` that torch has changed.
-
-        Torch counts the changes of a tensor by its operators in place, for all tensors that share
-        its storage at once. What NumPy writes, or what goes through ``.data``, is not counted.
-        """
-        if not self._watched:
+        """Return a sentence on the first tensor in ``[start, stop)`` that torch has changed."""
+        spec = self._versions.changed(start, stop) if self._versions is not None else None
+        if spec is None:
             return None
-        first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, stop)
-        for watched in self._watched[first:last]:
-            if _version_of(watched.tensor) != watched.version:
-                return (
-                    f"tensor {watched.name!r} was changed while it was on offer; send a copy of "
-                    "it, or change it once the offer has settled"
-                )
-        return None
+        return (
+            f"tensor {spec.name!r} was changed while it was on offer; send a copy of it, or change "
+            "it once the offer has settled"
+        )
 
     def written(self, start: int, stop: int) -> list[memoryview]:
         """Return the bytes ``[start, stop)``, in place."""
@@ -191,36 +181,45 @@ class MemoryBody:
         """Do nothing: the bytes were written in place."""
 
 
-class _Watched(NamedTuple):
-    """A tensor that is not to change.
+class _Versions:
+    """How often torch had changed the tensors of a body in place, when this was made.
 
-    Attributes:
-        name: Name of the tensor.
-        tensor: The tensor.
-        version: How often torch had changed it at first.
+    It counts the changes by its operators, for all tensors that share a storage at once. What NumPy
+    writes, or what goes through ``.data``, is not counted; nor are tensors made in inference mode.
+
+    Args:
+        layout: Layout of the body.
+        tensors: Tensors by name, with all aliases.
     """
 
-    name: str
-    tensor: object
-    version: int | None
+    def __init__(self, layout: Layout, tensors: Params) -> None:
+        # A tensor may be there under one of its further names only.
+        named = {name: tensors[alias] for alias, name in layout.aliases.items() if alias in tensors}
+        named |= tensors
+        self._specs: list[TensorSpec] = []
+        self._tensors: list[torch.Tensor] = []
+        for spec in layout.tensors:
+            tensor = named[spec.name]
+            if spec.nbytes and not isinstance(tensor, np.ndarray | np.generic):
+                tensor = plain_tensor(tensor)
+                if not tensor.is_inference():
+                    self._specs.append(spec)
+                    self._tensors.append(tensor)
+        self._starts = [spec.start for spec in self._specs]
+        self._before = self._now(0, len(self._tensors))
 
-    @classmethod
-    def of(cls, name: str, tensors: Params) -> _Watched:
-        """The tensor of a name, as it is now."""
-        tensor = tensors[name]
-        if not isinstance(tensor, np.ndarray | np.generic):
-            tensor = plain_tensor(tensor)
-        return cls(name, tensor, _version_of(tensor))
+    def _now(self, first: int, last: int) -> list[int]:
+        return [tensor._version for tensor in self._tensors[first:last]]
 
-
-def _version_of(value: object) -> int | None:
-    """Return how often torch has changed a tensor in place; None where nobody counts that."""
-    # Arrays have no such attribute, and tensors made in inference mode refuse to tell.
-    try:
-        version = value._version  # type: ignore[attr-defined]
-    except (AttributeError, RuntimeError):
-        return None
-    return int(version)
+    def changed(self, start: int, stop: int) -> TensorSpec | None:
+        """Return the first tensor that has been changed, of those with bytes in a range."""
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        last = bisect_left(self._starts, stop)
+        before, now = self._before[first:last], self._now(first, last)
+        if before == now:
+            return None
+        changes = zip(self._specs[first:last], before, now, strict=True)
+        return next(spec for spec, old, new in changes if old != new)
 
 
 class BufferSource:

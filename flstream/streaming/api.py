@@ -54,31 +54,37 @@ def add_tensors(
     on_settled: Callable[[Ref], None] | None = None,
     quorum: int | None = None,
     push: StreamSettings | None = None,
+    stall_timeout: float | None = None,
 ) -> Ref:
     """Offer tensors. Their storage is read when it is requested, so it must not change meanwhile.
+
+    A change that torch counts is refused to whoever fetches; one by NumPy or through ``.data`` is
+    not seen.
 
     Args:
         service: Service that serves them.
         tensors: Dense tensors on the CPU by name, such as a state dict.
         receivers: Names under which the receivers' channels are attached; no other is served.
         on_settled: Called once, with the ref, when every receiver is done or the offer has ended
-        otherwise.
+            otherwise; on a thread for such calls.
         quorum: Number of receivers that must have the tensors, from 1 to all. The ref is finished
-            as
-        soon as they have them, and aborted as soon as that is no longer possible; late receivers
-        are refused. By default it stays open until every receiver is done, and all must have them.
+            as soon as they have them, and aborted as soon as that is no longer possible; late
+            receivers are refused. By default it stays open until every receiver is done, and all
+            must have them.
         push: Settings with which to send them before the receivers ask: in frames of this chunk
-            size,
-        and at first as much as this window covers. By default the receivers pull them.
+            size, and at first as much as this window covers. By default the receivers pull them.
+        stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
+            nothing. By default the offer waits for it.
 
     Returns:
         The ref, whose ``token`` the receivers need and whose ``wait()`` returns how it ended.
 
     Raises:
         LayoutError: A tensor cannot be streamed; the message names it and says what to do.
-        ValueError: The quorum is not from 1 to the number of receivers.
+        ValueError: The quorum is not from 1 to the number of receivers, the timeout is not above 0,
+            or the receivers are one text.
     """
-    return service.offer(MemoryBody.of(tensors), receivers, on_settled, push, quorum)
+    return service.offer(MemoryBody.of(tensors), receivers, on_settled, push, quorum, stall_timeout)
 
 
 def add_arrays(
@@ -88,9 +94,10 @@ def add_arrays(
     on_settled: Callable[[Ref], None] | None = None,
     quorum: int | None = None,
     push: StreamSettings | None = None,
+    stall_timeout: float | None = None,
 ) -> Ref:
     """Offer NumPy arrays: see :func:`add_tensors`."""
-    return service.offer(MemoryBody.of(arrays), receivers, on_settled, push, quorum)
+    return service.offer(MemoryBody.of(arrays), receivers, on_settled, push, quorum, stall_timeout)
 
 
 def add_file(
@@ -100,6 +107,7 @@ def add_file(
     on_settled: Callable[[Ref], None] | None = None,
     quorum: int | None = None,
     push: StreamSettings | None = None,
+    stall_timeout: float | None = None,
 ) -> Ref:
     """Offer the tensors of a ``.safetensors`` file, which is read range by range.
 
@@ -112,12 +120,13 @@ def add_file(
         on_settled: Called once, with the ref, when the offer has ended.
         quorum: Number of receivers that must have the tensors; None for all.
         push: Settings with which to send them before the receivers ask.
+        stall_timeout: Seconds after which a silent receiver is lost.
 
     Raises:
         CheckpointError: The file cannot be read or is not a sound safetensors file.
         ValueError: The quorum is not from 1 to the number of receivers.
     """
-    return service.offer(FileSource(path), receivers, on_settled, push, quorum)
+    return service.offer(FileSource(path), receivers, on_settled, push, quorum, stall_timeout)
 
 
 def add_payload(
@@ -129,6 +138,7 @@ def add_payload(
     *,
     native: bool = False,
     registry: Registry = default_registry,
+    stall_timeout: float | None = None,
 ) -> Ref:
     """Offer a payload: a nested structure of what :func:`~flstream.streaming.payload.pack` takes.
 
@@ -141,17 +151,16 @@ def add_payload(
         on_settled: As for :func:`add_tensors`.
         quorum: As for :func:`add_tensors`.
         native: Whether to serialise it at once in one piece, each tensor by the safetensors
-            library, as
-        needed where streaming is off. That takes the memory of two more models.
+            library, as needed where streaming is off. That takes the memory of two more models.
         registry: Types that it may hold beyond the built-in ones.
+        stall_timeout: As for :func:`add_tensors`.
 
     Raises:
-        PayloadError: A part of it cannot be sent, or is too large; the message names the path to
-            it.
+        PayloadError: A part of it cannot be sent, or is too large; the message names its path.
         ValueError: The quorum is not from 1 to the number of receivers.
     """
     body = native_body(value, registry) if native else streamed_body(value, registry)
-    return service.offer(body, receivers, on_settled, quorum=quorum)
+    return service.offer(body, receivers, on_settled, quorum=quorum, stall_timeout=stall_timeout)
 
 
 def download_tensors(
@@ -177,8 +186,7 @@ def download_tensors(
 
     Returns:
         How the download ended, and the tensors by name: none unless it ended ``ok``. After any
-            other
-        end, the content of ``into`` is undefined.
+            other end, the content of ``into`` is undefined.
 
     Raises:
         LayoutError: ``into`` does not fit the offer, or cannot be written to.
@@ -198,8 +206,7 @@ def download_arrays(
 
     Raises:
         LayoutError: ``into`` does not fit the offer, or cannot be written to, or NumPy lacks the
-            type
-        of a tensor; the message names it.
+            type of a tensor; the message names it.
     """
     return _download_params(receiver, token, settings, into, "numpy", on_progress, on_tensors)
 
@@ -222,14 +229,14 @@ def download_file(
         settings: Sizes, window and per-request timeout; None for the defaults.
         on_progress: Called with the number of bytes received so far and in all.
         resume: Whether to keep the bytes of a failed download in ``<path>.tmp``, and to continue it
-        the next time. Each chunk of an earlier attempt is compared with the offer by its digest;
-        only those that are missing or differ are fetched.
+            the next time. Each chunk of an earlier attempt is compared with the offer by its
+            digest; only those that are missing or differ are fetched.
 
     Returns:
         How the download ended, and the path of the whole file, or None.
 
     Raises:
-        CheckpointError: The file cannot be written.
+        CheckpointError: The file cannot be written, or someone else is writing it.
     """
     with ExitStack() as stack:
 

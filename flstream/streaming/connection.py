@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import xxhash
-
 from flstream.errors import FlstreamError, ProtocolError, SourceChangedError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
 from flstream.streaming.frames import Demand, expect_unchanged
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
+from flstream.streaming.packets import FALSE_BEGINNING
+from flstream.streaming.range_digest import RangeDigest
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.send_queue import SendQueue
@@ -46,14 +46,14 @@ from flstream.streaming.wire import (
 from flstream.text import quotable
 from flstream.transport.channel import Channel
 
-# Bytes that are digested at a time, so that they stay in the processor's cache.
-_PIECE_BYTES = 256 << 10
+# Bytes as which a chunk counts that is digested, however short: to digest it takes as long.
+_CHUNK_COST = 16 << 10
 # Bytes without a request in them after which a receiver's channel is given up.
 _MAX_JUNK = 16 << 20
 
 
 class Digesting:
-    """A request for digests that is being answered, a piece in each turn.
+    """A request for digests that is being answered, some in each turn.
 
     Args:
         request: The request.
@@ -68,8 +68,8 @@ class Digesting:
         self.request = request
         self.packed = bytearray()
         self._source = source
-        self._chunk = self._next = request.start
-        self._hash = xxhash.xxh3_64()
+        self._next = request.start
+        self._chunk: RangeDigest | None = None
 
     def go_on(self, most: int, scratch: Scratch) -> bool:
         """Digest at most so many bytes; return whether all of them are done.
@@ -77,18 +77,15 @@ class Digesting:
         Raises:
             FlstreamError: The source cannot be read.
         """
-        request, end = self.request, self._next + most
-        while self._next < min(end, request.stop):
-            last = min(self._chunk + request.chunk_size, request.stop)
-            stop = min(last, self._next + _PIECE_BYTES)
-            for view in self._source.views(self._next, stop, scratch):
-                self._hash.update(view)
-            self._next = stop
-            if stop == last:
-                self.packed += self._hash.intdigest().to_bytes(8, "little")
-                self._hash.reset()
-                self._chunk = last
-        return self._next == request.stop
+        while self._next < self.request.stop and most > 0:
+            stop = min(self._next + self.request.chunk_size, self.request.stop)
+            chunk = self._chunk or RangeDigest(self._source, self._next, stop)
+            most -= max(chunk.go_on(most, scratch), _CHUNK_COST)
+            self._chunk = None if chunk.is_done else chunk
+            if chunk.is_done:
+                self.packed += chunk.value.to_bytes(8, "little")
+                self._next = stop
+        return self._next == self.request.stop
 
 
 class Connection:
@@ -117,12 +114,12 @@ class Connection:
     ) -> None:
         self.channel = channel
         self.receiver = receiver
-        self.send_queue = SendQueue(channel, receiver, refs, scratch)
+        self.send_queue = SendQueue(channel, receiver, refs, scratch, limits.hashed_bytes)
         self._refs = refs
         self._scratch = scratch
         self._input = bytearray(HEADER_BYTES + MAX_REQUEST_BYTES)
         self._filled = 0
-        self._junk = 0
+        self._junk = self._false_beginnings = 0
         self._limits = limits
         self._digesting: Digesting | None = None
         # Whether the bytes that were read may begin with a whole request.
@@ -170,11 +167,12 @@ class Connection:
         if not self._has_request:
             return
         self._has_request = False
-        done = 0
+        done = looked_at = 0
         while self._filled - done >= HEADER_BYTES:
-            if not self._may_answer:
+            if not self._may_answer or looked_at == self._limits.answered_packets:
                 self._has_request = True
                 break
+            looked_at += 1
             body = done + HEADER_BYTES
             header = Header.parse(memoryview(self._input)[done:body])
             if header is None or header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
@@ -184,7 +182,7 @@ class Connection:
                 break
             payload = bytes(self._input[body : body + header.length])
             if digest_of([payload]) == header.digest:
-                self._junk = 0
+                self._junk = self._false_beginnings = 0
                 self._answer(decode_request(payload, self.receiver))
             # A damaged request counts as lost: the receiver will probe for it.
             done = body + header.length
@@ -196,7 +194,8 @@ class Connection:
         found = self._input.find(MAGIC, done + 1, self._filled)
         following = found if found >= 0 else self._filled - len(MAGIC) + 1
         self._junk += following - done
-        if self._junk > _MAX_JUNK:
+        self._false_beginnings += 1
+        if self._junk + FALSE_BEGINNING * self._false_beginnings > _MAX_JUNK:
             raise ProtocolError(f"{self.receiver} sent {self._junk} bytes that are no request")
         return following
 
@@ -224,6 +223,7 @@ class Connection:
                     self._refuse(request, str(error))
                     return
                 waiting = [each.request for each in self.send_queue.of(ref.token)]
+                delivery.is_confirmed = not waiting
                 self._send(Waiting(request.request, waiting), ref.token)
             case Digest():
                 self._digest(request, source)
@@ -235,6 +235,7 @@ class Connection:
                     self._refuse(request, flaw or f"more than {MAX_REQUESTS} requests are waiting")
                     return
                 delivery.requests += 1
+                delivery.is_confirmed = False
                 number, start, stop = request.request, request.start, request.stop
                 demand = Demand(ref.token, number, start, stop, stop, request.chunk_size)
                 self.send_queue.add(demand, urgent=request.urgent)
@@ -242,11 +243,9 @@ class Connection:
     def _excess(self, request: Fetch, source: Source) -> str:
         """Describe how a request has the sender allocate too much; an empty string if not."""
         most, nbytes = self._limits.scratch_bytes, source.layout.nbytes
-        if source.extent is not None and request.chunk_size:
-            return ""  # it is sent from the file
-        if min(request.chunk_size or nbytes, nbytes) <= most:
+        if request.chunk_size or nbytes <= most:
             return ""
-        return f"more than {most} bytes are not put into one frame here (Limits.scratch_bytes)"
+        return f"more than {most} bytes are not put into one message here (Limits.scratch_bytes)"
 
     def _digest(self, request: Digest, source: Source) -> None:
         flaw = _flaw(request, source.layout.nbytes)
@@ -289,7 +288,8 @@ class Connection:
             self.send_queue.drop(demand)
         ref = self._refs.get(request.token)
         if ref is not None and (delivery := ref.deliveries.get(self.receiver)) is not None:
-            ref.receiver_done(self.receiver, _failure(request, ref.source))
+            source = None if delivery.is_confirmed else ref.source
+            ref.receiver_done(self.receiver, _failure(request, source))
             if request.ok and delivery.failure is not None:
                 self._refuse(request, delivery.failure)
                 return

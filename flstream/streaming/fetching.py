@@ -109,6 +109,7 @@ def fetch(
     except StreamingError as error:
         return Status(_code_of(error), str(error)), None
     except Exception as error:
+        watchers.clear()
         _let_go(error)
         raise
     return Status("ok", cost=cost), sink

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import xxhash
 
 from flstream.errors import SourceChangedError
 from flstream.model.body import Extent, Scratch, Source
-from flstream.model.digests import ChunkDigests
+from flstream.streaming.content import Content, Copied, Gathered, InFile, Lent
+from flstream.streaming.range_digest import RangeDigest
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import FRAME, Header, digest_of
 from flstream.transport.channel import Channel
 from flstream.transport.lending import PrivateMemory
-from flstream.transport.splice import Pages
-from flstream.transport.views import advance
 
 LEAST_LENT = 128 << 10
 """Length in bytes of the shortest frame that is lent: shorter ones are faster to copy."""
@@ -30,8 +26,8 @@ _LEAST_VIEW = 256 << 10
 # A chunk made of more tensors than this is gathered into one buffer first: beyond it, handing
 # views to the kernel costs more than copying the bytes.
 _MAX_GATHER = 128
-# Bytes of a file that are digested at a time, so that they stay in the processor's cache.
-_PIECE_BYTES = 256 << 10
+# Bytes of a long chunk that are gathered at a time, where they are not in one place.
+_GATHERED_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
@@ -61,94 +57,6 @@ class Demand:
         return self.next < self.limit
 
 
-class Content(Protocol):
-    """Part of a packet that is still to be sent."""
-
-    @property
-    def left(self) -> int:
-        """Number of bytes to be sent."""
-        ...
-
-    def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes, and return the number of bytes."""
-        ...
-
-    def lent(self) -> Sequence[tuple[int, int]]:
-        """Return the addresses of memory that was lent to the channel since the last call."""
-        ...
-
-
-class Copied:
-    """Bytes that the kernel copies."""
-
-    def __init__(self, views: Sequence[memoryview]) -> None:
-        self._views = list(views)
-
-    @property
-    def left(self) -> int:
-        """Number of bytes to be sent."""
-        return sum(map(len, self._views))
-
-    def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes, and return the number of bytes."""
-        count = channel.send_some(self._views)
-        self._views = advance(self._views, count)
-        return count
-
-    def lent(self) -> Sequence[tuple[int, int]]:
-        """Return nothing."""
-        return ()
-
-
-class Lent:
-    """Bytes that the receiver reads from the sender's memory, so that they are not copied twice.
-
-    Args:
-        view: The bytes, in pages of private memory that have nothing else on them.
-    """
-
-    def __init__(self, view: memoryview) -> None:
-        self._pages = Pages([view])
-
-    @property
-    def left(self) -> int:
-        """Number of bytes to be sent."""
-        return self._pages.left
-
-    def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes, and return the number of bytes."""
-        return channel.lend_some(self._pages)
-
-    def lent(self) -> Sequence[tuple[int, int]]:
-        """Return the addresses of memory that was lent to the channel since the last call."""
-        return self._pages.taken()
-
-
-class InFile:
-    """Bytes of a file, which the receiver reads from the page cache."""
-
-    def __init__(self, source: Source, extent: Extent, nbytes: int) -> None:
-        self._source = source  # the descriptor is open as long as it exists
-        self._fd, self._offset = extent.fd, extent.offset
-        self._left = nbytes
-
-    @property
-    def left(self) -> int:
-        """Number of bytes to be sent."""
-        return self._left
-
-    def send_some(self, channel: Channel) -> int:
-        """Send what the channel takes, and return the number of bytes."""
-        count = channel.send_file_some(self._fd, self._offset, self._left)
-        self._offset += count
-        self._left -= count
-        return count
-
-    def lent(self) -> Sequence[tuple[int, int]]:
-        """Return nothing: a file that is offered stays as it is."""
-        return ()
-
-
 @dataclass(eq=False)
 class Frame:
     """A chunk that is being sent, or ready to be.
@@ -167,46 +75,6 @@ class Frame:
     parts: list[Content]
     has_begun: bool = False
     _lent: Sequence[tuple[int, int]] = ()
-
-    @classmethod
-    def read(cls, demand: Demand, ref: Ref, source: Source, scratch: Scratch) -> Frame:
-        """Make the frame of a demand's next chunk, with its digest.
-
-        Args:
-            demand: Demand to be answered.
-            ref: The ref that it is of.
-            source: Source of the bytes.
-            scratch: Buffer for reading files; its content is undefined afterwards.
-
-        Raises:
-            FlstreamError: The source cannot be read there, or has changed.
-        """
-        start = demand.next
-        stop = min(start + demand.chunk_size, demand.stop) if demand.chunk_size else demand.stop
-        length, lent = stop - start, demand.chunk_size and stop - start >= LEAST_LENT
-        if lent and source.extent is not None:
-            extent = source.extent(start, stop)
-            digest = _digest_in_file(source, extent.digests, start, stop, scratch)
-            expect_unchanged(source, start, stop)
-            head = _header(demand, start, length, digest)
-            return cls(demand, start, stop, [Copied([head]), InFile(source, extent, length)])
-        staged = Scratch()
-        views = list(source.views(start, stop, staged))
-        if demand.chunk_size == 0:
-            views = [memoryview(b"".join([source.layout.plain_header, *views]))]
-            length = len(views[0])
-        digest = digest_of(views)
-        # Afterwards: what is changed from here on is found out by the digest.
-        expect_unchanged(source, start, stop)
-        head = _header(demand, start, length, digest)
-        stays = lent and source.lendable and not staged.buffer
-        if stays and length >= _LEAST_VIEW * len(views):
-            parts = list(_lent_pages(head, views, ref.private_memory))
-        elif len(views) > _MAX_GATHER:
-            parts = [Copied([head]), Copied([memoryview(b"".join(views))])]
-        else:
-            parts = [Copied([head, *views])]
-        return cls(demand, start, stop, parts)
 
     @property
     def left(self) -> int:
@@ -228,6 +96,113 @@ class Frame:
         return self._lent
 
 
+class Preparation:
+    """The next frame of a demand that is being made: its bytes are digested, some in each turn.
+
+    Args:
+        demand: Demand to be answered.
+        ref: The ref that it is of.
+        source: Source of the bytes.
+
+    Attributes:
+        demand: As given.
+        start: Offset in bytes of the frame's chunk.
+    """
+
+    def __init__(self, demand: Demand, ref: Ref, source: Source) -> None:
+        self.demand = demand
+        self.start = demand.next
+        self._stop = demand.stop
+        if demand.chunk_size:
+            self._stop = min(self.start + demand.chunk_size, demand.stop)
+        self._length = self._stop - self.start
+        self._ref = ref
+        self._source = source
+        self._digest: RangeDigest | None = None
+
+    def go_on(self, most: int, scratch: Scratch) -> Frame | None:
+        """Digest about so many bytes, and return the frame once it is made.
+
+        Args:
+            most: Number of bytes.
+            scratch: Buffer for reading; its content is undefined afterwards.
+
+        Raises:
+            FlstreamError: The source cannot be read there, or has changed.
+        """
+        if self.demand.chunk_size == 0:
+            return self._whole()
+        if self._length >= LEAST_LENT and self._source.extent is not None:
+            return self._in_file(self._source.extent(self.start, self._stop), most, scratch)
+        if self._length <= most:
+            return self._at_once()
+        digest = self._digest_some(most, scratch)
+        return None if digest is None else self._frame(digest, list(self._pieces()))
+
+    def _whole(self) -> Frame:
+        """Make the frame of a whole model with its header, in one buffer."""
+        source = self._source
+        views = source.views(self.start, self._stop, Scratch())
+        body = memoryview(b"".join([source.layout.plain_header, *views]))
+        self._length = len(body)
+        return self._frame(digest_of([body]), [Copied([body])])
+
+    def _in_file(self, extent: Extent, most: int, scratch: Scratch) -> Frame | None:
+        """Make a frame of a chunk in a file, digested when it was written or first sent."""
+        digest = extent.digests.get(self.start, self._stop)
+        if digest is None:
+            digest = self._digest_some(most, scratch)
+            if digest is None:
+                return None
+            extent.digests.note(self.start, self._stop, digest)
+        return self._frame(digest, [InFile(self._source, extent, self._length)])
+
+    def _at_once(self) -> Frame:
+        """Make a frame of a chunk in memory, or of one that is read into memory."""
+        staged = Scratch()
+        views = list(self._source.views(self.start, self._stop, staged))
+        digest = digest_of(views)
+        is_lent = self._length >= max(LEAST_LENT, _LEAST_VIEW * len(views))
+        if is_lent and self._source.lendable and not staged.buffer:
+            return self._frame(digest, list(_lent_pages(views, self._ref.private_memory)))
+        if len(views) > _MAX_GATHER:
+            views = [memoryview(b"".join(views))]
+        return self._frame(digest, [Copied(views)])
+
+    def _pieces(self) -> Iterator[Content]:
+        """Yield a long chunk in pieces, so that those not in one place are gathered one by one."""
+        for start in range(self.start, self._stop, _GATHERED_BYTES):
+            stop = min(start + _GATHERED_BYTES, self._stop)
+            staged = Scratch()
+            views = self._source.views(start, stop, staged)
+            if staged.buffer:
+                yield Gathered(self._source, start, stop)
+            elif self._source.lendable:
+                yield from _lent_pages(views, self._ref.private_memory)
+            else:
+                yield Copied(views)
+
+    def _digest_some(self, most: int, scratch: Scratch) -> int | None:
+        """Digest about so many bytes more; return the digest once it is of all of them."""
+        if self._digest is None:
+            self._digest = RangeDigest(self._source, self.start, self._stop)
+        self._digest.go_on(most, scratch)
+        return self._digest.value if self._digest.is_done else None
+
+    def _frame(self, digest: int, payload: list[Content]) -> Frame:
+        # Afterwards: what is changed from here on is found out by the digest.
+        expect_unchanged(self._source, self.start, self._stop)
+        demand = self.demand
+        header = Header(FRAME, demand.request, demand.token, self.start, self._length, digest)
+        head = memoryview(header.pack())
+        first = payload[0]
+        if isinstance(first, Copied):  # in one call
+            payload[0] = first.after(head)
+        else:
+            payload.insert(0, Copied([head]))
+        return Frame(demand, self.start, self._stop, payload)
+
+
 def expect_unchanged(source: Source, start: int, stop: int) -> None:
     """Refuse to send a range of a source that is not what was offered.
 
@@ -239,22 +214,14 @@ def expect_unchanged(source: Source, start: int, stop: int) -> None:
         raise SourceChangedError(change)
 
 
-def _header(demand: Demand, start: int, length: int, digest: int) -> memoryview:
-    header = Header(FRAME, demand.request, demand.token, start, length, digest)
-    return memoryview(header.pack())
-
-
-def _lent_pages(
-    head: memoryview, views: Sequence[memoryview], memory: PrivateMemory
-) -> Iterator[Content]:
+def _lent_pages(views: Sequence[memoryview], memory: PrivateMemory) -> Iterator[Content]:
     """Yield views as content: lent where they are in pages of their tensor alone, else copied.
 
     Args:
-        head: Bytes that go before them.
         views: The views.
         memory: Private memory.
     """
-    copied = [head]
+    copied: list[memoryview] = []
     for view in views:
         start, stop = memory.own_pages(view)
         if start == stop:
@@ -268,18 +235,3 @@ def _lent_pages(
         copied = [view[stop:]] if stop < len(view) else []
     if copied:
         yield Copied(copied)
-
-
-def _digest_in_file(
-    source: Source, digests: ChunkDigests, start: int, stop: int, scratch: Scratch
-) -> int:
-    """Return the digest of a chunk in a file, taken when it was written or first sent."""
-    known = digests.get(start, stop)
-    if known is not None:
-        return known
-    digest = xxhash.xxh3_64()
-    for first in range(start, stop, _PIECE_BYTES):
-        for piece in source.views(first, min(first + _PIECE_BYTES, stop), scratch):
-            digest.update(piece)
-    digests.note(start, stop, digest.intdigest())
-    return digest.intdigest()

@@ -11,13 +11,14 @@ from flstream.streaming.wire import HEADER_BYTES, MAGIC, Header
 from flstream.transport.channel import Channel
 from flstream.transport.views import split
 
+FALSE_BEGINNING = 256
+"""Bytes of junk as which it counts where a packet only seems to begin: to look takes as long."""
+
 # Bytes that are searched at a time for the next packet, after a loss.
 _SEARCH_BYTES = 64 << 10
 # Most bytes without a packet in them that a peer may send, beside those of a frame whose header was
 # lost.
 _MOST_JUNK = 16 << 20
-# Bytes of junk as which it counts where a packet only seems to begin: to look there takes as long.
-_FALSE_BEGINNING = 256
 
 Wait = Callable[[], bool]
 """Function called when nothing can be read: it waits, and returns whether anything came.
@@ -67,7 +68,7 @@ class PacketReader:
             if header is not None:
                 del self._ahead[:HEADER_BYTES]
                 return header
-            counted += _FALSE_BEGINNING + self._search()
+            counted += FALSE_BEGINNING + self._search()
         raise ProtocolError(f"{self._peer} sent {self.junk - before} bytes that are no packets")
 
     def payload(self, views: Sequence[memoryview], wait: Wait) -> int | None:

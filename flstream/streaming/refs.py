@@ -31,6 +31,7 @@ class Delivery:
         failure: Reason for which it does not have the snapshot, or None.
         active_at: Time at which it last took bytes or asked for something; at first, that of the
             offer.
+        is_confirmed: Whether the snapshot was still as it was offered once all was sent.
     """
 
     bytes: int = 0
@@ -39,6 +40,7 @@ class Delivery:
     closed_at: float | None = None
     failure: str | None = None
     active_at: float = field(default_factory=time.monotonic)
+    is_confirmed: bool = False
 
     def progress(self, nbytes: int) -> str:
         """Describe how far it is with a snapshot of ``nbytes`` bytes, and for how long it rests."""

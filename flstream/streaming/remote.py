@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 
 from flstream.errors import (
-    ChannelClosedError,
     FlstreamError,
     ProtocolError,
     RefusedError,
@@ -180,11 +179,8 @@ class RemoteSource:
             copy(BufferSource(self.layout, self.receive_whole()), sink, on_range=on_range)
             return
 
-        def commit(start: int, stop: int) -> None:
-            sink.commit(start, stop)
-            if on_range is not None:
-                on_range(start, stop)
-
+        # Not a function of its own with the sink in it, which an error that is kept would keep.
+        commit = partial(_commit, sink, on_range)
         if not sink.random_access:
             for start, stop in self.layout.ranges(self._unit):
                 self.receive(start, stop, sink.views(start, stop))
@@ -243,8 +239,6 @@ class RemoteSource:
 
     def fail(self, error: BaseException) -> None:
         """Inform the sender that the download has failed, without waiting for its answer."""
-        if isinstance(error, RefusedError | ChannelClosedError):
-            return  # it knows
         reason = str(error)
         if not isinstance(error, FlstreamError):  # of a function of the user's, perhaps
             reason = f"{type(error).__name__}: {error}"
@@ -368,3 +362,9 @@ class RemoteSource:
             case Waiting(number, waiting):
                 # All that was sent before this answer has been read by now.
                 self._requests.give_up_except(waiting, before=number)
+
+
+def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None:
+    sink.commit(start, stop)
+    if on_range is not None:
+        on_range(start, stop)

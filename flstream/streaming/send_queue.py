@@ -9,7 +9,8 @@ from itertools import chain
 
 from flstream.errors import FlstreamError
 from flstream.model.body import Scratch
-from flstream.streaming.frames import Content, Copied, Demand, Frame
+from flstream.streaming.content import Content, Copied
+from flstream.streaming.frames import Demand, Frame, Preparation
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import Refused, pack_message
 from flstream.transport.channel import Channel
@@ -29,18 +30,25 @@ class SendQueue:
         receiver: Name of the receiver.
         refs: Every open ref, by token.
         scratch: Buffer that all connections of a service share; it is used only within a call.
+        most_hashed: Bytes that are digested in one call.
 
     Attributes:
         loans: What the channel was lent.
     """
 
     def __init__(
-        self, channel: Channel, receiver: str, refs: Mapping[bytes, Ref], scratch: Scratch
+        self,
+        channel: Channel,
+        receiver: str,
+        refs: Mapping[bytes, Ref],
+        scratch: Scratch,
+        most_hashed: int,
     ) -> None:
         self._channel = channel
         self._receiver = receiver
         self._refs = refs
         self._scratch = scratch
+        self._most_hashed = most_hashed
         self.loans = Loans(channel.fileno())
         self._messages: deque[bytes] = deque()
         self._message_bytes = 0
@@ -49,8 +57,9 @@ class SendQueue:
         # The packet being sent, if any, and the same again if it is a frame.
         self._packet: Content | None = None
         self._frame: Frame | None = None
-        # The next frame, prepared while the channel is full.
+        # The next frame, prepared while the channel is full, and before that its preparation.
         self._ahead: Frame | None = None
+        self._preparation: Preparation | None = None
 
     @property
     def messages(self) -> int:
@@ -95,6 +104,8 @@ class SendQueue:
         """Release the memory of refs that have settled, even under a frame that is taken slowly."""
         if self._ahead is not None and self._ahead.demand.token not in self._refs:
             self._ahead = None
+        if self._preparation is not None and self._preparation.demand.token not in self._refs:
+            self._preparation = None
         if self._frame is not None and self._frame.demand.token not in self._refs:
             self._blank_frame()
         self.loans.forget([token for token in self.loans.ended() if token not in self._refs])
@@ -115,8 +126,11 @@ class SendQueue:
             return
         # The channel takes a chunk in pieces. Continuing while it does saves a call of the selector
         # for each.
-        while self._packet is not None and self._packet.left and self._send_some():
-            pass
+        taken = 0
+        while self._packet is not None and self._packet.left and (count := self._send_some()):
+            taken += count
+        if taken and self._frame is not None:
+            self._note_progress(self._frame)
         if self._packet is None or not self._packet.left:
             self._packet = self._frame = None
         if self._ahead is None:
@@ -134,12 +148,11 @@ class SendQueue:
             loans.sent(count)
             if self._frame is not None:
                 loans.lent(self._frame.demand.token, self._packet.lent())
-                self._note_progress(self._frame, count)
             return count
 
-    def _note_progress(self, frame: Frame, count: int) -> None:
+    def _note_progress(self, frame: Frame) -> None:
         ref = self._refs.get(frame.demand.token)
-        if count and ref is not None:
+        if ref is not None:
             ref.deliveries[self._receiver].active_at = time.monotonic()
 
     def _next_packet(self) -> Content | None:
@@ -148,6 +161,8 @@ class SendQueue:
             if self._frame is not None:
                 self._note(self._frame)
                 return self._frame
+            if self._preparation is not None:
+                return None  # in one of the next turns
         if not self._messages:
             return None
         message = self._messages.popleft()
@@ -164,18 +179,25 @@ class SendQueue:
         """Return the next frame of a demand.
 
         Returns:
-            The frame; None if there is none, of which the receiver is informed.
+            The frame; None if it is still being prepared, or there is none, of which the receiver
+            is informed.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.demand is demand and ahead.start == demand.next:
             return ahead
+        begun, self._preparation = self._preparation, None
         ref = self._refs.get(demand.token)
         reason = "the ref settled before this was sent"
         if ref is not None and (source := ref.source) is not None:
+            if begun is None or begun.demand is not demand or begun.start != demand.next:
+                begun = Preparation(demand, ref, source)
             try:
-                return Frame.read(demand, ref, source, self._scratch)
+                frame = begun.go_on(self._most_hashed, self._scratch)
             except FlstreamError as error:
                 reason = str(error)
+            else:
+                self._preparation = begun if frame is None else None
+                return frame
         self.drop(demand)
         self.post(pack_message(Refused(demand.request, reason), demand.token))
         return None

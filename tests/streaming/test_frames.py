@@ -15,7 +15,7 @@ from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import ChunkDigester
 from flstream.model.memory import MemoryBody
-from flstream.streaming.frames import Demand, Frame
+from flstream.streaming.frames import Demand, Preparation
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import FRAME, HEADER_BYTES, Header, digest_of
@@ -93,7 +93,7 @@ def test_a_frame_is_the_chunk_with_its_digest(tmp_path, make, chunk_size, way):
     start = chunk_size if chunk_size else 0
     demand = Demand(bytes(16), 7, start, stop, stop, chunk_size)
     ref = Ref.issue(source, ["site-1"], print)
-    frame = Frame.read(demand, ref, source, Scratch())
+    frame = Preparation(demand, ref, source).go_on(1 << 30, Scratch())
     while frame.left:
         frame.send_some(channel)
     header = Header.parse(channel.sent[:HEADER_BYTES])
@@ -178,7 +178,9 @@ def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
     for _ in range(3):
         channel = Counting()
         demand = Demand(b"t" * 16, 1, 0, MIB, MIB, MIB)
-        frame = Frame.read(demand, Ref.issue(source, ["site-1"], print), source, Scratch())
+        frame = Preparation(demand, Ref.issue(source, ["site-1"], print), source).go_on(
+            1 << 30, Scratch()
+        )
         while frame.left:
             frame.send_some(channel)
         sent.append(channel.sent)
@@ -186,7 +188,7 @@ def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
     assert len(set(sent)) == 1
     # Another chunk size is another chunk.
     demand = Demand(b"t" * 16, 1, 0, MIB, MIB, MIB // 2)
-    Frame.read(demand, Ref.issue(source, ["site-1"], print), source, Scratch())
+    Preparation(demand, Ref.issue(source, ["site-1"], print), source).go_on(1 << 30, Scratch())
     assert source.digests.get(0, MIB) != source.digests.get(0, MIB // 2)
     assert len(source.digests) == 2
 

@@ -1,4 +1,4 @@
-"""A receiver in a process of its own that does not keep to the rules.
+"""A receiver, or a sender, in a process of its own that does not keep to the rules.
 
     python attack.py DESCRIPTOR NAME [ARGUMENT]...
 
@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 
 import msgspec
 import xxhash
@@ -89,6 +90,129 @@ def digests(sock, token, nbytes, count):
         except BlockingIOError:
             break
     say(f"asked {asked}")
+
+
+def gathers(sock, token, nbytes):
+    """Ask for all of it in one frame, over and over, and call off what was asked for."""
+    sock.setblocking(False)
+    number = 0
+    try:
+        while True:
+            number += 2
+            more = {"start": 0, "stop": nbytes, "chunk_size": nbytes, "urgent": False}
+            sock.sendall(packet(token, number, type="Fetch", **more))
+            sock.sendall(packet(token, number + 1, type="Close", ok=False, reason="no"))
+    except BlockingIOError:
+        pass
+    say(f"asked {number}")
+
+
+def floods(sock, token, kind):
+    """Send what is no request without end; kind 0 is zeros, 1 is what begins as packets do."""
+    sock.settimeout(0.5)
+    piece = (bytes(4), b"FLST")[kind] * (MIB // 4)
+    try:
+        while True:
+            sock.sendall(piece)
+    except OSError:
+        pass
+    say("sent")
+
+
+def fetches_of_a_byte(sock, token, nbytes):
+    """Ask for all of it in the shortest frames, and read them as fast as they come."""
+    for number in range(1, 100):
+        more = {"start": 0, "stop": nbytes, "chunk_size": 16, "urgent": True}
+        sock.sendall(packet(token, number, type="Fetch", **more))
+    print("asked", flush=True)
+    while sock.recv(MIB):
+        pass
+
+
+def request(sock):
+    """The next request, as its type, its token and its number."""
+    head = read_exactly(sock, 64)
+    body = msgspec.msgpack.decode(read_exactly(sock, struct.unpack_from("<Q", head, 36)[0]))
+    return body["type"], body["token"], body["request"], body
+
+
+def layout_of(nbytes):
+    return b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (nbytes, nbytes)
+
+
+def opens_to(sock, layout):
+    """Answer the first request with a layout, and say how the download was closed."""
+    _, token, number, _ = request(sock)
+    opened = packet(token, number, type="Opened", layout=layout, chunk_size=0, limit=0)
+    # The receiver may close before it has read all of it.
+    threading.Thread(target=sock.sendall, args=(opened,), daemon=True).start()
+    while (asked := request(sock))[0] != "Close":
+        pass
+    say(f"{asked[3]['ok']} {asked[3]['reason']}")
+
+
+def states(sock, _, kind):
+    """State a layout that is none, or of too much."""
+    many = 120_000
+    entries = (b'"%d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % n for n in range(many))
+    layouts = [
+        b'{"w":[' + b"[]," * (2 * MIB) + b"[]]}",
+        b'{"w":' + b"[" * MIB + b"]" * MIB + b"}",
+        b'{"__metadata__":{"flstream.tied":"[' + b"[]," * (2 * MIB) + b'[]]"}}',
+        b"{" + b",".join(b'"%d":1' % n for n in range(700_000)) + b"}",
+        b"{" + b",".join(entries) + b"}",
+        layout_of(2**63 - 1),
+        layout_of(2**50),
+        b"{" + b" " * (20 * MIB) + b"}",
+    ]
+    opens_to(sock, layouts[kind])
+
+
+def talks(sock, _, kind):
+    """Send nothing of use, without end."""
+    _, token, number, _ = request(sock)
+    piece = [
+        bytes(MIB),
+        b"FLST" * (MIB // 4),
+        packet(token, 999_999, type="Waiting", requests=[]) * 1000,
+        packet(bytes(16), number, type="Waiting", requests=[]) * 1000,
+    ][kind]
+    try:
+        while True:
+            sock.sendall(piece)
+    except OSError:
+        pass
+
+
+def refuses(sock, _):
+    """Refuse with a reason that has commands for a terminal."""
+    _, token, number, _ = request(sock)
+    sock.sendall(packet(token, number, type="Refused", reason="\x1b[2J\x1b]0;gone\x07" * 2000))
+    say("refused")
+
+
+def sends(sock, _, nbytes):
+    """Send what is asked for, however long that takes, without looking whether it was closed."""
+    _, token, number, _ = request(sock)
+    opened = packet(token, number, type="Opened", layout=layout_of(nbytes), chunk_size=0, limit=0)
+    sock.sendall(opened)
+    try:
+        while True:
+            kind, _, number, asked = request(sock)
+            if kind == "Probe":
+                sock.sendall(packet(token, number, type="Waiting", requests=[]))
+            if kind == "Close":
+                sock.sendall(packet(token, number, type="Closed"))
+            if kind != "Fetch":
+                continue
+            for start in range(asked["start"], asked["stop"], asked["chunk_size"]):
+                data = bytes(min(asked["chunk_size"], asked["stop"] - start))
+                digest = xxhash.xxh3_64_intdigest(data)
+                fields = (b"FLST", 1, 2, number, token, start, len(data), digest)
+                head = struct.pack("<4sBB2xI16sQQQ4x", *fields)
+                sock.sendall(head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head)) + data)
+    except (OSError, struct.error):
+        pass
 
 
 if __name__ == "__main__":

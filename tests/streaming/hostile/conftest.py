@@ -7,11 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
+from flstream.streaming.limits import DEFAULT_LIMITS, Limits
+from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.transport.channel import Signal
 from flstream.transport.pipe import PipeChannel
 
 SCRIPT = Path(__file__).with_name("attack.py")
@@ -33,8 +37,22 @@ class Attacker:
         self._process.stdin.flush()
 
 
+class Downloading(NamedTuple):
+    """A receiver of a sender that attacks.
+
+    Attributes:
+        receiver: The receiver.
+        abort: Signal that calls its download off.
+        attacker: The process at the other end.
+    """
+
+    receiver: Receiver
+    abort: Signal
+    attacker: Attacker
+
+
 class Attackers:
-    """A service, and what attacks it."""
+    """A service, and what attacks it or its receivers."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.service = stack.enter_context(DownloadService())
@@ -44,6 +62,18 @@ class Attackers:
         """Attach a channel whose other end is in a process that attacks."""
         ours, theirs = socket.socketpair()
         self.service.attach(PipeChannel(ours, receiver), receiver)
+        return self._start(theirs, attack, token, *args)
+
+    def send(self, attack: str, *args: int, limits: Limits = DEFAULT_LIMITS) -> Downloading:
+        """A receiver whose sender is in a process that attacks, and that process."""
+        ours, theirs = socket.socketpair()
+        self._stack.callback(ours.close)
+        abort = Signal()
+        self._stack.callback(abort.close)
+        receiver = Receiver(PipeChannel(ours, "server"), "server", abort, limits)
+        return Downloading(receiver, abort, self._start(theirs, attack, bytes(16), *args))
+
+    def _start(self, theirs: socket.socket, attack: str, token: bytes, *args: int) -> Attacker:
         words = [sys.executable, str(SCRIPT), str(theirs.fileno()), attack, token.hex()]
         process = subprocess.Popen(
             [*words, *map(str, args)],

@@ -1,11 +1,13 @@
 """Receivers that ask for much: the sender grows no further, and serves the others in turn."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from flstream.streaming.api import add_arrays, download_arrays
+from flstream.streaming.api import add_arrays, add_file, download_arrays
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.transport.pipe import pipe
 
@@ -86,12 +88,68 @@ def test_two_channels_of_one_name_do_not_end_each_others_downloads(attackers):
     assert again.wait(30).status == "aborted"
 
 
-@pytest.mark.parametrize("chunk_size", [0, 128 * MIB])
-def test_a_receiver_does_not_choose_what_the_sender_allocates(attackers, honest, chunk_size):
+def test_a_model_in_one_message_is_no_longer_than_the_sender_allows(attackers, honest):
     array = np.ones((96, MIB), np.uint8).T  # which has to be gathered
     ref = add_arrays(attackers.service, {"a": array}, ["site-2"])
-    settings = replace(QUICK, chunk_size=chunk_size, request_size=128 * MIB)
-    status, _ = download_arrays(honest, ref.token, settings)
+    status, _ = download_arrays(honest, ref.token, replace(QUICK, chunk_size=0))
     assert status.code == "refused"
     assert "more than 67108864 bytes" in status.reason
     assert "Limits.scratch_bytes" in status.reason
+
+
+def test_a_receiver_does_not_choose_what_the_sender_allocates(attackers, honest, watch_growth):
+    array = np.ones((128, MIB), np.uint8).T
+    ref = add_arrays(attackers.service, {"a": array}, ["site-1"])
+    growth = watch_growth()
+    attacker = attackers.start("site-1", "gathers", ref.token, array.nbytes)
+    assert attacker.says().startswith("asked")
+    offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
+    status, _ = download_arrays(honest, offered.token, QUICK)
+    assert status.ok
+    assert growth.stop() < 64 * MIB
+
+
+@pytest.mark.parametrize("framework", ["array", "file"])
+def test_chunks_longer_than_a_turn_are_sent_in_pieces_and_sound(
+    attackers, honest, tmp_path, framework
+):
+    rows = np.arange(24 * MIB, dtype=np.uint32).reshape(24, MIB)
+    if framework == "array":
+        # Of both kinds: in one place, and to be gathered.
+        tensors = {"a": rows.T, "b": rows[:3]}
+        ref = add_arrays(attackers.service, tensors, ["site-2"])
+    else:
+        tensors = {"a": rows}
+        save_file(tensors, tmp_path / "m.safetensors")
+        ref = add_file(attackers.service, tmp_path / "m.safetensors", ["site-2"])
+    settings = replace(QUICK, chunk_size=40 * MIB, request_size=80 * MIB)
+    status, got = download_arrays(honest, ref.token, settings)
+    assert status.ok
+    assert all(np.array_equal(got[name], value) for name, value in tensors.items())
+
+
+KINDS = ["zeros", "beginnings"]
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+def test_a_receiver_that_floods_the_sender_loses_its_channel_alone(
+    attackers, honest, watch_growth, kind
+):
+    ref = add_arrays(attackers.service, {"a": np.ones(MIB, np.uint8)}, ["site-1"])
+    growth = watch_growth()
+    attacker = attackers.start("site-1", "floods", ref.token, kind)
+    offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
+    assert download_arrays(honest, offered.token, QUICK)[0].ok
+    assert attacker.says() == "sent"
+    assert re.search(r"site-1 sent \d+ bytes that are no request", ref.wait(30).reason)
+    assert growth.stop() < 64 * MIB
+
+
+def test_a_receiver_of_the_shortest_frames_has_its_turn_as_others_have(attackers, honest):
+    array = np.ones(256 * MIB, np.uint8)
+    ref = add_arrays(attackers.service, {"a": array}, ["site-1"])
+    attacker = attackers.start("site-1", "fetches_of_a_byte", ref.token, array.nbytes)
+    assert attacker.says() == "asked"
+    offered = add_arrays(attackers.service, {"b": np.ones(64 * MIB, np.uint8)}, ["site-2"])
+    assert download_arrays(honest, offered.token, QUICK)[0].ok
+    assert ref.outcome is None

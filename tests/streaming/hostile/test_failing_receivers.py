@@ -1,0 +1,200 @@
+"""Receivers that fail for reasons of their own: the sender learns of each, and when all is done."""
+
+import os
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from flstream.errors import CheckpointError, LayoutError, PayloadError
+from flstream.streaming.api import (
+    add_arrays,
+    add_payload,
+    download_arrays,
+    download_file,
+    download_payload,
+    download_tensors,
+)
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.transport.pipe import pipe
+
+MIB = 1 << 20
+QUICK = StreamSettings(chunk_size=1 << 16, request_timeout=30)
+
+
+@pytest.fixture
+def receiver(attackers):
+    ours, theirs = pipe("server", "site-1")
+    attackers.service.attach(ours, "site-1")
+    yield Receiver(theirs, "server")
+    theirs.close()
+
+
+def raises(*_):
+    raise ZeroDivisionError("of the user's")
+
+
+@pytest.mark.parametrize("argument", ["on_progress", "on_tensors"])
+@pytest.mark.parametrize("nbytes", [1000, MIB])
+def test_an_error_of_a_callback_reaches_the_sender(attackers, receiver, argument, nbytes):
+    ref = add_arrays(attackers.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
+    with pytest.raises(ZeroDivisionError):
+        download_arrays(receiver, ref.token, QUICK, **{argument: raises})
+    outcome = ref.wait(10)
+    assert outcome.status == "aborted"
+    assert outcome.reason == "site-1: ZeroDivisionError: of the user's"
+    # The channel is as good as before.
+    again = add_arrays(attackers.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
+    assert download_arrays(receiver, again.token, QUICK)[0].ok
+
+
+def test_a_sink_that_cannot_be_written_reaches_the_sender(attackers, receiver):
+    service, token = attackers.service, np.ones((10, 10), np.float32)
+    ref = add_arrays(service, {"w": token}, ["site-1"])
+    with pytest.raises(LayoutError, match="not contiguous"):
+        download_tensors(receiver, ref.token, QUICK, into={"w": torch.ones(10, 10).T})
+    assert "site-1: tensor 'w' is not contiguous" in ref.wait(10).reason
+    ref = add_payload(service, {"w": token}, ["site-1"])
+    with pytest.raises(PayloadError, match="cannot be sent"):
+        download_payload(receiver, ref.token, QUICK, into={"w": object()})
+    assert "cannot be sent" in ref.wait(10).reason
+
+
+def test_a_path_that_cannot_be_written_reaches_the_sender(attackers, receiver, tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "m.safetensors", tmp_path / ("m" * 300)):
+        ref = add_arrays(attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            download_file(receiver, ref.token, path, QUICK)
+        assert "cannot be written" in ref.wait(10).reason
+
+
+def test_a_file_counts_as_sent_once_it_has_its_name(attackers, receiver, tmp_path, monkeypatch):
+    path = tmp_path / "m.safetensors"
+    ref = add_arrays(attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
+    seen = []
+    fsync = os.fsync
+
+    def watching(fd):
+        time.sleep(0.05)  # for the sender to hear of it, if it were told
+        seen.append((path.exists(), ref.outcome))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", watching)
+    assert download_file(receiver, ref.token, path, QUICK)[0].ok
+    assert seen[0] == (False, None)
+    assert ref.wait(10).ok
+
+
+def test_a_disk_that_refuses_the_last_step_is_a_failure_for_the_sender(
+    attackers, receiver, tmp_path, monkeypatch
+):
+    ref = add_arrays(attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
+
+    def fails(fd):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        download_file(receiver, ref.token, tmp_path / "m.safetensors", QUICK)
+    assert "Input/output error" in ref.wait(10).reason
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_is_kept_keeps_no_tensors(attackers, receiver):
+    arrays = {name: np.ones(MIB, np.uint8) for name in "abc"}
+    ref = add_arrays(attackers.service, arrays, ["site-1"])
+    come = []
+
+    def on_tensors(tensors):
+        come.extend(weakref.ref(each) for each in tensors.values())
+        del tensors
+        if len(come) == 2:
+            raise ZeroDivisionError
+
+    kept = None
+    try:
+        download_arrays(receiver, ref.token, QUICK, on_tensors=on_tensors)
+    except ZeroDivisionError as error:
+        kept = error
+    assert kept is not None
+    assert [each() is None for each in come] == [True, True]
+
+
+def test_a_receiver_that_stalls_is_named_by_the_offer_itself(attackers, receiver):
+    service = attackers.service
+    settled = threading.Event()
+    ref = add_arrays(
+        service,
+        {"w": np.ones(8 * MIB, np.uint8)},
+        ["site-1", "site-2"],
+        on_settled=lambda _: settled.set(),
+        stall_timeout=0.5,
+    )
+    attacker = attackers.start("site-2", "late", ref.token, 8 * MIB)
+    assert attacker.says() == "asked"
+    assert download_arrays(receiver, ref.token, QUICK)[0].ok
+    assert settled.wait(10)  # nobody waits for the ref
+    assert ref.outcome.status == "aborted"
+    assert ref.outcome.reason.startswith("site-2: it stalled (sent ")
+    assert "MiB of 8 MiB, nothing from it for 0.5" in ref.outcome.reason
+    assert ref.deliveries["site-1"].failure is None
+
+
+def test_a_receiver_that_is_slow_but_goes_on_does_not_stall(attackers, receiver):
+    ref = add_arrays(
+        attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"], stall_timeout=0.5
+    )
+    settings = StreamSettings(chunk_size=1 << 16, request_size=1 << 16, window=1)
+    status, _ = download_arrays(
+        receiver, ref.token, settings, on_progress=lambda *_: time.sleep(0.1)
+    )
+    assert status.ok
+    assert ref.wait(10).ok
+
+
+def test_a_receiver_that_was_given_up_is_told_so(attackers, receiver):
+    ref = add_arrays(
+        attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1", "site-2"], stall_timeout=0.2
+    )
+
+    def on_progress(done, nbytes):
+        if done == nbytes:
+            time.sleep(0.6)
+
+    status, _ = download_arrays(receiver, ref.token, QUICK, on_progress=on_progress)
+    assert status.code == "refused"
+
+
+def test_a_slow_callback_of_one_offer_holds_up_no_other(attackers, receiver):
+    service, go_on = attackers.service, threading.Event()
+    first = add_arrays(service, {"w": np.ones(10)}, ["site-1"], lambda _: go_on.wait(30))
+    assert download_arrays(receiver, first.token, QUICK)[0].ok
+    second = add_arrays(service, {"w": np.ones(10)}, ["site-1"])
+    assert download_arrays(receiver, second.token, QUICK)[0].ok
+    assert second.wait(10).ok
+    go_on.set()
+
+
+def test_a_callback_may_close_the_service(attackers, receiver):
+    service, closed = attackers.service, threading.Event()
+
+    def close(_):
+        service.close()
+        closed.set()
+
+    ref = add_arrays(service, {"w": np.ones(10)}, ["site-1"], close)
+    assert download_arrays(receiver, ref.token, QUICK)[0].ok
+    assert closed.wait(10)
+
+
+def test_an_offer_to_nobody_is_finished_and_one_to_a_text_is_refused(attackers):
+    ref = add_arrays(attackers.service, {"w": np.ones(10)}, [])
+    assert ref.wait(0).ok
+    with pytest.raises(ValueError, match="receivers is the text 'site-1'; give a list"):
+        add_arrays(attackers.service, {"w": np.ones(10)}, "site-1")
+    with pytest.raises(ValueError, match="stall_timeout is 0"):
+        add_arrays(attackers.service, {"w": np.ones(10)}, ["site-1"], stall_timeout=0)

@@ -1,0 +1,118 @@
+"""Senders that state too much, talk without end or send for ever: their receivers bear it."""
+
+import re
+import time
+
+import pytest
+
+from flstream.streaming.api import download_arrays, download_file
+from flstream.streaming.limits import Limits
+from flstream.streaming.receiver import StreamSettings
+
+MIB = 1 << 20
+TOKEN = bytes(range(16))
+QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
+
+LAYOUTS = {
+    "two million empty lists": "Expected `object.*`, got `array`",
+    "a million lists in one another": "cannot be read",
+    "two million lists in the ties": "Expected `object`, got `array`",
+    "numbers in the place of tensors": "cannot be read",
+    "more tensors than are taken": "120000 tensors",
+    "all bytes that there are": r"9223372036854775807 bytes, and .* \(Limits.body_bytes\)",
+    "more bytes than are taken": r"1125899906842624 bytes, and .* \(Limits.body_bytes\)",
+    "twenty million spaces": r"a message of 20\d+ bytes, .*Limits.layout_bytes",
+}
+
+
+@pytest.mark.parametrize(("kind", "sentence"), list(enumerate(LAYOUTS.values())), ids=LAYOUTS)
+def test_a_layout_that_is_none_costs_the_receiver_little_and_leaves_nothing(
+    attackers, watch_growth, tmp_path, kind, sentence
+):
+    receiver, _, attacker = attackers.send("states", kind)
+    growth = watch_growth()
+    status, path = download_file(receiver, TOKEN, tmp_path / "m.safetensors", QUICK, resume=True)
+    assert growth.stop() < 64 * MIB
+    assert status.code == "failed"
+    assert path is None
+    assert re.search(sentence, status.reason)
+    assert not list(tmp_path.iterdir())
+    # The sender learns why, as it would of any failure.
+    ok, reason = attacker.says().split(" ", 1)
+    assert ok == "False"
+    assert reason == status.reason
+
+
+def test_a_body_is_as_long_as_its_receiver_allows(attackers, tmp_path):
+    receiver, _, _ = attackers.send("sends", 9 * MIB, limits=Limits(body_bytes=8 * MIB))
+    status, _ = download_file(receiver, TOKEN, tmp_path / "m.safetensors", QUICK)
+    assert "offers 9437184 bytes, and 8388608 are taken here at most" in status.reason
+    receiver, _, _ = attackers.send("sends", 9 * MIB, limits=Limits(body_bytes=9 * MIB))
+    assert download_file(receiver, TOKEN, tmp_path / "m.safetensors", QUICK)[0].ok
+
+
+KINDS = ["zeros", "beginnings", "messages of other requests", "messages of other refs"]
+
+
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+def test_a_sender_that_talks_without_end_is_given_up_in_time(attackers, watch_growth, kind):
+    receiver, _, _ = attackers.send("talks", kind)
+    growth = watch_growth()
+    began = time.monotonic()
+    status, _ = download_arrays(receiver, TOKEN, StreamSettings(request_timeout=1.0))
+    assert time.monotonic() - began < 5
+    assert status.code in ("timed out", "failed")
+    assert growth.stop() < 64 * MIB
+
+
+def test_an_abort_ends_a_download_whose_bytes_keep_coming(attackers):
+    nbytes = 512 * MIB
+    receiver, abort, _ = attackers.send("sends", nbytes)
+    come = []
+
+    def on_progress(done, _all):
+        come.append(done)
+        if len(come) == 4:
+            abort.set()
+
+    settings = StreamSettings(chunk_size=MIB)
+    status, _ = download_arrays(receiver, TOKEN, settings, on_progress=on_progress)
+    assert status.code == "aborted"
+    assert come[-1] <= 5 * MIB
+
+
+def test_an_abort_ends_a_download_in_the_middle_of_a_frame(attackers):
+    nbytes = 512 * MIB
+    receiver, abort, _ = attackers.send("sends", nbytes)
+    settings = StreamSettings(chunk_size=nbytes, request_size=nbytes)
+    taken = []
+    receive = receiver.packets._receive
+
+    def counting(views):
+        count = receive(views)
+        taken.append(count)
+        if sum(taken) > 16 * MIB:
+            abort.set()
+        return count
+
+    receiver.packets._receive = counting
+    status, _ = download_arrays(receiver, TOKEN, settings)
+    assert status.code == "aborted"
+    assert sum(taken) < 64 * MIB
+
+
+def test_a_reason_gives_no_commands_to_a_terminal(attackers):
+    receiver, _, _ = attackers.send("refuses")
+    status, _ = download_arrays(receiver, TOKEN, QUICK)
+    assert status.code == "refused"
+    assert status.reason.isprintable()
+    assert r"\x1b[2J" in status.reason
+    assert len(status.reason) < 10_000
+
+
+@pytest.mark.parametrize("token", [b"", b"short", bytes(17)])
+def test_a_token_of_another_length_is_refused_at_once(attackers, token):
+    receiver, _, _ = attackers.send("refuses")
+    status, _ = download_arrays(receiver, token, QUICK)
+    assert status.code == "refused"
+    assert f"a ref's token has 16 bytes, and this one {len(token)}" in status.reason
