@@ -50,6 +50,7 @@ bench: $(STAMP) ## Measure start-up, streaming, rounds and modes against the mac
 	$(BIN)/python benchmarks/transfer.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/loaders.py
+	$(BIN)/python benchmarks/fairness.py
 	$(BIN)/flstream bench --model-size 256MiB --clients 2
 
 SIZE    ?= 256MiB

@@ -25,7 +25,6 @@ from streams import CHUNK, PATIENCE, REPEAT, Into, Measured, Model, Run, alterna
 
 from flstream.streaming.api import add_arrays, download_tensors
 from flstream.streaming.receiver import Receiver
-from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
 from flstream.transport.pipe import PipeChannel
 from flstream.units import format_bytes
@@ -126,21 +125,18 @@ def send_tiny(links: list[Link], count: int) -> list[float]:
     """Offer a tiny tensor repeatedly, and return the times at which the refs settled."""
     (link,) = links
     arrays = {"weight": np.zeros(1024, np.float32)}
-    settled: dict[bytes, float] = {}
-
-    def note(ref: Ref) -> None:
-        settled[ref.token] = time.monotonic()
-
+    settled: list[float] = []
     with DownloadService() as service:
         service.attach(PipeChannel(link.data, link.receiver), link.receiver)
         for _ in range(count):
             # One ref at a time, as in use, where a service offers few of them.
-            ref = add_arrays(service, arrays, [link.receiver], note)
+            ref = add_arrays(service, arrays, [link.receiver])
             link.control.send(ref.token)
             outcome = ref.wait(PATIENCE)
+            settled.append(time.monotonic())
             assert outcome.ok, outcome.reason
             link.control.recv()
-    return list(settled.values())
+    return settled
 
 
 def receive_tiny(link: Link, count: int) -> list[float]:

@@ -12,6 +12,12 @@ from pathlib import Path
 _SYNC_FILE_RANGE_WRITE = 2  # from <fcntl.h>
 _libc = ctypes.CDLL(None, use_errno=True)
 
+FileId = tuple[int, int]
+"""Numbers of the device and the inode of a file, which stay when it is renamed."""
+
+# Files whose pages somebody may still read from a socket.
+_unread: set[FileId] = set()
+
 
 def read_at(fd: int, view: memoryview, offset: int) -> int:
     """Fill a view with a file's bytes from ``offset`` on.
@@ -120,9 +126,20 @@ def is_ours_alone(path: Path) -> bool:
         os.close(fd)
 
 
+def file_id(fd: int) -> FileId:
+    """Return the identity of an open file."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def keep_content(file: FileId) -> None:
+    """Have this process never overwrite a file in place: a peer may read its pages late."""
+    _unread.add(file)
+
+
 def _is_alone(fd: int) -> bool:
-    """Return whether a file has a single name and is neither open nor mapped elsewhere."""
-    if os.fstat(fd).st_nlink > 1:
+    """Return whether a file has a single name, and nobody else reads it or has it open."""
+    if os.fstat(fd).st_nlink > 1 or file_id(fd) in _unread:
         return False
     try:
         # The kernel grants this lease only while no one else has the file open. If it is opened

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from flstream.errors import FlstreamError, ProtocolError, SourceChangedError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
+from flstream.streaming.digesting import Digesting
 from flstream.streaming.frames import Demand, expect_unchanged
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.packets import FALSE_BEGINNING
-from flstream.streaming.range_digest import RangeDigest
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.send_queue import SendQueue
@@ -46,46 +46,8 @@ from flstream.streaming.wire import (
 from flstream.text import quotable
 from flstream.transport.channel import Channel
 
-# Bytes as which a chunk counts that is digested, however short: to digest it takes as long.
-_CHUNK_COST = 16 << 10
 # Bytes without a request in them after which a receiver's channel is given up.
 _MAX_JUNK = 16 << 20
-
-
-class Digesting:
-    """A request for digests that is being answered, some in each turn.
-
-    Args:
-        request: The request.
-        source: The ref's source.
-
-    Attributes:
-        request: As given.
-        packed: The digests so far, eight bytes each.
-    """
-
-    def __init__(self, request: Digest, source: Source) -> None:
-        self.request = request
-        self.packed = bytearray()
-        self._source = source
-        self._next = request.start
-        self._chunk: RangeDigest | None = None
-
-    def go_on(self, most: int, scratch: Scratch) -> bool:
-        """Digest at most so many bytes; return whether all of them are done.
-
-        Raises:
-            FlstreamError: The source cannot be read.
-        """
-        while self._next < self.request.stop and most > 0:
-            stop = min(self._next + self.request.chunk_size, self.request.stop)
-            chunk = self._chunk or RangeDigest(self._source, self._next, stop)
-            most -= max(chunk.go_on(most, scratch), _CHUNK_COST)
-            self._chunk = None if chunk.is_done else chunk
-            if chunk.is_done:
-                self.packed += chunk.value.to_bytes(8, "little")
-                self._next = stop
-        return self._next == self.request.stop
 
 
 class Connection:

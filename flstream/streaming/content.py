@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from flstream.model.body import Extent, Scratch, Source
+from flstream.model.descriptors import FileId, file_id
 from flstream.transport.channel import Channel
 from flstream.transport.splice import Pages
 from flstream.transport.views import advance
@@ -23,6 +24,11 @@ class Content(Protocol):
         """Send what the channel takes, and return the number of bytes."""
         ...
 
+    @property
+    def file(self) -> FileId | None:
+        """The file whose pages are lent to the channel, if it is one."""
+        ...
+
     def lent(self) -> Sequence[tuple[int, int]]:
         """Return the addresses of memory that was lent to the channel since the last call."""
         ...
@@ -30,6 +36,8 @@ class Content(Protocol):
 
 class Copied:
     """Bytes that the kernel copies."""
+
+    file = None
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = list(views)
@@ -61,6 +69,8 @@ class Lent:
         view: The bytes, in pages of private memory that have nothing else on them.
     """
 
+    file = None
+
     def __init__(self, view: memoryview) -> None:
         self._pages = Pages([view])
 
@@ -85,6 +95,7 @@ class InFile:
         self._source = source  # the descriptor is open as long as it exists
         self._fd, self._offset = extent.fd, extent.offset
         self._left = nbytes
+        self.file = file_id(extent.fd)
 
     @property
     def left(self) -> int:
@@ -99,7 +110,7 @@ class InFile:
         return count
 
     def lent(self) -> Sequence[tuple[int, int]]:
-        """Return nothing: a file that is offered stays as it is."""
+        """Return nothing: its pages are in no memory of this process."""
         return ()
 
 
@@ -112,6 +123,8 @@ class Gathered:
         stop: Offset in bytes after the last one; not many more, for all of them are gathered anew
             each time that the channel takes some.
     """
+
+    file = None
 
     def __init__(self, source: Source, start: int, stop: int) -> None:
         self._source = source

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from flstream.errors import SourceChangedError
 from flstream.model.body import Extent, Scratch, Source
+from flstream.model.descriptors import FileId
 from flstream.streaming.content import Content, Copied, Gathered, InFile, Lent
-from flstream.streaming.range_digest import RangeDigest
+from flstream.streaming.digesting import RangeDigest
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import FRAME, Header, digest_of
 from flstream.transport.channel import Channel
@@ -67,6 +68,7 @@ class Frame:
         stop: Offset in bytes of the chunk's end.
         parts: Content still to be sent: the header, and the payload.
         has_begun: Whether some of it has been sent.
+        file: The file whose pages the last call has lent to the channel, if any.
     """
 
     demand: Demand
@@ -74,6 +76,7 @@ class Frame:
     stop: int
     parts: list[Content]
     has_begun: bool = False
+    file: FileId | None = None
     _lent: Sequence[tuple[int, int]] = ()
 
     @property
@@ -85,7 +88,7 @@ class Frame:
         """Send what the channel takes, and return the number of bytes."""
         part = self.parts[0]
         count = part.send_some(channel)
-        self._lent = part.lent()
+        self._lent, self.file = part.lent(), part.file
         if not part.left:
             del self.parts[0]
         self.has_begun = self.has_begun or count > 0
@@ -124,7 +127,7 @@ class Preparation:
         """Digest about so many bytes, and return the frame once it is made.
 
         Args:
-            most: Number of bytes.
+            most: Number of bytes; up to twice as many are digested at once if that is all.
             scratch: Buffer for reading; its content is undefined afterwards.
 
         Raises:
@@ -132,6 +135,8 @@ class Preparation:
         """
         if self.demand.chunk_size == 0:
             return self._whole()
+        if self._length <= 2 * most:
+            most = self._length
         if self._length >= LEAST_LENT and self._source.extent is not None:
             return self._in_file(self._source.extent(self.start, self._stop), most, scratch)
         if self._length <= most:

@@ -20,7 +20,8 @@ class Limits:
     Attributes:
         queued_messages: Answers to a receiver that may wait; its requests are read no further then.
         queued_bytes: Bytes of such answers, likewise; one answer more may exceed them.
-        hashed_bytes: Bytes that are digested for a receiver before the others have their turn.
+        hashed_bytes: Bytes that are digested for a receiver before the others have their turn; a
+            chunk of up to twice as many is digested at once.
         answered_packets: Requests of a receiver, or what looks like one, that are looked at before
             the others have their turn.
         scratch_bytes: Bytes of a model in one message, which a sender has to serialise at once.
@@ -31,7 +32,7 @@ class Limits:
 
     queued_messages: int = 256
     queued_bytes: int = 1 * MIB
-    hashed_bytes: int = 4 * MIB
+    hashed_bytes: int = 1 * MIB
     answered_packets: int = 32
     scratch_bytes: int = 64 * MIB
     layout_bytes: int = 8 * MIB

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 
 from flstream.errors import (
     FlstreamError,
-    ProtocolError,
     RefusedError,
     StreamingError,
 )
 from flstream.model.body import OnRange, Scratch, Sink
 from flstream.model.copy import copy
 from flstream.model.memory import BufferSource
+from flstream.streaming.chunk_receiving import ChunkReceiver, Place
 from flstream.streaming.download_messages import DownloadMessages
 from flstream.streaming.opening import open_ref
 from flstream.streaming.receiver import Patience, Receiver, StreamSettings
-from flstream.streaming.requesting import Requests
 from flstream.streaming.wire import (
     MAX_DIGEST_BYTES,
     MAX_DIGESTS,
-    MESSAGE,
-    PUSHED,
     TOKEN_BYTES,
     Close,
     Closed,
     Digest,
     Digested,
-    Header,
     Probe,
-    Refused,
-    Reply,
     Waiting,
     digest_of,
 )
@@ -46,9 +40,6 @@ from flstream.transport.views import split
 _MOST_EARLY_BYTES = 8 << 20
 # Seconds that a receiver waits for the sender to confirm that the download is closed.
 _CLOSE_SECONDS = 5.0
-
-Place = Callable[[int, int], Sequence[memoryview]]
-"""Function that returns the views for the bytes of a range."""
 
 
 class RemoteSource:
@@ -89,36 +80,19 @@ class RemoteSource:
         self._patience = Patience(receiver, settings.request_timeout)
         self._began = time.monotonic()
         self._ended: float | None = None
-        self._bytes = self._chunks = 0
         self._cursor = 0
+        # Chunks that overtook the one at the cursor, and one more that may come damaged.
         self._early: dict[int, memoryview] = {}
+        self._coming = memoryview(b"")
         try:
             self._opened = open_ref(receiver, self._messages, token, settings, self._patience)
         except BaseException as error:
             self.fail(error)
             raise
         self.layout = self._opened.layout
-        self._head = 0 if settings.chunk_size else len(self.layout.plain_header)
-        self._unit = self._opened.frame_size or self.layout.nbytes
-        receiver.packets.longest_frame = self._unit + self._head
-
-    @cached_property
-    def _requests(self) -> Requests:
-        # Made at first use: by then, a sink has refused a layout of a false size.
-        requests = Requests(
-            self._messages,
-            self._receiver,
-            self._token,
-            self._settings,
-            self.layout,
-            self._opened.frame_size,
-            self._patience,
+        self._chunks = ChunkReceiver(
+            receiver, self._messages, token, settings, self._opened, self._patience
         )
-        if self._opened.is_pushed:
-            requests.expect_push(self._opened.limit)
-        elif self._opened.is_eager:
-            requests.expect_eager(self._opened.number)
-        return requests
 
     @property
     def peer(self) -> str:
@@ -133,8 +107,8 @@ class RemoteSource:
     def cost(self) -> Transfer:
         """Cost of the download so far, or in all once it is closed."""
         seconds = (self._ended or time.monotonic()) - self._began
-        requests, repairs = self._requests.count, self._requests.repairs
-        return Transfer(self._bytes, requests, self._chunks, repairs, seconds)
+        chunks, requests = self._chunks, self._chunks.requests
+        return Transfer(chunks.bytes, requests.count, chunks.chunks, requests.repairs, seconds)
 
     def receive(self, start: int, stop: int, into: Sequence[memoryview]) -> None:
         """Receive the bytes ``[start, stop)`` into views of the same length in all.
@@ -152,7 +126,7 @@ class RemoteSource:
             raise ValueError(f"a download goes on at byte {self._cursor}, not at {start}")
         left = list(into)
         while self._cursor < stop:
-            size = min(self._unit, self.layout.nbytes - self._cursor)
+            size = min(self._chunks.unit, self.layout.nbytes - self._cursor)
             target, left = split(left, size)
             self._receive_next(target)
             self._cursor += size
@@ -182,7 +156,7 @@ class RemoteSource:
         # Not a function of its own with the sink in it, which an error that is kept would keep.
         commit = partial(_commit, sink, on_range)
         if not sink.random_access:
-            for start, stop in self.layout.ranges(self._unit):
+            for start, stop in self.layout.ranges(self._chunks.unit):
                 self.receive(start, stop, sink.views(start, stop))
                 commit(start, stop)
             return
@@ -202,8 +176,8 @@ class RemoteSource:
         """
         if self._opened.is_eager:
             return  # all of it is being sent
-        self._requests.end_push()
-        unit = self._unit
+        self._chunks.requests.end_push()
+        unit = self._chunks.unit
         step = max(min(MAX_DIGEST_BYTES // unit, MAX_DIGESTS), 1) * unit
         for start, stop in self.layout.ranges(step):
             asked = Digest(self._token, self._receiver.next_number(), start, stop, unit)
@@ -213,7 +187,7 @@ class RemoteSource:
                 last = min(first + unit, stop)
                 digest = int.from_bytes(digests[8 * index : 8 * index + 8], "little")
                 if digest_of(local(first, last)) == digest:
-                    self._requests.tracker.arrive(first)
+                    self._chunks.requests.tracker.arrive(first)
                     if on_range is not None:
                         on_range(first, last)
 
@@ -227,8 +201,8 @@ class RemoteSource:
         Raises:
             StreamingError: See :meth:`receive`.
         """
-        while not self._requests.tracker.complete:
-            on_chunk(*self._take_frame(place))
+        while not self._chunks.is_complete:
+            on_chunk(*self._chunks.take(place))
         self._expect_unchanged()
 
     def receive_whole(self) -> memoryview:
@@ -280,88 +254,24 @@ class RemoteSource:
         start = self._cursor
         arrived = self._early.pop(start, None)
         while arrived is None:
-            first, _ = self._take_frame(
-                lambda begin, end: target if begin == start else self._keep(begin, end)
+            first, _ = self._chunks.take(
+                lambda begin, end: target if begin == start else self._keep(begin, end),
+                self._has_room,
             )
             if first == start:
                 return
+            self._early[first] = self._coming
         for view in target:
             view[:] = arrived[: len(view)]
             arrived = arrived[len(view) :]
 
     def _keep(self, start: int, stop: int) -> list[memoryview]:
-        view = self._early[start] = memoryview(bytearray(stop - start))
-        return [view]
+        self._coming = memoryview(bytearray(stop - start))
+        return [self._coming]
 
-    def _is_early(self, start: int) -> bool:
-        """Return whether a reader from front to back has no room for this chunk now."""
-        return len(self._early) * self._unit > _MOST_EARLY_BYTES and start != self._cursor
-
-    def _take_frame(self, place: Place) -> tuple[int, int]:
-        """Receive the next chunk that is wanted, wherever in the body it belongs."""
-        with self._patience:
-            return self._take_wanted(place)
-
-    def _take_wanted(self, place: Place) -> tuple[int, int]:
-        requests, tracker = self._requests, self._requests.tracker
-        while True:
-            self._patience.expect_left(requests.due)
-            requests.send_due()
-            header = self._messages.header(requests.wait)
-            start, stop = header.start, header.start + header.length - self._head
-            if header.kind == MESSAGE:
-                self._handle(self._messages.message(header, requests.wait))
-                continue
-            if header.token == self._token:
-                if not tracker.is_due(header.request, start, stop):
-                    raise ProtocolError(
-                        f"{self.peer} sent bytes {start} to {stop}, which are no chunk of what was "
-                        "asked for"
-                    )
-                tracker.frame(header.request, start, stop)
-            if header.token != self._token or not tracker.is_wanted(start, stop):
-                self._repeat(header.length)
-                continue
-            if self._is_early(start):
-                self._repeat(header.length)
-                tracker.damage(start)
-                continue
-            if self._receive_frame(header, place(start, stop)):
-                tracker.arrive(start)
-                return start, stop
-            self._early.pop(start, None)
-            tracker.damage(start)
-
-    def _receive_frame(self, header: Header, views: Sequence[memoryview]) -> bool:
-        head = [memoryview(bytearray(self._head))] if self._head else []
-        digest = self._receiver.packets.payload([*head, *views], self._requests.wait)
-        if digest is None:
-            self._requests.failure = "it was cut short"
-            return False
-        if digest != header.digest:
-            self._requests.failure = "it does not match its digest"
-            return False
-        self._bytes += header.length - self._head
-        self._chunks += 1
-        if header.request not in self._requests.tracker.under_way:
-            self._patience.renew()  # a request has been answered in full
-        return True
-
-    def _repeat(self, length: int) -> None:
-        """Skip a frame of no use: of an earlier download, or of a chunk that has arrived."""
-        self._messages.count_useless(length)
-        self._receiver.packets.skip(length, self._requests.wait)
-
-    def _handle(self, reply: Reply | None) -> None:
-        match reply:
-            # Also the answer to a probe: refusals of requests before it may have been lost.
-            case Refused(number) if number >= self._opened.first_fetch or (
-                self._opened.is_pushed and number == PUSHED
-            ):
-                raise self._messages.refusal(reply)
-            case Waiting(number, waiting):
-                # All that was sent before this answer has been read by now.
-                self._requests.give_up_except(waiting, before=number)
+    def _has_room(self, start: int) -> bool:
+        """Return whether a reader from front to back has room for a chunk now."""
+        return len(self._early) * self._chunks.unit <= _MOST_EARLY_BYTES or start == self._cursor
 
 
 def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None:

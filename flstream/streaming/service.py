@@ -6,22 +6,20 @@ whenever it can take more, so that a slow or dead receiver delays no other.
 
 from __future__ import annotations
 
-import math
 import selectors
 import threading
-import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from typing import Self
 
 from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
 from flstream.model.body import Scratch, Source
+from flstream.streaming.callbacks import Callbacks, OnSettled
 from flstream.streaming.connection import Connection
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Outcome, Ref
+from flstream.streaming.stalls import StallWatch
 from flstream.transport.channel import Channel, Signal
 
 
@@ -44,11 +42,8 @@ class DownloadService:
         # Connections to be served, names of receivers to be detached, and refs whose receivers may
         # stall, in the order of the calls.
         self._changes: deque[Connection | Ref | str] = deque()
-        # Refs whose receivers may stall, and the time at which the next one does, if nothing comes.
-        self._stalling: list[Ref] = []
-        self._stall_at = math.inf
-        # Runs what its owners want done when a ref settles, which may take long.
-        self._callbacks = ThreadPoolExecutor(1, f"{name}-callbacks")
+        self._stalls = StallWatch()
+        self._callbacks = Callbacks(f"{name}-callbacks")
         # Refs to be pushed that the thread has not taken over yet.
         self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
         self._pushed: list[tuple[Ref, StreamSettings]] = []
@@ -59,7 +54,6 @@ class DownloadService:
         self._connections: set[Connection] = set()
         self._lost: dict[str, str] = {}
         self._losing = threading.Lock()
-        self._calling_back: int | None = None
         self._closing = False
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -69,7 +63,7 @@ class DownloadService:
         self,
         source: Source,
         receivers: Iterable[str],
-        on_settled: Callable[[Ref], None] | None = None,
+        on_settled: OnSettled | None = None,
         push: StreamSettings | None = None,
         quorum: int | None = None,
         stall_timeout: float | None = None,
@@ -113,7 +107,7 @@ class DownloadService:
             self._refs.pop(ref.token, None)
             self._wake_thread()  # to release frames that are being sent
             if on_settled is not None:
-                self._call_back(on_settled, ref)
+                self._callbacks.call(on_settled, ref)
 
         ref = Ref.issue(source, receivers, forget, quorum, self._take_back, stall_timeout)
         self._refs[ref.token] = ref
@@ -170,7 +164,7 @@ class DownloadService:
                 change.channel.close()
         for ref in list(self._refs.values()):
             ref.abort("the service was closed")
-        self._callbacks.shutdown(wait=threading.get_ident() != self._calling_back)
+        self._callbacks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -185,19 +179,6 @@ class DownloadService:
         for connection in connections:
             connection.send_queue.loans.take_back(ref.token)
 
-    def _call_back(self, on_settled: Callable[[Ref], None], ref: Ref) -> None:
-        def call() -> None:
-            self._calling_back = threading.get_ident()
-            try:
-                on_settled(ref)
-            except Exception:  # of its owner, whose thread is elsewhere
-                traceback.print_exc()
-
-        try:
-            self._callbacks.submit(call)
-        except RuntimeError:  # the service was closed meanwhile
-            call()
-
     def _wake_thread(self) -> None:
         """Wake the thread, to make it see what has changed."""
         with self._waking:
@@ -209,7 +190,7 @@ class DownloadService:
             try:
                 while not self._closing:
                     # A connection whose requests take long is served a piece of them in each turn.
-                    ready = self._selector.select(0 if self._busy else self._until_stall())
+                    ready = self._selector.select(0 if self._busy else self._stalls.seconds_left)
                     events_of = dict.fromkeys(self._busy, 0)
                     events_of |= {key.data: events for key, events in ready if key.data is not None}
                     for connection, events in events_of.items():
@@ -217,8 +198,7 @@ class DownloadService:
                     # Changes come last, since they may close channels that are ready.
                     if any(key.data is None for key, _ in ready):
                         self._apply_changes()
-                    if time.monotonic() >= self._stall_at:
-                        self._end_stalled()
+                    self._stalls.end_stalled()
             finally:
                 # Also after a defect or a lack of memory, so that receivers see the end of their
                 # channels at once, instead of silence until their requests time out.
@@ -238,18 +218,16 @@ class DownloadService:
             for connection in connections:
                 connection.push(ref, push)
         while self._changes:
-            connection = self._changes.popleft()
-            if isinstance(connection, str):
-                self._detach(connection, connections)
-                continue
-            if isinstance(connection, Ref):
-                self._stalling.append(connection)
-                self._stall_at = 0.0  # to be found out
-                continue
-            self._selector.register(connection.channel, selectors.EVENT_READ, connection)
-            connections.append(connection)
-            for ref, push in self._pushed:
-                connection.push(ref, push)
+            match self._changes.popleft():
+                case str() as receiver:
+                    self._detach(receiver, connections)
+                case Ref() as ref:
+                    self._stalls.add(ref)
+                case Connection() as connection:
+                    self._selector.register(connection.channel, selectors.EVENT_READ, connection)
+                    connections.append(connection)
+                    for ref, push in self._pushed:
+                        connection.push(ref, push)
         for connection in connections:
             if connection.send_queue.has_output:
                 self._advance(connection, selectors.EVENT_WRITE)
@@ -259,24 +237,6 @@ class DownloadService:
             connections.remove(connection)
             self._drop(connection, "its channel was closed here")
         self._lost.pop(receiver, None)
-
-    def _until_stall(self) -> float | None:
-        """Return the seconds until a receiver may have stalled; None if none can."""
-        if self._stall_at == math.inf:
-            return None
-        return max(self._stall_at - time.monotonic(), 0.0)
-
-    def _end_stalled(self) -> None:
-        """Have the receivers lost that have stalled, and find out when the next one may have."""
-        soonest = math.inf
-        for ref in self._stalling:
-            for receiver, seconds in ref.stalled().items():
-                if seconds > 0:
-                    soonest = min(soonest, seconds)
-                else:
-                    ref.receiver_stalled(receiver)
-        self._stalling = [ref for ref in self._stalling if ref.source is not None]
-        self._stall_at = time.monotonic() + soonest
 
     def _advance(self, connection: Connection, events: int) -> None:
         try:

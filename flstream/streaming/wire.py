@@ -184,7 +184,7 @@ class Waiting(msgspec.Struct, tag=True, frozen=True):
     """Answer of a sender: the requests of this ref that are not fully answered."""
 
     request: Number
-    requests: list[Number]
+    requests: Annotated[list[Number], msgspec.Meta(max_length=2 * MAX_REQUESTS)]
 
 
 class Closed(msgspec.Struct, tag=True, frozen=True):

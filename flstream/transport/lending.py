@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flstream.model.descriptors import FileId, keep_content
+
 PAGE = mmap.PAGESIZE
 _MAPS = Path("/proc/self/maps")
 # Addresses of what may be read and written, is private, and of no file: of inode 0.
@@ -115,14 +117,16 @@ class _Loan(NamedTuple):
 
     Attributes:
         token: Token of the ref that they are of.
-        start: Address of the first one.
-        stop: Address after the last one.
+        start: Address of the first one; 0 for those of a file.
+        stop: Address after the last one; 0 likewise.
+        file: The file that they are of; None for those in memory.
         end: Bytes that the socket had been given with them.
     """
 
     token: bytes
     start: int
     stop: int
+    file: FileId | None
     end: int
 
 
@@ -152,7 +156,15 @@ class Loans:
 
     def lent(self, token: bytes, ranges: Iterable[tuple[int, int]]) -> None:
         """Note that bytes at these addresses were among those that the socket took last."""
-        self._loans.extend(_Loan(token, start, stop, self._sent) for start, stop in ranges)
+        self._loans.extend(_Loan(token, start, stop, None, self._sent) for start, stop in ranges)
+        self._forget_read()
+
+    def lent_file(self, token: bytes, file: FileId) -> None:
+        """Note that bytes of a file were among those that the socket took last."""
+        self._loans.append(_Loan(token, 0, 0, file, self._sent))
+        self._forget_read()
+
+    def _forget_read(self) -> None:
         if len(self._loans) > _MOST_LOANS:
             read = self._read()
             while self._loans and self._loans[0].end <= read:
@@ -175,6 +187,8 @@ class Loans:
     def take_back(self, token: bytes | None = None) -> None:
         """Replace the pages that the peer may still read, so that their owner may use the memory.
 
+        Files of which it may still read some are not overwritten in place any more.
+
         Args:
             token: Token of the ref that they are of; None for all refs, as the socket is closed.
         """
@@ -185,8 +199,11 @@ class Loans:
             if not wanted:
                 return
             read = self._read()
-            for start, stop in _joined(each for each in wanted if each.end > read):
+            unread = [each for each in wanted if each.end > read]
+            for start, stop in _joined(each for each in unread if each.file is None):
                 replace_pages(start, stop)
+            for file in {each.file for each in unread if each.file is not None}:
+                keep_content(file)
             self._loans = deque(each for each in self._loans if token not in (None, each.token))
 
     def _read(self) -> int:

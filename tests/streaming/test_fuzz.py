@@ -1,7 +1,11 @@
-"""A hundred thousand malformed packets each way: typed errors, bounded memory, service as ever."""
+"""A hundred thousand malformed packets each way, over fresh connections.
+
+There are typed errors alone, memory is bounded, and the service goes on.
+"""
 
 import random
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +37,7 @@ from flstream.streaming.wire import (
 from flstream.transport.channel import Deadline
 
 PACKETS = 100_000
-BATCH = 250
+BATCH = 50
 MODEL = MemoryBody.of({"w": np.arange(40_000, dtype=np.float32)})
 NUMBERS = (0, 1, 15, 16, 17, 4096, 65_535, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
 
@@ -121,19 +125,14 @@ def test_a_service_goes_on_after_a_hundred_thousand_malformed_requests():
         before = psutil.Process().memory_info().rss
         sent = 0
         while sent < PACKETS:
-            # A channel is dropped once it has sent too much that is no request; there is another.
             channel, stop = harness.channel("hostile"), threading.Event()
             reader = threading.Thread(target=read_away, args=(channel, stop), daemon=True)
             reader.start()
-            try:
-                for _ in range(20):
-                    packets = (
-                        malformed(rng, ref.token, request(rng, ref.token)) for _ in range(BATCH)
-                    )
-                    channel.send([memoryview(b"".join(packets))], Deadline(30))
-                    sent += BATCH
-            except StreamingError:
-                sent += BATCH
+            packets = (malformed(rng, ref.token, request(rng, ref.token)) for _ in range(BATCH))
+            # The channel may be dropped before all of them were sent.
+            with suppress(StreamingError):
+                channel.send([memoryview(b"".join(packets))], Deadline(30))
+            sent += BATCH
             stop.set()
             reader.join(30)
             channel.close()

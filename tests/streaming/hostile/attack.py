@@ -119,11 +119,31 @@ def floods(sock, token, kind):
     say("sent")
 
 
-def fetches_of_a_byte(sock, token, nbytes):
-    """Ask for all of it in the shortest frames, and read them as fast as they come."""
-    for number in range(1, 100):
-        more = {"start": 0, "stop": nbytes, "chunk_size": 16, "urgent": True}
-        sock.sendall(packet(token, number, type="Fetch", **more))
+def insists(sock, token, nbytes, kind):
+    """Send requests of one kind without end, and read all answers as fast as they come."""
+    whole = {"start": 0, "stop": nbytes}
+    some = {"start": 0, "stop": 16 * MIB}
+
+    def of(number):
+        return [
+            packet(token, number, type="Open", eager=0, chunk_size=0),
+            packet(token, number, type="Digest", chunk_size=MIB, **some),
+            packet(token, number, type="Digest", start=0, stop=MIB, chunk_size=16),
+            packet(token, number, type="Fetch", chunk_size=16, urgent=True, **whole),
+            packet(token, number, type="Fetch", chunk_size=nbytes, urgent=True, **whole)
+            + packet(token, number, type="Close", ok=False, reason="no"),
+            packet(token, number, type="Probe"),
+            packet(bytes(16), number, type="Close", ok=True, reason=""),
+            b"FLST" * 10_000 + packet(token, number, type="Probe"),
+            bytes(MIB) + packet(token, number, type="Probe"),
+        ][kind]
+
+    def insist():
+        requests = b"".join(map(of, range(1, 51)))
+        while True:
+            sock.sendall(requests)
+
+    threading.Thread(target=insist, daemon=True).start()
     print("asked", flush=True)
     while sock.recv(MIB):
         pass
@@ -176,6 +196,7 @@ def talks(sock, _, kind):
         b"FLST" * (MIB // 4),
         packet(token, 999_999, type="Waiting", requests=[]) * 1000,
         packet(bytes(16), number, type="Waiting", requests=[]) * 1000,
+        packet(token, number, type="Waiting", requests=list(range(MIB, 3 * MIB))),
     ][kind]
     try:
         while True:

@@ -145,11 +145,28 @@ def test_a_receiver_that_floods_the_sender_loses_its_channel_alone(
     assert growth.stop() < 64 * MIB
 
 
-def test_a_receiver_of_the_shortest_frames_has_its_turn_as_others_have(attackers, honest):
-    array = np.ones(256 * MIB, np.uint8)
-    ref = add_arrays(attackers.service, {"a": array}, ["site-1"])
-    attacker = attackers.start("site-1", "fetches_of_a_byte", ref.token, array.nbytes)
+INSISTS = {
+    "layouts": 0,
+    "digests": 1,
+    "digests of 16 bytes": 2,
+    "frames of 16 bytes": 3,
+    "one frame that is called off": 4,
+    "probes": 5,
+    "closings": 6,
+    "beginnings": 7,
+    "zeros": 8,
+}
+
+
+@pytest.mark.parametrize("kind", INSISTS.values(), ids=INSISTS)
+def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
+    attackers, honest, watch_growth, kind
+):
+    array = np.ones((16, 4 * MIB), np.uint8).T
+    ref = add_arrays(attackers.service, {"a": array}, ["site-1", "site-3"])
+    growth = watch_growth()
+    attacker = attackers.start("site-1", "insists", ref.token, array.nbytes, kind)
     assert attacker.says() == "asked"
-    offered = add_arrays(attackers.service, {"b": np.ones(64 * MIB, np.uint8)}, ["site-2"])
+    offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
     assert download_arrays(honest, offered.token, QUICK)[0].ok
-    assert ref.outcome is None
+    assert growth.stop() < 64 * MIB
