@@ -46,7 +46,7 @@ def code_problems(job: Job) -> list[Problem]:
         for path in own_files(job.train.script)[1:]:
             problems += _names("train.script", path, job.train.alias)
         problems += _lost_variables(job)
-    if job.model.factory is not None and job.model.initial is None:
+    if job.model.factory is not None:
         problems += _named("model.factory", job.model.factory, job.train.alias)
     return problems
 

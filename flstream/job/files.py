@@ -17,14 +17,18 @@ from flstream.job.rules import ValueRule, refuse
 
 @dataclass(frozen=True)
 class File(ValueRule):
-    """An existing file, optionally with a given suffix; resolves to an absolute path."""
+    """An existing file, optionally with one of some suffixes; resolves to an absolute path."""
 
-    suffix: str = ""
+    suffixes: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> str:
         """Description of allowed values."""
-        return f"the path of an existing {self.suffix + ' ' if self.suffix else ''}file"
+        if not self.suffixes:
+            return "the path of an existing file"
+        *others, last = self.suffixes
+        kinds = f"{', '.join(others)} or {last}" if others else last
+        return f"the path of an existing {kinds} file"
 
     def parse(self, value: Any, folder: Path) -> Path:
         """Return the absolute path."""
@@ -33,7 +37,7 @@ class File(ValueRule):
         path = _absolute(folder, value)
         if not path.is_file():
             raise self.refused(value, _where(path))
-        if not path.name.endswith(self.suffix):
+        if self.suffixes and not path.name.lower().endswith(self.suffixes):
             raise self.refused(value)
         return path
 

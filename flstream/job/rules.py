@@ -83,6 +83,23 @@ class ValueRule(ABC):
 
 
 @dataclass(frozen=True)
+class Flag(ValueRule):
+    """True or false; the texts of these, as of `${?STRICT}`, are accepted."""
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return "true or false"
+
+    def parse(self, value: Any, folder: Path) -> bool:
+        """Return the flag."""
+        flag = {"true": True, "false": False}.get(str(value).lower())
+        if flag is None or not isinstance(value, bool | str):
+            raise self.refused(value)
+        return flag
+
+
+@dataclass(frozen=True)
 class Whole(ValueRule):
     """A whole number from `least` to `most`; a text of digits, as of `${?N}`, is accepted."""
 

@@ -17,6 +17,7 @@ from flstream.job.rules import (
     Bytes,
     Choice,
     CountOrFraction,
+    Flag,
     Patterns,
     Real,
     Seconds,
@@ -31,6 +32,8 @@ MIB, GIB = 1024**2, 1024**3
 
 # Most clients that get a process each by default; more processes would cost too much memory.
 _MOST_PROCESSES = 16
+
+_CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
 
 _CHUNK_SIZE = Bytes(least=16, most=GIB, multiple_of=16, zero="streaming off")
 
@@ -182,21 +185,34 @@ def _cohort_size(count: int, per_round: int | float | None) -> int:
 
 
 class ModelSection(Section):
-    """Where the initial weights come from: a factory, or a file, which wins over it."""
+    """Where the initial weights come from: a factory, a file, or both.
+
+    Where both are given, the factory gives names, ties and dtypes, and the file the values.
+    """
 
     factory: Annotated[str | None, Factory()] = None
     """The callable that builds the model: `module:callable` or `path/to/file.py:callable`.
 
-    The module is a .py file beside the job file, or an installed one.
+    The module is a .py file beside the job file, or an installed one. It returns a torch module, a
+    dict of tensors, or a tuple that begins with one of them.
     """
 
     args: Annotated[dict[str, Any], FreeArgs()] = Field(default_factory=dict)
     """Keyword arguments of the factory, as written."""
 
-    initial: Annotated[Path | None, File(".safetensors")] = Field(
-        default=None, validate_default=True
-    )
-    """A .safetensors file with the initial weights; null takes those the factory builds."""
+    initial: Annotated[Path | None, File(_CHECKPOINTS)] = Field(default=None, validate_default=True)
+    """A file with the initial weights; null takes those the factory builds.
+
+    The index of a sharded checkpoint is a .json file. Files of torch are loaded as weights only. A
+    name that is tied to others in the model may be in the file under any of them.
+    """
+
+    strict: Annotated[bool, Flag()] = True
+    """Whether the file must have the factory's tensors, and values that their dtypes hold.
+
+    False keeps what the factory made for tensors that the file lacks or has in another shape, such
+    as a new head; leaves out those that the model lacks; and rounds values to the model's dtypes.
+    """
 
     @field_validator("initial")
     @classmethod

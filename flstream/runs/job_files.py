@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from flstream.errors import UsageError
+from flstream.errors import CheckpointError, UsageError
 from flstream.job import Job
 from flstream.job.imports import own_files
 from flstream.job.key import workflow_name
+from flstream.model.formats.opening import open_checkpoint
 from flstream.runs.run_directory import RunDirectory
 
 _READ_BYTES = 1 << 20
@@ -48,7 +49,7 @@ def files_of(job: Job) -> FilesByKey:
     """
     found = {}
     for key, path in _named_files(job):
-        files = own_files(path) if path.suffix == ".py" else [path]
+        files = own_files(path) if path.suffix == ".py" else [path, *_shards(path)]
         found[key] = [_described(file, path.parent) for file in files]
     return found
 
@@ -116,6 +117,16 @@ def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
         where = (named or "").rpartition(":")[0]
         if where.endswith(".py"):
             yield key, Path(where)
+
+
+def _shards(path: Path) -> list[Path]:
+    """Return the files that the index of a sharded checkpoint names; none for other files."""
+    if path.suffix != ".json":
+        return []
+    try:
+        return list(open_checkpoint(path).files)
+    except CheckpointError as error:
+        raise UsageError(str(error)) from error
 
 
 def _described(path: Path, folder: Path) -> JobFile:

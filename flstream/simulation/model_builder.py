@@ -8,24 +8,25 @@ from __future__ import annotations
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flstream.client.alias import install as install_alias
-from flstream.client.seeding import seed_everything
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Job, ModelSection
-from flstream.job.code import find_named
 from flstream.model.arranged import Arranged
 from flstream.model.body import Source
-from flstream.model.checkpoint import FileSource, write_checkpoint
+from flstream.model.checkpoint import write_checkpoint
+from flstream.model.fitted import Differences, Fitted
+from flstream.model.formats.opening import open_checkpoint
+from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, order_text
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.initial_model import BuildReport, Built, NotBuilt
 from flstream.simulation.child import end_with_peer, redirect_output
+from flstream.simulation.factory import layout_on
 from flstream.telemetry.events import SERVER
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
@@ -58,7 +59,7 @@ def build(model: ModelSection, seed: int, path: Path) -> Built:
     """Write the initial model of a job.
 
     Args:
-        model: model section of the job, with a factory or a file with the weights.
+        model: model section of the job, with a factory, a file with the weights, or both.
         seed: seed for all random generators, set before the factory is called.
         path: path of the checkpoint to write.
 
@@ -71,67 +72,53 @@ def build(model: ModelSection, seed: int, path: Path) -> Built:
         LayoutError: a tensor of the model cannot be streamed.
     """
     metadata = {"format": "pt", "flstream.round": "0"}
-    if model.initial is not None:
-        given = FileSource(model.initial)
-        source: Source = given if given.layout.is_canonical else Arranged(given)
-        order = given.metadata.get(ORDER, "") if given.layout.is_canonical else ""
-    else:
-        assert model.factory is not None  # loading the job file checked this
-        state = state_of(model.factory, model.args, seed)
-        source = MemoryBody.of(state)
-        order = order_text(source.layout, state)
+    source, order = _initial(model, seed)
     if order:
         metadata[ORDER] = order
     digest = write_checkpoint(path, source, metadata)
     return Built(source.layout.nbytes, len(source.layout.tensors), digest)
 
 
-def state_of(
-    factory: str, args: Mapping[str, Any], seed: int, device: str | None = None
-) -> Mapping[str, Any]:
-    """Call a model factory.
+def _initial(model: ModelSection, seed: int) -> tuple[Source, str]:
+    """Return the initial model, and the order of its tensors in training code."""
+    if model.initial is None:
+        assert model.factory is not None  # loading the job file checked this
+        layout, state = layout_on(model.factory, model.args, seed)
+        return MemoryBody.of(state), order_text(layout, state)
+    given = open_checkpoint(model.initial)
+    if model.factory is None:
+        if given.layout.is_canonical:
+            return given, given.metadata.get(ORDER, "")
+        return Arranged(given), ""
+    made = None
+    if model.strict:
+        layout, state = _layout_without_bytes(model, seed)
+        expect_fit(model, layout, given.layout)
+    else:
+        layout, state = layout_on(model.factory, model.args, seed)
+        made = MemoryBody.of(state)
+    fitted = Fitted(layout, given, str(model.initial), made, rounds=not model.strict)
+    return fitted, order_text(layout, state)
 
-    Args:
-        factory: name of the factory, as in a resolved job.
-        args: keyword arguments of the factory.
-        seed: seed for all random generators, set before the call.
-        device: default device of new tensors; on ``"meta"`` they have no bytes. None for torch's
-            own default.
 
-    Returns:
-        The tensors of the model, by name.
+def _layout_without_bytes(model: ModelSection, seed: int) -> tuple[Layout, Mapping[str, Any]]:
+    """Call the factory for names, ties and dtypes, on torch's meta device if it works there."""
+    assert model.factory is not None
+    try:
+        return layout_on(model.factory, model.args, seed, "meta")
+    except Exception:  # of the user's code, which another device may suit
+        return layout_on(model.factory, model.args, seed)
+
+
+def expect_fit(model: ModelSection, layout: Layout, given: Layout) -> None:
+    """Refuse a file of initial weights that are not those of the factory's model.
 
     Raises:
-        ModelError: the factory failed, or returned something that is not a model.
+        ModelError: It lacks tensors, or has others; the message names them.
     """
-    import torch
-
-    seed_everything(seed)
-    try:
-        make = _find(factory)
-        with nullcontext() if device is None else torch.device(device):
-            made = make(**args)
-    except FlstreamError:
-        raise
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
+    differences = Differences.between(layout, given)
+    if model.strict and differences:
         raise ModelError(
-            f"model.factory {factory} raised {type(error).__name__}: {error} "
-            f"({where.filename}, line {where.lineno})"
-        ) from error
-    state = made.state_dict() if isinstance(made, torch.nn.Module) else made
-    if not isinstance(state, Mapping):
-        raise ModelError(
-            f"model.factory {factory} returned a {type(made).__name__}; "
-            "it must return a torch module or a dict of tensors"
+            f"model.initial: {differences.sentence(str(model.initial))}; take a file of the model "
+            "that model.factory builds, or set model.strict = false to keep what it makes for them"
         )
-    return state
-
-
-def _find(factory: str) -> Callable[..., Any]:
-    found = find_named(factory)
-    if not callable(found):
-        where, _, name = factory.rpartition(":")
-        raise ModelError(f"model.factory {factory}: {where} has no callable {name!r}")
-    made: Callable[..., Any] = found
-    return made

@@ -112,12 +112,14 @@ def test_a_name_that_an_installed_module_lacks_is_named(problems: Problems) -> N
     assert "has no 'JsonDecoder' at its top level; did you mean JSONDecoder?" in said
 
 
-def test_a_factory_is_not_looked_at_if_the_weights_come_from_a_file(
+def test_a_factory_beside_a_file_with_the_weights_is_looked_at(
     problems: Problems, tmp_path: Path
 ) -> None:
     (tmp_path / "m.safetensors").write_bytes(b"")
     initial = f"model.initial={tmp_path}/m.safetensors"
-    assert problems("", "import nosuch\ndef build(): ...", initial) == []
+    [said] = problems("", "import nosuch\ndef build(): ...", initial)
+    assert "there is no module nosuch" in said
+    assert problems("", "import nosuch\ndef build(): ...", initial, "model.factory=null") == []
 
 
 ALIASED = """

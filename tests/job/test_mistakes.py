@@ -189,11 +189,17 @@ def test_python_that_does_not_parse_is_a_mistake_with_its_line(write: Write, fol
     assert f"must be Python that parses; {folder}/client.py line 2:" in script
 
 
-def test_initial_weights_must_be_an_existing_safetensors_file(write: Write, folder: Path) -> None:
-    (folder / "w.pt").touch()
-    for path in ("w.pt", "none.safetensors", "."):
+def test_initial_weights_must_be_an_existing_checkpoint(write: Write, folder: Path) -> None:
+    (folder / "w.h5").touch()
+    for path in ("w.h5", "none.safetensors", "."):
         [line] = lines(write(f"model.initial = {path}"))
-        assert "must be the path of an existing .safetensors file" in line
+        kinds = ".safetensors, .pt, .pth, .bin, .npz or .json"
+        assert f"must be the path of an existing {kinds} file" in line
+
+
+def test_a_flag_is_true_or_false(write: Write) -> None:
+    [line] = lines(write("model.strict = 1"))
+    assert "model.strict: given 1; must be true or false" in line
 
 
 def test_overrides_go_through_the_same_checks(write: Write) -> None:

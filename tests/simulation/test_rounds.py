@@ -254,9 +254,7 @@ def test_a_file_of_any_order_keeps_its_ties(jobs, tmp_path):
     }
     text = json.dumps(header).encode()
     given.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3]) + bytes(8))
-    run = jobs.run(
-        ADD_NUMBER, f"model.initial={given}", "rounds=1", "workflow.args.evaluate_every=0"
-    )
+    run = jobs.run(ADD_NUMBER, "model.factory=null", f"model.initial={given}", "rounds=1", QUIET)
     assert run.summary.status == "finished", run.summary.error
     initial = FileSource(run.directory.checkpoint(0)).layout
     assert initial.aliases == {"small": "also"}
@@ -289,9 +287,7 @@ def test_training_may_start_from_a_file_of_any_order(jobs, tmp_path):
     given.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3]) + floats)
     assert set(safetensors.numpy.load_file(given)) == {"small", "large"}
 
-    run = jobs.run(
-        ADD_NUMBER, f"model.initial={given}", "rounds=1", "workflow.args.evaluate_every=0"
-    )
+    run = jobs.run(ADD_NUMBER, "model.factory=null", f"model.initial={given}", "rounds=1", QUIET)
     assert run.summary.status == "finished", run.summary.error
     initial = load_file(run.directory.checkpoint(0))
     assert initial["small"].tolist() == [1, 2, 3]

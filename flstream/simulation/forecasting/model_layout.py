@@ -11,9 +11,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -22,18 +20,15 @@ from flstream.client.alias import install as install_alias
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, FlstreamError, LayoutError, ModelError
 from flstream.job import Job
-from flstream.model.checkpoint import FileSource
-from flstream.model.dtypes import code_of
+from flstream.model.arranged import Arranged
+from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout, parse_header
-from flstream.model.memory import MemoryBody
 from flstream.simulation.child import end_with_peer, redirect_output
-from flstream.simulation.model_builder import state_of
+from flstream.simulation.factory import layout_on
+from flstream.simulation.model_builder import expect_fit
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
 from flstream.units import format_bytes
-
-if TYPE_CHECKING:
-    import torch
 
 _PROBE = "model-probe"
 # Time for the process to end after it has answered or closed its socket.
@@ -70,15 +65,17 @@ def model_layout(job: Job) -> Layout:
 
     Raises:
         ModelError: the factory failed, or returned something that is not a model, or one that
-            cannot be streamed.
+            cannot be streamed; or the file's tensors are not those of the factory's model.
         CheckpointError: the weights cannot be read.
     """
-    if job.model.initial is not None:
-        given = FileSource(job.model.initial).layout
-        entries = ((spec.name, spec.dtype, spec.shape) for spec in given.tensors)
-        return given if given.is_canonical else Layout.of(entries, given.aliases)
+    given = None if job.model.initial is None else open_checkpoint(job.model.initial)
+    if given is not None and job.model.factory is None:
+        return given.layout if given.layout.is_canonical else Arranged(given).layout
     with ProcessHost({}) as host:
-        return built_layout(job, host)
+        layout = built_layout(job, host)
+    if given is not None:
+        expect_fit(job.model, layout, given.layout)
+    return layout
 
 
 def built_layout(job: Job, host: ProcessHost) -> Layout:
@@ -155,31 +152,8 @@ def _limit_memory() -> int:
 
 
 def _layout_on(job: Job, device: str | None) -> Layout:
-    factory = job.model.factory
-    assert factory is not None  # loading the job file checked this
-    state = state_of(factory, job.model.args, job.seed, device)
-    if device == "meta" and any(getattr(value, "is_meta", False) for value in state.values()):
-        return _meta_layout(state)
-    return MemoryBody.of(state).layout
-
-
-def _meta_layout(state: Mapping[str, Any]) -> Layout:
-    """Return the layout of tensors on the meta device; names with equal views are tied."""
-    if not all(getattr(value, "is_meta", False) for value in state.values()):
-        raise ModelError("some of its tensors are not on the meta device")
-    entries: list[tuple[str, str, tuple[int, ...]]] = []
-    kept: dict[tuple[object, ...], str] = {}
-    ties = {}
-    for name in sorted(state):
-        value: torch.Tensor = state[name]
-        code = code_of(value, name)
-        place = (value.untyped_storage()._cdata, value.storage_offset(), value.stride())
-        first = kept.setdefault((*place, value.shape, code), name) if value.numel() else name
-        if first == name:
-            entries.append((name, code, tuple(value.shape)))
-        else:
-            ties[name] = first
-    return Layout.of(entries, ties)
+    assert job.model.factory is not None  # loading the job file checked this
+    return layout_on(job.model.factory, job.model.args, job.seed, device)[0]
 
 
 def _sentence(job: Job, error: Exception, available: int) -> str:

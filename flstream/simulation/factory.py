@@ -1,0 +1,105 @@
+"""Calls of a job's model factory, and the layout of what it makes."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from flstream.client.seeding import seed_everything
+from flstream.errors import FlstreamError, ModelError
+from flstream.job.code import find_named
+from flstream.model.dtypes import code_of
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
+
+if TYPE_CHECKING:
+    import torch
+
+
+def state_of(
+    factory: str, args: Mapping[str, Any], seed: int, device: str | None = None
+) -> Mapping[str, Any]:
+    """Call a model factory.
+
+    Args:
+        factory: name of the factory, as in a resolved job.
+        args: keyword arguments of the factory.
+        seed: seed for all random generators, set before the call.
+        device: default device of new tensors; on ``"meta"`` they have no bytes. None for torch's
+            own default.
+
+    Returns:
+        The tensors of the model, by name.
+
+    Raises:
+        ModelError: the factory failed, or returned something that is not a model.
+    """
+    import torch
+
+    seed_everything(seed)
+    try:
+        make = _find(factory)
+        with nullcontext() if device is None else torch.device(device):
+            made = make(**args)
+    except FlstreamError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ModelError(
+            f"model.factory {factory} raised {type(error).__name__}: {error} "
+            f"({where.filename}, line {where.lineno})"
+        ) from error
+    if isinstance(made, tuple) and made:
+        made = made[0]  # the others are for training code, such as a tokenizer
+    state = made.state_dict() if isinstance(made, torch.nn.Module) else made
+    if not isinstance(state, Mapping):
+        raise ModelError(
+            f"model.factory {factory} returned a {type(made).__name__}; it must return a torch "
+            "module or a dict of tensors, or a tuple that begins with one"
+        )
+    return state
+
+
+def _find(factory: str) -> Callable[..., Any]:
+    found = find_named(factory)
+    if not callable(found):
+        where, _, name = factory.rpartition(":")
+        raise ModelError(f"model.factory {factory}: {where} has no callable {name!r}")
+    made: Callable[..., Any] = found
+    return made
+
+
+def layout_on(
+    factory: str, args: Mapping[str, Any], seed: int, device: str | None = None
+) -> tuple[Layout, Mapping[str, Any]]:
+    """Call a model factory, and return the layout of its model, and the tensors: see `state_of`.
+
+    Raises:
+        ModelError: The factory failed, or some of the tensors are on the meta device.
+        LayoutError: A tensor cannot be streamed.
+    """
+    state = state_of(factory, args, seed, device)
+    if device == "meta" and any(getattr(value, "is_meta", False) for value in state.values()):
+        return _meta_layout(state), state
+    return MemoryBody.of(state).layout, state
+
+
+def _meta_layout(state: Mapping[str, Any]) -> Layout:
+    """Return the layout of tensors on the meta device; names with equal views are tied."""
+    if not all(getattr(value, "is_meta", False) for value in state.values()):
+        raise ModelError("some of its tensors are not on the meta device")
+    entries: list[tuple[str, str, tuple[int, ...]]] = []
+    kept: dict[tuple[object, ...], str] = {}
+    ties = {}
+    for name in sorted(state):
+        value: torch.Tensor = state[name]
+        code = code_of(value, name)
+        place = (value.untyped_storage()._cdata, value.storage_offset(), value.stride())
+        first = kept.setdefault((*place, value.shape, code), name) if value.numel() else name
+        if first == name:
+            entries.append((name, code, tuple(value.shape)))
+        else:
+            ties[name] = first
+    return Layout.of(entries, ties)

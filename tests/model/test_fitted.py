@@ -1,0 +1,123 @@
+"""A file's tensors under a model's names, ties and dtypes: exact, or refused by name."""
+
+import numpy as np
+import pytest
+import torch
+
+from flstream.errors import CheckpointError, LayoutError
+from flstream.model.body import Scratch
+from flstream.model.fitted import Differences, Fitted
+from flstream.model.memory import MemoryBody
+
+
+def values_of(source, step=32):
+    """The tensors of a source that is read in small ranges, as rows of bytes by name."""
+    scratch = Scratch()
+    body = b"".join(
+        bytes(view)
+        for start, stop in source.layout.ranges(step)
+        for view in source.views(start, stop, scratch)
+    )
+    return {spec.name: body[spec.start : spec.stop] for spec in source.layout.tensors}
+
+
+def fitted(model, given, **options):
+    made = MemoryBody.of(model)
+    keeps = options.pop("keeps", False)
+    source = MemoryBody.of(given)
+    return Fitted(made.layout, source, "the file", made if keeps else None, **options)
+
+
+def bytes_of(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_values_come_in_the_models_order_and_dtypes():
+    given = {
+        "a": torch.arange(50, dtype=torch.float32) / 4,
+        "b": torch.arange(30, dtype=torch.int32).reshape(5, 6),
+        "c": torch.tensor(2.5, dtype=torch.float64),
+        "d": torch.zeros(0),
+    }
+    model = {
+        "a": torch.empty(50, dtype=torch.bfloat16),
+        "b": torch.empty(5, 6, dtype=torch.int64),
+        "c": torch.empty((), dtype=torch.float32),
+        "d": torch.empty(0),
+    }
+    found = values_of(fitted(model, given))
+    assert found == {name: bytes_of(given[name].to(model[name].dtype)) for name in model}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_value_that_a_dtype_does_not_have_is_refused_unless_it_may_be_rounded(dtype):
+    given, model = {"w": torch.tensor([1.0, 1 / 3, float("nan")])}, {"w": torch.empty(3).to(dtype)}
+    with pytest.raises(CheckpointError, match=r"tensor 'w' of the file is F32, .* model.strict"):
+        values_of(fitted(model, given))
+    assert values_of(fitted(model, given, rounds=True))["w"] == bytes_of(given["w"].to(dtype))
+    given["w"] = torch.tensor([1.0, -0.0, float("nan")])
+    assert values_of(fitted(model, given))["w"] == bytes_of(given["w"].to(dtype))
+
+
+def test_integers_that_do_not_fit_are_refused():
+    with pytest.raises(CheckpointError, match="'w'"):
+        values_of(fitted({"w": torch.empty(2, dtype=torch.int8)}, {"w": torch.tensor([1, 300])}))
+
+
+@pytest.mark.parametrize("names", [["wte"], ["head"], ["wte", "head"]])
+def test_a_tied_tensor_may_be_under_any_of_its_names(names):
+    weight = torch.empty(4, 3)
+    model = {"wte": weight, "head": weight, "bias": torch.empty(2)}
+    value = torch.arange(12.0).reshape(4, 3)
+    # Under both names, the file has two copies.
+    given = {"bias": torch.ones(2), **{name: value.clone() for name in names}}
+    source = fitted(model, given)
+    assert values_of(source) == {"bias": bytes_of(given["bias"]), "head": bytes_of(value)}
+    assert source.layout.aliases == {"wte": "head"}
+
+
+def test_copies_of_a_tied_tensor_that_differ_are_refused():
+    weight = torch.empty(4, 3)
+    given = {"wte": torch.zeros(4, 3), "head": torch.ones(4, 3)}
+    with pytest.raises(CheckpointError, match="different values for 'head' and 'wte'"):
+        values_of(fitted({"wte": weight, "head": weight}, given))
+
+
+def test_what_differs_is_listed_by_kind():
+    model = {"a": torch.empty(2), "b": torch.empty(2), "c": torch.empty(2)}
+    given = {
+        "a": torch.zeros(2),
+        "b": torch.zeros(3),
+        **{f"x{n}": torch.zeros(1) for n in range(9)},
+    }
+    with pytest.raises(LayoutError) as refusal:
+        fitted(model, given)
+    assert str(refusal.value) == (
+        "the file lacks 1 tensor ('c') of the model; it has 9 tensors ('x0', 'x1', 'x2', 'x3', "
+        "'x4' and 4 more) that the model lacks; it has 1 tensor ('b') in another shape"
+    )
+
+
+def test_names_that_differ_by_a_prefix_are_pointed_out():
+    inner = MemoryBody.of({"wte": torch.empty(2), "h.0.w": torch.empty(2)}).layout
+    outer = MemoryBody.of({"m.wte": torch.empty(2), "m.h.0.w": torch.empty(2)}).layout
+    assert "seem to lack the prefix 'm.'" in Differences.between(outer, inner).sentence("x")
+    assert "seem to have the prefix 'm.'" in Differences.between(inner, outer).sentence("x")
+
+
+def test_what_a_file_lacks_may_be_kept_from_the_model():
+    model = {"body": torch.ones(40), "head": torch.full((3, 2), 7.0), "new": torch.tensor(5)}
+    given = {"body": torch.arange(40.0), "head": torch.zeros(9, 2), "gone": torch.zeros(1)}
+    found = values_of(fitted(model, given, keeps=True))
+    assert found == {
+        "body": bytes_of(given["body"]),
+        "head": bytes_of(model["head"]),
+        "new": bytes_of(model["new"]),
+    }
+
+
+def test_arrays_are_fitted_as_tensors_are():
+    model = {"w": np.empty((3, 4), np.float64)}
+    given = {"w": np.arange(12, dtype=np.float32).reshape(3, 4)}
+    found = values_of(fitted(model, given))
+    assert found["w"] == given["w"].astype(np.float64).tobytes()

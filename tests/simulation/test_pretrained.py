@@ -1,0 +1,139 @@
+"""Jobs that begin with somebody's weights, in any format, under the factory's names and dtypes."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from flstream.errors import ModelError
+from flstream.model.checkpoint import FileSource
+from flstream.simulation.forecasting.model_layout import model_layout
+
+MODEL = """
+import torch
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, dtype="float32"):
+        super().__init__()
+        self.wte = torch.nn.Embedding(6, 4)
+        self.head = torch.nn.Linear(4, 6, bias=False)
+        self.head.weight = self.wte.weight
+        self.norm = torch.nn.Linear(4, 4)
+        self.to(getattr(torch, dtype))
+
+
+def tied(dtype="float32"):
+    return Tied(dtype), "a tokenizer"
+
+
+def with_values():
+    assert float(torch.ones(2).sum()) == 2  # which the meta device does not know
+    return Tied()
+"""
+# Answers with what it received.
+ECHO = """
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    flare.send(flare.FLModel(params=model.params))
+"""
+VALUES = {
+    "wte.weight": torch.arange(24.0).reshape(6, 4) / 8,
+    "norm.weight": torch.arange(16.0).reshape(4, 4),
+    "norm.bias": torch.ones(4),
+}
+ONE_ROUND = ("rounds=1", "clients.count=1", "workflow.args.evaluate_every=0", "model.args={}")
+
+
+def save(folder, form, values):
+    match form:
+        case "safetensors":
+            path = folder / "w.safetensors"
+            safetensors.torch.save_file(values, path)
+        case "bin":
+            path = folder / "pytorch_model.bin"
+            torch.save(values, path)
+        case "npz":
+            path = folder / "w.npz"
+            np.savez(path, **{name: value.numpy() for name, value in values.items()})
+        case "index":
+            path = folder / "model.safetensors.index.json"
+            homes = {name: f"shard-{place % 2}.safetensors" for place, name in enumerate(values)}
+            for home in set(homes.values()):
+                part = {name: values[name] for name in values if homes[name] == home}
+                safetensors.torch.save_file(part, folder / home)
+            path.write_text(json.dumps({"metadata": {}, "weight_map": homes}))
+    return path
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin", "npz", "index"])
+def test_a_model_with_ties_begins_with_a_file_of_any_format(jobs, tmp_path, form):
+    # As save_pretrained writes it: a tied tensor is there under one of its names.
+    path = save(tmp_path, form, VALUES)
+    run = jobs.run(
+        ECHO, *ONE_ROUND, "model.factory=model:tied", f"model.initial={path}", model=MODEL
+    )
+    assert run.summary.status == "finished", run.summary.error
+    initial = FileSource(run.directory.checkpoint(0))
+    assert initial.layout.aliases == {"wte.weight": "head.weight"}
+    found = safetensors.torch.load_file(run.directory.checkpoint(1))
+    assert torch.equal(found["head.weight"], VALUES["wte.weight"])
+    assert torch.equal(found["norm.weight"], VALUES["norm.weight"])
+    # The shards of an index are compared on resume, as the file itself is.
+    listed = json.loads(run.directory.job_files.read_text())["model.initial"]
+    assert len(listed) == (3 if form == "index" else 1)
+
+
+def test_values_are_cast_to_the_factorys_dtype_if_none_is_lost(jobs, tmp_path):
+    path = save(tmp_path, "safetensors", VALUES)
+    args = ("model.factory=model:tied", "model.args.dtype=bfloat16", f"model.initial={path}")
+    run = jobs.run(ECHO, *ONE_ROUND[:3], *args, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    initial = FileSource(run.directory.checkpoint(0)).layout
+    assert {spec.dtype for spec in initial.tensors} == {"BF16"}
+
+
+def test_values_that_a_cast_would_change_are_refused_or_rounded(jobs, tmp_path):
+    path = save(tmp_path, "safetensors", {**VALUES, "norm.bias": torch.full((4,), 1 / 3)})
+    args = ("model.factory=model:tied", "model.args.dtype=bfloat16", f"model.initial={path}")
+    run = jobs.run(ECHO, *ONE_ROUND[:3], *args, model=MODEL)
+    assert run.summary.status == "failed"
+    assert "tensor 'norm.bias'" in run.summary.error
+    assert "model.strict = false" in run.summary.error
+    run = jobs.run(ECHO, *ONE_ROUND[:3], *args, "model.strict=false", model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+
+
+@pytest.mark.parametrize("factory", ["tied", "with_values"])
+def test_tensors_that_a_file_lacks_are_listed_before_a_run(jobs, tmp_path, factory):
+    path = save(tmp_path, "safetensors", {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
+    job = jobs.make(
+        ECHO, *ONE_ROUND, f"model.factory=model:{factory}", f"model.initial={path}", model=MODEL
+    )
+    sentence = (
+        r"lacks 2 tensors \('norm.bias', 'norm.weight'\) of the model; it has 1 tensor \('old'"
+    )
+    with pytest.raises(ModelError, match=sentence):
+        model_layout(job)
+
+
+def test_a_new_head_is_kept_from_the_factory(jobs, tmp_path):
+    path = save(tmp_path, "safetensors", {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
+    run = jobs.run(
+        ECHO,
+        *ONE_ROUND,
+        "model.factory=model:tied",
+        f"model.initial={path}",
+        "model.strict=false",
+        model=MODEL,
+    )
+    assert run.summary.status == "finished", run.summary.error
+    found = safetensors.torch.load_file(run.directory.checkpoint(0))
+    assert torch.equal(found["head.weight"], VALUES["wte.weight"])
+    assert found["norm.bias"].abs().sum() > 0
+    assert "old" not in found
