@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
 import flstream.client as flare
+from flstream.client import partition
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--alpha", type=float)
@@ -19,22 +20,6 @@ parser.add_argument("--batch_size", type=int)
 args = parser.parse_args()
 
 
-def split(labels, sites, alpha, rng):
-    """Deal out examples so that each label is spread over the sites by a Dirichlet draw.
-
-    Measuring non-identical data: Hsu, Qi, Brown 2019, arXiv:1909.06335.
-    """
-    while True:
-        shares = [[] for _ in range(sites)]
-        for label in range(10):
-            mine = rng.permutation(np.flatnonzero(labels == label))
-            cuts = np.cumsum(rng.dirichlet([alpha] * sites))[:-1] * len(mine)
-            for share, part in zip(shares, np.split(mine, cuts.astype(int)), strict=True):
-                share.extend(part)
-        if min(map(len, shares)) >= args.batch_size:  # draw again rather than starve a site
-            return shares
-
-
 def my_data():
     """This site's training images, and its part of the test set that no site trains on."""
     digits = load_digits()
@@ -43,9 +28,12 @@ def my_data():
     rng = np.random.default_rng(args.split_seed)
     order = rng.permutation(len(labels))
     test, train = order[:360], order[360:]
-    site = int(flare.get_site_name().removeprefix("site-")) - 1
-    sites = flare.system_info()["clients"]
-    mine = train[split(digits.target[train], sites, args.alpha, rng)[site]]
+    site, sites = flare.system_info()["site_index"], flare.system_info()["clients"]
+    least = args.batch_size  # drawn again rather than starve a site
+    parts = partition.dirichlet(
+        digits.target[train], sites, args.alpha, seed=rng, min_examples=least
+    )
+    mine = train[parts[site]]
     unseen = test[site::sites]
     return images[mine], labels[mine], images[unseen], labels[unseen]
 
