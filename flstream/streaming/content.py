@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from flstream.model.body import Extent, Scratch, Source
-from flstream.model.descriptors import FileId, file_id
+from flstream.model.descriptors import file_id
 from flstream.transport.channel import Channel
+from flstream.transport.lending import Lending
 from flstream.transport.splice import Pages
 from flstream.transport.views import advance
 
@@ -24,20 +25,13 @@ class Content(Protocol):
         """Send what the channel takes, and return the number of bytes."""
         ...
 
-    @property
-    def file(self) -> FileId | None:
-        """The file whose pages are lent to the channel, if it is one."""
-        ...
-
-    def lent(self) -> Sequence[tuple[int, int]]:
-        """Return the addresses of memory that was lent to the channel since the last call."""
+    def lent(self) -> Lending | None:
+        """Return what was lent to the channel since the last call, if anything was."""
         ...
 
 
 class Copied:
     """Bytes that the kernel copies."""
-
-    file = None
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = list(views)
@@ -57,9 +51,9 @@ class Copied:
         self._views = advance(self._views, count)
         return count
 
-    def lent(self) -> Sequence[tuple[int, int]]:
+    def lent(self) -> Lending | None:
         """Return nothing."""
-        return ()
+        return None
 
 
 class Lent:
@@ -69,9 +63,8 @@ class Lent:
         view: The bytes, in pages of private memory that have nothing else on them.
     """
 
-    file = None
-
     def __init__(self, view: memoryview) -> None:
+        self._view = view
         self._pages = Pages([view])
 
     @property
@@ -83,9 +76,10 @@ class Lent:
         """Send what the channel takes, and return the number of bytes."""
         return channel.lend_some(self._pages)
 
-    def lent(self) -> Sequence[tuple[int, int]]:
-        """Return the addresses of memory that was lent to the channel since the last call."""
-        return self._pages.taken()
+    def lent(self) -> Lending | None:
+        """Return what was lent to the channel since the last call, if anything was."""
+        taken = self._pages.taken()
+        return Lending(taken, self._view) if taken else None
 
 
 class InFile:
@@ -94,8 +88,7 @@ class InFile:
     def __init__(self, source: Source, extent: Extent, nbytes: int) -> None:
         self._source = source  # the descriptor is open as long as it exists
         self._fd, self._offset = extent.fd, extent.offset
-        self._left = nbytes
-        self.file = file_id(extent.fd)
+        self._left = self._told = nbytes
 
     @property
     def left(self) -> int:
@@ -109,9 +102,10 @@ class InFile:
         self._left -= count
         return count
 
-    def lent(self) -> Sequence[tuple[int, int]]:
-        """Return nothing: its pages are in no memory of this process."""
-        return ()
+    def lent(self) -> Lending | None:
+        """Return what was lent to the channel since the last call, if anything was."""
+        sent, self._told = self._told > self._left, self._left
+        return Lending((), file=file_id(self._fd)) if sent else None
 
 
 class Gathered:
@@ -123,8 +117,6 @@ class Gathered:
         stop: Offset in bytes after the last one; not many more, for all of them are gathered anew
             each time that the channel takes some.
     """
-
-    file = None
 
     def __init__(self, source: Source, start: int, stop: int) -> None:
         self._source = source
@@ -142,6 +134,6 @@ class Gathered:
         self._next += count
         return count
 
-    def lent(self) -> Sequence[tuple[int, int]]:
+    def lent(self) -> Lending | None:
         """Return nothing."""
-        return ()
+        return None

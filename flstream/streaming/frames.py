@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from flstream.errors import SourceChangedError
 from flstream.model.body import Extent, Scratch, Source
-from flstream.model.descriptors import FileId
 from flstream.streaming.content import Content, Copied, Gathered, InFile, Lent
 from flstream.streaming.digesting import RangeDigest
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import FRAME, Header, digest_of
 from flstream.transport.channel import Channel
-from flstream.transport.lending import PrivateMemory
+from flstream.transport.lending import Lending, PrivateMemory
 
 LEAST_LENT = 128 << 10
 """Length in bytes of the shortest frame that is lent: shorter ones are faster to copy."""
@@ -68,7 +67,6 @@ class Frame:
         stop: Offset in bytes of the chunk's end.
         parts: Content still to be sent: the header, and the payload.
         has_begun: Whether some of it has been sent.
-        file: The file whose pages the last call has lent to the channel, if any.
     """
 
     demand: Demand
@@ -76,8 +74,7 @@ class Frame:
     stop: int
     parts: list[Content]
     has_begun: bool = False
-    file: FileId | None = None
-    _lent: Sequence[tuple[int, int]] = ()
+    _lent: Lending | None = None
 
     @property
     def left(self) -> int:
@@ -88,14 +85,14 @@ class Frame:
         """Send what the channel takes, and return the number of bytes."""
         part = self.parts[0]
         count = part.send_some(channel)
-        self._lent, self.file = part.lent(), part.file
+        self._lent = part.lent()
         if not part.left:
             del self.parts[0]
         self.has_begun = self.has_begun or count > 0
         return count
 
-    def lent(self) -> Sequence[tuple[int, int]]:
-        """Return the addresses of memory that the last call has lent to the channel."""
+    def lent(self) -> Lending | None:
+        """Return what the last call has lent to the channel, if anything."""
         return self._lent
 
 

@@ -147,10 +147,9 @@ class SendQueue:
             count = self._packet.send_some(self._channel)
             loans.sent(count)
             if self._frame is not None:
-                token = self._frame.demand.token
-                loans.lent(token, self._packet.lent())
-                if count and self._packet.file is not None:
-                    loans.lent_file(token, self._packet.file)
+                lending = self._packet.lent()
+                if lending is not None:
+                    loans.lent(self._frame.demand.token, lending)
             return count
 
     def _note_progress(self, frame: Frame) -> None:

@@ -17,7 +17,7 @@ import termios
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,10 @@ _MAPS = Path("/proc/self/maps")
 _PRIVATE = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f:]+ 0 *(?:\[heap\]|\[anon.*)?$", re.MULTILINE
 )
+# Bytes that are replaced at a time at least, if they are of one object.
+_BLOCK = 4 << 20
+# Memory whose pages could not be replaced.
+_kept: list[memoryview] = []
 # Loans of a connection beyond which those are looked for that were read.
 _MOST_LOANS = 256
 
@@ -99,34 +103,51 @@ class PrivateMemory:
         Returns:
             Where it begins and ends in the view; both 0 for none.
         """
-        address, whole = address_of(view), memoryview(view.obj)
-        first, last = address, address + len(view)
-        if whole.contiguous:
-            first = address_of(whole)
-            last = first + whole.nbytes
-        index = bisect_right(self._starts, first) - 1
-        if index < 0 or last > self._stops[index]:
+        address, (low, high) = address_of(view), _pages_of(view)
+        index = bisect_right(self._starts, low) - 1
+        if index < 0 or high > self._stops[index]:
             return 0, 0
-        start = max(address, -(-first // PAGE) * PAGE)
-        stop = min(address + len(view), last // PAGE * PAGE)
+        start, stop = max(address, low), min(address + len(view), high)
         return (start - address, stop - address) if start < stop else (0, 0)
 
 
-class _Loan(NamedTuple):
-    """Bytes that were handed to a socket by their pages.
+class Lending(NamedTuple):
+    """Bytes that a socket has taken by their pages.
 
     Attributes:
-        token: Token of the ref that they are of.
-        start: Address of the first one; 0 for those of a file.
-        stop: Address after the last one; 0 likewise.
+        ranges: First addresses, and addresses after the last byte, of those in memory.
+        view: View of the memory that they are of; None for those of a file.
         file: The file that they are of; None for those in memory.
-        end: Bytes that the socket had been given with them.
+    """
+
+    ranges: Sequence[tuple[int, int]]
+    view: memoryview | None = None
+    file: FileId | None = None
+
+    def replace(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranges whose pages are to be replaced, rounded outward.
+
+        They are whole blocks, as far as these are of the same object. A process may have no more
+        than some ten thousand mappings, and each range that is replaced becomes one.
+        """
+        if self.view is None:
+            return
+        low, high = _pages_of(self.view)
+        for start, stop in self.ranges:
+            yield max(start // _BLOCK * _BLOCK, low), min(-(-stop // _BLOCK) * _BLOCK, high)
+
+
+class _Loan(NamedTuple):
+    """A lending that the peer may not have read.
+
+    Attributes:
+        token: Token of the ref that it is of.
+        lending: What was lent.
+        end: Bytes that the socket had been given with it.
     """
 
     token: bytes
-    start: int
-    stop: int
-    file: FileId | None
+    lending: Lending
     end: int
 
 
@@ -154,17 +175,9 @@ class Loans:
         """Note that the socket has taken so many bytes."""
         self._sent += count
 
-    def lent(self, token: bytes, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note that bytes at these addresses were among those that the socket took last."""
-        self._loans.extend(_Loan(token, start, stop, None, self._sent) for start, stop in ranges)
-        self._forget_read()
-
-    def lent_file(self, token: bytes, file: FileId) -> None:
-        """Note that bytes of a file were among those that the socket took last."""
-        self._loans.append(_Loan(token, 0, 0, file, self._sent))
-        self._forget_read()
-
-    def _forget_read(self) -> None:
+    def lent(self, token: bytes, lending: Lending) -> None:
+        """Note what was among the bytes that the socket took last."""
+        self._loans.append(_Loan(token, lending, self._sent))
         if len(self._loans) > _MOST_LOANS:
             read = self._read()
             while self._loans and self._loans[0].end <= read:
@@ -199,11 +212,15 @@ class Loans:
             if not wanted:
                 return
             read = self._read()
-            unread = [each for each in wanted if each.end > read]
-            for start, stop in _joined(each for each in unread if each.file is None):
-                replace_pages(start, stop)
+            unread = [each.lending for each in wanted if each.end > read]
             for file in {each.file for each in unread if each.file is not None}:
                 keep_content(file)
+            try:
+                for start, stop in _joined(unread):
+                    replace_pages(start, stop)
+            except OSError:
+                # The memory is then never given to anything else.
+                _kept.extend(each.view for each in unread if each.view is not None)
             self._loans = deque(each for each in self._loans if token not in (None, each.token))
 
     def _read(self) -> int:
@@ -243,11 +260,19 @@ def address_of(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def _joined(loans: Iterable[_Loan]) -> list[tuple[int, int]]:
-    """Return the ranges of pages that loans are of, those that touch as one."""
+def _pages_of(view: memoryview) -> tuple[int, int]:
+    """Return the addresses between which pages have nothing but a view's whole object on them."""
+    whole = memoryview(view.obj)
+    if not whole.contiguous:
+        whole = view
+    start = address_of(whole)
+    return -(-start // PAGE) * PAGE, (start + whole.nbytes) // PAGE * PAGE
+
+
+def _joined(lendings: Iterable[Lending]) -> list[tuple[int, int]]:
+    """Return the ranges of pages that are to be replaced, those that touch as one."""
     joined: list[tuple[int, int]] = []
-    for loan in sorted(loans, key=lambda each: each.start):
-        start, stop = loan.start // PAGE * PAGE, -(-loan.stop // PAGE) * PAGE
+    for start, stop in sorted(pages for each in lendings for pages in each.replace()):
         if joined and start <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(joined[-1][1], stop)
         else:

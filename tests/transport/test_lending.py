@@ -8,7 +8,14 @@ import tempfile
 import numpy as np
 import pytest
 
-from flstream.transport.lending import PAGE, Loans, PrivateMemory, address_of, replace_pages
+from flstream.transport.lending import (
+    PAGE,
+    Lending,
+    Loans,
+    PrivateMemory,
+    address_of,
+    replace_pages,
+)
 from flstream.transport.pipe import PipeChannel
 from flstream.transport.splice import Pages
 
@@ -83,7 +90,7 @@ def lent():
             assert sent
             with loans.lock:
                 loans.sent(sent)
-                loans.lent(b"token", pages.taken())
+                loans.lent(b"token", Lending(pages.taken(), view))
             count += sent
         yield loans, array, theirs, count
 
@@ -128,3 +135,49 @@ def test_a_socket_that_is_closed_has_its_pages_replaced_first(lent):
     loans.take_back()
     array[:] = 2
     assert set(received(peer, count)) == {1}
+
+
+def mappings():
+    with open("/proc/self/maps", "rb") as file:
+        return file.read().count(b"\n")
+
+
+def lend_everywhere(array):
+    """Lends a page of each 64 KiB of an array, and takes all of them back."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loans, start = Loans(ours.fileno()), address_of(view_of(array))
+        first = -(-start // PAGE) * PAGE
+        loans.sent(1 << 40)  # far more than anybody reads
+        for place in range(first, start + array.nbytes - PAGE, 64 << 10):
+            with loans.lock:
+                loans.lent(b"token", Lending([(place, place + PAGE)], view_of(array)))
+        loans.sent(-(1 << 40) + 1)
+        loans._read = lambda: 0
+        loans.take_back(b"token")
+
+
+def test_memory_does_not_fall_into_as_many_mappings_as_there_were_loans():
+    array = np.full(64 * MIB, 3, np.uint8)
+    before = mappings()
+    for _ in range(3):
+        lend_everywhere(array)
+    assert mappings() - before < 64
+    assert array.min() == array.max() == 3
+
+
+def test_memory_whose_pages_cannot_be_replaced_is_never_used_again(lent, monkeypatch):
+    loans, array, peer, count = lent
+    kept = []
+    monkeypatch.setattr("flstream.transport.lending._kept", kept)
+
+    def fails(start, stop):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("flstream.transport.lending.replace_pages", fails)
+    loans.take_back(b"token")
+    address = address_of(view_of(array))
+    del array
+    assert kept
+    assert all(address <= address_of(each) < address + MIB for each in kept)
+    assert received(peer, count) == b"\1" * count
