@@ -43,6 +43,7 @@ class _Beside(msgspec.Struct):
     metadata: msgspec.Raw = msgspec.field(name=METADATA, default=msgspec.Raw(b"{}"))
 
 
+_TWICE = "a name stands there twice"
 _beside_decoder = msgspec.json.Decoder(_Beside)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
 # The metadata, which are of another type, are null by then.
@@ -71,11 +72,9 @@ def decode_header(text: bytes, origin: str, most_tensors: int | None = None) -> 
     if not text.strip():
         raise LayoutError(f"{origin} has a header with nothing in it")
     try:
-        metadata, entries = _decode(text)
+        metadata, entries = _decode(text, origin, most_tensors)
     except _UNREADABLE as error:
         raise _refusal(text, origin, error) from error
-    if most_tensors is not None and len(entries) > most_tensors:
-        raise LayoutError(f"{origin} has {len(entries)} tensors; at most {most_tensors} are taken")
     specs = [_spec(name, entry, origin) for name, entry in entries.items()]
     names = entries.keys()
     specs.sort(key=lambda spec: (spec.start, spec.stop))
@@ -85,25 +84,30 @@ def decode_header(text: bytes, origin: str, most_tensors: int | None = None) -> 
         if left.stop != right.start:
             flaw = "overlap" if right.start < left.stop else "leave a hole between them"
             raise LayoutError(f"{origin}: tensors {left.name!r} and {right.name!r} {flaw}")
-    aliases = _ties(metadata.pop(TIED, "{}"), names, origin)
+    aliases = _ties(metadata.pop(TIED, "{}"), names, origin, most_tensors)
     return Decoded(specs, aliases, metadata)
 
 
-def _decode(text: bytes) -> tuple[dict[str, str], dict[str, _Entry]]:
-    """Decode the metadata and the entries of the tensors.
+def _decode(text: bytes, origin: str, most: int | None) -> tuple[dict[str, str], dict[str, _Entry]]:
+    """Decode the metadata and the entries of the tensors, if there are not too many.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: They are of other types, or a name
             stands there twice.
+        LayoutError: There are more than ``most``.
     """
     raw = bytes(_beside_decoder.decode(text).metadata)
-    metadata = _metadata_decoder.decode(raw)
     rest = text
     if (key := _METADATA_KEY.search(text)) is not None:
         rest = text[: key.end()] + b"null" + text[key.end() + len(raw) :]
-    entries = _entries_decoder.decode(rest)
-    _expect_keys(rest, len(entries) + len(_Entry.__struct_fields__) * _filled(entries))
-    _expect_keys(raw, len(metadata))
+    # Counted before anything is made of them.
+    keys, metadata_keys = _keys(rest), _keys(raw)
+    fields = len(_Entry.__struct_fields__)
+    _expect_at_most(most, keys // (1 + fields), origin, "tensors")
+    _expect_at_most(most, metadata_keys, origin, "entries of metadata")
+    metadata, entries = _metadata_decoder.decode(raw), _entries_decoder.decode(rest)
+    if keys != len(entries) + fields * _filled(entries) or metadata_keys != len(metadata):
+        raise msgspec.ValidationError(_TWICE)
     entries.pop(METADATA, None)
     if None in entries.values():
         raise msgspec.ValidationError("a tensor is null")
@@ -114,15 +118,15 @@ def _filled(entries: Mapping[str, _Entry | None]) -> int:
     return sum(entry is not None for entry in entries.values())
 
 
-def _expect_keys(text: bytes, count: int) -> None:
-    """Refuse JSON that has more keys than were decoded, of which the last of a name is taken.
-
-    Raises:
-        msgspec.ValidationError: It has.
-    """
+def _keys(text: bytes) -> int:
+    """Count the keys of JSON. If it has more than were decoded, a name stands there twice."""
     colons = _STRING.findall(text)
-    if len(colons) - colons.count(b"") != count:
-        raise msgspec.ValidationError("a name stands there twice")
+    return len(colons) - colons.count(b"")
+
+
+def _expect_at_most(most: int | None, count: int, origin: str, what: str) -> None:
+    if most is not None and count > most:
+        raise LayoutError(f"{origin} has {count} {what}; at most {most} are taken")
 
 
 def _refusal(text: bytes, origin: str, error: Exception) -> LayoutError:
@@ -167,10 +171,13 @@ def _spec(name: str, entry: _Entry, origin: str) -> TensorSpec:
     return TensorSpec(name, dtype.code, entry.shape, start, stop)
 
 
-def _ties(text: str, names: Container[str], origin: str) -> dict[str, str]:
+def _ties(text: str, names: Container[str], origin: str, most: int | None) -> dict[str, str]:
+    keys = _keys(text.encode())
+    _expect_at_most(most, keys, origin, "ties")
     try:
         ties = _metadata_decoder.decode(text)
-        _expect_keys(text.encode(), len(ties))
+        if keys != len(ties):
+            raise msgspec.ValidationError(_TWICE)
     except _UNREADABLE as error:
         raise LayoutError(
             f"{origin} has ties that are not a table of names: {quotable(str(error))}"

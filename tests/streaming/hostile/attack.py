@@ -179,11 +179,15 @@ def states(sock, _, kind):
         b'{"w":[' + b"[]," * (2 * MIB) + b"[]]}",
         b'{"w":' + b"[" * MIB + b"]" * MIB + b"}",
         b'{"__metadata__":{"flstream.tied":"[' + b"[]," * (2 * MIB) + b'[]]"}}',
-        b"{" + b",".join(b'"%d":1' % n for n in range(700_000)) + b"}",
+        b"{" + b",".join(b'"%d":1' % n for n in range(300_000)) + b"}",
         b"{" + b",".join(entries) + b"}",
         layout_of(2**63 - 1),
         layout_of(2**50),
         b"{" + b" " * (20 * MIB) + b"}",
+        b'{"__metadata__":{' + b",".join(b'"%d":""' % n for n in range(600_000)) + b"}}",
+        b'{"__metadata__":{"flstream.tied":"{'
+        + b",".join(b'\\"%d\\":\\"w\\"' % n for n in range(400_000))
+        + b'}"},"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
     ]
     opens_to(sock, layouts[kind])
 

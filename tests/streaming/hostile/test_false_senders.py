@@ -22,6 +22,8 @@ LAYOUTS = {
     "all bytes that there are": r"9223372036854775807 bytes, and .* \(Limits.body_bytes\)",
     "more bytes than are taken": r"1125899906842624 bytes, and .* \(Limits.body_bytes\)",
     "twenty million spaces": r"a message of 20\d+ bytes, .*Limits.layout_bytes",
+    "metadata without end": "600000 entries of metadata; at most 100000 are taken",
+    "ties without end": "400000 ties; at most 100000 are taken",
 }
 
 
