@@ -154,7 +154,8 @@ def send(links: list[Link], runs: list[Run], _folder: Path) -> Sent:
     with DownloadService() as service:
         for link in links:
             link.bare.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            service.attach(PipeChannel(link.data, link.receiver), link.receiver)
+            channel = PipeChannel(link.data, link.receiver, lends=True)
+            service.attach(channel, link.receiver)
         for number, run in enumerate(runs):
             chosen = links[: run.receivers]
             ref = service.offer(models[run.model], [link.receiver for link in chosen])

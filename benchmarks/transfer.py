@@ -127,7 +127,8 @@ def send_tiny(links: list[Link], count: int) -> list[float]:
     arrays = {"weight": np.zeros(1024, np.float32)}
     settled: list[float] = []
     with DownloadService() as service:
-        service.attach(PipeChannel(link.data, link.receiver), link.receiver)
+        channel = PipeChannel(link.data, link.receiver, lends=True)
+        service.attach(channel, link.receiver)
         for _ in range(count):
             # One ref at a time, as in use, where a service offers few of them.
             ref = add_arrays(service, arrays, [link.receiver])

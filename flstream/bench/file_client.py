@@ -61,7 +61,8 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
     worker.send(Received(task.effect, cost.retries))
     (site,) = task.sites
     add(source, site.index + 1)
-    ref = worker.offer(source, task.chunk_size)
+    # Opened anew: a source is not to change after it was opened.
+    ref = worker.offer(FileSource(path), task.chunk_size)
     answer = SiteAnswer(site.site, 1.0, {}, has_params=True)
     worker.send(Answered(task.effect, {MODEL: ref.token}, [answer]))
     outcome = ref.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import weakref
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from flstream.model.descriptors import (
 from flstream.model.digests import BodyDigest, ChunkDigester, ChunkDigests
 from flstream.model.header import header_length
 from flstream.model.layout import Layout, parse_header
+from flstream.text import quotable
 
 # Bytes written between two requests to the disk to begin writing.
 _WRITEBACK_BYTES = 16 << 20
@@ -209,9 +211,12 @@ class FileSink:
         self.resumed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self._fd = open_to_write(self._temporary, keep=resume)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
+            raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
         try:
             self.resumed = resume and os.pread(self._fd, len(header), 0) == header
             if not self.resumed:

@@ -64,7 +64,8 @@ def open_to_write(path: Path, *, keep: bool) -> int:
     Args:
         path: Path of the file.
         keep: Whether the content of an existing file is needed. If not, and the file is open or
-            mapped elsewhere or has another name, it is left alone and a new file takes its name.
+            mapped elsewhere, it is left alone and a new file takes its name. So is one that has
+            another name, and one that a link leads to.
 
     Raises:
         OSError: The file cannot be opened or created, or is being written through another
@@ -72,16 +73,21 @@ def open_to_write(path: Path, *, keep: bool) -> int:
     """
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except PermissionError:  # the file may be removed, but not written
             if keep:
                 raise
             path.unlink()
             continue
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            path.unlink()  # a link to somebody else's file
+            continue
         try:
             _lock(fd)
             if _is_named(fd, path):
-                if keep or _is_alone(fd):
+                if _is_alone(fd) or (keep and os.fstat(fd).st_nlink == 1):
                     return fd
                 path.unlink()
         except BaseException:

@@ -31,7 +31,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _TensorEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     dtype: str
     shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
     data_offsets: tuple[_Size, _Size]
@@ -47,7 +47,7 @@ _TWICE = "a name stands there twice"
 _beside_decoder = msgspec.json.Decoder(_Beside)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str])
 # The metadata, which are of another type, are null by then.
-_entries_decoder = msgspec.json.Decoder(dict[str, _Entry | None])
+_entries_decoder = msgspec.json.Decoder(dict[str, _TensorEntry | None])
 _METADATA_KEY = re.compile(rb'"%s"\s*+:\s*+' % METADATA.encode())
 # A string, and the colon behind it if it is a key.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"(\s*+:)?')
@@ -88,7 +88,9 @@ def decode_header(text: bytes, origin: str, most_tensors: int | None = None) -> 
     return Decoded(specs, aliases, metadata)
 
 
-def _decode(text: bytes, origin: str, most: int | None) -> tuple[dict[str, str], dict[str, _Entry]]:
+def _decode(
+    text: bytes, origin: str, most: int | None
+) -> tuple[dict[str, str], dict[str, _TensorEntry]]:
     """Decode the metadata and the entries of the tensors, if there are not too many.
 
     Raises:
@@ -102,7 +104,7 @@ def _decode(text: bytes, origin: str, most: int | None) -> tuple[dict[str, str],
         rest = text[: key.end()] + b"null" + text[key.end() + len(raw) :]
     # Counted before anything is made of them.
     keys, metadata_keys = _keys(rest), _keys(raw)
-    fields = len(_Entry.__struct_fields__)
+    fields = len(_TensorEntry.__struct_fields__)
     _expect_at_most(most, keys // (1 + fields), origin, "tensors")
     _expect_at_most(most, metadata_keys, origin, "entries of metadata")
     metadata, entries = _metadata_decoder.decode(raw), _entries_decoder.decode(rest)
@@ -114,7 +116,7 @@ def _decode(text: bytes, origin: str, most: int | None) -> tuple[dict[str, str],
     return metadata, entries  # type: ignore[return-value]
 
 
-def _filled(entries: Mapping[str, _Entry | None]) -> int:
+def _filled(entries: Mapping[str, _TensorEntry | None]) -> int:
     return sum(entry is not None for entry in entries.values())
 
 
@@ -142,13 +144,15 @@ def _refusal(text: bytes, origin: str, error: Exception) -> LayoutError:
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             return LayoutError(f"{origin} has metadata that is not a table of strings")
         for name, field in fields.items():
-            if isinstance(field, dict) and (others := field.keys() - set(_Entry.__struct_fields__)):
+            if isinstance(field, dict) and (
+                others := field.keys() - set(_TensorEntry.__struct_fields__)
+            ):
                 return LayoutError(
                     f"{origin}: tensor {name!r} has the field {min(others)!r}, which the format "
                     "lacks"
                 )
             try:
-                msgspec.convert(field, _Entry)
+                msgspec.convert(field, _TensorEntry)
             except msgspec.ValidationError:
                 return LayoutError(
                     f"{origin}: tensor {name!r} lacks a proper dtype, shape or offsets"
@@ -156,7 +160,7 @@ def _refusal(text: bytes, origin: str, error: Exception) -> LayoutError:
     return LayoutError(f"{origin} has a header that cannot be read: {quotable(str(error))}")
 
 
-def _spec(name: str, entry: _Entry, origin: str) -> TensorSpec:
+def _spec(name: str, entry: _TensorEntry, origin: str) -> TensorSpec:
     dtype = BY_CODE.get(entry.dtype)
     if dtype is None:
         raise LayoutError(

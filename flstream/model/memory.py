@@ -105,6 +105,11 @@ class MemoryBody:
         Raises:
             LayoutError: A tensor cannot be written to; the message names it.
         """
+        if not isinstance(into, Mapping) and not hasattr(into, "state_dict"):
+            raise LayoutError(
+                f"tensors cannot be received into a {type(into).__name__}; give a module, or a "
+                "mapping of its tensors by name"
+            )
         return cls.of(into if isinstance(into, Mapping) else into.state_dict(), writable=True)
 
     @classmethod

@@ -46,7 +46,8 @@ class WorkerHandle:
         self.ready = False
         self._spawned = spawned
         self._service = service
-        service.attach(PipeChannel(spawned.end.down, name), receiver=self.receiver)
+        # A process of the same user, which may look into this one's memory by other means.
+        service.attach(PipeChannel(spawned.end.down, name, lends=True), receiver=self.receiver)
 
     def kill(self) -> None:
         """Kill the process; safe to call from any thread."""

@@ -57,7 +57,7 @@ def worker_main(
     )
     limits = limits_for(info.streaming)
     with DownloadService(limits=limits) as service:
-        service.attach(PipeChannel(end.up, SERVER), receiver=SERVER)
+        service.attach(PipeChannel(end.up, SERVER, lends=True), receiver=SERVER)
         down = Receiver(PipeChannel(end.down, SERVER), SERVER, limits=limits)
         worker = Worker(info, control, down, service, _selection(info), enter)
         try:

@@ -13,7 +13,7 @@ from flstream.streaming.frames import Demand, expect_unchanged
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.packets import FALSE_BEGINNING
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.refs import Ref
+from flstream.streaming.refs import Ref, Settled
 from flstream.streaming.send_queue import SendQueue
 from flstream.streaming.wire import (
     HEADER_BYTES,
@@ -57,6 +57,7 @@ class Connection:
         channel: Channel that carries the packets.
         receiver: Name of the receiver.
         refs: Every open ref, by token.
+        settled: Those that settled last.
         scratch: Buffer that all connections of a service share.
         limits: What the receiver may cause.
 
@@ -71,6 +72,7 @@ class Connection:
         channel: Channel,
         receiver: str,
         refs: Mapping[bytes, Ref],
+        settled: Mapping[bytes, Settled],
         scratch: Scratch,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
@@ -78,9 +80,9 @@ class Connection:
         self.receiver = receiver
         self.send_queue = SendQueue(channel, receiver, refs, scratch, limits.hashed_bytes)
         self._refs = refs
+        self._settled = settled
         self._scratch = scratch
-        self._input = bytearray(HEADER_BYTES + MAX_REQUEST_BYTES)
-        self._filled = 0
+        self._input = bytearray()
         self._junk = self._false_beginnings = 0
         self._limits = limits
         self._digesting: Digesting | None = None
@@ -119,7 +121,8 @@ class Connection:
 
     def read(self) -> None:
         """Receive what has arrived."""
-        self._filled += self.channel.receive_some([memoryview(self._input)[self._filled :]])
+        room = self._scratch.take(HEADER_BYTES + MAX_REQUEST_BYTES - len(self._input))
+        self._input += room[: self.channel.receive_some([room])]
         self._has_request = True
 
     def answer_some(self) -> None:
@@ -130,17 +133,17 @@ class Connection:
             return
         self._has_request = False
         done = looked_at = 0
-        while self._filled - done >= HEADER_BYTES:
+        while len(self._input) - done >= HEADER_BYTES:
             if not self._may_answer or looked_at == self._limits.answered_packets:
                 self._has_request = True
                 break
             looked_at += 1
             body = done + HEADER_BYTES
-            header = Header.parse(memoryview(self._input)[done:body])
+            header = Header.parse(self._input[done:body])
             if header is None or header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
                 done = self._pass_over(done)
                 continue
-            if self._filled < body + header.length:
+            if len(self._input) < body + header.length:
                 break
             payload = bytes(self._input[body : body + header.length])
             if digest_of([payload]) == header.digest:
@@ -148,13 +151,12 @@ class Connection:
                 self._answer(decode_request(payload, self.receiver))
             # A damaged request counts as lost: the receiver will probe for it.
             done = body + header.length
-        self._input[: self._filled - done] = self._input[done : self._filled]
-        self._filled -= done
+        del self._input[:done]
 
     def _pass_over(self, done: int) -> int:
         """Return where the next packet may begin, after bytes that are not a packet."""
-        found = self._input.find(MAGIC, done + 1, self._filled)
-        following = found if found >= 0 else self._filled - len(MAGIC) + 1
+        found = self._input.find(MAGIC, done + 1)
+        following = found if found >= 0 else len(self._input) - len(MAGIC) + 1
         self._junk += following - done
         self._false_beginnings += 1
         if self._junk + FALSE_BEGINNING * self._false_beginnings > _MAX_JUNK:
@@ -255,7 +257,13 @@ class Connection:
             if request.ok and delivery.failure is not None:
                 self._refuse(request, delivery.failure)
                 return
-        # Also for a ref that has settled: the request may be a repeat, because the answer was lost.
+        elif request.ok:
+            # It may be a repeat, because the answer was lost.
+            settled = self._settled.get(request.token)
+            if settled is None or self.receiver not in settled.have:
+                late = settled.reason if settled is not None else "this ref is not on offer"
+                self._refuse(request, late)
+                return
         self._send(Closed(request.request), request.token)
 
     def _refuse(self, request: Request, reason: str) -> None:

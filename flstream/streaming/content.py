@@ -88,7 +88,7 @@ class InFile:
     def __init__(self, source: Source, extent: Extent, nbytes: int) -> None:
         self._source = source  # the descriptor is open as long as it exists
         self._fd, self._offset = extent.fd, extent.offset
-        self._left = self._told = nbytes
+        self._left = self._noted = nbytes
 
     @property
     def left(self) -> int:
@@ -104,7 +104,7 @@ class InFile:
 
     def lent(self) -> Lending | None:
         """Return what was lent to the channel since the last call, if anything was."""
-        sent, self._told = self._told > self._left, self._left
+        sent, self._noted = self._noted > self._left, self._left
         return Lending((), file=file_id(self._fd)) if sent else None
 
 

@@ -9,9 +9,10 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flstream.model.body import Source
+from flstream.streaming.settings import expect_seconds
 from flstream.streaming.wire import TOKEN_BYTES
 from flstream.transport.lending import PrivateMemory
 from flstream.units import format_bytes, format_seconds
@@ -42,6 +43,11 @@ class Delivery:
     active_at: float = field(default_factory=time.monotonic)
     is_confirmed: bool = False
 
+    @property
+    def has_it(self) -> bool:
+        """Whether the receiver has said that it has the snapshot, in time."""
+        return self.closed_at is not None and self.failure is None
+
     def progress(self, nbytes: int) -> str:
         """Describe how far it is with a snapshot of ``nbytes`` bytes, and for how long it rests."""
         rests = f"nothing from it for {format_seconds(time.monotonic() - self.active_at)}"
@@ -64,6 +70,31 @@ class Outcome:
     def ok(self) -> bool:
         """Whether every declared receiver has the snapshot, or a quorum of them."""
         return self.status == "finished"
+
+
+# Refs that are remembered once they have settled, in case that a receiver repeats itself.
+_MOST_REMEMBERED = 1024
+
+
+class Settled(NamedTuple):
+    """What is remembered of a ref that has settled.
+
+    Attributes:
+        have: Receivers that have the snapshot.
+        reason: Why the others do not, for those that believe that they do.
+    """
+
+    have: frozenset[str]
+    reason: str
+
+
+class RecentlySettled(dict[bytes, Settled]):
+    """The refs that settled last, by token."""
+
+    def __setitem__(self, token: bytes, settled: Settled) -> None:
+        super().__setitem__(token, settled)
+        while len(self) > _MOST_REMEMBERED:
+            self.pop(next(iter(self)), None)
 
 
 @dataclass
@@ -122,11 +153,13 @@ class Ref:
             ValueError: The quorum is not from 1 to the number of receivers, the timeout is not
                 above 0, or the receivers are one text.
         """
-        if isinstance(receivers, str):
+        if isinstance(receivers, str | bytes):
             raise ValueError(f"receivers is the text {receivers!r}; give a list of names")
-        if stall_timeout is not None and not stall_timeout > 0:
-            raise ValueError(f"stall_timeout is {stall_timeout}; give seconds above 0, or None")
+        if stall_timeout is not None:
+            expect_seconds("stall_timeout", stall_timeout)
         deliveries = {name: Delivery() for name in receivers}
+        if not all(isinstance(name, str) for name in deliveries):
+            raise ValueError(f"receivers are {list(deliveries)}; give their names")
         if quorum is not None and (type(quorum) is not int or not 1 <= quorum <= len(deliveries)):
             raise ValueError(
                 f"a quorum of {quorum!r} cannot be had of {len(deliveries)} receivers; it must be "
@@ -210,6 +243,15 @@ class Ref:
             outcome = self._decided()
         if outcome is not None:
             self.settle(outcome)
+
+    @property
+    def settled(self) -> Settled:
+        """What is to be remembered of the ref, once it has settled."""
+        have = {name for name, each in self.deliveries.items() if each.has_it}
+        reason = "the ref had settled before this receiver was done"
+        if self._outcome is not None and self._outcome.reason:
+            reason += f": {self._outcome.reason}"
+        return Settled(frozenset(have), reason)
 
     def stalled(self) -> dict[str, float]:
         """Return the receivers that are still to be done, and the seconds until each is lost.

@@ -68,9 +68,10 @@ class RemoteSource:
     changed = None
 
     def __init__(self, receiver: Receiver, token: bytes, settings: StreamSettings) -> None:
-        if len(token) != TOKEN_BYTES:
+        if not isinstance(token, bytes) or len(token) != TOKEN_BYTES:
+            given = len(token) if isinstance(token, bytes) else f"is a {type(token).__name__}"
             raise RefusedError(
-                f"a ref's token has {TOKEN_BYTES} bytes, and this one {len(token)}; "
+                f"a ref's token has {TOKEN_BYTES} bytes, and this one {given}; "
                 "hand on ref.token as it is"
             )
         self._receiver = receiver

@@ -18,7 +18,7 @@ from flstream.streaming.callbacks import Callbacks, OnSettled
 from flstream.streaming.connection import Connection
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.refs import Outcome, Ref
+from flstream.streaming.refs import Outcome, RecentlySettled, Ref
 from flstream.streaming.stalls import StallWatch
 from flstream.transport.channel import Channel, Signal
 
@@ -36,6 +36,7 @@ class DownloadService:
     def __init__(self, name: str = "download-service", limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._refs: dict[bytes, Ref] = {}
+        self._settled = RecentlySettled()
         self._wake = Signal()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -104,6 +105,7 @@ class DownloadService:
             )
 
         def forget(ref: Ref) -> None:
+            self._settled[ref.token] = ref.settled
             self._refs.pop(ref.token, None)
             self._wake_thread()  # to release frames that are being sent
             if on_settled is not None:
@@ -133,7 +135,9 @@ class DownloadService:
 
         A receiver may have several: it is lost once the last of them has ended.
         """
-        connection = Connection(channel, receiver, self._refs, self._scratch, self._limits)
+        connection = Connection(
+            channel, receiver, self._refs, self._settled, self._scratch, self._limits
+        )
         with self._losing:
             self._lost.pop(receiver, None)
             self._connections.add(connection)

@@ -8,6 +8,20 @@ from flstream.model.layout import ALIGNMENT
 from flstream.streaming.wire import MAX_CHUNK_BYTES, MAX_REQUESTS
 
 
+def expect_seconds(name: str, value: object) -> None:
+    """Refuse what is no time.
+
+    Raises:
+        ValueError: The value is not a number above 0; the message has its name.
+    """
+    try:
+        is_time = isinstance(value, int | float) and float(value) > 0  # nor is NaN
+    except OverflowError:
+        is_time = False
+    if not is_time:
+        raise ValueError(f"{name} is {value!r}; give seconds above 0")
+
+
 @dataclass(frozen=True)
 class StreamSettings:
     """Settings of a receiver's downloads.
@@ -51,8 +65,7 @@ class StreamSettings:
         if not 1 <= self.window <= MAX_REQUESTS:
             raise ValueError(f"window is {self.window}; give 1 to {MAX_REQUESTS} requests")
         for name in ("request_timeout", "probe_after"):
-            if not getattr(self, name) > 0:  # nor is NaN
-                raise ValueError(f"{name} is {getattr(self, name)}; give seconds above 0")
+            expect_seconds(name, getattr(self, name))
 
     @property
     def frame_size(self) -> int:

@@ -7,6 +7,9 @@ import time
 
 from flstream.streaming.refs import Ref
 
+# Seconds after which it is looked again: a selector can wait for 24 days at most.
+_LONGEST_WAIT = 3600.0
+
 
 class StallWatch:
     """The refs whose receivers may stall."""
@@ -27,7 +30,7 @@ class StallWatch:
         """Seconds until a receiver may have stalled; None if none can."""
         if self._next == math.inf:
             return None
-        return max(self._next - time.monotonic(), 0.0)
+        return min(max(self._next - time.monotonic(), 0.0), _LONGEST_WAIT)
 
     def end_stalled(self) -> None:
         """Have the receivers lost that have stalled."""

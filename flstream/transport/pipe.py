@@ -33,15 +33,19 @@ class PipeChannel:
     Args:
         sock: Socket of this end.
         peer: Name of the process at the other end.
+        lends: Whether memory and files are handed to the peer by their pages instead of copied,
+            which is faster. A peer that does not keep to the rules can hold on to such pages with
+            splice(2), and read later what came to lie there. So it must be trusted as much as one
+            that may read this process's memory.
 
     Attributes:
         peer: Name of the process at the other end, for messages of errors.
     """
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(self, sock: socket.socket, peer: str, *, lends: bool = False) -> None:
         self.peer = peer
         self._socket = sock
-        self._splices = True
+        self._splices = lends
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self._readable = select.poll()
@@ -72,7 +76,7 @@ class PipeChannel:
                     raise self._gone() from error
                 self._splices = False
         count = self.send_some(pages.rest())
-        pages.advance(count)
+        pages.advance(count, is_lent=False)
         return count
 
     def send_file_some(self, fd: int, offset: int, count: int) -> int:
@@ -153,7 +157,16 @@ class PipeChannel:
         self._socket.close()
 
 
-def pipe(first: str, second: str) -> tuple[PipeChannel, PipeChannel]:
-    """Make two connected channels: the end of the process ``first``, and that of ``second``."""
+def pipe(first: str, second: str, *, lends: bool = False) -> tuple[PipeChannel, PipeChannel]:
+    """Make two connected channels: the end of the process ``first``, and that of ``second``.
+
+    Args:
+        first: Name of the process at one end.
+        second: Name of the process at the other end.
+        lends: Whether each trusts the other with its pages: see :class:`PipeChannel`.
+    """
     ours, theirs = socket.socketpair()
-    return PipeChannel(ours, peer=second), PipeChannel(theirs, peer=first)
+    return (
+        PipeChannel(ours, peer=second, lends=lends),
+        PipeChannel(theirs, peer=first, lends=lends),
+    )

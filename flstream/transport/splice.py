@@ -119,13 +119,14 @@ class Pages:
             views[0] = views[0][len(views[0]) - self._buffers[self._next].length :]
         return views
 
-    def advance(self, count: int) -> None:
-        """Count ``count`` more bytes as sent."""
+    def advance(self, count: int, *, is_lent: bool = True) -> None:
+        """Count ``count`` more bytes as sent, by their pages or copied."""
         self.left -= count
         while count:
             buffer = self._buffers[self._next]
             length = min(count, buffer.length)
-            self._taken.append((buffer.base, buffer.base + length))
+            if is_lent:
+                self._taken.append((buffer.base, buffer.base + length))
             count -= length
             if length < buffer.length:
                 buffer.base += length

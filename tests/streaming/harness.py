@@ -134,7 +134,7 @@ class Harness:
 
     def channel(self, name: str = "site-1") -> Channel:
         """The receiver's end of a pipe whose other end the service serves."""
-        ours, theirs = pipe("server", name)
+        ours, theirs = pipe("server", name, lends=True)
         self._stack.enter_context(closing(theirs))
         self.service.attach(ours, name)
         return theirs
@@ -143,7 +143,7 @@ class Harness:
         """The end of such a pipe that another process is to hold."""
         ours, theirs = socket.socketpair()
         self._stack.enter_context(closing(theirs))
-        self.service.attach(PipeChannel(ours, name), name)
+        self.service.attach(PipeChannel(ours, name, lends=True), name)
         return theirs
 
     def receiver(self, name: str = "site-1", abort: AbortSignal | None = None) -> Receiver:

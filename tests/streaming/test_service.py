@@ -12,7 +12,7 @@ from support import assert_same_tensors, tensor
 from flstream.errors import ChannelClosedError, LayoutError, RefusedError
 from flstream.model.memory import MemoryBody
 from flstream.streaming.limits import Limits
-from flstream.streaming.refs import Outcome
+from flstream.streaming.refs import Outcome, RecentlySettled, Settled
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.streaming.wire import (
@@ -47,7 +47,8 @@ def test_a_stranger_cannot_settle_a_ref(harness):
     stranger = harness.receiver("site-2")
     for ok in (True, False):
         number = stranger.next_number()
-        assert ask(stranger, Close(ref.token, number, ok, "no good")) == Closed(number)
+        answer = ask(stranger, Close(ref.token, number, ok, "no good"))
+        assert answer == (Refused(number, "this ref is not on offer") if ok else Closed(number))
     for request in (Open, Probe):
         assert "not on offer" in refusal(stranger, request(ref.token, stranger.next_number()))
     assert ref.outcome is None
@@ -57,10 +58,13 @@ def test_a_stranger_cannot_settle_a_ref(harness):
 def test_a_close_is_answered_every_time_also_for_a_ref_that_is_gone_or_never_was(harness):
     mine, shared = offer(harness, "site-1"), offer(harness, "site-1", "site-2")
     receiver = harness.receiver()
-    for token in (mine.token, shared.token, bytes(TOKEN_BYTES)):
+    for token in (mine.token, shared.token):
         for ok in (True, False, True):
             close = Close(token, receiver.next_number(), ok, "changed my mind")
             assert ask(receiver, close) == Closed(close.request)
+    never = bytes(TOKEN_BYTES)
+    assert ask(receiver, Close(never, 90, False, "")) == Closed(90)
+    assert isinstance(ask(receiver, Close(never, 91, True, "")), Refused)
     # The first word counts.
     assert mine.outcome == Outcome("finished")
     assert shared.deliveries["site-1"].failure is None
@@ -280,3 +284,28 @@ def test_a_layout_for_which_there_is_no_room_is_refused_before_it_is_offered(lim
         pytest.raises(LayoutError, match=r"names and shapes of 2 tensors .* in several parts"),
     ):
         service.offer(MemoryBody.of({"a": tensor("F32", ()), "b": tensor("F32", ())}), ["s"])
+
+
+@pytest.mark.parametrize("how", ["abort", "timeout", "quorum"])
+def test_an_ok_that_comes_after_the_ref_settled_is_refused_with_the_reason(harness, how):
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1", "site-2"], quorum=1)
+    receiver = harness.receiver("site-1")
+    if how == "abort":
+        ref.abort("no more")
+    elif how == "timeout":
+        ref.wait(0.01)
+    else:
+        fetch(harness.receiver("site-2"), ref.token)
+        ref.wait(10)
+    answer = ask(receiver, Close(ref.token, receiver.next_number(), True, ""))
+    assert isinstance(answer, Refused)
+    assert "the ref had settled before this receiver was done" in answer.reason
+    assert how != "abort" or answer.reason.endswith(": no more")
+
+
+def test_settled_refs_are_remembered_for_a_while_only():
+    settled = RecentlySettled()
+    for number in range(3000):
+        settled[number.to_bytes(16, "big")] = Settled(frozenset(), "")
+    assert len(settled) == 1024
+    assert (2999).to_bytes(16, "big") in settled

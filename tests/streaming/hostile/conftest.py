@@ -58,10 +58,12 @@ class Attackers:
         self.service = stack.enter_context(DownloadService())
         self._stack = stack
 
-    def start(self, receiver: str, attack: str, token: bytes, *args: int) -> Attacker:
+    def start(
+        self, receiver: str, attack: str, token: bytes, *args: int, lends: bool = False
+    ) -> Attacker:
         """Attach a channel whose other end is in a process that attacks."""
         ours, theirs = socket.socketpair()
-        self.service.attach(PipeChannel(ours, receiver), receiver)
+        self.service.attach(PipeChannel(ours, receiver, lends=lends), receiver)
         return self._start(theirs, attack, token, *args)
 
     def send(self, attack: str, *args: int, limits: Limits = DEFAULT_LIMITS) -> Downloading:

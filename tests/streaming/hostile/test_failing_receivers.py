@@ -57,6 +57,9 @@ def test_a_sink_that_cannot_be_written_reaches_the_sender(attackers, receiver):
     with pytest.raises(LayoutError, match="not contiguous"):
         download_tensors(receiver, ref.token, QUICK, into={"w": torch.ones(10, 10).T})
     assert "site-1: tensor 'w' is not contiguous" in ref.wait(10).reason
+    ref = add_arrays(service, {"w": token}, ["site-1"])
+    with pytest.raises(LayoutError, match="cannot be received into a int; give a module"):
+        download_tensors(receiver, ref.token, QUICK, into=5)
     ref = add_payload(service, {"w": token}, ["site-1"])
     with pytest.raises(PayloadError, match="cannot be sent"):
         download_payload(receiver, ref.token, QUICK, into={"w": object()})
@@ -65,11 +68,14 @@ def test_a_sink_that_cannot_be_written_reaches_the_sender(attackers, receiver):
 
 def test_a_path_that_cannot_be_written_reaches_the_sender(attackers, receiver, tmp_path):
     (tmp_path / "file").touch()
-    for path in (tmp_path / "file" / "m.safetensors", tmp_path / ("m" * 300)):
+    (tmp_path / "folder").mkdir()
+    for name in ("file/m.safetensors", "m" * 300, "folder", "n\0l"):
+        path = tmp_path / name
         ref = add_arrays(attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
         with pytest.raises(CheckpointError, match="cannot be written"):
-            download_file(receiver, ref.token, path, QUICK)
+            download_file(receiver, ref.token, path, QUICK, resume=True)
         assert "cannot be written" in ref.wait(10).reason
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 def test_a_file_counts_as_sent_once_it_has_its_name(attackers, receiver, tmp_path, monkeypatch):
@@ -196,5 +202,16 @@ def test_an_offer_to_nobody_is_finished_and_one_to_a_text_is_refused(attackers):
     assert ref.wait(0).ok
     with pytest.raises(ValueError, match="receivers is the text 'site-1'; give a list"):
         add_arrays(attackers.service, {"w": np.ones(10)}, "site-1")
-    with pytest.raises(ValueError, match="stall_timeout is 0"):
-        add_arrays(attackers.service, {"w": np.ones(10)}, ["site-1"], stall_timeout=0)
+    with pytest.raises(ValueError, match=r"receivers are .None.; give their names"):
+        add_arrays(attackers.service, {"w": np.ones(10)}, [None])
+    for timeout in (0, "x", 10**400):
+        with pytest.raises(ValueError, match="stall_timeout is"):
+            add_arrays(attackers.service, {"w": np.ones(10)}, ["site-1"], stall_timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [1e300, float("inf")])
+def test_a_stall_timeout_without_end_does_not_stop_the_service(attackers, receiver, timeout):
+    array = {"w": np.ones(10)}
+    ref = add_arrays(attackers.service, array, ["site-1"], stall_timeout=timeout)
+    assert download_arrays(receiver, ref.token, QUICK)[0].ok
+    assert ref.wait(10).ok

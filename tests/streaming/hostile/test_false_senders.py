@@ -118,9 +118,12 @@ def test_a_reason_gives_no_commands_to_a_terminal(attackers):
     assert len(status.reason) < 10_000
 
 
-@pytest.mark.parametrize("token", [b"", b"short", bytes(17)])
-def test_a_token_of_another_length_is_refused_at_once(attackers, token):
+@pytest.mark.parametrize(
+    ("token", "given"),
+    [(b"", "0"), (b"short", "5"), (bytes(17), "17"), ("x" * 16, "is a str"), (None, "is a None")],
+)
+def test_a_token_that_is_none_is_refused_at_once(attackers, token, given):
     receiver, _, _ = attackers.send("refuses")
     status, _ = download_arrays(receiver, token, QUICK)
     assert status.code == "refused"
-    assert f"a ref's token has 16 bytes, and this one {len(token)}" in status.reason
+    assert f"a ref's token has 16 bytes, and this one {given}" in status.reason

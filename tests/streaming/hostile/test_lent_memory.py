@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from flstream.model.checkpoint import FileSink
 from flstream.model.layout import Layout
@@ -18,7 +18,7 @@ def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attackers, 
     ref = add_arrays(
         attackers.service, {"a": array}, ["site-1", *others], quorum=1 if others else None
     )
-    attacker = attackers.start("site-1", "late", ref.token, array.nbytes)
+    attacker = attackers.start("site-1", "late", ref.token, array.nbytes, lends=True)
     assert attacker.says() == "asked"
     match how:
         case "abort":
@@ -52,7 +52,7 @@ def test_a_file_that_was_lent_is_not_overwritten_in_place(attackers, tmp_path, h
 
     write(1)
     ref = add_file(attackers.service, path, ["site-1"])
-    attacker = attackers.start("site-1", "late", ref.token, layout.nbytes)
+    attacker = attackers.start("site-1", "late", ref.token, layout.nbytes, lends=True)
     assert attacker.says() == "asked"
     if how == "abort":
         ref.abort("no more")
@@ -62,6 +62,31 @@ def test_a_file_that_was_lent_is_not_overwritten_in_place(attackers, tmp_path, h
     path.rename(path.with_name("m.safetensors.tmp"))
     write(0xEE)
     assert load_file(path)["w"].min() == 0xEE
+    attacker.go_on()
+    count, foreign = attacker.says().split()
+    assert int(count) >= 64 << 10
+    assert int(foreign) == 0
+
+
+@pytest.mark.parametrize("what", ["array", "file"])
+@pytest.mark.parametrize("attack", ["late", "splices"])
+def test_a_receiver_that_is_not_trusted_has_no_pages_to_hold_on_to(
+    attackers, tmp_path, what, attack
+):
+    path, array = tmp_path / "m.safetensors", np.full(8 * MIB, 1, np.uint8)
+    if what == "array":
+        ref = add_arrays(attackers.service, {"a": array}, ["site-1"])
+    else:
+        save_file({"a": array}, path)
+        ref = add_file(attackers.service, path, ["site-1"])
+    attacker = attackers.start("site-1", attack, ref.token, array.nbytes)
+    assert attacker.says() == "asked"
+    ref.abort("no more")
+    array[:] = 0xEE
+    if what == "file":
+        with path.open("r+b") as file:
+            file.seek(-array.nbytes, 2)
+            file.write(array)
     attacker.go_on()
     count, foreign = attacker.says().split()
     assert int(count) >= 64 << 10

@@ -80,6 +80,20 @@ def test_a_file_that_is_written_is_not_written_by_another(tmp_path, resume):
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_that_a_link_leads_to_is_not_written(tmp_path, link, resume):
+    other, path = tmp_path / "other", tmp_path / "m.safetensors"
+    other.write_bytes(b"somebody's")
+    getattr(path.with_name("m.safetensors.tmp"), link)(other)
+    with FileSink(path, Layout.of([("w", "F32", (4,))]), resume=resume) as sink:
+        sink.write(0, memoryview(bytes(16)))
+        sink.finish()
+    assert other.read_bytes() == b"somebody's"
+    assert not path.is_symlink()
+    assert load_file(path)["w"].tolist() == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_layout_that_no_file_can_have_leaves_none(tmp_path, resume):
     layout = Layout.of([("w", "U8", (2**63 - 1,))])
