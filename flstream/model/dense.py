@@ -84,8 +84,9 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
             f"{name!r} is a {type(value).__name__}, not a tensor or array; "
             "send only tensors in params, and put other values in meta"
         )
-    _refuse_other_storage(name, value)
-    value = plain_tensor(value)
+    if not _is_plain(value):
+        _refuse_other_storage(name, value)
+        value = plain_tensor(value)
     if value.layout is not torch.strided or not value.is_cpu:
         raise LayoutError(f"tensor {name!r} is {value.layout} on {value.device}; " + _remedy(value))
     code = code_of(value, name)
@@ -117,9 +118,13 @@ def plain_tensor(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a subclass as a plain one, whose operators are torch's own."""
     import torch
 
-    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
-        return value
-    return value.as_subclass(torch.Tensor)
+    return value if _is_plain(value) else value.as_subclass(torch.Tensor)
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    import torch
+
+    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
 
 
 def _refuse_other_storage(name: str, value: torch.Tensor) -> None:

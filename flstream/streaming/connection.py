@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from flstream.errors import FlstreamError, ProtocolError, SourceChangedError
+from flstream.errors import FlstreamError, ProtocolError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
 from flstream.streaming.digesting import Digesting
-from flstream.streaming.frames import Demand, expect_unchanged
+from flstream.streaming.frames import Demand, change_of
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.packets import FALSE_BEGINNING
 from flstream.streaming.receiver import StreamSettings
@@ -181,10 +181,9 @@ class Connection:
                 if 0 < nbytes <= request.eager:
                     self._answer(Fetch(ref.token, request.request, 0, nbytes, request.chunk_size))
             case Probe():
-                try:
-                    expect_unchanged(source, 0, source.layout.nbytes)
-                except SourceChangedError as error:
-                    self._refuse(request, str(error))
+                change = change_of(source, 0, source.layout.nbytes)
+                if change is not None:
+                    self._refuse(request, change)
                     return
                 waiting = [each.request for each in self.send_queue.of(ref.token)]
                 delivery.is_confirmed = not waiting
@@ -254,8 +253,9 @@ class Connection:
         if ref is not None and (delivery := ref.deliveries.get(self.receiver)) is not None:
             source = None if delivery.is_confirmed else ref.source
             ref.receiver_done(self.receiver, _failure(request, source))
-            if request.ok and delivery.failure is not None:
-                self._refuse(request, delivery.failure)
+            # Another thread may be settling the ref: then this came too late to count.
+            if request.ok and not delivery.has_it:
+                self._refuse(request, delivery.failure or ref.settled.reason)
                 return
         elif request.ok:
             # It may be a repeat, because the answer was lost.
@@ -277,13 +277,7 @@ def _failure(close: Close, source: Source | None) -> str | None:
     """Return why a receiver that closes does not have the snapshot, or None if it has."""
     if not close.ok:
         return quotable(close.reason)
-    if source is None:
-        return None
-    try:
-        expect_unchanged(source, 0, source.layout.nbytes)
-    except SourceChangedError as error:
-        return str(error)
-    return None
+    return None if source is None else change_of(source, 0, source.layout.nbytes)
 
 
 def _flaw(request: Fetch | Digest, nbytes: int) -> str:

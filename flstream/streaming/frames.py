@@ -211,9 +211,14 @@ def expect_unchanged(source: Source, start: int, stop: int) -> None:
     Raises:
         SourceChangedError: It is known to have changed.
     """
-    change = source.changed(start, stop) if source.changed is not None else None
+    change = change_of(source, start, stop)
     if change is not None:
         raise SourceChangedError(change)
+
+
+def change_of(source: Source, start: int, stop: int) -> str | None:
+    """Return a sentence on what of a range is known to have changed, or None."""
+    return None if source.changed is None else source.changed(start, stop)
 
 
 def _lent_pages(views: Sequence[memoryview], memory: PrivateMemory) -> Iterator[Content]:

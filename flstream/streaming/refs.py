@@ -89,12 +89,17 @@ class Settled(NamedTuple):
 
 
 class RecentlySettled(dict[bytes, Settled]):
-    """The refs that settled last, by token."""
+    """The refs that settled last, by token. Threads may share it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._adding = threading.Lock()
 
     def __setitem__(self, token: bytes, settled: Settled) -> None:
-        super().__setitem__(token, settled)
-        while len(self) > _MOST_REMEMBERED:
-            self.pop(next(iter(self)), None)
+        with self._adding:
+            super().__setitem__(token, settled)
+            while len(self) > _MOST_REMEMBERED:
+                del self[next(iter(self))]
 
 
 @dataclass

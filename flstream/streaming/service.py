@@ -81,8 +81,7 @@ class DownloadService:
             on_settled: Called once, with the ref, after it has settled: on a thread for all these
                 calls of the service, one after another.
             push: Settings with which to send it before the receivers ask: in frames of this chunk
-                size, and
-            at first as much as this window covers. None lets them pull it.
+                size, and at first as much as this window covers. None lets them pull it.
             quorum: Number of receivers that must have it, at which the ref settles; None for all.
             stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
                 nothing; None is without limit.
