@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format docs bench bench-peers against kills damage clean
+.PHONY: help demo test test-fast test-extras check format docs bench bench-peers against kills damage clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 # torch first and alone: a resolver that meets it among others may look at newer builds, with CUDA.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[jobs,tracking,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[jobs,tensorboard,dev]'
 	@touch $@
 
 demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/digits)
@@ -28,10 +28,20 @@ demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/dig
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP) ## Install into .venv if need be, then run all tests (minutes; ARGS=... goes to pytest)
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not extras" $(ARGS)
 
 test-fast: $(STAMP) ## Run the tests that are not slow (under two minutes)
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not extras" $(ARGS)
+
+# Each of the extras is installed once, by the first target that needs it.
+$(VENV)/.installed-%: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$*]'
+	@touch $@
+
+EXTRAS := $(VENV)/.installed-hf $(VENV)/.installed-lightning $(VENV)/.installed-tracking
+
+test-extras: $(EXTRAS) ## Install the extras too, then run the tests of Hugging Face, Lightning and MLflow
+	$(PYTEST) -m extras tests/extras $(ARGS)
 
 check: $(STAMP) ## Lint, formatting and types
 	$(BIN)/ruff check .

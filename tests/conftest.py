@@ -25,7 +25,7 @@ FAST_RUNS = "simulation/test_rounds.py"
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried, before any test is imported."""
-    if config.option.markexpr == "not slow":
+    if "not slow" in config.option.markexpr:
         settings.load_profile("fast")
 
 

@@ -23,6 +23,8 @@ ALIASES = {
     "nvflare.client": "flstream.client",
     "nvflare.client.api": "flstream.client",
     "nvflare.client.decorator": "flstream.client",
+    "nvflare.client.hf": "flstream.client.hf",
+    "nvflare.client.lightning": "flstream.client.lightning",
     "nvflare.client.tracking": "flstream.client.tracking",
 }
 """Modules of this package by the names that they have in NVFlare."""

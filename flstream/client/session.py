@@ -14,7 +14,7 @@ from flstream.client.worker import Worker
 from flstream.errors import ClientError, ProtocolError
 
 if TYPE_CHECKING:
-    import torch
+    from flstream.client.task_execution import Into, Place
 
 # Times that a loop may ask whether the run goes on while it has a model.
 _MOST_UNANSWERED = 2
@@ -42,7 +42,7 @@ class Session:
         self._initialised = False
         self._is_shut_down = False
         self._model: FLModel | None = None
-        self._into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None
+        self._into: Into | None = None
         # Times that the code has looked for the next task while it had the model of one.
         self._unanswered = 0
         self.metrics: Mapping[str, float] | None = None
@@ -96,16 +96,21 @@ class Session:
                 )
         return self._next_task(timeout=None)
 
+    @property
+    def received(self) -> FLModel | None:
+        """The received model of the current task; None before :meth:`receive` and between tasks."""
+        return self._model
+
     def receive(
-        self,
-        timeout: float | None = None,
-        into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+        self, timeout: float | None = None, into: Into | None = None, place: Place | None = None
     ) -> FLModel | None:
         """Fetch the model of the next task, or return that of the current one again.
 
         Args:
             timeout: Seconds to wait for a task; None to wait without a limit.
             into: Module or state dict that receives the tensors in place; None to allocate memory.
+            place: Function that returns the tensors to receive into, or None to allocate memory; in
+                the place of ``into``, and called only if the model was not received before.
 
         Returns:
             The model; None if the run is over or no task came in time.
@@ -114,7 +119,7 @@ class Session:
             return None
         assert self._execution is not None
         if self._model is None:
-            self._model, self._into = self._execution.receive(into), into
+            self._model, self._into = self._execution.receive(into, place), into
         elif into is not None and into is not self._into:
             raise ClientError(
                 "the model of this task was received before, into other tensors; give into to the "

@@ -42,6 +42,9 @@ from flstream.model.order import in_order
 if TYPE_CHECKING:
     import torch
 
+    Into = torch.nn.Module | Mapping[str, torch.Tensor]
+    Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
+
 
 class TaskExecution:
     """Execution of one task.
@@ -103,11 +106,13 @@ class TaskExecution:
             self._worker.send(Failed(site.site, self.task.effect, reason))
         return self.site
 
-    def receive(self, into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None) -> FLModel:
+    def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
         """Return the model for the current site, and seed the global random generators.
 
         Args:
             into: Module or state dict that receives the tensors in place; None to allocate memory.
+            place: Function that returns the tensors to receive into, given the model's layout, or
+                None to allocate memory; in the place of ``into``.
 
         Raises:
             ClientError: It was received before, or does not fit ``into``.
@@ -118,13 +123,14 @@ class TaskExecution:
             raise ClientError(
                 f"the model of round {site.round} was received before; answer it with send() first"
             )
-        sink_for = self._sink_for(into)
-        if not self._is_shared:
-            tensors: Params = self._fetch(sink_for).tensors
-        elif into is None:
+        if into is not None:
+            tensors = self._into_existing(self._existing(into))
+        elif place is not None:
+            tensors = self._into_existing(self._placed(place))
+        elif self._is_shared:
             tensors = copies_of(self._model())
         else:
-            tensors = self._copy_into(sink_for)
+            tensors = self._fetch(self._new).tensors
         if into is None and self._layout is not None:
             tensors = in_order(tensors, self._layout, self.task.order)
         self._was_received = True
@@ -235,7 +241,7 @@ class TaskExecution:
         """Return the received model, of which every site gets a copy."""
         if self._shared_model is None and not self._failure:
             try:
-                self._shared_model = self._fetch(self._sink_for(None))
+                self._shared_model = self._fetch(self._new)
             except FlstreamError as error:
                 self._failure = str(error)
         if self._shared_model is None:
@@ -243,18 +249,18 @@ class TaskExecution:
             raise StreamingError(f"the model did not arrive: {self._failure}")
         return self._shared_model
 
-    def _copy_into(self, sink_for: Callable[[Layout], MemoryBody]) -> Params:
+    def _into_existing(self, sink_for: Callable[[Layout], MemoryBody]) -> Params:
+        if not self._is_shared:
+            return self._fetch(sink_for).tensors
         model = self._model()
         sink = sink_for(model.layout)
         copy(model, sink)
         return sink.tensors
 
-    def _sink_for(
-        self, into: torch.nn.Module | Mapping[str, torch.Tensor] | None
-    ) -> Callable[[Layout], MemoryBody]:
-        if into is None:
-            worker = self._worker
-            return lambda layout: worker.memory.allocate(layout, worker.info.exchange_format)
+    def _new(self, layout: Layout) -> MemoryBody:
+        return self._worker.memory.allocate(layout, self._worker.info.exchange_format)
+
+    def _existing(self, into: Into) -> Callable[[Layout], MemoryBody]:
         self._worker.memory.release()
         body = MemoryBody.over(into)
 
@@ -265,3 +271,10 @@ class TaskExecution:
             return body
 
         return existing
+
+    def _placed(self, place: Place) -> Callable[[Layout], MemoryBody]:
+        def placed(layout: Layout) -> MemoryBody:
+            into = place(layout)
+            return self._new(layout) if into is None else self._existing(into)(layout)
+
+        return placed

@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from flstream.job.imports import files_beside, top_level_imports
+from flstream.errors import SimulationError
+from flstream.job.imports import all_imports, files_beside, own_files, top_level_imports
 
 LIBRARIES = "FLSTREAM_LIBRARIES"
 """Environment variable with the imports for the fork server, from :func:`render_imports`."""
+
+PRELOADED = "FLSTREAM_PRELOADED"
+"""The same, for the imports of libraries that the job asks for."""
+
+# Of Arrow's allocator, which pandas imports where it is there: no thread that gives memory back.
+QUIET_ARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+
+# OpenBLAS ends its threads before a fork, but they would be counted among those of a library.
+_FEWER_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+# Those of the libraries that the job asks for which started threads.
+_started_threads: list[str] = []
 
 # Importing these prints nothing, opens nothing, and starts no threads but OpenBLAS's, which end
 # before a fork, so it is safe before one. All other libraries are imported by the workers, under
@@ -75,6 +88,25 @@ def library_imports(source: Path) -> list[LibraryImport]:
     return found
 
 
+def preloaded_imports(source: Path | None, libraries: Sequence[str]) -> list[LibraryImport]:
+    """Return the imports of libraries that a job asks for.
+
+    They are the libraries themselves, and what the training code imports from them, anywhere in its
+    files: many of them import their parts only when these are asked for.
+
+    Args:
+        source: Path of the training code's file; None for that of an installed module.
+        libraries: Names of the libraries.
+    """
+    found = [LibraryImport(each, []) for each in libraries]
+    for path in own_files(source) if source is not None and libraries else []:
+        with suppress(OSError, SyntaxError, ValueError):
+            for _, module, names in all_imports(ast.parse(path.read_bytes())):
+                if any(module == each or module.startswith(f"{each}.") for each in libraries):
+                    found.append(LibraryImport(module, names))
+    return found
+
+
 def _sets_nothing(statement: ast.stmt) -> bool:
     """Return whether a statement has no effect on libraries that are imported after it."""
     match statement:
@@ -104,3 +136,38 @@ def import_libraries(rendered: str) -> None:
             # Modules that are half imported are removed, so that it fails there in the same way.
             for name in set(sys.modules) - before:
                 del sys.modules[name]
+
+
+def preload_libraries(rendered: str) -> None:
+    """Import libraries in this process, and see whether they start threads.
+
+    Args:
+        rendered: Imports as :func:`render_imports` serialised them.
+    """
+    before = {name: os.environ.get(name) for name in _FEWER_THREADS}
+    os.environ.update(_FEWER_THREADS)
+    for each in json.loads(rendered):
+        count = _threads()
+        import_libraries(json.dumps([each]))
+        if _threads() > count:
+            _started_threads.append(each[0])
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def expect_no_threads() -> None:
+    """Refuse to go on in a process that was forked while libraries had threads.
+
+    Raises:
+        SimulationError: There were such threads; the message names the libraries.
+    """
+    if _started_threads:
+        names = ", ".join(dict.fromkeys(_started_threads))
+        raise SimulationError(
+            f"train.preload: the import of {names} starts threads, which no process keeps that is "
+            "forked after it; leave it out of the list"
+        )
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))

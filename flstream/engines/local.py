@@ -40,7 +40,14 @@ def host_for(job: Job) -> ProcessHost:
 
 def needs_of(job: Job) -> dict[str, str]:
     """Return the environment variables of a job's processes, for :meth:`ProcessHost.prepare`."""
-    from flstream.engines.imports import LIBRARIES, library_imports, render_imports
+    from flstream.engines.imports import (
+        LIBRARIES,
+        PRELOADED,
+        QUIET_ARROW,
+        library_imports,
+        preloaded_imports,
+        render_imports,
+    )
 
     threads = str(job.clients.threads)
     source = job.train.source
@@ -49,7 +56,9 @@ def needs_of(job: Job) -> dict[str, str]:
     quiet = {"TOKENIZERS_PARALLELISM": "false", "KMP_WARNINGS": "off"}
     return {
         LIBRARIES: render_imports(imports),
+        PRELOADED: render_imports(preloaded_imports(source, job.train.preload)),
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         **{name: os.environ.get(name, value) for name, value in quiet.items()},
+        **QUIET_ARROW,
     }

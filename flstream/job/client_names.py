@@ -34,14 +34,14 @@ def unknown_names(
         tree: The code.
         alias: The other framework whose names it may import, too.
     """
-    modules = {_CLIENT: _public_names(), **(_aliased() if alias is not None else {})}
+    modules = {_CLIENT: _public_names(), **_patches()}
+    modules |= _aliased() if alias is not None else {}
     for line, module, name in sorted(set(_uses(tree, modules, alias))):
         known = modules.get(module)
         if known is None:
             message = f"{path.name} line {line} imports {module}, which train.alias has not"
-            yield Problem(
-                key, message, "", f"it has {', '.join(sorted(modules.keys() - {_CLIENT}))}"
-            )
+            there = sorted(each for each in modules if _is_within(each, alias))
+            yield Problem(key, message, "", f"it has {', '.join(there)}")
         elif name and name not in known:
             message = f"{path.name} line {line} uses {name}, which {module} has not"
             listed = sorted(known - _submodules() - {"*"})
@@ -118,9 +118,18 @@ def _aliased() -> Mapping[str, frozenset[str]]:
     return own | {name: frozenset({*names, "*"}) for name, names in literals["NAMES"].items()}
 
 
+@cache
+def _patches() -> Mapping[str, frozenset[str]]:
+    """Return the modules that have the client API and a trainer's patch, with their names."""
+    modules = (f"{_CLIENT}.{name}" for name in ("hf", "lightning"))
+    return {module: _public_names() | {"patch"} for module in modules}
+
+
 def _names_of(module: str) -> frozenset[str]:
     if module == _CLIENT:
         return _public_names()
+    if module in _patches():
+        return _patches()[module]
     path = _FOLDER / f"{module.rpartition('.')[2]}.py"
     return frozenset({*_literals(path)["__all__"], "*"})
 

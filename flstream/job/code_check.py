@@ -23,6 +23,7 @@ from flstream.job.kept_variables import kept_variables
 from flstream.job.problems import Problem, did_you_mean
 
 _INSTALL = "install it where flstream is, or put it beside the file"
+_PRELOAD = "install it where flstream is, or leave it out"
 _HINTS = {
     "nvflare": "set train.alias = nvflare, or write import flstream.client as flare instead, which "
     "has the same functions"
@@ -46,6 +47,11 @@ def code_problems(job: Job) -> list[Problem]:
         for path in own_files(job.train.script)[1:]:
             problems += _names("train.script", path, job.train.alias)
         problems += _lost_variables(job)
+    for module in job.train.preload:
+        if _find(module) is None:
+            problems.append(
+                Problem("train.preload", f"there is no installed module {module}", "", _PRELOAD)
+            )
     if job.model.factory is not None:
         problems += _named("model.factory", job.model.factory, job.train.alias)
     return problems

@@ -162,3 +162,23 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
                     yield from _bound(inner)
                 elif isinstance(inner, ast.ExceptHandler):
                     yield from top_level_names(inner.body)
+
+
+@dataclass(frozen=True)
+class Modules(ValueRule):
+    """A list of names of modules."""
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return "a list of names of modules"
+
+    def parse(self, value: Any, folder: Path) -> list[str]:
+        """Return the names."""
+        if not isinstance(value, list):
+            raise self.refused(value, "write [transformers, trl]")
+        for each in value:
+            parts = each.split(".") if isinstance(each, str) else [""]
+            if not all(part.isidentifier() for part in parts):
+                raise self.refused(each)
+        return value

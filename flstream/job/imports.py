@@ -35,6 +35,13 @@ def top_level_imports(tree: ast.Module) -> Iterator[Import]:
             yield Import(node.lineno, node.module, [alias.name for alias in node.names])
 
 
+def all_imports(tree: ast.Module) -> Iterator[Import]:
+    """Yield the absolute imports anywhere in a file, also in functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from top_level_imports(ast.Module([node], []))
+
+
 def files_beside(folder: Path, module: str, names: Sequence[str]) -> list[Path]:
     """Return the files in a folder that an import loads; they take precedence over libraries.
 

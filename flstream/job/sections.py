@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from flstream.job.files import Factory, File, ScriptFile
+from flstream.job.files import Factory, File, Modules, ScriptFile
 from flstream.job.free_values import CodeArgs, FreeArgs
 from flstream.job.problems import MISSING, Problem, did_you_mean, given
 from flstream.job.rules import (
@@ -252,6 +252,14 @@ class TrainSection(Section):
 
     With nvflare, `import nvflare.client as flare`, its tracking and the constants that scripts
     import lead to flstream, whether or not nvflare is installed.
+    """
+
+    preload: Annotated[list[str], Modules()] = Field(default_factory=list)
+    """Libraries that are imported once, before the clients' processes are forked.
+
+    What the training code imports from them, anywhere, is imported too: with `[transformers, trl]`
+    each client saves seconds, and hundreds of MiB are in memory once. A library that starts threads
+    when it is imported is refused. numpy, pandas, PIL, scipy and sklearn need not be named.
     """
 
     exchange_format: Annotated[Literal["pytorch", "numpy"], Choice(("pytorch", "numpy"))] = (

@@ -15,6 +15,7 @@ from flstream.model.dense import dense, plain_tensor
 from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorSpec, check_name
 from flstream.model.layout import Layout
+from flstream.model.modules import exchanged_state
 from flstream.model.staging import Piece, Strided, piece_of
 from flstream.model.ties import find_ties, restore_ties
 from flstream.units import format_bytes
@@ -102,6 +103,8 @@ class MemoryBody:
     def over(cls, into: torch.nn.Module | Params) -> MemoryBody:
         """Make the writable body of a module's own parameters and buffers, or of given tensors.
 
+        Of a PEFT model, it is the body of its adapter.
+
         Raises:
             LayoutError: A tensor cannot be written to; the message names it.
         """
@@ -110,7 +113,8 @@ class MemoryBody:
                 f"tensors cannot be received into a {type(into).__name__}; give a module, or a "
                 "mapping of its tensors by name"
             )
-        return cls.of(into if isinstance(into, Mapping) else into.state_dict(), writable=True)
+        tensors = into if isinstance(into, Mapping) else exchanged_state(into)
+        return cls.of(tensors, writable=True)
 
     @classmethod
     def allocate(

@@ -13,6 +13,7 @@ from flstream.job.code import find_named
 from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
+from flstream.model.modules import exchanged_state
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,7 @@ def state_of(
         ) from error
     if isinstance(made, tuple) and made:
         made = made[0]  # the others are for training code, such as a tokenizer
-    state = made.state_dict() if isinstance(made, torch.nn.Module) else made
+    state = exchanged_state(made) if isinstance(made, torch.nn.Module) else made
     if not isinstance(state, Mapping):
         raise ModelError(
             f"model.factory {factory} returned a {type(made).__name__}; it must return a torch "

@@ -29,7 +29,7 @@ if os.environ.get("PYTHONSAFEPATH") == "flstream":
 # NumPy or torch, which read environment variables that the job sets.
 import flstream.job
 import flstream.telemetry.memory
-from flstream.engines.imports import LIBRARIES, import_libraries
+from flstream.engines.imports import LIBRARIES, PRELOADED, import_libraries, preload_libraries
 from flstream.engines.processes import NEEDS
 
 if NEEDS in os.environ:
@@ -50,6 +50,7 @@ import flstream.simulation.server_process
 import flstream.simulation.worker_process
 
 import_libraries(os.environ.pop(LIBRARIES, "[]"))
+preload_libraries(os.environ.pop(PRELOADED, "[]"))
 
 # All objects so far are exempt from garbage collection: traversing them would cost every process
 # time, and copies of the pages that the processes share.

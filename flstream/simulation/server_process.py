@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 import msgspec
 
 from flstream.aggregation.rules import rule_for
+from flstream.engines.imports import expect_no_threads
 from flstream.engines.spawning import WorkerSpawner
 from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, SimulationError
 from flstream.job import Job
@@ -145,6 +146,7 @@ def _run(
 ) -> RunFinished:
     try:
         reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=own_rss()))
+        expect_no_threads()
         replay = _replay_of(job, resume)
         reporter.emit(run_started(job, replay.score_sources))
         names, seconds = job.clients.worker_names, job.clients.round_timeout

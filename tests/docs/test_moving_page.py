@@ -131,6 +131,7 @@ def test_the_table_of_the_alias_has_its_modules_and_names():
                 listed[module] = set(re.findall(r"`(\w+)`", names))
     client = set(flstream.client.__all__) - OWN
     own = {"nvflare.client": client, "nvflare.client.api": client}
+    own |= {f"nvflare.client.{trainer}": client | {"patch"} for trainer in ("hf", "lightning")}
     own["nvflare.client.decorator"] = {"train", "evaluate"}
     own["nvflare.client.tracking"] = set(flstream.client.tracking.__all__)
     assert own.keys() == ALIASES.keys()

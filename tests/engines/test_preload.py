@@ -16,8 +16,11 @@ import pytest
 
 from flstream.engines.imports import (
     FORK_SAFE,
+    QUIET_ARROW,
+    LibraryImport,
     import_libraries,
     library_imports,
+    preloaded_imports,
     render_imports,
 )
 from flstream.engines.processes import NEEDS, ProcessHost
@@ -139,7 +142,7 @@ def test_a_process_may_fork_after_importing_what_is_said_to_be_safe():
     modules = [*sorted(FORK_SAFE), "PIL.Image", "scipy.linalg", "sklearn.linear_model"]
     done = subprocess.run(
         [sys.executable, "-c", OBSERVE, json.dumps([[module, []] for module in modules])],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **QUIET_ARROW},
         capture_output=True,
         text=True,
         check=True,
@@ -320,3 +323,70 @@ def test_an_import_that_fails_is_the_failure_of_the_site(jobs_of_their_own):
 def test_found_imports_survive_their_way_to_the_fork_server(imports_of):
     found = imports_of("import scipy.stats\nfrom sklearn import svm")
     assert [tuple(each) for each in json.loads(render_imports(found))] == found
+
+
+def test_what_is_imported_anywhere_from_libraries_that_a_job_names_is_found(tmp_path):
+    (tmp_path / "client.py").write_text(
+        "import trl.trainer\nimport model, other\n"
+        "def late():\n    from trl import SFTTrainer, SFTConfig"
+    )
+    (tmp_path / "model.py").write_text("from transformers import AutoModel\nimport trlx")
+    (tmp_path / "other.py").write_text("no Python")
+    assert preloaded_imports(tmp_path / "client.py", ["trl", "transformers"]) == [
+        LibraryImport("trl", []),
+        LibraryImport("transformers", []),
+        LibraryImport("trl.trainer", []),
+        LibraryImport("trl", ["SFTTrainer", "SFTConfig"]),
+        LibraryImport("transformers", ["AutoModel"]),
+    ]
+    assert preloaded_imports(tmp_path / "client.py", []) == []
+    assert preloaded_imports(None, ["trl"]) == [LibraryImport("trl", [])]
+
+
+LIBRARY = """
+import os, threading
+made_by = os.getpid()
+if {starts}:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+SAYS_WHERE = """
+import library
+import os
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    flare.log("shared", int(library.made_by != os.getpid()))
+    flare.send(flare.FLModel(params=model.params))
+"""
+
+
+@pytest.fixture
+def with_library(jobs_of_their_own, tmp_path, monkeypatch):
+    """Run a job whose script imports a library that is preloaded."""
+
+    def run(starts):
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "library.py").write_text(LIBRARY.format(starts=starts))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+        return jobs_of_their_own.run(SAYS_WHERE, "train.preload=[library]", "rounds=1")
+
+    return run
+
+
+def test_a_job_may_name_libraries_that_are_imported_once(with_library):
+    run = with_library(starts=False)
+    assert run.summary.status == "finished", run.summary.error
+    events = [json.loads(line) for line in run.directory.events.read_bytes().splitlines()]
+    shared = [each["value"] for each in events if each.get("key") == "shared"]
+    assert shared == [1, 1]
+
+
+def test_a_library_that_starts_threads_is_not_imported_before_a_fork(with_library):
+    run = with_library(starts=True)
+    assert run.summary.status == "failed"
+    assert run.summary.error == (
+        "train.preload: the import of library starts threads, which no process keeps that is "
+        "forked after it; leave it out of the list"
+    )

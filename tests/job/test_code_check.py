@@ -176,7 +176,7 @@ def test_under_the_alias_a_script_that_keeps_variables_needs_a_process_a_site(
 def test_names_in_the_files_that_a_script_imports_are_looked_at(
     problems: Problems, tmp_path: Path
 ) -> None:
-    (tmp_path / "loop.py").write_text("import nvflare.client.lightning as flare\n")
+    (tmp_path / "loop.py").write_text("import nvflare.client.tensorflow as flare\n")
     (tmp_path / "broken.py").write_text("def (:")
     [problem] = problems("import loop\nimport broken", "def build(): ...", "train.alias=nvflare")
-    assert "loop.py line 1 imports nvflare.client.lightning, which train.alias has not" in problem
+    assert "loop.py line 1 imports nvflare.client.tensorflow, which train.alias has not" in problem

@@ -70,14 +70,14 @@ def run_reference(
         try:
             ends = _ends(listener)
             for number in range(1, rounds + 1):
-                answers = _ask(ends, "train", params, seed, number)
+                answers = _ask(ends, "train", params, seed, number, rounds)
                 weights = [_weight(answer) for answer in answers]
                 params = _mean(params, answers, weights)
                 received.append(_metrics(answers, weights))
                 for site, answer in zip(SITES, answers, strict=True):
                     logged[site] += answer["logged"]
                 if evaluates:
-                    found = _ask(ends, "evaluate", params, seed, number)
+                    found = _ask(ends, "evaluate", params, seed, number, rounds)
                     scores.append(_metrics(found, [_weight(answer) for answer in found]))
             for end in ends.values():
                 end.send_bytes(pickle.dumps(None))
@@ -112,11 +112,17 @@ def _ends(listener: Listener) -> dict[str, Connection]:
 
 
 def _ask(
-    ends: Mapping[str, Connection], kind: str, params: Mapping[str, Any], seed: int, number: int
+    ends: Mapping[str, Connection],
+    kind: str,
+    params: Mapping[str, Any],
+    seed: int,
+    number: int,
+    rounds: int,
 ) -> list[dict[str, Any]]:
     for site, end in ends.items():
         task_seed = site_seed(seed, site, number, kind)
-        task = {"kind": kind, "round": number, "params": params, "seed": task_seed}
+        task = {"kind": kind, "round": number, "rounds": rounds, "params": params}
+        task["seed"] = task_seed
         # As plain bytes: torch would hand over memory, which a process under a test may not.
         end.send_bytes(pickle.dumps(task))
     return [pickle.loads(end.recv_bytes()) for end in ends.values()]
@@ -129,7 +135,7 @@ def _weight(answer: Mapping[str, Any]) -> float:
 def _metrics(answers: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, float]:
     return {
         name: float(
-            sum(w * each["metrics"][name] for w, each in zip(weights, answers, strict=True))
+            sum(w * float(each["metrics"][name]) for w, each in zip(weights, answers, strict=True))
             / sum(weights)
         )
         for name in answers[0]["metrics"]

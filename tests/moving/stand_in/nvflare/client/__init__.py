@@ -21,15 +21,18 @@ class FLModel:
         params=None,
         metrics=None,
         current_round=None,
+        total_rounds=None,
         meta=None,
     ):
         self.params_type, self.params, self.metrics = params_type, params, metrics
-        self.current_round, self.meta = current_round, meta or {}
+        self.current_round, self.total_rounds = current_round, total_rounds
+        self.meta = meta or {}
 
 
 class _State:
     pipe = None
     task = None
+    received = None
     logged = ()
 
 
@@ -41,9 +44,10 @@ def seed(number):
     torch.manual_seed(number)
 
 
-def init():
-    _State.pipe = Client(os.environ["REFERENCE"])
-    _send(get_site_name())
+def init(rank=None):
+    if _State.pipe is None:
+        _State.pipe = Client(os.environ["REFERENCE"])
+        _send(get_site_name())
 
 
 def get_site_name():
@@ -60,10 +64,14 @@ def is_running():
     return _State.task is not None
 
 
-def receive():
+def receive(timeout=None):
     task = _State.task
-    seed(task["seed"])
-    return FLModel(params=task["params"], current_round=task["round"] - 1)
+    if _State.received is None:
+        seed(task["seed"])
+        _State.received = FLModel(
+            params=task["params"], current_round=task["round"] - 1, total_rounds=task["rounds"]
+        )
+    return _State.received
 
 
 def is_evaluate():
@@ -75,7 +83,7 @@ def is_submit_model():
 
 
 def send(model):
-    _State.task = None
+    _State.task = _State.received = None
     values = {"metrics": model.metrics or {}, "meta": model.meta, "logged": _State.logged}
     _State.logged = ()
     kind = ParamsType(model.params_type).value

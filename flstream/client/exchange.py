@@ -1,0 +1,188 @@
+"""Exchange of a trainer's model with the server, as the patches of trainers do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flstream.client.fl_model import FLModel
+from flstream.client.seeding import seed_everything
+from flstream.client.session import current
+from flstream.errors import ClientError
+from flstream.model.dtypes import torch_dtype
+from flstream.model.fitted import Differences
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
+from flstream.model.modules import is_own_memory
+
+if TYPE_CHECKING:
+    import torch
+
+    State = Mapping[str, torch.Tensor]
+
+_RECEIVED = "the received model"
+
+
+class ModelExchange:
+    """Exchange of models between a trainer and the server, a task at a time.
+
+    Args:
+        strict: Whether the trainer's tensors must have the names and shapes of the server's.
+
+    Attributes:
+        metrics: Score of the received model, which is sent with the update; None for none.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self.metrics: dict[str, Any] | None = None
+        self._strict = strict
+        self._layout: Layout | None = None
+        self._answered: str | None = None
+
+    def task(self) -> str | None:
+        """Return the kind of the task that a call of the trainer belongs to.
+
+        A script that does not ask ``is_running()`` waits for its first task here.
+
+        Returns:
+            The kind; None if the run is over, or the task was answered before.
+        """
+        session = current()
+        if session.kind is None and self._answered is None:
+            session.is_running()
+        if session.kind is not None:
+            self._answered = None
+        return session.kind
+
+    def begins_training(self, call: str) -> bool:
+        """Return whether the trainer is to train now.
+
+        Args:
+            call: The call of the trainer, for messages.
+
+        Raises:
+            ClientError: The task was answered by an earlier training.
+        """
+        kind = self.task()
+        if kind == "train":
+            return True
+        if self._answered == "train":
+            raise ClientError(
+                f"{call} was called again after the task was answered; ask flare.is_running() "
+                "before each training"
+            )
+        print(f"flstream: {call} is left out: there is nothing to train in this task", flush=True)
+        return False
+
+    def load(
+        self, module: torch.nn.Module, state: State, assign: Callable[[State], object]
+    ) -> FLModel:
+        """Receive the model of the task into a trainer's tensors.
+
+        The bytes go straight into them where they have the model's names, dtypes and shapes.
+        Another dtype is cast, and then there is a second copy of the model.
+
+        Args:
+            module: The trainer's module.
+            state: Its tensors by the server's names.
+            assign: Function that copies tensors into the trainer's, by the server's names.
+
+        Returns:
+            The model. It is received once a task, and loaded each time.
+
+        Raises:
+            ClientError: The trainer's tensors do not fit; the message names them.
+            StreamingError: The model did not arrive.
+        """
+        own = MemoryBody.of(state).layout
+        is_own = is_own_memory(module, state)
+        in_place = False
+
+        def place(layout: Layout) -> State | None:
+            nonlocal in_place
+            in_place = is_own and not layout.difference(own) and _is_contiguous(state)
+            return state if in_place else None
+
+        model = current().receive(place=place)
+        assert model is not None  # the task is here
+        assert model.params is not None
+        if in_place:
+            self._layout = own
+        else:
+            self._layout = MemoryBody.of(model.params).layout
+            assign(self._fitting(own, model.params))
+        return model
+
+    def send(self, state: State, meta: Mapping[str, Any]) -> None:
+        """Answer a training with a trainer's tensors, and an evaluation with the metrics alone.
+
+        Args:
+            state: Tensors of the trainer by the server's names, in any dtype that was received
+                into.
+            meta: The answer's ``meta``.
+        """
+        session = current()
+        kind, metrics = session.kind, self.metrics
+        params: dict[str, torch.Tensor] | None = None
+        meta = dict(meta)
+        if kind == "train":
+            assert self._layout is not None
+            layout = self._layout
+            named = {name: layout.aliases.get(name, name) for name in state}
+            params = {
+                name: tensor.detach().to(torch_dtype(layout.by_name[named[name]].dtype))
+                for name, tensor in state.items()
+                if named[name] in layout.by_name
+            }
+            if layout.by_name.keys() - named.values():
+                meta["partial"] = True
+        session.send(FLModel(params=params, metrics=metrics, meta=meta))
+        self._answered, self.metrics, self._layout = kind, None, None
+
+    def _fitting(self, own: Layout, params: Mapping[str, Any]) -> State:
+        """Return those of the received tensors that the trainer has, as torch tensors."""
+        import torch
+
+        assert self._layout is not None
+        differences = Differences.between(own, self._layout)
+        if self._strict and differences:
+            raise ClientError(
+                f"{differences.sentence(_RECEIVED)}; let model.factory build what is trained, or "
+                "patch with load_state_dict_strict=False to exchange only what both have"
+            )
+        apart = {*differences.missing, *differences.extra, *differences.misshapen}
+        known = {**own.by_name, **{alias: own.by_name[n] for alias, n in own.aliases.items()}}
+        fitting = {name: each for name, each in params.items() if name in known.keys() - apart}
+        if not fitting:
+            raise ClientError(f"{differences.sentence(_RECEIVED)}; so nothing is left to train")
+        for name in fitting:
+            spec = self._layout.by_name[self._layout.aliases.get(name, name)]
+            if not _widens(torch_dtype(known[name].dtype), torch_dtype(spec.dtype)):
+                raise ClientError(
+                    f"tensor {name!r} is trained in {known[name].dtype}, and {_RECEIVED} has "
+                    f"{spec.dtype}, which an update would be rounded to; build both in one dtype"
+                )
+        return {name: torch.as_tensor(value) for name, value in fitting.items()}
+
+
+def state_path(name: str) -> Path:
+    """Return the path of a file among those that the site keeps from training to training."""
+    return current().context.state_dir / name
+
+
+def seed_task() -> None:
+    """Seed the global generators for the current task, whatever has drawn from them since then."""
+    seed_everything(current().context.seed)
+
+
+def _is_contiguous(state: State) -> bool:
+    return all(tensor.is_contiguous() for tensor in state.values())
+
+
+def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Return whether each value of a dtype is one of another."""
+    import torch
+
+    same_kind = narrow.is_floating_point == wide.is_floating_point
+    return same_kind and torch.promote_types(narrow, wide) == wide

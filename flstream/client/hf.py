@@ -1,0 +1,278 @@
+"""Federated training by a trainer of Hugging Face or TRL, after ``nvflare.client.hf``.
+
+A script patches its trainer once, and then calls it as ever, once for each task::
+
+    import flstream.client.hf as flare
+
+    flare.patch(trainer)
+    while flare.is_running():
+        trainer.evaluate()  # scores the received model
+        trainer.train()  # trains it, and sends it
+
+The whole of :mod:`flstream.client` can be imported from here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal
+
+from flstream import client
+from flstream.client import *  # noqa: F403
+from flstream.client.exchange import ModelExchange, seed_task
+from flstream.client.fl_model import FLModel
+from flstream.client.number import number_of
+from flstream.client.session import current
+from flstream.client.tensor_scope import TensorScope
+from flstream.client.trainer_rounds import TrainerRounds
+from flstream.errors import ClientError
+
+__all__ = [*client.__all__, "patch"]
+
+_PATCHED = "_flstream_training"
+_META = "__fl_meta__"
+_OUTPUTS = "trainer_output"
+# What trainer.evaluate() returns beside scores of the model.
+_NO_SCORES = (
+    "_runtime",
+    "_samples_per_second",
+    "_steps_per_second",
+    "_model_preparation_time",
+    "_num_tokens",
+)
+
+
+def patch(
+    trainer: Any,
+    restore_state: bool = True,
+    load_state_dict_strict: bool = True,
+    params_scope: Literal["auto", "model", "adapter"] = "auto",
+    server_key_prefix: str | None = None,
+    local_epochs: float | None = None,
+    local_steps: int | None = None,
+    stream_metrics: bool = False,
+) -> Any:
+    """Have a trainer receive the global model, and send back what it has trained.
+
+    ``evaluate`` and ``train`` begin with the received model; ``evaluate`` before ``train`` scores
+    it. After ``train`` the model's tensors are sent, weighted by the number of examples that were
+    trained on (of tokens with ``include_num_input_tokens_seen``), unless the model's
+    ``__fl_meta__`` says otherwise. Once the task is answered, ``evaluate`` is the script's own.
+    ``train`` begins with the task's seed, and not with ``args.seed``; the order of examples
+    follows from ``args.data_seed`` where that is set, else from the task's seed.
+
+    A task trains so many epochs or steps as the trainer's arguments say, or ``local_epochs`` or
+    ``local_steps``; the schedule of the learning rate spans all rounds. Optimizer, scheduler and
+    counters are kept in ``get_state_dir()`` without the model's tensors, and taken from there
+    before each ``train``.
+
+    Args:
+        trainer: A ``transformers.Trainer`` or a subclass, with one process.
+        restore_state: Whether ``train`` goes on with the state of optimizer, scheduler and
+            counters; if not, each task begins with new ones.
+        load_state_dict_strict: Whether the model must have all tensors of the received one, and no
+            others.
+        params_scope: ``"model"`` for all tensors; ``"adapter"`` for those of a PEFT adapter, under
+            the names of adapter files; ``"auto"`` for the adapter where there is one.
+        server_key_prefix: What the server's names begin with, and those of the trainer do not.
+        local_epochs: Epochs of a task.
+        local_steps: Optimizer steps of a task.
+        stream_metrics: Whether the numbers that the trainer logs are recorded, as ``log`` does it.
+
+    Returns:
+        The trainer.
+
+    Raises:
+        ClientError: It is no trainer, or has arguments that make no sense in rounds.
+    """
+    if hasattr(trainer, _PATCHED):
+        return trainer
+    _expect_trainer(trainer)
+    if local_epochs is not None and local_steps is not None:
+        raise ClientError("patch() was given local_epochs and local_steps; give it one of them")
+    current().init()
+    scope = TensorScope(trainer, params_scope, server_key_prefix or "")
+    rounds = TrainerRounds(trainer, restore_state, local_epochs, local_steps)
+    training = _Training(
+        trainer, ModelExchange(strict=load_state_dict_strict), scope, rounds, stream_metrics
+    )
+    _keep_outputs_apart(trainer.args)
+    trainer.add_callback(training.callback())
+    trainer.train, trainer.evaluate = training.wrapped()
+    setattr(trainer, _PATCHED, training)
+    return trainer
+
+
+def _expect_trainer(trainer: Any) -> None:
+    import transformers
+
+    if not isinstance(trainer, transformers.Trainer):
+        raise ClientError(
+            f"patch() was given a {type(trainer).__name__}; give it a transformers.Trainer"
+        )
+    args = trainer.args
+    if args.world_size > 1:
+        raise ClientError(
+            f"the trainer has {args.world_size} processes, and a site has one; start it with one"
+        )
+    for name in ("deepspeed", "fsdp", "load_best_model_at_end"):
+        if getattr(args, name, None):
+            raise ClientError(f"a trainer with {name} cannot be patched; leave it out")
+    if args.bf16 and args.device.type == "cpu":
+        print(
+            "flstream: the trainer computes in bfloat16 on a CPU, which TRL does unless it is told "
+            "otherwise; set bf16=False for float32",
+            flush=True,
+        )
+
+
+def _keep_outputs_apart(args: Any) -> None:
+    """Have a trainer write its own checkpoints where no other site's does, and only the last one.
+
+    Some are written whatever ``save_strategy`` says, and no round goes on from them.
+    """
+    work = Path.cwd()
+    if not (work / args.output_dir).resolve().is_relative_to(work.resolve()):
+        print(
+            f"flstream: output_dir = {args.output_dir} is left alone, since all sites would write "
+            f"to it; the trainer writes to {work / _OUTPUTS}",
+            flush=True,
+        )
+        args.output_dir = str(work / _OUTPUTS)
+    if args.save_total_limit is None:
+        args.save_total_limit = 1
+
+
+class _Training:
+    """What a patched trainer does in place of its own methods.
+
+    Args:
+        trainer: The trainer.
+        exchange: Exchange of its model with the server.
+        scope: The tensors that are exchanged.
+        rounds: How much is done in each task.
+        records: Whether what the trainer logs is recorded.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        exchange: ModelExchange,
+        scope: TensorScope,
+        rounds: TrainerRounds,
+        records: bool,
+    ) -> None:
+        self._trainer = trainer
+        self._exchange = exchange
+        self._scope = scope
+        self._rounds = rounds
+        self._records = records
+        self._is_training = False
+        # Where the trainer's counters were when the task's training began.
+        self._first_step = self._first_token = 0
+
+    def wrapped(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return the methods that take the place of ``train`` and ``evaluate``."""
+        train, evaluate = self._trainer.train, self._trainer.evaluate
+
+        @wraps(train)
+        def train_if_due(*args: Any, **kwargs: Any) -> Any:
+            if not self._exchange.begins_training("trainer.train()"):
+                return None
+            return self._train(lambda **more: train(*args, **{**kwargs, **more}))
+
+        @wraps(evaluate)
+        def evaluate_received(*args: Any, **kwargs: Any) -> Any:
+            # In a training, and once the task is answered, it scores the site's own model.
+            if self._is_training or self._exchange.task() is None:
+                return evaluate(*args, **kwargs)
+            return self._evaluate(lambda: evaluate(*args, **kwargs))
+
+        return train_if_due, evaluate_received
+
+    def callback(self) -> Any:
+        """Make the callback that ends a task's training, and records what the trainer logs."""
+        from transformers import TrainerCallback
+
+        training = self
+
+        class TrainingCallback(TrainerCallback):  # type: ignore[misc]
+            """Ends a task's training after its steps."""
+
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                """Seed what the training draws, once its loader is made."""
+                training._first_step = int(state.global_step)
+                training._first_token = int(state.num_input_tokens_seen)
+                seed_task()
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                """End the training after its last step."""
+                if state.global_step >= training._rounds.last_step:
+                    control.should_training_stop = True
+
+            def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+                """Record numbers, with the step."""
+                if not training._records:
+                    return
+                for key, value in (given.get("logs") or {}).items():
+                    if not isinstance(value, str) and number_of(value) is not None:
+                        current().log(key, value, state.global_step)
+
+        return TrainingCallback()
+
+    def _train(self, train: Callable[..., Any]) -> Any:
+        folder = self._rounds.begin(self._load().total_rounds or 1)
+        # The order of examples follows from the generator's seed when the loader is made.
+        seed_task()
+        self._is_training = True
+        try:
+            with _own_weights(self._trainer):
+                result = train(**({} if folder is None else {"resume_from_checkpoint": folder}))
+        finally:
+            self._is_training = False
+        self._rounds.keep()
+        self._exchange.send(self._scope.state(), self._meta())
+        return result
+
+    def _evaluate(self, evaluate: Callable[[], Any]) -> Any:
+        self._load()
+        found = evaluate()
+        self._exchange.metrics = {
+            name: value
+            for name, value in (found or {}).items()
+            if name != "epoch" and not name.endswith(_NO_SCORES)
+        }
+        if self._exchange.task() == "evaluate":
+            self._exchange.send({}, {})
+        return found
+
+    def _load(self) -> FLModel:
+        scope = self._scope
+        return self._exchange.load(scope.model, scope.state(), scope.assign)
+
+    def _meta(self) -> dict[str, Any]:
+        """Return the answer's meta, with how much was trained as the update's weight."""
+        given = getattr(self._scope.model, _META, None) or {}
+        if not isinstance(given, dict):
+            raise ClientError(f"{_META} of the model is a {type(given).__name__}; make it a dict")
+        state, args = self._trainer.state, self._trainer.args
+        weight = int(state.num_input_tokens_seen) - self._first_token
+        if not (args.include_num_input_tokens_seen and weight > 0):
+            steps = state.global_step - self._first_step
+            weight = steps * args.train_batch_size * args.gradient_accumulation_steps
+        if not weight:
+            raise ClientError("trainer.train() made no step; see to it that there is data to train")
+        return {"NUM_STEPS_CURRENT_ROUND": weight, **given}
+
+
+@contextmanager
+def _own_weights(trainer: Any) -> Iterator[None]:
+    """Have a trainer that goes on from a checkpoint keep its model, which is the received one."""
+    trainer._load_from_checkpoint = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        del trainer._load_from_checkpoint

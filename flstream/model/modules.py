@@ -1,0 +1,55 @@
+"""The tensors of a module that are exchanged: all of them, or those of its adapter.
+
+A PEFT model (``peft.PeftModel``) exchanges its adapter, under the names of adapter files. PEFT is
+not imported here, unless a module is one of its models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_adapted(module: object) -> bool:
+    """Return whether a module is a model of PEFT, with an adapter."""
+    # Without the import there is none.
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(module, peft.PeftModel)
+
+
+def exchanged_state(module: torch.nn.Module) -> Mapping[str, Any]:
+    """Return the tensors of a module that are exchanged, by name, over its own memory."""
+    return adapter_of(module) if is_adapted(module) else module.state_dict()
+
+
+def adapter_of(module: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a PEFT model's active adapter, by the names that adapter files have."""
+    from peft import get_peft_model_state_dict
+
+    return dict(get_peft_model_state_dict(module, adapter_name=module.active_adapter))
+
+
+def load_adapter(module: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors into a PEFT model's active adapter.
+
+    Args:
+        module: The model.
+        state: Tensors by the names that adapter files have.
+    """
+    from peft import set_peft_model_state_dict
+
+    set_peft_model_state_dict(module, dict(state), adapter_name=module.active_adapter)
+
+
+def is_own_memory(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether tensors lie in a module's parameters and buffers, so that writing changes it.
+
+    Those of some adapters are made anew whenever they are asked for.
+    """
+    own = {id(each): each for each in (*module.parameters(), *module.buffers())}
+    places = {each.untyped_storage().data_ptr() for each in own.values()}
+    return all(each.untyped_storage().data_ptr() in places for each in state.values())
