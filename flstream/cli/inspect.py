@@ -47,6 +47,14 @@ def inspect(
         bool,
         typer.Option("--verify", help="Read and check everything; in a run, the digest too."),
     ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TO",
+            help="Write the model to a new folder, which from_pretrained or PEFT opens, or to a "
+            "file named *.pt, a state dict.",
+        ),
+    ] = None,
     chunk_size: Annotated[
         str, typer.Option(help="Longest frame, a multiple of 16 bytes.", metavar="SIZE")
     ] = "2MiB",
@@ -57,15 +65,19 @@ def inspect(
 ) -> None:
     """Explain a checkpoint without loading it.
 
-    Lists its tensors and what streaming them takes, from its header alone. With --stats, --diff
-    and --verify its tensors are read too, range by range: the memory that takes does not grow with
-    the model. On a terminal long names are shortened in the middle; through a pipe they are whole.
+    Lists its tensors and what streaming them takes, from its header alone. With --stats, --diff,
+    --verify and --export to a folder its tensors are read too, range by range: the memory that
+    takes does not grow with the model. On a terminal long names are shortened in the middle;
+    through a pipe they are whole.
     """
     from flstream.errors import CheckpointError, LayoutError
-    from flstream.inspection.examine import Request, examine
-    from flstream.report.checkpoint import print_findings, print_json
+    from flstream.inspection.examine import Findings, Request, examine
+    from flstream.inspection.export import export as export_model
+    from flstream.report.checkpoint import print_export, print_findings, print_json
     from flstream.report.console import make_console
 
+    if export is not None and (filters or tree or stats or diff or verify):
+        raise UsageError("--export writes the whole model and shows nothing; give it alone")
     request = Request(
         path=path,
         filters=tuple(filters or ()),
@@ -77,15 +89,17 @@ def inspect(
         verify=verify,
     )
     try:
-        findings = examine(request)
+        found = examine(request) if export is None else export_model(path, export)
     except (CheckpointError, LayoutError) as error:
         # The file is the user's input, so a defect in it is a usage error: exit status 2.
         raise UsageError(_one_line(str(error))) from error
     console = make_console()
     if as_json:
-        print_json(console, findings.document())
+        print_json(console, found.document())
+    elif isinstance(found, Findings):
+        print_findings(console, found)
     else:
-        print_findings(console, findings)
+        print_export(console, found)
 
 
 def _one_line(message: str) -> str:

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flstream.inspection.examine import Findings
+from flstream.inspection.export import Export
 from flstream.inspection.overview import Count, Inspection, StreamingCost
 from flstream.inspection.tree import Module
 from flstream.model.formats.file import CheckpointFile
@@ -55,6 +56,14 @@ def print_findings(console: Console, findings: Findings) -> None:
         del lines[0]
     for start in range(0, len(lines), _BATCH):
         console.out("\n".join(lines[start : start + _BATCH]), highlight=False)
+
+
+def print_export(console: Console, export: Export) -> None:
+    """Print where a model was written, and which files."""
+    tensors = f"{counted(export.tensors, 'tensor')} of {printable(str(export.source))}"
+    lines = [f"exported {tensors}, {format_bytes(export.bytes)} in"]
+    lines += [f"  {printable(str(path))}" for path in export.files]
+    console.out("\n".join(lines), highlight=False)
 
 
 def print_json(console: Console, document: Mapping[str, Any]) -> None:

@@ -199,6 +199,11 @@ class RunDirectory:
         return self.path / "best.safetensors"
 
     @property
+    def export_files(self) -> Path:
+        """The folder of what an export has beside the weights, such as config.json."""
+        return self.path / "export"
+
+    @property
     def sites(self) -> Path:
         """The folder of the sites' own folders."""
         return self.path / "sites"

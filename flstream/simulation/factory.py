@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flstream.client.seeding import seed_everything
 from flstream.errors import FlstreamError, ModelError
@@ -19,9 +19,21 @@ if TYPE_CHECKING:
     import torch
 
 
-def state_of(
+class MadeModel(NamedTuple):
+    """What a model factory has made.
+
+    Attributes:
+        state: Tensors of the model, by name.
+        parts: What it returned: the model, and whatever came with it in a tuple.
+    """
+
+    state: Mapping[str, Any]
+    parts: tuple[Any, ...]
+
+
+def make_model(
     factory: str, args: Mapping[str, Any], seed: int, device: str | None = None
-) -> Mapping[str, Any]:
+) -> MadeModel:
     """Call a model factory.
 
     Args:
@@ -30,9 +42,6 @@ def state_of(
         seed: seed for all random generators, set before the call.
         device: default device of new tensors; on ``"meta"`` they have no bytes. None for torch's
             own default.
-
-    Returns:
-        The tensors of the model, by name.
 
     Raises:
         ModelError: the factory failed, or returned something that is not a model.
@@ -52,15 +61,16 @@ def state_of(
             f"model.factory {factory} raised {type(error).__name__}: {error} "
             f"({where.filename}, line {where.lineno})"
         ) from error
-    if isinstance(made, tuple) and made:
-        made = made[0]  # the others are for training code, such as a tokenizer
+    # The others of a tuple are for training code, such as a tokenizer.
+    parts = made if isinstance(made, tuple) and made else (made,)
+    made = parts[0]
     state = exchanged_state(made) if isinstance(made, torch.nn.Module) else made
     if not isinstance(state, Mapping):
         raise ModelError(
             f"model.factory {factory} returned a {type(made).__name__}; it must return a torch "
             "module or a dict of tensors, or a tuple that begins with one"
         )
-    return state
+    return MadeModel(state, parts)
 
 
 def _find(factory: str) -> Callable[..., Any]:
@@ -74,17 +84,17 @@ def _find(factory: str) -> Callable[..., Any]:
 
 def layout_on(
     factory: str, args: Mapping[str, Any], seed: int, device: str | None = None
-) -> tuple[Layout, Mapping[str, Any]]:
-    """Call a model factory, and return the layout of its model, and the tensors: see `state_of`.
+) -> tuple[Layout, MadeModel]:
+    """Call a model factory, and return the layout of its model, and what it has made.
 
     Raises:
         ModelError: The factory failed, or some of the tensors are on the meta device.
         LayoutError: A tensor cannot be streamed.
     """
-    state = state_of(factory, args, seed, device)
-    if device == "meta" and any(getattr(value, "is_meta", False) for value in state.values()):
-        return _meta_layout(state), state
-    return MemoryBody.of(state).layout, state
+    made = make_model(factory, args, seed, device)
+    if device == "meta" and any(getattr(each, "is_meta", False) for each in made.state.values()):
+        return _meta_layout(made.state), made
+    return MemoryBody.of(made.state).layout, made
 
 
 def _meta_layout(state: Mapping[str, Any]) -> Layout:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import signal
 import socket
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flstream.client.alias import install as install_alias
 from flstream.errors import FlstreamError, ModelError
@@ -26,7 +25,8 @@ from flstream.model.order import ORDER, order_text
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.initial_model import BuildReport, Built, NotBuilt
 from flstream.simulation.child import end_with_peer, redirect_output
-from flstream.simulation.factory import layout_on
+from flstream.simulation.export_files import keep_export_files
+from flstream.simulation.factory import MadeModel, layout_on
 from flstream.telemetry.events import SERVER
 from flstream.transport.messages import MessageChannel
 from flstream.transport.pipe import PipeChannel
@@ -47,7 +47,7 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
     try:
         if job.train.alias is not None:
             install_alias()
-        channel.send(build(job.model, job.seed, run.checkpoint(0)))
+        channel.send(build(job.model, job.seed, run.checkpoint(0), run.export_files))
     except FlstreamError as error:
         channel.send(NotBuilt(str(error)))
     except Exception as error:
@@ -55,13 +55,14 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
         channel.send(NotBuilt(f"building the model failed: {type(error).__name__}: {error}"))
 
 
-def build(model: ModelSection, seed: int, path: Path) -> Built:
+def build(model: ModelSection, seed: int, path: Path, export_files: Path) -> Built:
     """Write the initial model of a job.
 
     Args:
         model: model section of the job, with a factory, a file with the weights, or both.
         seed: seed for all random generators, set before the factory is called.
         path: path of the checkpoint to write.
+        export_files: folder for what an export has beside the weights.
 
     Returns:
         Size, number of tensors and digest of the model.
@@ -72,36 +73,51 @@ def build(model: ModelSection, seed: int, path: Path) -> Built:
         LayoutError: a tensor of the model cannot be streamed.
     """
     metadata = {"format": "pt", "flstream.round": "0"}
-    source, order = _initial(model, seed)
-    if order:
-        metadata[ORDER] = order
-    digest = write_checkpoint(path, source, metadata)
-    return Built(source.layout.nbytes, len(source.layout.tensors), digest)
+    initial = _initial(model, seed)
+    if initial.order:
+        metadata[ORDER] = initial.order
+    digest = write_checkpoint(path, initial.source, metadata)
+    keep_export_files(export_files, initial.parts, model.initial)
+    layout = initial.source.layout
+    return Built(layout.nbytes, len(layout.tensors), digest)
 
 
-def _initial(model: ModelSection, seed: int) -> tuple[Source, str]:
-    """Return the initial model, and the order of its tensors in training code."""
+class _Initial(NamedTuple):
+    """The initial model.
+
+    Attributes:
+        source: Its tensors.
+        order: Their order in training code.
+        parts: What the factory returned; nothing without one.
+    """
+
+    source: Source
+    order: str = ""
+    parts: tuple[Any, ...] = ()
+
+
+def _initial(model: ModelSection, seed: int) -> _Initial:
     if model.initial is None:
         assert model.factory is not None  # loading the job file checked this
-        layout, state = layout_on(model.factory, model.args, seed)
-        return MemoryBody.of(state), order_text(layout, state)
+        layout, made = layout_on(model.factory, model.args, seed)
+        return _Initial(MemoryBody.of(made.state), order_text(layout, made.state), made.parts)
     given = open_checkpoint(model.initial)
     if model.factory is None:
         if given.layout.is_canonical:
-            return given, given.metadata.get(ORDER, "")
-        return Arranged(given), ""
-    made = None
+            return _Initial(given, given.metadata.get(ORDER, ""))
+        return _Initial(Arranged(given))
+    own = None
     if model.strict:
-        layout, state = _layout_without_bytes(model, seed)
+        layout, made = _layout_without_bytes(model, seed)
         expect_fit(model, layout, given.layout)
     else:
-        layout, state = layout_on(model.factory, model.args, seed)
-        made = MemoryBody.of(state)
-    fitted = Fitted(layout, given, str(model.initial), made, rounds=not model.strict)
-    return fitted, order_text(layout, state)
+        layout, made = layout_on(model.factory, model.args, seed)
+        own = MemoryBody.of(made.state)
+    fitted = Fitted(layout, given, str(model.initial), own, rounds=not model.strict)
+    return _Initial(fitted, order_text(layout, made.state), made.parts)
 
 
-def _layout_without_bytes(model: ModelSection, seed: int) -> tuple[Layout, Mapping[str, Any]]:
+def _layout_without_bytes(model: ModelSection, seed: int) -> tuple[Layout, MadeModel]:
     """Call the factory for names, ties and dtypes, on torch's meta device if it works there."""
     assert model.factory is not None
     try:

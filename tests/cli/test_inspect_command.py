@@ -257,3 +257,20 @@ def test_torch_is_not_imported_for_a_file_that_does_without(
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
+
+
+def test_an_export_names_its_files(flstream: Flstream, tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
+    done = flstream("inspect", tmp_path / "model.safetensors", "--export", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].strip() == str(tmp_path / "out" / "model.safetensors")
+    done = flstream(
+        "inspect", tmp_path / "model.safetensors", "--export", tmp_path / "o.pt", "--json"
+    )
+    assert json.loads(done.stdout)["files"] == [str(tmp_path / "o.pt")]
+    done = flstream("inspect", tmp_path / "model.safetensors", "--export", tmp_path / "out")
+    assert done.returncode == 2
+    assert "has files in it" in done.stderr
+    done = flstream("inspect", tmp_path / "model.safetensors", "--export", "x", "--stats")
+    assert done.returncode == 2
+    assert "give it alone" in done.stderr
