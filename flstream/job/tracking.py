@@ -54,9 +54,10 @@ class TrackingSection(Section):
     """Where the run's numbers and text go besides its own files."""
 
     type: Annotated[str | None, TrackerType()] = None
-    """The tracker: tensorboard, or a class of your own beside the job file; null is none.
+    """The tracker: tensorboard, mlflow, or a class of your own beside the job file; null is none.
 
-    tensorboard writes event files into the run directory; it needs the extra `flstream[tracking]`.
+    In the run directory, tensorboard writes event files, and mlflow a store, `mlflow/mlflow.db`;
+    both need the extra `flstream[tracking]`.
     A class is named `file.py:Class` or `module:Class`, and runs in a process of its own.
     """
 

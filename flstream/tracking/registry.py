@@ -25,6 +25,9 @@ BUILT_IN = MappingProxyType(
             "tensorboard",
             "pip install 'flstream[tracking]'",
         ),
+        "mlflow": BuiltInTracker(
+            "flstream.tracking.mlflow:MLflow", "mlflow", "pip install 'flstream[tracking]'"
+        ),
     }
 )
 """Each by the name that a job file gives it. A new one is a file, and an entry here."""

@@ -46,7 +46,7 @@ def test_a_tracker_is_named_by_type(load):
     ("tracking", "message"),
     [
         ("type = tensorbord", "did you mean tensorboard?"),
-        ("type = mlflow", "must be tensorboard, path/to/file.py:Class or module:Class"),
+        ("type = wandb", "must be tensorboard, mlflow, path/to/file.py:Class or module:Class"),
         ("type = 3", "given 3; must be tensorboard"),
         ('type = "mine.py:Trakcer"', "did you mean Tracker?"),
         ('type = "theirs.py:Tracker"', "there is no"),
