@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # Characters of a peer's text that are shown.
 _MOST_SHOWN = 2000
 
@@ -20,3 +22,9 @@ def quotable(text: str) -> str:
     if len(text) > _MOST_SHOWN:
         text = text[:_MOST_SHOWN] + "..."
     return printable(text)
+
+
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names as people do: ``site-2`` before ``site-10``."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts if part]

@@ -96,7 +96,8 @@ def receive(
     Args:
         timeout: Seconds to wait for a task; None to wait without a limit.
         into: Module, or its state dict, whose parameters and buffers receive the bytes in place,
-            so that there is no second copy; None to allocate new memory.
+            so that there is no second copy, also on another device; of a PEFT model, its adapter.
+            None to allocate new memory.
 
     Returns:
         The model, with writable tensors (or arrays, if ``train.exchange_format`` is numpy) in
@@ -112,7 +113,7 @@ def receive(
 def send(model: FLModel, clear_cache: bool = True) -> None:
     """Answer the current task, and wait until the server has fetched the update.
 
-    A training task is answered with ``params``: dense tensors on the CPU or NumPy arrays of the
+    A training task is answered with ``params``: dense tensors on any device or NumPy arrays of the
     received names, dtypes and shapes. They stay in place while the server fetches them range by
     range. If sites share a process and the model is small, they are copied instead, and sent
     together with the updates of other sites. An evaluation is answered with ``metrics`` alone.

@@ -5,22 +5,29 @@ that make the same call with the same seed agree on the split without talking::
 
     parts = partition.dirichlet(labels, sites=10, alpha=0.5, seed=7)
     mine = parts[flare.system_info()["site_index"]]
+    partition.record(labels[mine])  # the report draws it
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from flstream.client.session import current
+from flstream.client.site_folder import SPLIT
 from flstream.errors import ClientError
 
-__all__ = ["by_group", "by_label", "dirichlet", "iid", "quantity", "shards"]
+__all__ = ["by_group", "by_label", "dirichlet", "iid", "quantity", "record", "shards"]
 
 Part = npt.NDArray[np.int64]
 # Draws after which a split with enough examples everywhere is given up.
 _MOST_DRAWS = 10_000
+_MOST_LABELS = 1000
 
 
 def iid(examples: int, sites: int, *, seed: int | np.random.Generator) -> list[Part]:
@@ -204,6 +211,30 @@ def quantity(
     return dirichlet(
         np.zeros(examples, np.int8), sites, alpha, seed=seed, min_examples=min_examples
     )
+
+
+def record(labels: npt.ArrayLike) -> None:
+    """Record how many examples of each label this site trains on; the run's report draws it.
+
+    The counts are in ``split.json`` of the site's folder. Called again, they are replaced.
+
+    Args:
+        labels: Label of each of the site's examples, of shape (examples,).
+
+    Raises:
+        ClientError: There are more than 1,000 labels, or the file cannot be written.
+    """
+    found, counts = np.unique(np.asarray(labels), return_counts=True)
+    _expect(len(found) <= _MOST_LABELS, f"{len(found)} labels are too many to be drawn")
+    named = {str(label): int(count) for label, count in zip(found, counts, strict=True)}
+    path = Path(current().constants()["site_dir"], SPLIT)
+    temporary = path.with_name(f"{SPLIT}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(msgspec.json.encode(named))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ClientError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _by_value(values: npt.ArrayLike) -> list[Part]:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 WORK_FOLDER = "work"
+SPLIT = "split.json"
+"""Name of the file in a site's folder with its number of examples by label."""
 
 
 def enter_work_folder(sites_folder: str, site: str) -> None:

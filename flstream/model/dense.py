@@ -8,6 +8,7 @@ import numpy as np
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE, code_of
+from flstream.model.staging import Piece, piece_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,25 @@ class Dense(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Dimensions of the array."""
         return tuple(self.array.shape)
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Key that is equal for tensors that show the same elements of the same memory."""
+        array = self.array
+        return array.__array_interface__["data"][0], array.shape, array.strides, self.code
+
+    @property
+    def nbytes(self) -> int:
+        """Number of its bytes."""
+        return int(self.array.nbytes)
+
+    def piece(self) -> Piece:
+        """Return the bytes, over the array's own memory."""
+        return piece_of(self.array)
+
+    def tobytes(self) -> bytes:
+        """Return a copy of all bytes."""
+        return self.array.tobytes()
 
 
 def dense(name: str, value: object, *, writable: bool = False) -> Dense:
@@ -84,9 +104,7 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
             f"{name!r} is a {type(value).__name__}, not a tensor or array; "
             "send only tensors in params, and put other values in meta"
         )
-    if not _is_plain(value):
-        _refuse_other_storage(name, value)
-        value = plain_tensor(value)
+    value = expect_plain(name, value)
     if value.layout is not torch.strided or not value.is_cpu:
         raise LayoutError(f"tensor {name!r} is {value.layout} on {value.device}; " + _remedy(value))
     code = code_of(value, name)
@@ -114,6 +132,18 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
     return Dense(code, array)
 
 
+def expect_plain(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as a plain one, over the same storage.
+
+    Raises:
+        LayoutError: It is of a subclass that adds more than methods; the message names it.
+    """
+    if _is_plain(value):
+        return value
+    _refuse_other_storage(name, value)
+    return plain_tensor(value)
+
+
 def plain_tensor(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a subclass as a plain one, whose operators are torch's own."""
     import torch
@@ -125,6 +155,21 @@ def _is_plain(value: torch.Tensor) -> bool:
     import torch
 
     return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+
+
+def shows_its_storage(value: torch.Tensor) -> bool:
+    """Return whether a tensor has its values in the storage that it shows."""
+    import torch
+
+    return _is_plain(value) or not (torch.nn.parameter.is_lazy(value) or _dispatches(value))
+
+
+def _dispatches(value: torch.Tensor) -> bool:
+    """Return whether a subclass has its own dispatch, as a DTensor, and its values elsewhere."""
+    import torch
+
+    dispatch = getattr(type(value), "__torch_dispatch__", None)
+    return dispatch is not torch.Tensor.__torch_dispatch__
 
 
 def _refuse_other_storage(name: str, value: torch.Tensor) -> None:
@@ -139,13 +184,10 @@ def _refuse_other_storage(name: str, value: torch.Tensor) -> None:
         raise LayoutError(
             f"tensor {name!r} has no shape yet; run a batch through its lazy module first"
         )
-    kind = type(value)
-    # A subclass with its own dispatch, such as a DTensor, has its values elsewhere than in the
-    # storage that it shows.
-    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
+    if _dispatches(value):
         raise LayoutError(
-            f"tensor {name!r} is a {kind.__name__}, whose values do not lie in one dense storage; "
-            "send a plain tensor made from it, such as .full_tensor() or .dequantize()"
+            f"tensor {name!r} is a {type(value).__name__}, whose values do not lie in one dense "
+            "storage; send a plain tensor made from it, such as .full_tensor() or .dequantize()"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,11 +12,12 @@ import psutil
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
 from flstream.model.dense import dense, plain_tensor
+from flstream.model.device import DeviceTensor, seen
 from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorSpec, check_name
 from flstream.model.layout import Layout
 from flstream.model.modules import exchanged_state
-from flstream.model.staging import Piece, Strided, piece_of
+from flstream.model.staging import Piece, Staged
 from flstream.model.ties import find_ties, restore_ties
 from flstream.units import format_bytes
 
@@ -67,6 +68,9 @@ class MemoryBody:
         self._pieces = [pieces[spec.name] for spec in filled]
         self._starts = [spec.start for spec in filled]
         self._versions = _Versions(layout, tensors) if watched else None
+        self._is_written = not watched
+        # Ranges of tensors on other devices that are being written: where they go, and their bytes.
+        self._incoming: dict[tuple[int, int], list[tuple[DeviceTensor, int, memoryview]]] = {}
 
     @classmethod
     def of(
@@ -75,7 +79,7 @@ class MemoryBody:
         """Make the body of existing torch tensors or NumPy arrays, over their own storage.
 
         Args:
-            tensors: Dense tensors on the CPU by name, contiguous or not.
+            tensors: Dense tensors by name, contiguous or not, on any device.
             writable: Whether the body is to be written to; its tensors must then be contiguous.
             tied: Aliases in the layout of the model that these tensors are an update of. By default
                 two
@@ -88,15 +92,15 @@ class MemoryBody:
         """
         for name in tensors:
             check_name(name)
-        known = {name: dense(name, value, writable=writable) for name, value in tensors.items()}
+        known = {name: seen(name, value, writable=writable) for name, value in tensors.items()}
         if tied is None:
             tied = find_ties(known)
         kept = restore_ties(known, tied)
         layout = Layout.of(
-            ((name, code, array.shape) for name, (code, array) in kept.items()),
+            ((name, each.code, each.shape) for name, each in kept.items()),
             {alias: name for alias, name in tied.items() if name in kept},
         )
-        pieces = {name: piece_of(array) for name, (_, array) in kept.items()}
+        pieces = {name: each.piece() for name, each in kept.items()}
         return cls(layout, tensors, pieces, watched=not writable)
 
     @classmethod
@@ -138,8 +142,7 @@ class MemoryBody:
             spec.name: _made(empty or empty_tensor, spec, framework) for spec in layout.tensors
         }
         pieces = {
-            name: piece_of(dense(name, value, writable=True).array)
-            for name, value in tensors.items()
+            name: dense(name, value, writable=True).piece() for name, value in tensors.items()
         }
         tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
         return cls(layout, tensors, pieces)
@@ -147,29 +150,51 @@ class MemoryBody:
     def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
         """Return the bytes ``[start, stop)``, one view a tensor.
 
-        A view shows the tensor's own storage, unless that is not contiguous: then the range is
-        gathered into ``scratch``.
+        A view shows the tensor's own storage, unless that is not contiguous or on another device:
+        then the range is gathered into ``scratch``. Without ``scratch`` the views are to be
+        written: those of other devices are empty memory until :meth:`commit`.
         """
+        if scratch is None and self._is_written:
+            return self._writable(start, stop)
         views: list[memoryview] = []
-        staged: list[tuple[int, Strided, int, int]] = []
-        index = bisect_right(self._starts, start) - 1
-        while start < stop:
-            piece = self._pieces[index]
-            first = start - self._starts[index]
-            last = min(first + stop - start, len(piece))
-            if isinstance(piece, Strided):
+        staged: list[tuple[int, Staged, int, int]] = []
+        for piece, first, last in self._parts(start, stop):
+            if isinstance(piece, memoryview):
+                views.append(piece[first:last])
+            else:
                 staged.append((len(views), piece, first, last))
                 views.append(memoryview(b""))  # replaced below, once the total size is known
-            else:
-                views.append(piece[first:last])
-            start += last - first
-            index += 1
         if staged:
             rooms = [piece.room(first, last) for _, piece, first, last in staged]
             room = (Scratch() if scratch is None else scratch).take(sum(rooms))
             for (place, piece, first, last), size in zip(staged, rooms, strict=True):
                 views[place] = piece.gather(first, last, room[:size])
                 room = room[size:]
+        return views
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
+        """Yield each tensor with bytes in ``[start, stop)``, and where they are in the tensor."""
+        index = bisect_right(self._starts, start) - 1
+        while start < stop:
+            piece = self._pieces[index]
+            first = start - self._starts[index]
+            last = min(first + stop - start, len(piece))
+            yield piece, first, last
+            start += last - first
+            index += 1
+
+    def _writable(self, start: int, stop: int) -> list[memoryview]:
+        views: list[memoryview] = []
+        incoming: list[tuple[DeviceTensor, int, memoryview]] = []
+        for piece, first, last in self._parts(start, stop):
+            if isinstance(piece, memoryview):
+                views.append(piece[first:last])
+            else:
+                assert isinstance(piece, DeviceTensor)  # others are not writable
+                views.append(memoryview(bytearray(last - first)))
+                incoming.append((piece, first, views[-1]))
+        if incoming:
+            self._incoming[start, stop] = incoming
         return views
 
     def changed(self, start: int, stop: int) -> str | None:
@@ -183,11 +208,13 @@ class MemoryBody:
         )
 
     def written(self, start: int, stop: int) -> list[memoryview]:
-        """Return the bytes ``[start, stop)``, in place."""
-        return self.views(start, stop)
+        """Return the bytes ``[start, stop)``."""
+        return self.views(start, stop, Scratch())
 
     def commit(self, start: int, stop: int) -> None:
-        """Do nothing: the bytes were written in place."""
+        """Copy what was written to other devices; the rest was written in place."""
+        for piece, first, view in self._incoming.pop((start, stop), ()):
+            piece.put(first, view)
 
 
 class _Versions:

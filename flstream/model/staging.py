@@ -7,7 +7,7 @@ ranges are gathered into a buffer, which takes memory for the range and not for 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -55,7 +55,21 @@ class Strided:
         return start // size, -(-stop // size)
 
 
-Piece = memoryview | Strided
+class Staged(Protocol):
+    """The bytes of one tensor that has none in place: ranges of them are gathered elsewhere."""
+
+    def __len__(self) -> int: ...
+
+    def room(self, start: int, stop: int) -> int:
+        """Return the bytes that :meth:`gather` needs as room for ``[start, stop)``."""
+        ...
+
+    def gather(self, start: int, stop: int, room: memoryview) -> memoryview:
+        """Copy the bytes ``[start, stop)``, at least one, into ``room``; return a view of them."""
+        ...
+
+
+Piece = memoryview | Staged
 """The bytes of one tensor: in place, or to be gathered."""
 
 
@@ -68,7 +82,7 @@ def piece_of(array: Array) -> Piece:
 
 def read_piece(piece: Piece, start: int, stop: int, scratch: Scratch) -> memoryview:
     """Return the bytes ``[start, stop)`` of one tensor, in place or gathered into ``scratch``."""
-    if isinstance(piece, Strided):
+    if not isinstance(piece, memoryview):
         return piece.gather(start, stop, scratch.take(piece.room(start, stop)))
     return piece[start:stop]
 

@@ -9,30 +9,32 @@ import numpy as np
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
 from flstream.model.dense import Dense
-from flstream.model.staging import piece_of, read_piece
+from flstream.model.device import DeviceTensor
+from flstream.model.staging import read_piece
 
+Seen = Dense | DeviceTensor
 _STEP = 1 << 20
 
 
-def find_ties(tensors: Mapping[str, Dense]) -> dict[str, str]:
+def find_ties(tensors: Mapping[str, Seen]) -> dict[str, str]:
     """Find the names that show the same elements of the same memory as another name.
 
     Returns:
         The name that stands for the tensor, by each of its other names. It is the first in
-        alphabetical
-        order, so that it does not depend on the order of the state dict.
+        alphabetical order, so that it does not depend on the order of the state dict.
     """
     kept: dict[tuple[object, ...], str] = {}
     ties = {}
     for name in sorted(tensors):
-        if tensors[name].array.size:  # empty tensors have no byte to share
-            first = kept.setdefault(_place(tensors[name]), name)
+        tensor = tensors[name]
+        if tensor.nbytes:  # empty tensors have no byte to share
+            first = kept.setdefault(tensor.place, name)
             if first != name:
                 ties[name] = first
     return ties
 
 
-def restore_ties(tensors: Mapping[str, Dense], ties: Mapping[str, str]) -> dict[str, Dense]:
+def restore_ties(tensors: Mapping[str, Seen], ties: Mapping[str, str]) -> dict[str, Seen]:
     """Return the tensors without the aliases of a model, if these still hold the same bytes.
 
     Training often breaks a tie in its results, by cloning every value, or lists a tied parameter
@@ -58,18 +60,12 @@ def restore_ties(tensors: Mapping[str, Dense], ties: Mapping[str, str]) -> dict[
     return kept
 
 
-def _place(tensor: Dense) -> tuple[object, ...]:
-    """Return a key that is equal for names that show the same elements of the same memory."""
-    code, array = tensor
-    return array.__array_interface__["data"][0], array.shape, array.strides, code
-
-
-def _same_bytes(left: Dense, right: Dense) -> bool:
-    if _place(left) == _place(right):
+def _same_bytes(left: Seen, right: Seen) -> bool:
+    if left.place == right.place:
         return True
     if (left.code, left.shape) != (right.code, right.shape):
         return False
-    pieces = piece_of(left.array), piece_of(right.array)
+    pieces = left.piece(), right.piece()
     scratches = Scratch(), Scratch()
     size = len(pieces[0])
     for start in range(0, size, _STEP):

@@ -17,10 +17,9 @@ import numpy as np
 from flstream.errors import LayoutError, PayloadError
 from flstream.model.body import Source
 from flstream.model.copy import copy
-from flstream.model.dense import dense
+from flstream.model.device import seen
 from flstream.model.layout import MAX_HEADER_BYTES, Layout, TensorSpec
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.model.staging import piece_of
 from flstream.streaming import nodes
 from flstream.streaming.decomposers import Registry
 from flstream.streaming.payload import load_native, pack, pack_native, unpack
@@ -183,7 +182,7 @@ def _memory(layout: Layout, into: Params, framework: Framework, peer: str) -> Me
     for alias, name in layout.aliases.items():
         tensors.setdefault(alias, tensors[name])
     pieces = {
-        spec.name: piece_of(dense(spec.name, tensors[spec.name], writable=True).array)
+        spec.name: seen(spec.name, tensors[spec.name], writable=True).piece()
         for spec in layout.tensors
     }
     return MemoryBody(layout, tensors, pieces)

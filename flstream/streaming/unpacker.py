@@ -125,10 +125,10 @@ class Unpacker:
 
 def _restored(name: str, value: Tensor, framework: Framework) -> Tensor:
     """Return the tensor as the framework's own, over the same memory if that is writable."""
-    code, array = dense(name, value)
     if framework == "numpy":
-        numpy_dtype(code, name)  # refuses types that NumPy lacks
-        return array
+        found = dense(name, value)
+        numpy_dtype(found.code, name)  # refuses types that NumPy lacks
+        return found.array
     return to_torch(value) if isinstance(value, np.ndarray) else value
 
 

@@ -123,3 +123,8 @@ def test_labels_may_be_texts_tensors_or_lists():
     for labels in (names, torch.tensor(LABELS), LABELS.tolist()):
         parts = partition.dirichlet(labels, 3, 1, seed=1)
         assert all(np.array_equal(*pair) for pair in zip(parts, expected, strict=True))
+
+
+def test_a_split_with_too_many_labels_is_not_recorded(monkeypatch):
+    with pytest.raises(ClientError, match="1001 labels are too many to be drawn"):
+        partition.record(range(1001))

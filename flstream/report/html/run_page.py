@@ -21,6 +21,7 @@ from flstream.report.html.logged_values import (
     text_table,
 )
 from flstream.report.html.page import render, write_page
+from flstream.report.html.split import split_drawing, split_note
 from flstream.report.html.tables import (
     NOTHING,
     Table,
@@ -106,6 +107,8 @@ def run_page(run: RunRecord) -> str:
             "logged_note": logged_note(run.logged),
             "texts": text_table(run.logged),
             "texts_note": text_note(run.logged),
+            "split": split_drawing(run.split),
+            "split_note": split_note(run.split),
             "over_idle": over_idle_drawing(run, "over-idle"),
             "rss": rss_drawing(run, "rss"),
             "joints": (

@@ -14,6 +14,7 @@ from flstream.report.record.clock import Clock
 from flstream.report.record.logged import LoggedRecord, read_logged
 from flstream.report.record.memory import MemoryRecord, read_memory
 from flstream.report.record.settings import Setting, read_settings
+from flstream.report.record.split import read_split
 from flstream.report.record.versions import read_versions
 from flstream.report.text import counted
 from flstream.runs.history import History
@@ -41,6 +42,7 @@ class RunRecord(NamedTuple):
         sites: Sites that were asked to do anything, by name.
         memory: Resident memory of its processes over time.
         logged: Values that its sites and its workflow logged.
+        split: Number of each site's examples by label, as far as sites have recorded it.
         clock: seconds for which it was going on.
         settings: Keys of its job file.
         versions: of what it ran on, by name; none where they were not kept.
@@ -55,6 +57,7 @@ class RunRecord(NamedTuple):
     sites: Mapping[str, SiteRecord]
     memory: MemoryRecord
     logged: LoggedRecord
+    split: Mapping[str, Mapping[str, int]]
     clock: Clock
     settings: Sequence[Setting]
     versions: Mapping[str, str]
@@ -137,6 +140,7 @@ def _read(run: RunDirectory) -> RunRecord:
         sites=history.sites,
         memory=memory,
         logged=read_logged(read_events(run.events, history.lines)),
+        split=read_split(run.sites),
         clock=clock,
         settings=settings,
         versions=read_versions(run.path),

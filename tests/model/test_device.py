@@ -1,0 +1,86 @@
+"""Tensors on another device go through host memory, a range at a time, and none before its copy."""
+
+import pytest
+import torch
+from late_device import late
+
+from flstream.errors import LayoutError
+from flstream.model.body import Scratch
+from flstream.model.copy import copy
+from flstream.model.memory import MemoryBody
+
+__all__ = ["late"]
+
+
+def tensors():
+    weight = torch.arange(3000.0).reshape(50, 60)
+    return {
+        "weight": weight,
+        "tied": weight,
+        "transposed": torch.arange(24.0).reshape(4, 6).t(),
+        "half": torch.linspace(-1, 1, 7, dtype=torch.bfloat16),
+        "mask": torch.tensor([True, False, True]),
+        "steps": torch.tensor(5),
+        "empty": torch.zeros(0, 3),
+        "conjugate": torch.complex(torch.ones(3), torch.ones(3)).conj(),
+    }
+
+
+def bytes_of(body, step):
+    scratch = Scratch()
+    ranges = body.layout.ranges(step)
+    return b"".join(b"".join(body.views(start, stop, scratch)) for start, stop in ranges)
+
+
+@pytest.mark.parametrize("step", [16, 1000, 1 << 20])
+def test_what_is_read_is_what_it_would_be_on_the_cpu(monkeypatch, request, step):
+    plain = MemoryBody.of(tensors())
+    expected = bytes_of(plain, step)
+    late = request.getfixturevalue("late")
+    body = MemoryBody.of(tensors())
+    assert body.layout == plain.layout
+    assert body.layout.aliases == {"weight": "tied"}
+    assert bytes_of(body, step) == expected
+    assert late.largest <= max(step, 16)
+
+
+@pytest.mark.parametrize("step", [16, 1000, 1 << 20])
+def test_what_is_received_is_there_once_it_is_committed(late, step):
+    given = {name: each.resolve_conj().contiguous() for name, each in tensors().items()}
+    given["weight"] = given["tied"]
+    into = {name: torch.zeros_like(each) for name, each in given.items()}
+    into["weight"] = into["tied"]
+    sink = MemoryBody.over(into)
+    copy(MemoryBody.of(given), sink, step=step)
+    assert all(torch.equal(each, given[name]) for name, each in into.items())
+    assert late.largest <= max(step, 16)
+    assert b"".join(sink.written(0, sink.layout.nbytes)) == bytes_of(MemoryBody.of(given), step)
+
+
+def test_ranges_may_be_committed_in_any_order(late):
+    into = {"w": torch.zeros(64, dtype=torch.uint8)}
+    sink = MemoryBody.over(into)
+    first, second = sink.views(0, 16), sink.views(16, 64)
+    first[0][:], second[0][:] = bytes([1]) * 16, bytes([2]) * 48
+    assert not into["w"].any()
+    sink.commit(16, 64)
+    sink.commit(0, 16)
+    assert into["w"].tolist() == [1] * 16 + [2] * 48
+
+
+def test_a_tensor_that_is_not_contiguous_cannot_be_received_into(late):
+    with pytest.raises(LayoutError, match=r"'w' is not contiguous"):
+        MemoryBody.over({"w": torch.zeros(4, 6).t()})
+
+
+def test_a_change_during_an_offer_is_noticed(late):
+    weight = torch.zeros(8)
+    body = MemoryBody.of({"w": weight})
+    assert body.changed(0, 32) is None
+    weight += 1
+    assert "tensor 'w' was changed" in body.changed(0, 32)
+
+
+def test_tensors_without_values_are_still_refused():
+    with pytest.raises(LayoutError, match="it has no values"):
+        MemoryBody.of({"w": torch.zeros(3, device="meta")})
