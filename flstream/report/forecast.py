@@ -22,6 +22,10 @@ _TRAINING = (
     "For the exchange alone; training adds its own: gradients are as large as the weights that "
     "a client trains, and Adam keeps two numbers more for each."
 )
+_COUNTED = (
+    "Training by {} is counted with its gradients and what it keeps for each weight, if all of "
+    "them are trained; activations, data and frozen weights come on top."
+)
 
 
 def print_forecast(console: Console, job: Job, need: Forecast, room: Available, fit: Fit) -> None:
@@ -41,7 +45,8 @@ def print_forecast(console: Console, job: Job, need: Forecast, room: Available, 
     print_section(console, f"A round ({_mode(need)})", _traffic_table(need))
     memory = _memory_table(need, room)
     print_section(console, "Peak memory (over idle; of all processes, all they have)", memory)
-    for line in wrapped([_TRAINING], console.width):
+    remark = _COUNTED.format(need.optimizer) if need.optimizer else _TRAINING
+    for line in wrapped([remark], console.width):
         console.print(Text(line, style="dim"))
     print_section(console, "Disk", _disk_table(job, need, room))
     console.print()
@@ -83,6 +88,8 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "memory": {
             "server_over_idle": need.server_bytes,
             "client_over_idle": need.client_bytes,
+            "optimizer": need.optimizer,
+            "training": need.training_bytes,
             "processes": need.processes,
             "total": need.total_bytes,
             "available": room.memory,
@@ -159,6 +166,8 @@ def _memory_table(need: Forecast, room: Available) -> Table:
     table.add_row("server", format_bytes(need.server_bytes), "")
     each = "client" if need.workers == 1 else f"each of {need.workers} clients"
     table.add_row(each, format_bytes(need.client_bytes), "")
+    if need.optimizer:
+        table.add_row(f"  training ({need.optimizer})", format_bytes(need.training_bytes), "")
     total, available = format_bytes(need.total_bytes), format_bytes(room.memory)
     table.add_row(f"all {need.processes} processes", total, available)
     return table

@@ -1,8 +1,8 @@
 """Forecast of a job's traffic, memory and disk, from the job and its model's layout.
 
 The traffic is exact as long as every site answers with all tensors that are aggregated and nothing
-is lost on the way. Memory and disk are upper bounds for the exchange alone; training needs more
-for gradients and data, which cannot be forecast.
+is lost on the way. Memory and disk are upper bounds for the exchange, and for gradients and the
+optimizer where the training code says which it is; activations and data cannot be forecast.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flstream.job import Job
 from flstream.model.layout import Layout
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
+from flstream.simulation.forecasting.optimizers import optimizer_of
 from flstream.streaming.receiver import StreamSettings
 
 # Memory of processes beside models, measured as PSS: shared libraries such as torch, and the
@@ -77,6 +78,9 @@ class Forecast:
         evaluation: traffic of the models to the sites in a round that is evaluated.
         server_bytes: peak memory of the server over its idle, in bytes.
         client_bytes: peak memory of a client over its idle in bytes, for the exchange alone.
+        optimizer: name of the optimizer that the training code uses; empty if that is not known.
+        training_bytes: further memory of a client for gradients and what the optimizer keeps; 0 if
+            the optimizer is not known.
         processes: number of processes of the run, including the launcher.
         total_bytes: peak memory of all processes together in bytes, idle included; shared memory
             is counted once.
@@ -97,6 +101,8 @@ class Forecast:
     evaluation: Traffic
     server_bytes: int
     client_bytes: int
+    optimizer: str
+    training_bytes: int
     processes: int
     total_bytes: int
     round_disk_bytes: int
@@ -150,6 +156,8 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     shared = _SHARED_BYTES + processes * _PROCESS_BYTES
     if job.train.source is not None and library_imports(job.train.source):
         shared += _LIBRARIES_BYTES
+    use = None if job.train.source is None else optimizer_of(job.train.source)
+    training = 0 if use is None else use.training_bytes(_trained_bytes(update))
     one = _download(layout.nbytes, settings, settings.frame_size, pushed=settings.push)
     return Forecast(
         model_bytes=layout.nbytes,
@@ -165,8 +173,10 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         evaluation=one.times(-(-clients.count // scoring.sites)) if every else Traffic(),
         server_bytes=server,
         client_bytes=client,
+        optimizer="" if use is None else use.name,
+        training_bytes=training,
         processes=processes,
-        total_bytes=shared + server + clients.workers * client,
+        total_bytes=shared + server + clients.workers * (client + training),
         round_disk_bytes=sum(part.size for part in disk.of_a_round),
         disk_bytes=disk.model + more * (disk.model + disk.optimizer_state) + passing,
     )
@@ -195,6 +205,12 @@ def _update_layout(layout: Layout, rule: AggregationRule) -> Layout:
     """Return the layout of the tensors of an update that are aggregated, and so sent."""
     selected = rule.selected(layout)
     return Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors if s.name in selected)
+
+
+def _trained_bytes(update: Layout) -> int:
+    """Return the size of what may be trained: numbers that are not whole."""
+    floats = (spec for spec in update.tensors if spec.dtype.startswith(("F", "BF")))
+    return sum(spec.nbytes for spec in floats)
 
 
 def _download(nbytes: int, settings: StreamSettings, frame: int, *, pushed: bool) -> Traffic:

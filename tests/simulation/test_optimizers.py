@@ -1,0 +1,65 @@
+"""The optimizer of training code is found in its text, with what it keeps for each weight."""
+
+import pytest
+
+from flstream.job import load_job
+from flstream.simulation.forecasting.forecast import forecast, plain_layout
+from flstream.simulation.forecasting.optimizers import OptimizerUse, optimizer_of
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import torch\ntorch.optim.AdamW(p, lr=1)", ("AdamW", 2)),
+        ("import torch.optim as optim\noptim.SGD(p, lr=1)", ("SGD", 0)),
+        ("from torch.optim import SGD as S\nS(p, momentum=0.9)", ("SGD", 1)),
+        ("from torch import optim\noptim.SGD(p, momentum=0)", ("SGD", 0)),
+        ("from torch import optim\noptim.SGD(p, momentum=args.m)", ("SGD", 1)),
+        ("import torch\ntorch.optim.Adam(p, amsgrad=True)", ("Adam", 3)),
+        ("import torch\ntorch.optim.RMSprop(p, centered=True, momentum=0.1)", ("RMSprop", 3)),
+        ("import torch\ntorch.optim.SGD(p); torch.optim.Adam(p)", ("Adam", 2)),
+        ("from transformers import Trainer\nTrainer(m)", ("adamw_torch", 2)),
+        (
+            "from trl import SFTConfig, SFTTrainer\n"
+            "SFTTrainer(m, args=SFTConfig(optim='adafactor'))",
+            ("adafactor", 0),
+        ),
+        (
+            "import transformers as t\na = t.TrainingArguments(optim='paged_adamw_8bit')\n"
+            "t.Trainer(m, a)",
+            ("paged_adamw_8bit", 0.5),
+        ),
+        ("from transformers import Trainer\nTrainer(m, c(optim=name))", ("adamw_torch", 2)),
+        ("def late():\n    from torch.optim import Adam\n    return Adam(p)", ("Adam", 2)),
+        ("from lightning.pytorch import Trainer\nTrainer()", None),
+        ("from mine import AdamW\nAdamW(p)", None),
+        ("Adam(p)", None),
+        ("this is no Python", None),
+    ],
+)
+def test_an_optimizer_is_recognised_by_its_call(tmp_path, text, found):
+    script = tmp_path / "client.py"
+    script.write_text(text)
+    assert optimizer_of(script) == (None if found is None else OptimizerUse(*found))
+
+
+def test_files_beside_the_script_count(tmp_path):
+    (tmp_path / "client.py").write_text("import model")
+    (tmp_path / "model.py").write_text("import torch\ntorch.optim.Adam(p)")
+    assert optimizer_of(tmp_path / "client.py") == OptimizerUse("Adam", 2)
+
+
+def test_the_forecast_counts_what_is_trained_for_each_worker(jobs):
+    head = "import flstream.client as flare\nimport torch\n"
+    plain = jobs.make(head)
+    layout = plain_layout(1 << 20)
+    before = forecast(plain, layout)
+    assert (before.optimizer, before.training_bytes) == ("", 0)
+    (jobs.folder / "client.py").write_text(f"{head}torch.optim.Adam(p)")
+    after = forecast(load_job(jobs.folder / "job.conf", []), layout)
+    assert (after.optimizer, after.training_bytes) == ("Adam", 3 << 20)
+    assert after.client_bytes == before.client_bytes
+    assert after.total_bytes >= before.total_bytes + 2 * (3 << 20)
+    # What is not aggregated is not sent, and most likely frozen.
+    left_out = load_job(jobs.folder / "job.conf", ['aggregation.exclude=["tensor.1"]'])
+    assert forecast(left_out, plain_layout(1 << 20, tensors=2)).training_bytes == 3 << 19
