@@ -194,4 +194,4 @@ def _refuse_other_storage(name: str, value: torch.Tensor) -> None:
 def _remedy(value: torch.Tensor) -> str:
     if value.is_meta:
         return "it has no values; load or initialise them first"
-    return "send it as a dense tensor on the CPU: .to_dense().cpu()"
+    return "send it as a dense tensor: .to_dense()"

@@ -63,7 +63,7 @@ def add_tensors(
 
     Args:
         service: Service that serves them.
-        tensors: Dense tensors on the CPU by name, such as a state dict.
+        tensors: Dense tensors by name, such as a state dict, on any device.
         receivers: Names under which the receivers' channels are attached; no other is served.
         on_settled: Called once, with the ref, when every receiver is done or the offer has ended
             otherwise; on a thread for such calls.
