@@ -22,7 +22,7 @@ class LateDevice:
         self._of_thread.pending = [*getattr(self._of_thread, "pending", ()), (source, target)]
 
     def wait(self, _):
-        for source, target in self._of_thread.pending:
+        for source, target in getattr(self._of_thread, "pending", ()):
             target.copy_(source)
         self._of_thread.pending = []
 

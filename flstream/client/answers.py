@@ -11,7 +11,7 @@ import numpy as np
 from flstream.client.fl_model import FLModel
 from flstream.client.number import number_of
 from flstream.errors import ClientError
-from flstream.model.device import seen
+from flstream.model.device import viewed
 from flstream.model.header import check_name
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
@@ -176,7 +176,7 @@ def copied(params: Params, tied: Mapping[str, str] | None) -> list[Piece]:
     """
     for name in params:
         check_name(name)
-    known = {name: seen(name, value) for name, value in params.items()}
+    known = {name: viewed(name, value) for name, value in params.items()}
     kept = restore_ties(known, find_ties(known) if tied is None else tied)
     return [Piece(name, each.code, each.shape, each.tobytes()) for name, each in kept.items()]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.client.fl_model import FLModel
-from flstream.client.seeding import seed_everything
+from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import current
 from flstream.errors import ClientError
 from flstream.model.dtypes import torch_dtype
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     State = Mapping[str, torch.Tensor]
 
+_META = "__fl_meta__"
 _RECEIVED = "the received model"
 
 
@@ -38,6 +39,8 @@ class ModelExchange:
         self.metrics: dict[str, Any] | None = None
         self._strict = strict
         self._layout: Layout | None = None
+        # Names that are exchanged, of those that the trainer has; None for all.
+        self._names: set[str] | None = None
         self._answered: str | None = None
 
     def task(self) -> str | None:
@@ -51,8 +54,8 @@ class ModelExchange:
         session = current()
         if session.kind is None and self._answered is None:
             session.is_running()
-        if session.kind is not None:
-            self._answered = None
+        if session.kind is not None and self._answered is not None:
+            self._answered, self.metrics = None, None
         return session.kind
 
     def begins_training(self, call: str) -> bool:
@@ -89,7 +92,7 @@ class ModelExchange:
             assign: Function that copies tensors into the trainer's, by the server's names.
 
         Returns:
-            The model. It is received once a task, and loaded each time.
+            The model, which is received once a task.
 
         Raises:
             ClientError: The trainer's tensors do not fit; the message names them.
@@ -106,9 +109,10 @@ class ModelExchange:
 
         model = current().receive(place=place)
         assert model is not None  # the task is here
-        assert model.params is not None
+        if model.params is None:
+            raise ClientError("the received model was cleared; call flare.clear() after training")
         if in_place:
-            self._layout = own
+            self._layout, self._names = own, None
         else:
             self._layout = MemoryBody.of(model.params).layout
             assign(self._fitting(own, model.params))
@@ -129,11 +133,11 @@ class ModelExchange:
         if kind == "train":
             assert self._layout is not None
             layout = self._layout
-            named = {name: layout.aliases.get(name, name) for name in state}
+            names = state.keys() if self._names is None else state.keys() & self._names
+            named = {name: layout.aliases.get(name, name) for name in state if name in names}
             params = {
-                name: tensor.detach().to(torch_dtype(layout.by_name[named[name]].dtype))
-                for name, tensor in state.items()
-                if named[name] in layout.by_name
+                name: state[name].detach().to(torch_dtype(layout.by_name[own].dtype))
+                for name, own in named.items()
             }
             if layout.by_name.keys() - named.values():
                 meta["partial"] = True
@@ -153,7 +157,8 @@ class ModelExchange:
             )
         apart = {*differences.missing, *differences.extra, *differences.misshapen}
         known = {**own.by_name, **{alias: own.by_name[n] for alias, n in own.aliases.items()}}
-        fitting = {name: each for name, each in params.items() if name in known.keys() - apart}
+        self._names = known.keys() - apart
+        fitting = {name: each for name, each in params.items() if name in self._names}
         if not fitting:
             raise ClientError(f"{differences.sentence(_RECEIVED)}; so nothing is left to train")
         for name in fitting:
@@ -166,9 +171,35 @@ class ModelExchange:
         return {name: torch.as_tensor(value) for name, value in fitting.items()}
 
 
+def meta_of(module: object, steps: int) -> dict[str, Any]:
+    """Return the meta of an update: its weight, and what the trained module has to add.
+
+    Args:
+        module: The module. Its attribute ``__fl_meta__``, if there is one, goes along and may give
+            another weight.
+        steps: How much was trained, above 0.
+
+    Raises:
+        ClientError: The attribute is no dict.
+    """
+    given = getattr(module, _META, None) or {}
+    if not isinstance(given, dict):
+        raise ClientError(f"{_META} of the module is a {type(given).__name__}; make it a dict")
+    return {"NUM_STEPS_CURRENT_ROUND": steps, **given}
+
+
 def state_path(name: str) -> Path:
     """Return the path of a file among those that the site keeps from training to training."""
     return current().context.state_dir / name
+
+
+def seed_setup() -> None:
+    """Seed the global generators for what a trainer draws before a task's training, such as splits.
+
+    The seed is the site's own, so that a split of its data is the same in every round.
+    """
+    session = current()
+    seed_everything(start_seed(session.constants()["seed"], session.site))
 
 
 def seed_task() -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from flstream import client
 from flstream.client import *  # noqa: F403
-from flstream.client.exchange import ModelExchange, seed_task
+from flstream.client.exchange import ModelExchange, meta_of, seed_task
 from flstream.client.fl_model import FLModel
 from flstream.client.number import number_of
 from flstream.client.session import current
@@ -33,7 +33,6 @@ from flstream.errors import ClientError
 __all__ = [*client.__all__, "patch"]
 
 _PATCHED = "_flstream_training"
-_META = "__fl_meta__"
 _OUTPUTS = "trainer_output"
 # What trainer.evaluate() returns beside scores of the model.
 _NO_SCORES = (
@@ -58,16 +57,16 @@ def patch(
     """Have a trainer receive the global model, and send back what it has trained.
 
     ``evaluate`` and ``train`` begin with the received model; ``evaluate`` before ``train`` scores
-    it. After ``train`` the model's tensors are sent, weighted by the number of examples that were
-    trained on (of tokens with ``include_num_input_tokens_seen``), unless the model's
+    it. After ``train`` the model's tensors are sent, weighted by the steps times the examples of a
+    full batch (by the tokens with ``include_num_input_tokens_seen``), unless the model's
     ``__fl_meta__`` says otherwise. Once the task is answered, ``evaluate`` is the script's own.
     ``train`` begins with the task's seed, and not with ``args.seed``; the order of examples
     follows from ``args.data_seed`` where that is set, else from the task's seed.
 
     A task trains so many epochs or steps as the trainer's arguments say, or ``local_epochs`` or
-    ``local_steps``; the schedule of the learning rate spans all rounds. Optimizer, scheduler and
-    counters are kept in ``get_state_dir()`` without the model's tensors, and taken from there
-    before each ``train``.
+    ``local_steps``; the schedule of the learning rate spans all rounds, unless each begins anew.
+    Optimizer, scheduler and counters are kept in ``get_state_dir()`` without the model's tensors,
+    and taken from there before each ``train``.
 
     Args:
         trainer: A ``transformers.Trainer`` or a subclass, with one process.
@@ -132,7 +131,7 @@ def _expect_trainer(trainer: Any) -> None:
 def _keep_outputs_apart(args: Any) -> None:
     """Have a trainer write its own checkpoints where no other site's does, and only the last one.
 
-    Some are written whatever ``save_strategy`` says, and no round goes on from them.
+    By default one is written at the end of the schedule; no round goes on from them.
     """
     work = Path.cwd()
     if not (work / args.output_dir).resolve().is_relative_to(work.resolve()):
@@ -170,7 +169,10 @@ class _Training:
         self._scope = scope
         self._rounds = rounds
         self._records = records
-        self._is_training = False
+        # Whether it is the trainer that calls its methods, and not the script.
+        self._is_busy = False
+        # The model that the server's was loaded into.
+        self._loaded: Any = None
         # Where the trainer's counters were when the task's training began.
         self._first_step = self._first_token = 0
 
@@ -179,15 +181,19 @@ class _Training:
         train, evaluate = self._trainer.train, self._trainer.evaluate
 
         @wraps(train)
-        def train_if_due(*args: Any, **kwargs: Any) -> Any:
+        def train_if_due(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not self._exchange.begins_training("trainer.train()"):
                 return None
-            return self._train(lambda **more: train(*args, **{**kwargs, **more}))
+            # A path is the script's own wish; True is for trainers that keep no state of rounds.
+            is_path = isinstance(resume_from_checkpoint, str | Path)
+            given = Path(resume_from_checkpoint) if is_path else None
+            return self._train(lambda folder: train(folder, *args, **kwargs), given)
 
         @wraps(evaluate)
         def evaluate_received(*args: Any, **kwargs: Any) -> Any:
-            # In a training, and once the task is answered, it scores the site's own model.
-            if self._is_training or self._exchange.task() is None:
+            # In a training, and once the task is answered, it scores the site's own model. With
+            # several data sets it calls itself for each.
+            if self._is_busy or self._exchange.task() is None:
                 return evaluate(*args, **kwargs)
             return self._evaluate(lambda: evaluate(*args, **kwargs))
 
@@ -203,14 +209,12 @@ class _Training:
             """Ends a task's training after its steps."""
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                """Seed what the training draws, once its loader is made."""
-                training._first_step = int(state.global_step)
-                training._first_token = int(state.num_input_tokens_seen)
-                seed_task()
+                """Begin a task's training, now that the trainer has made its model and loader."""
+                training._begin(int(state.global_step), int(state.num_input_tokens_seen))
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 """End the training after its last step."""
-                if state.global_step >= training._rounds.last_step:
+                if state.global_step >= training._first_step + training._rounds.steps:
                     control.should_training_stop = True
 
             def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -223,23 +227,34 @@ class _Training:
 
         return TrainingCallback()
 
-    def _train(self, train: Callable[..., Any]) -> Any:
-        folder = self._rounds.begin(self._load().total_rounds or 1)
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+
+    def _begin(self, step: int, token: int) -> None:
+        self._first_step, self._first_token = step, token
+        if self._scope.model is not self._loaded:  # a model_init has made another one
+            self._load()
+        seed_task()
+
+    def _train(self, train: Callable[[str | None], Any], given: Path | None) -> Any:
+        folder = self._rounds.begin(self._load().total_rounds or 1, given)
         # The order of examples follows from the generator's seed when the loader is made.
         seed_task()
-        self._is_training = True
-        try:
-            with _own_weights(self._trainer):
-                result = train(**({} if folder is None else {"resume_from_checkpoint": folder}))
-        finally:
-            self._is_training = False
+        with self._busy(), _own_weights(self._trainer):
+            result = train(folder)
         self._rounds.keep()
         self._exchange.send(self._scope.state(), self._meta())
         return result
 
     def _evaluate(self, evaluate: Callable[[], Any]) -> Any:
         self._load()
-        found = evaluate()
+        with self._busy():
+            found = evaluate()
         self._exchange.metrics = {
             name: value
             for name, value in (found or {}).items()
@@ -251,13 +266,11 @@ class _Training:
 
     def _load(self) -> FLModel:
         scope = self._scope
-        return self._exchange.load(scope.model, scope.state(), scope.assign)
+        self._loaded = scope.model
+        return self._exchange.load(self._loaded, scope.state(), scope.assign)
 
     def _meta(self) -> dict[str, Any]:
         """Return the answer's meta, with how much was trained as the update's weight."""
-        given = getattr(self._scope.model, _META, None) or {}
-        if not isinstance(given, dict):
-            raise ClientError(f"{_META} of the model is a {type(given).__name__}; make it a dict")
         state, args = self._trainer.state, self._trainer.args
         weight = int(state.num_input_tokens_seen) - self._first_token
         if not (args.include_num_input_tokens_seen and weight > 0):
@@ -265,7 +278,7 @@ class _Training:
             weight = steps * args.train_batch_size * args.gradient_accumulation_steps
         if not weight:
             raise ClientError("trainer.train() made no step; see to it that there is data to train")
-        return {"NUM_STEPS_CURRENT_ROUND": weight, **given}
+        return meta_of(self._scope.model, weight)
 
 
 @contextmanager

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import sys
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream import client
 from flstream.client import *  # noqa: F403
-from flstream.client.exchange import ModelExchange, seed_task, state_path
+from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task, state_path
 from flstream.client.session import current
 from flstream.errors import ClientError
 
@@ -32,7 +33,6 @@ __all__ = [*client.__all__, "patch"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PATCHED = "_flstream_callback"
-_META = "__fl_meta__"
 _STATE = "lightning.pt"
 
 
@@ -47,8 +47,9 @@ def patch(
     ``fit`` and ``validate`` begin with the received model; ``validate`` before ``fit`` scores it.
     After ``fit`` the module's tensors are sent. The number of its optimizer steps is the update's
     weight, unless the module's ``__fl_meta__`` says otherwise. ``test`` and ``predict``, and
-    ``validate`` after ``fit``, are the script's own. Each ``fit`` begins with the task's seed, so
-    that a score before it changes nothing.
+    ``validate`` after ``fit``, are the script's own. Each training begins with the task's seed, so
+    that a score before it changes nothing; what is drawn in ``setup`` before it, such as a random
+    split, is the same in every round.
 
     Optimizers, schedulers, callbacks and the counters of epochs and steps are kept in
     ``get_state_dir()`` without the module's tensors, and taken from there before each ``fit``.
@@ -75,17 +76,26 @@ def patch(
         )
     current().init()
     exchange = ModelExchange(strict=load_state_dict_strict)
-    callback = type("FederatedCallback", (_Hooks, base), {})()
-    callback.prepare(exchange, restore_state, update_fit_loop)
+    made = type("FederatedCallback", (_Hooks, base), {})
+    callback = made(exchange, restore_state, update_fit_loop)
     trainer.callbacks.append(callback)
     setattr(trainer, _PATCHED, callback)
-    fit = trainer.fit
+    fit, validate = trainer.fit, trainer.validate
 
     @wraps(fit)
     def fit_if_due(*args: Any, **kwargs: Any) -> Any:
-        return fit(*args, **kwargs) if exchange.begins_training("trainer.fit()") else None
+        if not exchange.begins_training("trainer.fit()"):
+            return None
+        seed_setup()
+        return fit(*args, **kwargs)
 
-    trainer.fit = fit_if_due
+    @wraps(validate)
+    def validate_received(*args: Any, **kwargs: Any) -> Any:
+        if exchange.task() is not None:
+            seed_setup()
+        return validate(*args, **kwargs)
+
+    trainer.fit, trainer.validate = fit_if_due, validate_received
 
 
 def _callback_base(trainer: Any) -> type:
@@ -102,18 +112,19 @@ def _callback_base(trainer: Any) -> type:
 
 
 class _Hooks:
-    """What a trainer calls on its way."""
+    """The hooks of the patch's callback.
 
-    _exchange: ModelExchange
-    _restores: bool
-    _extends: bool
-    _limits: tuple[int | None, int] | None
-    _first_step: int
+    Args:
+        exchange: Exchange of the module with the server.
+        restores: Whether a task goes on with the state that the last one has left.
+        extends: Whether the trainer's limits count for each task.
+    """
 
-    def prepare(self, exchange: ModelExchange, restores: bool, extends: bool) -> None:
-        """Take what the patch was given."""
+    def __init__(self, exchange: ModelExchange, restores: bool, extends: bool) -> None:
         self._exchange, self._restores, self._extends = exchange, restores, extends
-        self._limits = None
+        # Of epochs and of steps, as the script has set them.
+        self._limits: tuple[int | None, int] | None = None
+        self._first_step = 0
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """Load the received model, where the script scores it."""
@@ -153,11 +164,9 @@ class _Hooks:
                 "trainer.fit() made no step; see to it that there are batches, and that max_epochs "
                 "and max_steps allow more than the rounds before, or patch with update_fit_loop"
             )
-        meta = getattr(module, _META, None) or {}
-        if not isinstance(meta, dict):
-            raise ClientError(f"{_META} of the module is a {type(meta).__name__}; make it a dict")
+        meta = meta_of(module, steps)
         _keep(trainer, state_path(_STATE), whole=self._restores)
-        self._exchange.send(module.state_dict(), {"NUM_STEPS_CURRENT_ROUND": steps, **meta})
+        self._exchange.send(module.state_dict(), meta)
 
     def _load(self, module: Any) -> None:
         import torch
@@ -176,7 +185,7 @@ def _scores(trainer: Any) -> bool:
     return bool(trainer.state.fn == "validate")
 
 
-def _keep(trainer: Any, path: Any, *, whole: bool) -> None:
+def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
     """Write the state of a trainer, without its module's tensors.
 
     Args:
@@ -195,10 +204,11 @@ def _keep(trainer: Any, path: Any, *, whole: bool) -> None:
         }
         state["precision"] = trainer.precision_plugin.state_dict()
     torch.save(state, path)
+    _read(path)  # what the next round could not read is refused now
 
 
-def _restore(trainer: Any, path: Any, *, whole: bool) -> None:
-    """Take over the state that an earlier training has left; see :func:`_keep`.
+def _read(path: Path) -> dict[str, Any]:
+    """Read the state of a trainer.
 
     Raises:
         ClientError: It has objects that are not read from files.
@@ -208,19 +218,37 @@ def _restore(trainer: Any, path: Any, *, whole: bool) -> None:
     import torch
 
     try:
-        state = torch.load(path, weights_only=True)
+        state: dict[str, Any] = torch.load(path, weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
+        reason = str(error).strip().splitlines()[0]
         raise ClientError(
             "the state of the trainer has more than tensors and plain values, probably in a "
-            f"callback's state_dict(), and is not read: {str(error).splitlines()[0]}"
+            "callback's state_dict(); keep plain values there, or patch with restore_state=False: "
+            f"{reason}"
         ) from error
+    return state
+
+
+def _restore(trainer: Any, path: Path, *, whole: bool) -> None:
+    """Take over the state that an earlier training has left; see :func:`_keep`.
+
+    Raises:
+        ClientError: It is of a trainer with other optimizers or schedulers.
+    """
+    state = _read(path)
     trainer.fit_loop.load_state_dict(state["loops"])
     if not whole:
         return
-    for optimizer, found in zip(trainer.optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(found)
-    for config, found in zip(trainer.lr_scheduler_configs, state["schedulers"], strict=True):
-        config.scheduler.load_state_dict(found)
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    for name, here in (("optimizers", trainer.optimizers), ("schedulers", schedulers)):
+        kept = state.get(name, [])
+        if len(kept) != len(here):
+            raise ClientError(
+                f"the trainer has {len(here)} {name}, and the state of the last round has "
+                f"{len(kept)}; configure the same in each round, or patch with restore_state=False"
+            )
+        for each, found in zip(here, kept, strict=True):
+            each.load_state_dict(found)
     for callback in trainer.callbacks:
         if callback.state_key in state["callbacks"]:
             callback.load_state_dict(state["callbacks"][callback.state_key])

@@ -225,7 +225,10 @@ def record(labels: npt.ArrayLike) -> None:
         ClientError: There are more than 1,000 labels, or the file cannot be written.
     """
     found, counts = np.unique(np.asarray(labels), return_counts=True)
-    _expect(len(found) <= _MOST_LABELS, f"{len(found)} labels are too many to be drawn")
+    if len(found) > _MOST_LABELS:
+        raise ClientError(
+            f"{len(found)} labels are too many to be drawn; record coarser ones, such as bins"
+        )
     named = {str(label): int(count) for label, count in zip(found, counts, strict=True)}
     path = Path(current().constants()["site_dir"], SPLIT)
     temporary = path.with_name(f"{SPLIT}.tmp")

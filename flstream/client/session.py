@@ -96,11 +96,6 @@ class Session:
                 )
         return self._next_task(timeout=None)
 
-    @property
-    def received(self) -> FLModel | None:
-        """The received model of the current task; None before :meth:`receive` and between tasks."""
-        return self._model
-
     def receive(
         self, timeout: float | None = None, into: Into | None = None, place: Place | None = None
     ) -> FLModel | None:

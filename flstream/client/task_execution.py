@@ -124,9 +124,9 @@ class TaskExecution:
                 f"the model of round {site.round} was received before; answer it with send() first"
             )
         if into is not None:
-            tensors = self._into_existing(self._existing(into))
+            tensors = self._received_into(self._existing(into))
         elif place is not None:
-            tensors = self._into_existing(self._placed(place))
+            tensors = self._received_into(self._placed(place))
         elif self._is_shared:
             tensors = copies_of(self._model())
         else:
@@ -249,7 +249,7 @@ class TaskExecution:
             raise StreamingError(f"the model did not arrive: {self._failure}")
         return self._shared_model
 
-    def _into_existing(self, sink_for: Callable[[Layout], MemoryBody]) -> Params:
+    def _received_into(self, sink_for: Callable[[Layout], MemoryBody]) -> Params:
         if not self._is_shared:
             return self._fetch(sink_for).tensors
         model = self._model()

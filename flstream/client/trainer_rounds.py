@@ -38,32 +38,40 @@ class TrainerRounds:
             steps = args.max_steps
         self._epochs = args.num_train_epochs if epochs is None else epochs
         self._steps = steps
-        self.last_step = 0
 
-    def begin(self, rounds: int) -> str | None:
-        """Set the trainer's limits for a task.
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of a task.
 
-        Args:
-            rounds: Number of rounds in the job, over which the learning rate's schedule spans.
-
-        Returns:
-            Path of the folder to go on from; None for a new beginning.
+        Raises:
+            ClientError: There are none, or they cannot be counted.
         """
         if self._steps is None:
             self._steps = self._steps_of(self._epochs)
         if self._steps <= 0:
             raise ClientError(f"{self._steps} steps a task are no training; set at least one")
-        folder = state_path(_STATE)
-        if not self._restores or not folder.exists():
-            self.last_step = self._steps
-            self._trainer.args.max_steps = self._steps * (rounds if self._restores else 1)
-            return None
-        done = self._done(folder)
-        self.last_step = done + self._steps
+        return self._steps
+
+    def begin(self, rounds: int, given: Path | None = None) -> str | None:
+        """Set the trainer's limits for a task.
+
+        Args:
+            rounds: Number of rounds in the job, over which the learning rate's schedule spans.
+            given: Path of a checkpoint that the script wants to go on from; None for none.
+
+        Returns:
+            Path of the folder to go on from; None for a new beginning.
+        """
+        kept = state_path(_STATE)
+        planned = self.steps * (rounds if self._restores else 1)
+        folder = given
+        if self._restores and kept.exists():
+            planned = int((kept / _PLANNED).read_text())
+            folder = given or kept
+        done = 0 if folder is None else self._done(folder)
         # More rounds than were planned go on at the end of the schedule.
-        planned = int((folder / _PLANNED).read_text())
-        self._trainer.args.max_steps = max(planned, self.last_step)
-        return str(folder)
+        self._trainer.args.max_steps = max(planned, done + self.steps)
+        return None if folder is None else os.fspath(folder)
 
     def keep(self) -> None:
         """Keep the state of optimizer, scheduler and counters for the next task."""

@@ -28,7 +28,8 @@ PRELOADED = "FLSTREAM_PRELOADED"
 # Of Arrow's allocator, which pandas imports where it is there: no thread that gives memory back.
 QUIET_ARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
-# OpenBLAS ends its threads before a fork, but they would be counted among those of a library.
+# OpenBLAS ends its threads before a fork, but they would be counted among those of a library. One
+# that a library brings along, as SciPy does, then has one thread in the sites, too.
 _FEWER_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 # Those of the libraries that the job asks for which started threads.
 _started_threads: list[str] = []
@@ -152,7 +153,10 @@ def preload_libraries(rendered: str) -> None:
         if _threads() > count:
             _started_threads.append(each[0])
     for name, value in before.items():
-        os.environ.pop(name) if value is None else os.environ.update({name: value})
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
 
 
 def expect_no_threads() -> None:

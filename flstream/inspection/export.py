@@ -70,7 +70,7 @@ def export(path: Path, to: Path) -> Export:
     found = open_checkpoint(model_at(path))
     run = _run_of(found.path)
     if run is not None:
-        verify(found)  # its digest is in the run's journal
+        verify(found)  # with the digest in the run's journal, which has none of best.safetensors
     folder = None if run is None else run.export_files
     prefix = "" if folder is None else ExportRecord.read(folder).prefix
     names = _exported_names(found, prefix)
@@ -140,5 +140,11 @@ def _write_state_dict(file: CheckpointFile, names: Mapping[str, str], to: Path) 
     body = MemoryBody.allocate(file.layout)
     copy(file, body)
     temporary = to.with_name(f"{to.name}.tmp")
-    torch.save({name: body.tensors[there] for name, there in names.items()}, temporary)
-    os.replace(temporary, to)
+    try:
+        # Opened here, since torch's own errors do not say what the system has said.
+        with temporary.open("wb") as stream:
+            torch.save({name: body.tensors[there] for name, there in names.items()}, stream)
+        os.replace(temporary, to)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -108,12 +108,9 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
     if value.layout is not torch.strided or not value.is_cpu:
         raise LayoutError(f"tensor {name!r} is {value.layout} on {value.device}; " + _remedy(value))
     code = code_of(value, name)
+    if writable:
+        expect_stored(name, value)
     if value.is_conj() or value.is_neg():
-        if writable:
-            raise LayoutError(
-                f"tensor {name!r} is lazily conjugated or negated, so it cannot be received into; "
-                "make it plain first: .resolve_conj().resolve_neg()"
-            )
         value = value.resolve_conj().resolve_neg()
     value = value.detach()
     try:
@@ -130,6 +127,19 @@ def _of_tensor(name: str, value: object, *, writable: bool) -> Dense:
             f"the storage of tensor {name!r} was freed; gather its values before sending them"
         )
     return Dense(code, array)
+
+
+def expect_stored(name: str, value: torch.Tensor) -> None:
+    """Refuse a tensor that shows other values than it stores, as it cannot be written to.
+
+    Raises:
+        LayoutError: It is lazily conjugated or negated; the message names it.
+    """
+    if value.is_conj() or value.is_neg():
+        raise LayoutError(
+            f"tensor {name!r} is lazily conjugated or negated, so it cannot be received into; "
+            "make it plain first: .resolve_conj().resolve_neg()"
+        )
 
 
 def expect_plain(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,14 @@ import sys
 from typing import TYPE_CHECKING, TypeGuard
 
 from flstream.errors import LayoutError
-from flstream.model.dense import Dense, dense, expect_plain, plain_tensor, shows_its_storage
+from flstream.model.dense import (
+    Dense,
+    dense,
+    expect_plain,
+    expect_stored,
+    plain_tensor,
+    shows_its_storage,
+)
 from flstream.model.dtypes import code_of
 
 if TYPE_CHECKING:
@@ -47,6 +54,10 @@ class DeviceTensor:
                 f"tensor {name!r} is not contiguous, so it cannot be received into; "
                 "make it so first: .contiguous()"
             )
+        if writable:
+            expect_stored(name, tensor)
+        # What this thread has asked of the device so far, such as a training, is done first.
+        wait_for_copies(tensor.device)
         plain = tensor.detach().resolve_conj().resolve_neg()
         self._bytes = plain.contiguous().reshape(-1).view(torch.uint8)
 
@@ -83,7 +94,11 @@ class DeviceTensor:
         )
 
 
-def seen(name: str, value: object, *, writable: bool = False) -> Dense | DeviceTensor:
+TensorView = Dense | DeviceTensor
+"""A tensor or an array of whatever device, seen as bytes."""
+
+
+def viewed(name: str, value: object, *, writable: bool = False) -> TensorView:
     """View a tensor or an array of whatever device; see :func:`flstream.model.dense.dense`.
 
     Raises:
@@ -120,7 +135,7 @@ def begin_copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def wait_for_copies(device: torch.device) -> None:
-    """Wait until a device has made the copies that this thread has asked it for."""
+    """Wait until a device has done what this thread has asked of it, copies above all."""
     import torch
 
     if device.type != "cpu":

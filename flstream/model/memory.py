@@ -12,11 +12,11 @@ import psutil
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
 from flstream.model.dense import dense, plain_tensor
-from flstream.model.device import DeviceTensor, seen
+from flstream.model.device import DeviceTensor, viewed
 from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorSpec, check_name
 from flstream.model.layout import Layout
-from flstream.model.modules import exchanged_state
+from flstream.model.modules import exchanged_state, is_own_memory
 from flstream.model.staging import Piece, Staged
 from flstream.model.ties import find_ties, restore_ties
 from flstream.units import format_bytes
@@ -92,7 +92,7 @@ class MemoryBody:
         """
         for name in tensors:
             check_name(name)
-        known = {name: seen(name, value, writable=writable) for name, value in tensors.items()}
+        known = {name: viewed(name, value, writable=writable) for name, value in tensors.items()}
         if tied is None:
             tied = find_ties(known)
         kept = restore_ties(known, tied)
@@ -117,8 +117,16 @@ class MemoryBody:
                 f"tensors cannot be received into a {type(into).__name__}; give a module, or a "
                 "mapping of its tensors by name"
             )
-        tensors = into if isinstance(into, Mapping) else exchanged_state(into)
-        return cls.of(tensors, writable=True)
+        if isinstance(into, Mapping):
+            return cls.of(into, writable=True)
+        tensors = exchanged_state(into)
+        body = cls.of(tensors, writable=True)
+        if not is_own_memory(into, tensors):
+            raise LayoutError(
+                f"the state of a {type(into).__name__} is made anew when it is asked for, so it "
+                "cannot be received into; receive without into, and load what was received"
+            )
+        return body
 
     @classmethod
     def allocate(

@@ -6,6 +6,7 @@ not imported here, unless a module is one of its models.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,13 @@ def adapter_of(module: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a PEFT model's active adapter, by the names that adapter files have."""
     from peft import get_peft_model_state_dict
 
-    return dict(get_peft_model_state_dict(module, adapter_name=module.active_adapter))
+    name = module.active_adapter
+    base = module.peft_config[name].base_model_name_or_path
+    # Of a base that is not on disk, PEFT would ask its hub whether the vocabulary was changed.
+    embeddings = "auto" if not base or os.path.isdir(base) else False
+    return dict(
+        get_peft_model_state_dict(module, adapter_name=name, save_embedding_layers=embeddings)
+    )
 
 
 def load_adapter(module: Any, state: Mapping[str, torch.Tensor]) -> None:
@@ -50,6 +57,6 @@ def is_own_memory(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) ->
 
     Those of some adapters are made anew whenever they are asked for.
     """
-    own = {id(each): each for each in (*module.parameters(), *module.buffers())}
-    places = {each.untyped_storage().data_ptr() for each in own.values()}
+    own = (*module.parameters(), *module.buffers())
+    places = {each.untyped_storage().data_ptr() for each in own}
     return all(each.untyped_storage().data_ptr() in places for each in state.values())

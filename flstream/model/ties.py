@@ -8,15 +8,13 @@ import numpy as np
 
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
-from flstream.model.dense import Dense
-from flstream.model.device import DeviceTensor
+from flstream.model.device import TensorView
 from flstream.model.staging import read_piece
 
-Seen = Dense | DeviceTensor
 _STEP = 1 << 20
 
 
-def find_ties(tensors: Mapping[str, Seen]) -> dict[str, str]:
+def find_ties(tensors: Mapping[str, TensorView]) -> dict[str, str]:
     """Find the names that show the same elements of the same memory as another name.
 
     Returns:
@@ -34,7 +32,9 @@ def find_ties(tensors: Mapping[str, Seen]) -> dict[str, str]:
     return ties
 
 
-def restore_ties(tensors: Mapping[str, Seen], ties: Mapping[str, str]) -> dict[str, Seen]:
+def restore_ties(
+    tensors: Mapping[str, TensorView], ties: Mapping[str, str]
+) -> dict[str, TensorView]:
     """Return the tensors without the aliases of a model, if these still hold the same bytes.
 
     Training often breaks a tie in its results, by cloning every value, or lists a tied parameter
@@ -60,7 +60,7 @@ def restore_ties(tensors: Mapping[str, Seen], ties: Mapping[str, str]) -> dict[s
     return kept
 
 
-def _same_bytes(left: Seen, right: Seen) -> bool:
+def _same_bytes(left: TensorView, right: TensorView) -> bool:
     if left.place == right.place:
         return True
     if (left.code, left.shape) != (right.code, right.shape):

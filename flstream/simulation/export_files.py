@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import shutil
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from flstream.model.modules import is_adapted
+from flstream.model.modules import exchanged_state, is_adapted
 from flstream.runs.export_record import ExportRecord
+from flstream.simulation.factory import MadeModel
 
 # Files of these names lie beside the weights of a pretrained model.
 _BESIDE = (
@@ -32,19 +33,22 @@ _BESIDE = (
 )
 
 
-def keep_export_files(folder: Path, parts: Sequence[Any], initial: Path | None) -> None:
+def keep_export_files(folder: Path, made: MadeModel | None, initial: Path | None) -> None:
     """Keep what goes with a model: of its factory, and from beside its initial weights.
 
     It does not fail: a model can be trained without; what goes wrong is printed.
 
     Args:
         folder: Folder for the files. None is made where there is nothing to keep.
-        parts: What the factory returned: a model, and whatever came with it.
+        made: What the factory has made; None without one.
         initial: File of the initial weights; None without one.
     """
     try:
-        for part in parts:
-            _keep(folder, part)
+        if made is not None:
+            model, *others = made.parts
+            _keep_configuration(folder, model, made.state.keys())
+            for part in others:
+                _keep_processor(folder, part)
         if initial is not None:
             for name in _BESIDE:
                 path = initial.parent / name
@@ -55,23 +59,47 @@ def keep_export_files(folder: Path, parts: Sequence[Any], initial: Path | None) 
         traceback.print_exc()
 
 
-class _Pretrained(NamedTuple):
-    """A model that can be opened with ``from_pretrained``, and the prefix of its tensors' names."""
+def _keep_processor(folder: Path, part: Any) -> None:
+    """Keep a tokenizer, or what prepares images; not a second model."""
+    import torch
 
-    model: Any
-    prefix: str
+    if hasattr(part, "save_pretrained") and not isinstance(part, torch.nn.Module):
+        folder.mkdir(exist_ok=True)
+        part.save_pretrained(folder)
 
 
-def _keep(folder: Path, part: Any) -> None:
-    found = _pretrained(part)
-    if found is None:
-        if hasattr(part, "save_pretrained"):  # a tokenizer, or what prepares images
-            folder.mkdir(exist_ok=True)
-            part.save_pretrained(folder)
+def _keep_configuration(folder: Path, module: Any, names: Collection[str]) -> None:
+    """Keep the configuration of the pretrained model that a module is, or is made around.
+
+    Args:
+        folder: Folder for the files.
+        module: The module.
+        names: Names of the tensors that are exchanged. If they are not those of the pretrained
+            model, but for a prefix, the files would not fit the weights, and none are kept.
+    """
+    for prefix, model in _candidates(module):
+        own = {f"{prefix}{name}" for name in exchanged_state(model)}
+        for exchanged, record in ((own, prefix), ({name[len(prefix) :] for name in own}, "")):
+            if exchanged == set(names):
+                folder.mkdir(exist_ok=True)
+                ExportRecord(record).write(folder)
+                _save_configuration(folder, model)
+                return
+
+
+def _candidates(module: Any) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
         return
-    folder.mkdir(exist_ok=True)
-    ExportRecord(found.prefix).write(folder)
-    model = found.model
+    if _is_pretrained(module):
+        yield "", module
+    yield from (
+        (f"{name}.", each) for name, each in module.named_children() if _is_pretrained(each)
+    )
+
+
+def _save_configuration(folder: Path, model: Any) -> None:
     if is_adapted(model):
         config = copy.deepcopy(model.peft_config[model.active_adapter])
         config.inference_mode = True
@@ -83,21 +111,6 @@ def _keep(folder: Path, part: Any) -> None:
     config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
-
-
-def _pretrained(part: Any) -> _Pretrained | None:
-    """Return the pretrained model that a module is, or is made around."""
-    import torch
-
-    if not isinstance(part, torch.nn.Module):
-        return None
-    if _is_pretrained(part):
-        return _Pretrained(part, "")
-    within = [(name, each) for name, each in part.named_children() if _is_pretrained(each)]
-    if len(within) != 1:
-        return None
-    [(name, model)] = within
-    return _Pretrained(model, f"{name}.")
 
 
 def _is_pretrained(module: Any) -> bool:

@@ -9,7 +9,7 @@ import signal
 import socket
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flstream.client.alias import install as install_alias
 from flstream.errors import FlstreamError, ModelError
@@ -77,7 +77,7 @@ def build(model: ModelSection, seed: int, path: Path, export_files: Path) -> Bui
     if initial.order:
         metadata[ORDER] = initial.order
     digest = write_checkpoint(path, initial.source, metadata)
-    keep_export_files(export_files, initial.parts, model.initial)
+    keep_export_files(export_files, initial.made, model.initial)
     layout = initial.source.layout
     return Built(layout.nbytes, len(layout.tensors), digest)
 
@@ -88,19 +88,19 @@ class _Initial(NamedTuple):
     Attributes:
         source: Its tensors.
         order: Their order in training code.
-        parts: What the factory returned; nothing without one.
+        made: What the factory has made; None without one.
     """
 
     source: Source
     order: str = ""
-    parts: tuple[Any, ...] = ()
+    made: MadeModel | None = None
 
 
 def _initial(model: ModelSection, seed: int) -> _Initial:
     if model.initial is None:
         assert model.factory is not None  # loading the job file checked this
         layout, made = layout_on(model.factory, model.args, seed)
-        return _Initial(MemoryBody.of(made.state), order_text(layout, made.state), made.parts)
+        return _Initial(MemoryBody.of(made.state), order_text(layout, made.state), made)
     given = open_checkpoint(model.initial)
     if model.factory is None:
         if given.layout.is_canonical:
@@ -114,7 +114,7 @@ def _initial(model: ModelSection, seed: int) -> _Initial:
         layout, made = layout_on(model.factory, model.args, seed)
         own = MemoryBody.of(made.state)
     fitted = Fitted(layout, given, str(model.initial), own, rounds=not model.strict)
-    return _Initial(fitted, order_text(layout, made.state), made.parts)
+    return _Initial(fitted, order_text(layout, made.state), made)
 
 
 def _layout_without_bytes(model: ModelSection, seed: int) -> tuple[Layout, MadeModel]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from flstream.errors import LayoutError, PayloadError
-from flstream.model.device import seen
+from flstream.model.device import viewed
 from flstream.model.memory import Framework
 from flstream.streaming import nodes
 from flstream.streaming.decomposers import (
@@ -192,7 +192,7 @@ class Packer:
 
     def _checked(self, value: object) -> str:
         try:
-            return seen(self._path(), value).code
+            return viewed(self._path(), value).code
         except LayoutError as error:
             raise PayloadError(str(error)) from error
 

@@ -17,7 +17,7 @@ import numpy as np
 from flstream.errors import LayoutError, PayloadError
 from flstream.model.body import Source
 from flstream.model.copy import copy
-from flstream.model.device import seen
+from flstream.model.device import viewed
 from flstream.model.layout import MAX_HEADER_BYTES, Layout, TensorSpec
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming import nodes
@@ -182,7 +182,7 @@ def _memory(layout: Layout, into: Params, framework: Framework, peer: str) -> Me
     for alias, name in layout.aliases.items():
         tensors.setdefault(alias, tensors[name])
     pieces = {
-        spec.name: seen(spec.name, tensors[spec.name], writable=True).piece()
+        spec.name: viewed(spec.name, tensors[spec.name], writable=True).piece()
         for spec in layout.tensors
     }
     return MemoryBody(layout, tensors, pieces)

@@ -21,6 +21,7 @@ STORE = "mlflow.db"
 
 # Of what MLflow takes as a name.
 _OTHER = re.compile(r"[^\w\-. /]", flags=re.ASCII)
+_LONGEST_NAME = 250
 _MOST_METRICS = 1000  # at a time
 _MOST_TEXT = 6000  # characters of a parameter, and more of a tag
 _PARAMETER, _TAG = "params/", "tags/"
@@ -69,8 +70,7 @@ class MLflow:
             tag = RunTag(_name(key.removeprefix(_TAG)), text[:_MOST_TEXT])
             self._client.log_batch(run, tags=[tag])
         else:
-            parts = [part for part in Path(_name(key)).parts if part not in ("/", "..", ".")]
-            self._client.log_text(run, text, "/".join(["text", *parts, f"{step}.txt"]))
+            self._client.log_text(run, text, f"text/{_name(key)}/{step}.txt")
 
     def flush(self) -> None:
         """Write the numbers, unless others were written a moment ago."""
@@ -122,5 +122,6 @@ def _milliseconds(time: float) -> int:
 
 
 def _name(key: str) -> str:
-    """Return a name that MLflow takes."""
-    return _OTHER.sub("_", key).strip("/ ") or "_"
+    """Return a name that MLflow takes, which it uses as a path, too."""
+    parts = (part for part in _OTHER.sub("_", key).split("/") if part not in ("", ".", ".."))
+    return "/".join(parts)[:_LONGEST_NAME].strip("/") or "_"

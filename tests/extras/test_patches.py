@@ -200,6 +200,53 @@ def test_hf_exchanges_only_what_both_have_if_it_may(jobs):
     assert bits(finished(jobs, HF, loose, HF_LOOP)).keys() == {"layer.weight", "layer.bias"}
 
 
+def test_a_model_that_the_trainer_makes_anew_is_the_received_one(jobs):
+    plain = "trainer = trainer_of(Net())\nflare.patch(trainer)"
+    made = HF.replace("transformers.Trainer(net, args", "transformers.Trainer(None, args")
+    made = made.replace("eval_dataset=Points())", "eval_dataset=Points(), model_init=Net)")
+    for loop in (HF_LOOP, HF_LOOP.replace("    trainer.evaluate()\n", "")):
+        assert same(bits(finished(jobs, HF, plain, loop)), bits(finished(jobs, made, plain, loop)))
+
+
+def test_a_script_may_go_on_from_a_checkpoint_of_its_own(jobs):
+    head = """
+    trainer = trainer_of(Net(), save_strategy="epoch")
+    flare.patch(trainer)
+    """
+    given = "'out/checkpoint-6' if trainer.state.global_step else None"
+    found = finished(jobs, HF, head, HF_LOOP.replace("train()", f"train({given})"))
+    assert logged(found, "step") == [6, 12]
+    assert same(bits(found), bits(finished(jobs, HF, head, HF_LOOP)))
+
+
+def test_several_sets_of_examples_are_one_score(jobs):
+    script = HF.replace("eval_dataset=Points()", "eval_dataset={'a': Points(), 'b': Points()}")
+    head = "trainer = trainer_of(Net())\nflare.patch(trainer)"
+    for how in ("workflow.args.evaluate=task", "workflow.args.evaluate=received"):
+        found = finished(jobs, script, head, HF_LOOP, how)
+        assert all(
+            {"eval_a_loss", "eval_b_loss"} <= each.keys() for each in found.summary.metrics[:2]
+        )
+
+
+def test_tensors_of_other_shapes_stay_at_home_if_they_may(jobs):
+    head = """
+    wide = Net()
+    wide.layer = __import__("torch").nn.Linear(4, 2)
+    wide.forward = lambda x, labels=None: {"loss": wide.layer(x).mean(), "logits": x}
+    wide.extra = Net().layer
+    """
+    model = NET.replace(
+        "self.layer = nn.Linear(4, 1, dtype=getattr(torch, dtype))",
+        "self.layer = nn.Linear(4, 1)\n        self.extra = nn.Linear(4, 1)",
+    )
+    patch = "trainer = trainer_of(wide)\nflare.patch(trainer, load_state_dict_strict=False)"
+    script = HF + textwrap.dedent(head) + patch + HF_LOOP
+    found = jobs.run(script, "clients.count=1", model=model)
+    assert found.summary.status == "finished", found.summary.error
+    assert bits(found)["layer.weight"].shape == (1, 4)
+
+
 def test_a_prefix_of_the_servers_names_is_taken_off_and_put_on(jobs):
     wrapped = NET.replace("    return Net(dtype)", "    return nn.ModuleDict({'net': Net(dtype)})")
     script = HF + "trainer = trainer_of(Net())\nflare.patch(trainer, server_key_prefix='net.')"
@@ -294,6 +341,44 @@ def test_lightning_trains_the_same_whether_or_not_it_is_scored(jobs):
     late = finished(jobs, LIT, head, after)
     assert same(bits(scored), bits(late))
     assert all("val_loss" not in each for each in late.summary.metrics)
+
+
+def test_what_lightning_draws_in_setup_is_the_same_in_each_round(jobs):
+    data = """
+    class Split(pl.LightningDataModule):
+        def setup(self, stage):
+            order = torch.randperm(12)
+            flare.log(f"split {stage}", int(order[0] * 12 + order[1]))
+            self.train_data = torch.utils.data.Subset(Points(), order[:8].tolist())
+
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(self.train_data, batch_size=2, shuffle=True)
+
+        val_dataloader = train_dataloader
+
+    data = Split()
+    trainer = trainer_of()
+    flare.patch(trainer)
+    """
+    loop = LIT_LOOP.replace("loader()", "data").replace("module, data", "module, datamodule=data")
+    scored = finished(jobs, LIT, data, loop)
+    [split] = set(logged(scored, "split fit"))
+    assert logged(scored, "split validate") == [split, split]
+    alone = loop.replace("    trainer.validate(module, datamodule=data)\n", "")
+    assert same(bits(scored), bits(finished(jobs, LIT, data, alone)))
+
+
+def test_a_state_that_cannot_be_read_again_is_refused_in_its_first_round(jobs):
+    head = """
+    class Odd(pl.Callback):
+        def state_dict(self):
+            return {"net": Net()}
+    trainer = trainer_of(callbacks=[Odd()])
+    """
+    error = failure(jobs, LIT, head + "    flare.patch(trainer)", LIT_LOOP)
+    assert "round 1" in error
+    assert "has more than tensors and plain values" in error
+    finished(jobs, LIT, head + "    flare.patch(trainer, restore_state=False)", LIT_LOOP)
 
 
 def test_lightning_answers_evaluations_and_trains_nothing_in_them(jobs):

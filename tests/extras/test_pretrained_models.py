@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from flstream.inspection.export import export
+from flstream.telemetry.events import SiteLog, decode_event
 
 # Adds noise to each tensor once, whatever names it has.
 NOISE = """
@@ -146,7 +147,76 @@ def test_a_model_of_peft_exchanges_its_adapter_which_peft_opens(jobs, tiny, tmp_
     opens(OPENS_ADAPTER, tmp_path / "exported", tiny.model, run.directory.final_model)
 
 
+HEADED = """
+import torch
+
+
+class Headed(torch.nn.Module):
+    def __init__(self, path):
+        super().__init__()
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(path)
+        self.head = torch.nn.Linear(2, 2)
+
+
+def build(path):
+    return Headed(path)
+"""
+AROUND_ADAPTER = ADAPTER.replace("return get_peft", "return torch.nn.ModuleDict({'model': get_peft")
+AROUND_ADAPTER = "import torch\n" + AROUND_ADAPTER.replace("(base, config)", "(base, config)})")
+SECOND = MODEL.replace("return AutoModelForCausalLM", "return (AutoModelForCausalLM").replace(
+    "AutoTokenizer.from_pretrained(path)", "AutoModelForCausalLM.from_pretrained(path).base_model)"
+)
+
+
+@pytest.mark.parametrize("factory", [HEADED, AROUND_ADAPTER])
+def test_a_configuration_that_does_not_fit_the_weights_is_not_exported(
+    jobs, tiny, tmp_path, factory
+):
+    run = jobs.run(NOISE, f"model.args.path={tiny.model}", "rounds=1", model=factory)
+    assert run.summary.status == "finished", run.summary.error
+    done = export(run.directory.path, tmp_path / "exported")
+    assert [path.name for path in done.files] == ["model.safetensors"]
+
+
+def test_a_second_model_that_a_factory_returns_is_no_tokenizer(jobs, tiny, tmp_path):
+    run = jobs.run(NOISE, f"model.args.path={tiny.model}", "rounds=1", model=SECOND)
+    assert run.summary.status == "finished", run.summary.error
+    export(run.directory.path, tmp_path / "exported")
+    export(run.directory.path, tmp_path / "exported.pt")
+    opens(OPENS, tmp_path / "exported", tmp_path / "exported.pt")
+
+
+PROMPTS = """
+def build(path):
+    from peft import PromptTuningConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(path)
+    return get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+"""
+INTO = """
+import flstream.client as flare
+from model import build
+
+flare.init()
+model = build(flare.system_info()["model_args"]["path"])
+while flare.is_running():
+    flare.receive(into=model)
+"""
+
+
+def test_an_adapter_whose_state_is_made_anew_cannot_be_received_into(jobs, tiny):
+    run = jobs.run(INTO, f"model.args.path={tiny.model}", model=PROMPTS)
+    assert run.summary.status == "failed"
+    assert "PeftModelForCausalLM is made anew when it is asked for" in run.summary.error
+
+
 LARGE = """
+import torch
+
+
 def config():
     from transformers import GPT2Config
 
@@ -162,6 +232,7 @@ def whole():
 def build():
     from peft import LoraConfig, get_peft_model
 
+    torch.manual_seed(0)
     lora = LoraConfig(r=8, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
     return get_peft_model(whole(), lora)
 """
@@ -174,6 +245,7 @@ import flstream.client as flare
 model = build()
 optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
 flare.init()
+flare.log("base", model.base_model.model.transformer.wte.weight.double().sum().item())
 while flare.is_running():
     flare.receive(into=model)
     tokens = torch.randint(50257, (1, 8))
@@ -189,6 +261,9 @@ while flare.is_running():
 def test_an_adapter_of_a_large_model_is_small_on_the_wire_and_there_is_one_base_a_client(jobs):
     run = jobs.run(LARGE_CLIENT, "workflow.args.evaluate=received", model=LARGE)
     assert run.summary.status == "finished", run.summary.error
+    events = map(decode_event, run.directory.events.read_bytes().splitlines())
+    bases = [each.value for each in events if isinstance(each, SiteLog) and each.key == "base"]
+    assert bases == [bases[0]] * 2
     base = 4 * 124_439_808
     transfer = run.summary.transfer
     for way in (transfer.down, transfer.up):

@@ -1,4 +1,7 @@
-"""Patched trainers, and a loop by hand, come to the bits of the same scripts in plain processes."""
+"""Patched trainers, and a loop by hand, come to the bits of the same scripts in plain processes.
+
+There the patch is the same, without workers, streaming or a fold; what it does is in test_patches.
+"""
 
 import random
 import shutil

@@ -1,8 +1,8 @@
 """What a job has to come to: its script in a plain process a site, averaged as documented.
 
-Nothing of flstream is in it but the seeds. The mean is that of docs/aggregation.md: floats are
-summed in float64, in the sites' order, and rounded once; integers are averaged as differences from
-the first site's, halves to even.
+Nothing of flstream is in it but the seeds, and the patch of a trainer where a script has one. The
+mean is that of docs/aggregation.md: floats are summed in float64, in the sites' order, and rounded
+once; integers are averaged as differences from the first site's, halves to even.
 """
 
 from __future__ import annotations
@@ -99,7 +99,12 @@ def _start(
     return subprocess.Popen(
         [*command, str(start_seed(seed, site)), str(script), *args],
         cwd=work,
-        env={**os.environ, "REFERENCE": str(folder / "reference.sock"), "SITE": site},
+        env={
+            **os.environ,
+            "REFERENCE": str(folder / "reference.sock"),
+            "SITE": site,
+            "SEED": str(seed),
+        },
     )
 
 

@@ -66,6 +66,7 @@ def test_of_many_sites_and_labels_the_first_are_drawn():
     drawing = split_drawing(split)
     assert drawing is not None
     assert "s39" in drawing.narrow
+    assert f"{sum(range(70)):,}" in drawing.narrow
     assert "s40" not in drawing.narrow
     assert split_note(split).endswith("Shown are 40 of 45 sites, and 60 of 70 labels.")
     assert split_drawing({}) is None

@@ -16,7 +16,11 @@ _LARGEST_DOT = 0.92
 
 
 def split_chart(
-    sites: Sequence[str], labels: Sequence[str], counts: Sequence[Sequence[int]], width: float
+    sites: Sequence[str],
+    labels: Sequence[str],
+    counts: Sequence[Sequence[int]],
+    totals: Sequence[int],
+    width: float,
 ) -> Figure:
     """Draw the number of examples of each site and label.
 
@@ -24,11 +28,12 @@ def split_chart(
         sites: Names of the sites, from the top down.
         labels: Names of the labels, from left to right.
         counts: For each site, its examples of each label; at least one is above 0.
+        totals: For each site, all its examples, also of labels that are not drawn.
         width: Width in pixels.
     """
-    totals = [f"{sum(row):,}" for row in counts]
+    sums = [f"{total:,}" for total in totals]
     left = 16 + 6.6 * max(map(len, sites))
-    right = 14 + 6.6 * max(map(len, totals))
+    right = 14 + 6.6 * max(map(len, sums))
     with styled():
         made = figure(width, _EDGES + _ROW * len(sites))
         axes = add_axes(made, left=min(left, width * 0.4), right=right, top=12)
@@ -51,9 +56,9 @@ def split_chart(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _at(labels, value)))
         axes.tick_params(labelsize=SMALL_SIZE)
         axes.set_xlabel("label", fontsize=SMALL_SIZE, color=ink("muted"))
-        for row, total in enumerate(totals):
+        for row, text in enumerate(sums):
             axes.annotate(
-                total,
+                text,
                 (1, row),
                 xycoords=("axes fraction", "data"),
                 xytext=(8, 0),

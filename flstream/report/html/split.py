@@ -28,8 +28,9 @@ def split_drawing(split: Split) -> Drawing | None:
     names = [elide(printable(site), _NAME_WIDTH) for site in sites]
     shown = [elide(printable(label), _NAME_WIDTH) for label in labels]
     title = "Examples of each label at each site"
+    totals = [sum(split[site].values()) for site in sites]
     narrow, wide = (
-        Markup(to_svg(split_chart(names, shown, counts, width), f"split-{kind}", title))
+        Markup(to_svg(split_chart(names, shown, counts, totals, width), f"split-{kind}", title))
         for kind, width in (("narrow", NARROW), ("wide", WIDE))
     )
     return Drawing(narrow, wide)

@@ -17,6 +17,7 @@ from flstream.job.imports import own_files
 # Numbers that an optimizer of torch keeps for each weight that is trained.
 _TORCH: Mapping[str, float] = {
     "Adadelta": 2,
+    "Adafactor": 0,
     "Adagrad": 1,
     "Adam": 2,
     "AdamW": 2,
@@ -30,9 +31,11 @@ _TORCH: Mapping[str, float] = {
     "SGD": 0,
     "SparseAdam": 2,
 }
-# Arguments that have one number more.
-_MORE = ("amsgrad", "momentum", "centered")
-# The same of what Hugging Face calls them, by how the name begins; 8 bits are a quarter of 32.
+# Arguments for which they keep one number more. SGD's momentum may also come by its place.
+_MORE = {"SGD": ("momentum",), "RMSprop": ("momentum", "centered")}
+_ANY_MORE = ("amsgrad",)
+_MOMENTUM_PLACE = 2
+# The same by what is in the name that Hugging Face has for it; 8 bits are a quarter of 32.
 _HUGGING_FACE: Mapping[str, float] = {
     "adafactor": 0,
     "adagrad": 1,
@@ -86,30 +89,36 @@ def _uses(tree: ast.Module) -> Iterator[OptimizerUse]:
     for name, call in called:
         package, _, last = name.rpartition(".")
         if package.startswith("torch.optim") and last in _TORCH:
-            more = sum(_is_set(call, key) for key in _MORE)
+            more = sum(_is_set(call, key) for key in (*_MORE.get(last, ()), *_ANY_MORE))
+            if last == "SGD" and not more and len(call.args) > _MOMENTUM_PLACE:
+                more = not _is_zero(call.args[_MOMENTUM_PLACE])
             yield OptimizerUse(last, _TORCH[last] + more)
         elif package.split(".")[0] in _TRAINERS and last.endswith("Trainer"):
             yield _of_trainer(next(filter(None, optims), _DEFAULT_OPTIM))
 
 
 def _of_trainer(optim: str) -> OptimizerUse:
-    begins = (numbers for name, numbers in _HUGGING_FACE.items() if name in optim)
-    numbers = next(begins, _HUGGING_FACE["adam"])
+    known = (numbers for name, numbers in _HUGGING_FACE.items() if name in optim)
+    numbers = next(known, _HUGGING_FACE["adam"])
     return OptimizerUse(optim, numbers / 4 if "8bit" in optim else numbers)
 
 
 def _optim(call: ast.Call) -> str:
     """Return the name that an argument ``optim`` has; empty without one."""
-    values = (each.value for each in call.keywords if each.arg == "optim")
-    value = next(values, None)
-    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
-    return str(value.value) if is_text and isinstance(value, ast.Constant) else ""
+    for each in call.keywords:
+        match each:
+            case ast.keyword(arg="optim", value=ast.Constant(value=str(text))):
+                return text
+    return ""
 
 
 def _is_set(call: ast.Call, key: str) -> bool:
     """Return whether an argument is there, and no zero or False."""
-    values = [each.value for each in call.keywords if each.arg == key]
-    return any(not (isinstance(each, ast.Constant) and not each.value) for each in values)
+    return any(each.arg == key and not _is_zero(each.value) for each in call.keywords)
+
+
+def _is_zero(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:

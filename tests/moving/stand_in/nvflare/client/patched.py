@@ -1,5 +1,6 @@
 """The patches of flstream on the reference's side: the same code, without flstream's client."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,11 @@ class PlainSession:
         state = Path("state")
         state.mkdir(exist_ok=True)
         return SimpleNamespace(seed=plain._State.task["seed"], state_dir=state)
+
+    site = plain.get_site_name()
+
+    def constants(self):
+        return {"seed": int(os.environ["SEED"])}
 
     def receive(self, timeout=None, place=None):
         is_new = plain._State.received is None

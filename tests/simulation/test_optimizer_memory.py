@@ -14,6 +14,8 @@ from flstream.simulation.forecasting.optimizers import OptimizerUse, optimizer_o
         ("import torch.optim as optim\noptim.SGD(p, lr=1)", ("SGD", 0)),
         ("from torch.optim import SGD as S\nS(p, momentum=0.9)", ("SGD", 1)),
         ("from torch import optim\noptim.SGD(p, momentum=0)", ("SGD", 0)),
+        ("from torch import optim\noptim.SGD(p, 0.1, 0.9)", ("SGD", 1)),
+        ("from torch import optim\noptim.SGD(p, 0.1, 0.0)", ("SGD", 0)),
         ("from torch import optim\noptim.SGD(p, momentum=args.m)", ("SGD", 1)),
         ("import torch\ntorch.optim.Adam(p, amsgrad=True)", ("Adam", 3)),
         ("import torch\ntorch.optim.RMSprop(p, centered=True, momentum=0.1)", ("RMSprop", 3)),
