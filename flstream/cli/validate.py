@@ -47,6 +47,7 @@ def validate(
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
     from flstream.simulation.forecasting.fitting import available_in, fit
+    from flstream.simulation.forecasting.model_layout import initial_differences
 
     path = job_file(job)
     loaded = load_job(path, overrides or ())
@@ -54,11 +55,18 @@ def validate(
     available = available_in(run_dir or Path("runs"))
     verdict = fit(loaded, layout, need, available)
     console = make_console()
+    # Those of a strict model are mistakes, and were listed as such.
+    differences = initial_differences(loaded, layout)
     if as_json:
-        text = json.dumps(forecast_json(loaded, need, available, verdict), indent=2)
-        console.out(text, highlight=False)
+        document = forecast_json(loaded, need, available, verdict)
+        if differences:
+            document["model"]["differences"] = differences
+        console.out(json.dumps(document, indent=2), highlight=False)
     else:
         print_forecast(console, loaded, need, available, verdict)
+        if differences:
+            kept = "what it lacks is as model.factory makes it"
+            console.out(f"\nmodel.initial: {differences}; {kept}", highlight=False)
     raise typer.Exit(DONE if verdict.fits else FAILED)
 
 

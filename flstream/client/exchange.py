@@ -202,9 +202,11 @@ def seed_setup() -> None:
     seed_everything(start_seed(session.constants()["seed"], session.site))
 
 
-def seed_task() -> None:
-    """Seed the global generators for the current task, whatever has drawn from them since then."""
-    seed_everything(current().context.seed)
+def seed_task() -> int:
+    """Seed the global generators for the current task, and return the seed."""
+    seed: int = current().context.seed
+    seed_everything(seed)
+    return seed
 
 
 def _is_contiguous(state: State) -> bool:

@@ -34,6 +34,7 @@ __all__ = [*client.__all__, "patch"]
 
 _PATCHED = "_flstream_training"
 _OUTPUTS = "trainer_output"
+_SEEDS = 1 << 32
 # What trainer.evaluate() returns beside scores of the model.
 _NO_SCORES = (
     "_runtime",
@@ -57,9 +58,9 @@ def patch(
     """Have a trainer receive the global model, and send back what it has trained.
 
     ``evaluate`` and ``train`` begin with the received model; ``evaluate`` before ``train`` scores
-    it. After ``train`` the model's tensors are sent, weighted by the steps times the examples of a
-    full batch (by the tokens with ``include_num_input_tokens_seen``), unless the model's
-    ``__fl_meta__`` says otherwise. Once the task is answered, ``evaluate`` is the script's own.
+    it. After ``train`` the model's tensors are sent, weighted by the examples that were trained on
+    (by the tokens with ``include_num_input_tokens_seen``), unless the model's ``__fl_meta__`` says
+    otherwise. Once the task is answered, ``evaluate`` is the script's own.
     ``train`` begins with the task's seed, and not with ``args.seed``; the order of examples
     follows from ``args.data_seed`` where that is set, else from the task's seed.
 
@@ -170,7 +171,7 @@ class _Training:
         self._rounds = rounds
         self._records = records
         # Whether it is the trainer that calls its methods, and not the script.
-        self._is_busy = False
+        self._is_busy = self._is_training = False
         # The model that the server's was loaded into.
         self._loaded: Any = None
         # Where the trainer's counters were when the task's training began.
@@ -219,11 +220,12 @@ class _Training:
 
             def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
                 """Record numbers, with the step."""
-                if not training._records:
+                if not training._records or current().kind is None:
                     return
+                step = state.global_step if training._is_training else training._rounds.done()
                 for key, value in (given.get("logs") or {}).items():
                     if not isinstance(value, str) and number_of(value) is not None:
-                        current().log(key, value, state.global_step)
+                        current().log(key, value, step)
 
         return TrainingCallback()
 
@@ -243,10 +245,15 @@ class _Training:
 
     def _train(self, train: Callable[[str | None], Any], given: Path | None) -> Any:
         folder = self._rounds.begin(self._load().total_rounds or 1, given)
-        # The order of examples follows from the generator's seed when the loader is made.
-        seed_task()
-        with self._busy(), _own_weights(self._trainer):
-            result = train(folder)
+        # The order of examples follows from the generator's seed when the loader is made; a
+        # trainer with a model_init sets it anew, from an argument that is 42 unless it is given.
+        self._trainer.args.seed = seed_task() % _SEEDS
+        self._is_training = True
+        try:
+            with self._busy(), _own_weights(self._trainer):
+                result = train(folder)
+        finally:
+            self._is_training = False
         self._rounds.keep()
         self._exchange.send(self._scope.state(), self._meta())
         return result
@@ -274,8 +281,7 @@ class _Training:
         state, args = self._trainer.state, self._trainer.args
         weight = int(state.num_input_tokens_seen) - self._first_token
         if not (args.include_num_input_tokens_seen and weight > 0):
-            steps = state.global_step - self._first_step
-            weight = steps * args.train_batch_size * args.gradient_accumulation_steps
+            weight = self._rounds.examples(self._first_step, state.global_step)
         if not weight:
             raise ClientError("trainer.train() made no step; see to it that there is data to train")
         return meta_of(self._scope.model, weight)

@@ -15,7 +15,9 @@ The whole of :mod:`flstream.client` can be imported from here, too. Trainers of 
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Mapping
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,8 @@ __all__ = [*client.__all__, "patch"]
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PATCHED = "_flstream_callback"
 _STATE = "lightning.pt"
+# Callbacks that keep weights of their own from one fit to the next.
+_AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
 
 
 def patch(
@@ -74,11 +78,19 @@ def patch(
             f"the trainer has {trainer.world_size} devices, and a site's process has one; make it "
             "with devices=1"
         )
+    for each in trainer.callbacks:
+        names = {kind.__name__ for kind in type(each).__mro__}
+        if found := names & _AVERAGING:
+            raise ClientError(
+                f"a trainer with {min(found)} cannot be patched: it averages the weights of one "
+                "whole training, and would put those of an earlier round in the received model's "
+                "place; leave it out"
+            )
     current().init()
     exchange = ModelExchange(strict=load_state_dict_strict)
     made = type("FederatedCallback", (_Hooks, base), {})
     callback = made(exchange, restore_state, update_fit_loop)
-    trainer.callbacks.append(callback)
+    trainer.callbacks.insert(0, callback)  # the others begin with the received model
     setattr(trainer, _PATCHED, callback)
     fit, validate = trainer.fit, trainer.validate
 
@@ -87,7 +99,9 @@ def patch(
         if not exchange.begins_training("trainer.fit()"):
             return None
         seed_setup()
-        return fit(*args, **kwargs)
+        result = fit(*args, **kwargs)
+        callback.finish(trainer)
+        return result
 
     @wraps(validate)
     def validate_received(*args: Any, **kwargs: Any) -> Any:
@@ -125,6 +139,8 @@ class _Hooks:
         # Of epochs and of steps, as the script has set them.
         self._limits: tuple[int | None, int] | None = None
         self._first_step = 0
+        # Of the callbacks, before the first training.
+        self._fresh: dict[str, Any] = {}
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """Load the received model, where the script scores it."""
@@ -142,11 +158,14 @@ class _Hooks:
     def on_fit_start(self, trainer: Any, module: Any) -> None:
         """Load the received model, and what the last training has left of the trainer's state."""
         self._load(module)
+        if self._limits is None:
+            self._limits = trainer.max_epochs, trainer.max_steps
+            self._fresh = copy.deepcopy(_callback_states(trainer))
         path = state_path(_STATE)
         if path.exists():
             _restore(trainer, path, whole=self._restores)
-        if self._limits is None:
-            self._limits = trainer.max_epochs, trainer.max_steps
+        if not self._restores:
+            _load_callbacks(trainer, copy.deepcopy(self._fresh))
         self._first_step = trainer.global_step
         if self._extends:
             epochs, steps = self._limits
@@ -156,8 +175,9 @@ class _Hooks:
                 trainer.fit_loop.epoch_loop.max_steps = trainer.global_step + steps
         seed_task()
 
-    def on_fit_end(self, trainer: Any, module: Any) -> None:
-        """Keep the trainer's state, and send the module's tensors."""
+    def finish(self, trainer: Any) -> None:
+        """Keep the trainer's state, and send the module's tensors, when all callbacks are done."""
+        module = trainer.lightning_module
         steps = trainer.global_step - self._first_step
         if not steps:
             raise ClientError(
@@ -199,16 +219,18 @@ def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
     if whole:
         state["optimizers"] = [each.state_dict() for each in trainer.optimizers]
         state["schedulers"] = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
-        state["callbacks"] = {
-            each.state_key: found for each in trainer.callbacks if (found := each.state_dict())
-        }
+        state["callbacks"] = _callback_states(trainer)
         state["precision"] = trainer.precision_plugin.state_dict()
     torch.save(state, path)
-    _read(path)  # what the next round could not read is refused now
+    _read(path, is_check=True)  # what the next round could not read is refused now
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *, is_check: bool = False) -> dict[str, Any]:
     """Read the state of a trainer.
+
+    Args:
+        path: Path of the file.
+        is_check: Whether nothing is done with it: then its tensors are not brought to memory.
 
     Raises:
         ClientError: It has objects that are not read from files.
@@ -218,7 +240,7 @@ def _read(path: Path) -> dict[str, Any]:
     import torch
 
     try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, mmap=True)
+        state: dict[str, Any] = torch.load(path, weights_only=True, mmap=is_check)
     except pickle.UnpicklingError as error:
         reason = str(error).strip().splitlines()[0]
         raise ClientError(
@@ -249,7 +271,16 @@ def _restore(trainer: Any, path: Path, *, whole: bool) -> None:
             )
         for each, found in zip(here, kept, strict=True):
             each.load_state_dict(found)
-    for callback in trainer.callbacks:
-        if callback.state_key in state["callbacks"]:
-            callback.load_state_dict(state["callbacks"][callback.state_key])
+    _load_callbacks(trainer, state["callbacks"])
     trainer.precision_plugin.load_state_dict(state["precision"])
+
+
+def _callback_states(trainer: Any) -> dict[str, Any]:
+    """Return the states of a trainer's callbacks that have one, by their keys."""
+    return {each.state_key: found for each in trainer.callbacks if (found := each.state_dict())}
+
+
+def _load_callbacks(trainer: Any, states: Mapping[str, Any]) -> None:
+    for callback in trainer.callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])

@@ -224,7 +224,13 @@ def record(labels: npt.ArrayLike) -> None:
     Raises:
         ClientError: There are more than 1,000 labels, or the file cannot be written.
     """
-    found, counts = np.unique(np.asarray(labels), return_counts=True)
+    try:
+        array: npt.NDArray[Any] = np.asarray(labels)
+        found, counts = np.unique(array, return_counts=True)
+    except (TypeError, ValueError) as error:
+        raise ClientError(f"labels cannot be told apart: {error}; give them one type") from error
+    if array.ndim != 1:
+        raise ClientError(f"labels have the shape {array.shape}; give one for each example")
     if len(found) > _MOST_LABELS:
         raise ClientError(
             f"{len(found)} labels are too many to be drawn; record coarser ones, such as bins"

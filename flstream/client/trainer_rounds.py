@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ _STATE = "trainer"
 # Files of a trainer's checkpoint; it looks for them under these names.
 _OPTIMIZER, _SCHEDULER, _SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
 _COUNTERS = "trainer_state.json"
-# Number of steps that all rounds together were planned to have when the first one began.
+# Steps of all rounds together, as they were planned when the first one began.
 _PLANNED = "planned_steps"
 
 
@@ -38,6 +39,19 @@ class TrainerRounds:
             steps = args.max_steps
         self._epochs = args.num_train_epochs if epochs is None else epochs
         self._steps = steps
+        # Steps of all rounds together, as they were planned when the first one began.
+        self._planned = 0
+        self._original_scheduler = trainer.create_scheduler
+        trainer.create_scheduler = self._create_scheduler
+        # Of an optimizer and a scheduler that the script has made.
+        self._first_states: tuple[Any, Any] | None = None
+        if trainer.optimizer is not None:
+            made = (trainer.optimizer, trainer.lr_scheduler)
+            states = [None if each is None else copy.deepcopy(each.state_dict()) for each in made]
+            self._first_states = states[0], states[1]
+        if restores:
+            # EarlyStoppingCallback, for one, counts on from round to round.
+            args.restore_callback_states_from_checkpoint = True
 
     @property
     def steps(self) -> int:
@@ -63,19 +77,27 @@ class TrainerRounds:
             Path of the folder to go on from; None for a new beginning.
         """
         kept = state_path(_STATE)
-        planned = self.steps * (rounds if self._restores else 1)
+        self._planned = self.steps * (rounds if self._restores else 1)
         folder = given
-        if self._restores and kept.exists():
-            planned = int((kept / _PLANNED).read_text())
+        if not self._restores:
+            self._begin_anew()
+        elif kept.exists():
+            self._planned = int((kept / _PLANNED).read_text())
             folder = given or kept
         done = 0 if folder is None else self._done(folder)
-        # More rounds than were planned go on at the end of the schedule.
-        self._trainer.args.max_steps = max(planned, done + self.steps)
+        if done >= self._planned:
+            print(
+                f"flstream: the learning rate's schedule was planned for {self._planned} steps and "
+                "has come to its end, where it stays",
+                flush=True,
+            )
+        self._trainer.args.max_steps = max(self._planned, done + self.steps)
         return None if folder is None else os.fspath(folder)
 
     def keep(self) -> None:
         """Keep the state of optimizer, scheduler and counters for the next task."""
         import torch
+        from transformers.trainer_callback import ExportableState
 
         trainer = self._trainer
         if not self._restores:
@@ -86,8 +108,52 @@ class TrainerRounds:
         torch.save(trainer.lr_scheduler.state_dict(), folder / _SCHEDULER)
         if trainer.accelerator.scaler is not None:
             torch.save(trainer.accelerator.scaler.state_dict(), folder / _SCALER)
+        kept: dict[str, list[Any]] = {}
+        for each in (*trainer.callback_handler.callbacks, trainer.control):
+            if isinstance(each, ExportableState):
+                kept.setdefault(type(each).__name__, []).append(each.state())
+        trainer.state.stateful_callbacks = kept
         trainer.state.save_to_json(os.fspath(folder / _COUNTERS))
-        (folder / _PLANNED).write_text(str(trainer.args.max_steps))
+        (folder / _PLANNED).write_text(str(self._planned))
+
+    def done(self) -> int:
+        """Return the steps that the tasks so far have done; 0 where each begins anew."""
+        kept = state_path(_STATE)
+        return self._done(kept) if self._restores and kept.exists() else 0
+
+    def examples(self, first: int, last: int) -> int:
+        """Return how many examples the steps from one count to another have trained on."""
+        args = self._trainer.args
+        a_step = args.train_batch_size * args.gradient_accumulation_steps
+        try:
+            loader = self._trainer.get_train_dataloader()
+            count, batches = len(loader.dataset), len(loader)
+        except TypeError:  # data without a length
+            return int((last - first) * a_step)
+        if args.dataloader_drop_last:
+            count = batches * args.train_batch_size
+        an_epoch = max(math.ceil(batches / args.gradient_accumulation_steps), 1)
+
+        def until(step: int) -> int:
+            epochs, rest = divmod(step, an_epoch)
+            return int(epochs * count + min(rest * a_step, count))
+
+        return until(last) - until(first)
+
+    def _begin_anew(self) -> None:
+        """Give the trainer a new optimizer and schedule, or its own as they were at first."""
+        trainer = self._trainer
+        if self._first_states is None:
+            trainer.optimizer = trainer.lr_scheduler = None
+            return
+        made = (trainer.optimizer, trainer.lr_scheduler)
+        for each, state in zip(made, self._first_states, strict=True):
+            if state is not None:
+                each.load_state_dict(copy.deepcopy(state))
+
+    def _create_scheduler(self, num_training_steps: int, *args: Any, **kwargs: Any) -> Any:
+        # Steps beyond those that were planned do not stretch the schedule.
+        return self._original_scheduler(self._planned or num_training_steps, *args, **kwargs)
 
     @staticmethod
     def _done(folder: Path) -> int:

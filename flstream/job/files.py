@@ -1,6 +1,7 @@
 """Rules for keys that name files and Python code; the code is parsed, never imported."""
 
 import ast
+import importlib.util
 import os
 import re
 import warnings
@@ -181,4 +182,6 @@ class Modules(ValueRule):
             parts = each.split(".") if isinstance(each, str) else [""]
             if not all(part.isidentifier() for part in parts):
                 raise self.refused(each)
+            if importlib.util.find_spec(parts[0]) is None:
+                raise self.refused(each, f"there is no installed module {parts[0]}")
         return value

@@ -112,6 +112,7 @@ def _initial(model: ModelSection, seed: int) -> _Initial:
         expect_fit(model, layout, given.layout)
     else:
         layout, made = layout_on(model.factory, model.args, seed)
+        expect_fit(model, layout, given.layout)
         own = MemoryBody.of(made.state)
     fitted = Fitted(layout, given, str(model.initial), own, rounds=not model.strict)
     return _Initial(fitted, order_text(layout, made.state), made)
@@ -130,9 +131,16 @@ def expect_fit(model: ModelSection, layout: Layout, given: Layout) -> None:
     """Refuse a file of initial weights that are not those of the factory's model.
 
     Raises:
-        ModelError: It lacks tensors, or has others; the message names them.
+        ModelError: It lacks tensors, or has others; or, where that is allowed, it has none of the
+            model. The message names them.
     """
     differences = Differences.between(layout, given)
+    if len(differences.missing) + len(differences.misshapen) == len(layout.tensors):
+        raise ModelError(
+            f"model.initial: no tensor of the file is the model's: "
+            f"{differences.sentence(str(model.initial))}; give its tensors the names that "
+            "model.factory has"
+        )
     if model.strict and differences:
         raise ModelError(
             f"model.initial: {differences.sentence(str(model.initial))}; take a file of the model "

@@ -370,6 +370,7 @@ def with_library(jobs_of_their_own, tmp_path, monkeypatch):
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "library.py").write_text(LIBRARY.format(starts=starts))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
         return jobs_of_their_own.run(SAYS_WHERE, "train.preload=[library]", "rounds=1")
 
     return run

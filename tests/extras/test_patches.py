@@ -201,11 +201,19 @@ def test_hf_exchanges_only_what_both_have_if_it_may(jobs):
 
 
 def test_a_model_that_the_trainer_makes_anew_is_the_received_one(jobs):
-    plain = "trainer = trainer_of(Net())\nflare.patch(trainer)"
     made = HF.replace("transformers.Trainer(net, args", "transformers.Trainer(None, args")
-    made = made.replace("eval_dataset=Points())", "eval_dataset=Points(), model_init=Net)")
-    for loop in (HF_LOOP, HF_LOOP.replace("    trainer.evaluate()\n", "")):
-        assert same(bits(finished(jobs, HF, plain, loop)), bits(finished(jobs, made, plain, loop)))
+    anew = "eval_dataset=Points(), model_init=lambda: Net())"
+    made = made.replace("eval_dataset=Points())", anew)
+    head = "trainer = trainer_of(Net())\nflare.patch(trainer)"
+    alone = HF_LOOP.replace("    trainer.evaluate()\n", "")
+    scored = finished(jobs, made, head, HF_LOOP)
+    losses = [each["eval_loss"] for each in scored.summary.metrics[:2]]
+    assert losses[1] < losses[0]
+    assert same(bits(scored), bits(finished(jobs, made, head, alone)))
+    # What is not trained stays what it was, to the bit.
+    still = "trainer = trainer_of(Net(), learning_rate=0.0)\nflare.patch(trainer)"
+    idle = finished(jobs, made, still, alone)
+    assert same(bits(idle), load_file(idle.directory.checkpoint(0)))
 
 
 def test_a_script_may_go_on_from_a_checkpoint_of_its_own(jobs):
@@ -301,6 +309,63 @@ def test_hf_refuses_what_cannot_be(jobs, middle, reason):
     assert reason in failure(jobs, HF, middle, "")
 
 
+UNEVEN = """
+class Few(Points):
+    def __len__(self):
+        return {count}
+"""
+
+
+@pytest.mark.parametrize(("count", "weight"), [(1, 1), (5, 5), (13, 13), (32, 32)])
+def test_the_weight_is_the_number_of_examples(jobs, count, weight):
+    head = HF.replace("train_dataset=Points()", "train_dataset=Few()")
+    middle = (
+        "trainer = trainer_of(Net(), per_device_train_batch_size=4, "
+        "gradient_accumulation_steps=2)\nflare.patch(trainer)"
+    )
+    found = finished(jobs, head + UNEVEN.format(count=count), middle, HF_LOOP)
+    assert [each.weight for each in events(found, SiteUpdate)] == [weight, weight]
+
+
+def test_a_new_beginning_is_one_in_each_process(jobs):
+    head = "trainer = trainer_of(Net())\nflare.patch(trainer, restore_state=False)"
+    loop = HF_LOOP + (
+        "    state = trainer.optimizer.state_dict()['state'][0]\n"
+        "    flare.log('moments', float(state['step']))\n"
+    )
+    found = finished(jobs, HF, head, loop, "clients.count=2", "rounds=3")
+    assert logged(found, "moments") == [6.0] * 6
+    again = finished(jobs, HF, head, loop, "clients.count=2", "rounds=3", "clients.parallel=1")
+    assert same(bits(found), bits(again))
+
+
+def test_what_an_early_stop_counts_goes_on_in_another_process(jobs):
+    head = (
+        "trainer = trainer_of(Net(), num_train_epochs=3, eval_strategy='epoch', learning_rate=0.5,"
+        " save_strategy='no', metric_for_best_model='eval_loss', greater_is_better=False)\n"
+        "trainer.add_callback(transformers.EarlyStoppingCallback(2))\nflare.patch(trainer)"
+    )
+    how = ("clients.count=2", "rounds=3")
+    found = finished(jobs, HF, head, HF_LOOP, *how)
+    again = finished(jobs, HF, head, HF_LOOP, *how, "clients.parallel=1")
+    assert logged(found, "step") == logged(again, "step")
+    assert same(bits(found), bits(again))
+
+
+def test_more_rounds_than_were_planned_stay_at_the_end_of_the_schedule(jobs):
+    head = "trainer = trainer_of(Net(), logging_steps=1)\nflare.patch(trainer, stream_metrics=True)"
+    first = finished(jobs, HF, head, HF_LOOP)
+    script = HF + head + HF_LOOP
+    more = jobs.go_on(first, script, "clients.count=1", "rounds=3", model=NET)
+    assert more.summary.status == "finished", more.summary.error
+    rates = logged(more, "learning_rate")
+    assert len(rates) == 18
+    assert rates[:12] == sorted(rates[:12], reverse=True)
+    assert rates[12:] == [0.0] * 6
+    log = more.directory.site_log("site-1").read_text()
+    assert "planned for 12 steps and has come to its end" in log
+
+
 def test_a_second_training_of_a_task_is_refused(jobs):
     head = "trainer = trainer_of(Net())\nflare.patch(trainer)"
     found = run(jobs, HF, head, HF_LOOP + "    trainer.train()\n", "rounds=1")
@@ -348,7 +413,7 @@ def test_what_lightning_draws_in_setup_is_the_same_in_each_round(jobs):
     class Split(pl.LightningDataModule):
         def setup(self, stage):
             order = torch.randperm(12)
-            flare.log(f"split {stage}", int(order[0] * 12 + order[1]))
+            flare.log(f"split {stage.value}", int(order[0] * 12 + order[1]))
             self.train_data = torch.utils.data.Subset(Points(), order[:8].tolist())
 
         def train_dataloader(self):
@@ -375,10 +440,10 @@ def test_a_state_that_cannot_be_read_again_is_refused_in_its_first_round(jobs):
             return {"net": Net()}
     trainer = trainer_of(callbacks=[Odd()])
     """
-    error = failure(jobs, LIT, head + "    flare.patch(trainer)", LIT_LOOP)
+    error = failure(jobs, LIT, head + "flare.patch(trainer)", LIT_LOOP)
     assert "round 1" in error
     assert "has more than tensors and plain values" in error
-    finished(jobs, LIT, head + "    flare.patch(trainer, restore_state=False)", LIT_LOOP)
+    finished(jobs, LIT, head + "flare.patch(trainer, restore_state=False)", LIT_LOOP)
 
 
 def test_lightning_answers_evaluations_and_trains_nothing_in_them(jobs):
@@ -393,6 +458,35 @@ def test_lightning_goes_on_with_momentum_unless_it_is_not_to(jobs):
         jobs, LIT, "trainer = trainer_of()\nflare.patch(trainer, restore_state=False)", LIT_LOOP
     )
     assert not same(bits(kept), bits(new))
+
+
+def test_lightnings_callbacks_begin_with_the_received_model_and_anew_if_they_are_to(jobs):
+    head = """
+    class Looks(pl.Callback):
+        def on_fit_start(self, trainer, module):
+            flare.log("sum", module.layer.weight.double().sum().item())
+        def on_train_start(self, trainer, module):
+            flare.log("later", module.layer.weight.double().sum().item())
+    stops = pl.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0)
+    trainer = trainer_of(max_epochs=3, callbacks=[Looks(), stops])
+    flare.patch(trainer, restore_state=False)
+    """
+    loop = LIT_LOOP.replace("    trainer.validate(module, loader())\n", "").replace(
+        "fit(module, loader())", "fit(module, loader(), loader())"
+    )
+    how = ("clients.count=2", "rounds=3")
+    own = finished(jobs, LIT, head, loop, *how)
+    assert logged(own, "sum") == logged(own, "later")
+    shared = finished(jobs, LIT, head, loop, *how, "clients.parallel=1")
+    assert same(bits(own), bits(shared))
+
+
+@pytest.mark.parametrize(
+    "callback", ["StochasticWeightAveraging(swa_lrs=0.1)", "EMAWeightAveraging(decay=0.9)"]
+)
+def test_lightnings_averages_of_weights_are_refused(jobs, callback):
+    head = f"trainer = trainer_of(callbacks=[pl.callbacks.{callback}])\nflare.patch(trainer)"
+    assert "it averages the weights of one whole training" in failure(jobs, LIT, head, LIT_LOOP)
 
 
 def test_lightning_that_does_not_extend_its_loop_says_that_nothing_is_trained(jobs):

@@ -118,3 +118,22 @@ def test_what_a_file_needs_from_beside_it_is_found(
 def test_a_value_that_begins_with_a_dash_is_no_option(write: Write) -> None:
     job = load_job(write('train.args { shift = -1.5e-7, title = "-x", of = [1, 2] }'))
     assert train_code(job.train).words({}) == ["--shift=-1.5e-07", "--title=-x", "--of", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("[json, os.path]", None),
+        ("json", "must be a list of names of modules"),
+        ("[3]", "must be a list of names of modules"),
+        ("[nonexistent.part]", "there is no installed module nonexistent"),
+    ],
+)
+def test_libraries_to_preload_are_installed_modules(
+    write: Write, given: str, reason: str | None
+) -> None:
+    path = write(f"train.preload = {given}")
+    if reason is None:
+        assert load_job(path).train.preload == ["json", "os.path"]
+    else:
+        assert reason in mistake(path)

@@ -9,7 +9,7 @@ import torch
 
 from flstream.errors import ModelError
 from flstream.model.checkpoint import FileSource
-from flstream.simulation.forecasting.model_layout import model_layout
+from flstream.simulation.forecasting.model_layout import initial_differences, model_layout
 
 MODEL = """
 import torch
@@ -137,3 +137,20 @@ def test_a_new_head_is_kept_from_the_factory(jobs, tmp_path):
     assert torch.equal(found["head.weight"], VALUES["wte.weight"])
     assert found["norm.bias"].abs().sum() > 0
     assert "old" not in found
+
+
+def test_what_a_loose_start_does_not_share_is_known_and_nothing_at_all_is_refused(jobs, tmp_path):
+    def job(values):
+        path = save(tmp_path, "safetensors", values)
+        how = ("model.factory=model:tied", f"model.initial={path}", "model.strict=false")
+        return jobs.make(ECHO, *ONE_ROUND, *how, model=MODEL)
+
+    some = job({"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
+    differences = initial_differences(some, model_layout(some))
+    assert differences.startswith("w.safetensors lacks 2 tensors ('norm.bias', 'norm.weight')")
+    whole = job(VALUES)
+    assert initial_differences(whole, model_layout(whole)) == ""
+    # As the weights of a base model are, without the prefix that its heads have.
+    none = job({f"base.{name}": each for name, each in VALUES.items()})
+    with pytest.raises(ModelError, match="no tensor of the file is the model's"):
+        model_layout(none)

@@ -21,6 +21,7 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, FlstreamError, LayoutError, ModelError
 from flstream.job import Job
 from flstream.model.arranged import Arranged
+from flstream.model.fitted import Differences
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout, parse_header
 from flstream.simulation.child import end_with_peer, redirect_output
@@ -76,6 +77,22 @@ def model_layout(job: Job) -> Layout:
     if given is not None:
         expect_fit(job.model, layout, given.layout)
     return layout
+
+
+def initial_differences(job: Job, layout: Layout) -> str:
+    """Return what a job's file of initial weights and its model do not share; empty if nothing.
+
+    Args:
+        job: The job.
+        layout: Layout of its model.
+
+    Raises:
+        CheckpointError: The weights cannot be read.
+    """
+    if job.model.initial is None or job.model.factory is None:
+        return ""
+    differences = Differences.between(layout, open_checkpoint(job.model.initial).layout)
+    return differences.sentence(job.model.initial.name) if differences else ""
 
 
 def built_layout(job: Job, host: ProcessHost) -> Layout:
