@@ -171,7 +171,7 @@ class _Training:
         self._rounds = rounds
         self._records = records
         # Whether it is the trainer that calls its methods, and not the script.
-        self._is_busy = self._is_training = False
+        self._is_busy = False
         # The model that the server's was loaded into.
         self._loaded: Any = None
         # Where the trainer's counters were when the task's training began.
@@ -222,7 +222,8 @@ class _Training:
                 """Record numbers, with the step."""
                 if not training._records or current().kind is None:
                     return
-                step = state.global_step if training._is_training else training._rounds.done()
+                is_in_train = training._trainer.is_in_train
+                step = state.global_step if is_in_train else training._rounds.done()
                 for key, value in (given.get("logs") or {}).items():
                     if not isinstance(value, str) and number_of(value) is not None:
                         current().log(key, value, step)
@@ -248,12 +249,8 @@ class _Training:
         # The order of examples follows from the generator's seed when the loader is made; a
         # trainer with a model_init sets it anew, from an argument that is 42 unless it is given.
         self._trainer.args.seed = seed_task() % _SEEDS
-        self._is_training = True
-        try:
-            with self._busy(), _own_weights(self._trainer):
-                result = train(folder)
-        finally:
-            self._is_training = False
+        with self._busy(), _own_weights(self._trainer):
+            result = train(folder)
         self._rounds.keep()
         self._exchange.send(self._scope.state(), self._meta())
         return result

@@ -132,7 +132,7 @@ class TrainerRounds:
             return int((last - first) * a_step)
         if args.dataloader_drop_last:
             count = batches * args.train_batch_size
-        an_epoch = max(math.ceil(batches / args.gradient_accumulation_steps), 1)
+        an_epoch = self._epoch_steps(batches)
 
         def until(step: int) -> int:
             epochs, rest = divmod(step, an_epoch)
@@ -169,6 +169,10 @@ class TrainerRounds:
                 "the training data has no length, so epochs cannot be counted in steps; patch with "
                 "local_steps"
             ) from error
-        accumulated = self._trainer.args.gradient_accumulation_steps
-        steps: int = math.ceil(epochs * max(math.ceil(batches / accumulated), 1))
+        steps: int = math.ceil(epochs * self._epoch_steps(batches))
         return steps
+
+    def _epoch_steps(self, batches: int) -> int:
+        """Return the optimizer steps of an epoch, the last of which may have fewer batches."""
+        steps: int = math.ceil(batches / self._trainer.args.gradient_accumulation_steps)
+        return max(steps, 1)
