@@ -1,6 +1,7 @@
 """Patched trainers, and a loop by hand, come to the bits of the same scripts in plain processes.
 
-There the patch is the same, without workers, streaming or a fold; what it does is in test_patches.
+There the patch is the same, without workers, streaming or a fold. What it does is tried in
+test_hf_patch and test_lightning_patch.
 """
 
 import random
