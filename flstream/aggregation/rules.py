@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flstream.aggregation.fold import Fold
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.ranked import TrimmedMean, fraction_trim, median_trim
+from flstream.aggregation.update import UpdateSource
 from flstream.errors import UsageError
 from flstream.job.sections import AggregationSection
 from flstream.model.layout import Layout
@@ -30,6 +31,7 @@ class AggregationRule:
         tensor tied to it) for it to be aggregated.
         exclude: Regular expressions of which none may be found there.
         on_nonfinite: Whether an update with an infinity or a NaN is refused or folded.
+        factors: Factors of the weights of updates, by site; 1 for others.
     """
 
     method: Method = "mean"
@@ -38,6 +40,7 @@ class AggregationRule:
     include: Sequence[str] = (".*",)
     exclude: Sequence[str] = ()
     on_nonfinite: Literal["reject", "allow"] = "reject"
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_ranked(self) -> bool:
@@ -47,6 +50,11 @@ class AggregationRule:
     def fold(self) -> Fold:
         """Make the fold of one walk."""
         return _FOLDS[self.method](self)
+
+    def weighted(self, update: UpdateSource) -> UpdateSource:
+        """Return an update with the weight that it has in a fold."""
+        factor = self.factors.get(update.site, 1.0)
+        return update if factor == 1.0 else replace(update, weight=update.weight * factor)
 
     def selected(self, layout: Layout) -> frozenset[str]:
         """Return the names of the tensors that are aggregated.
@@ -70,6 +78,7 @@ def rule_for(section: AggregationSection) -> AggregationRule:
         include=section.include,
         exclude=section.exclude,
         on_nonfinite=section.on_nonfinite,
+        factors=section.weights,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from flstream.client.messages import MODEL, Answered, Received, SiteAnswer, Task
-from flstream.client.session import current
+from flstream.client.session import Session, current
 from flstream.client.worker import Worker
 from flstream.errors import StreamingError
 from flstream.model.body import Scratch
@@ -74,6 +74,7 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
 def main() -> None:
     """Serve task after task."""
     session = current()
+    assert isinstance(session, Session)  # without train.command there is one process
     worker, folder = session.worker, Path(session.constants()["site_dir"])
     worker.ready()
     while (task := worker.next_task()) is not None:

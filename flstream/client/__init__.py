@@ -11,6 +11,9 @@ its import::
         params, metrics = train(model.params)
         flare.send(flare.FLModel(params=params, metrics=metrics))
 
+In a process other than rank 0 of a ``train.command``, ``is_running()`` and ``receive()`` follow
+rank 0, the received model has no tensors, and what is sent or logged goes nowhere.
+
 They work inside ``flstream simulate`` only. If there are as many worker processes as sites, the
 script is run once in each process, and its loop handles task after task. Otherwise the script is
 run anew for each site and task, and its loop ends after that task. A class like :class:`Learner`
@@ -64,13 +67,15 @@ def init(rank: str | int | None = None, config_file: str | None = None) -> None:
     """Report to the server that the script is ready. Call it once, after the script's imports.
 
     Args:
-        rank: Without effect; accepted for compatibility with NVFlare.
-        config_file: The same: what NVFlare reads there stands in the job file.
+        rank: Number of this process among those that ``train.command`` starts, if it is to be
+            compared with the launcher's; None, or 0 where there is one process.
+        config_file: Without effect; what NVFlare reads there stands in the job file.
 
     Raises:
-        ClientError: The script is not run by ``flstream simulate``.
+        ClientError: The script is not run by ``flstream simulate``, or this process is another
+            rank.
     """
-    _current().init()
+    _current().init(rank)
 
 
 def is_running() -> bool:
@@ -185,7 +190,7 @@ def get_state_dir() -> Path:
     Raises:
         ClientError: There is no task, or the files cannot be copied.
     """
-    return _current().context.state_dir
+    return _current().state_dir
 
 
 def system_info() -> Mapping[str, Any]:

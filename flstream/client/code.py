@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flstream.job.command import command_words
 from flstream.job.sections import TrainSection
 
 
@@ -17,10 +18,12 @@ class ScriptCode(NamedTuple):
     Attributes:
         path: Absolute path of the script.
         args: Arguments of all sites: by name, or the words of a command line as one text.
+        command: Words of the command that starts it; None to run it in the worker's own process.
     """
 
     path: Path
     args: Mapping[str, Any] | str
+    command: Sequence[str] | None = None
 
     def words(self, own: Mapping[str, Any]) -> list[str]:
         """The words of a site's command line.
@@ -54,7 +57,8 @@ def train_code(train: TrainSection) -> TrainCode:
         assert not isinstance(train.args, str)  # refused for a learner
         return LearnerCode(train.learner, train.args)
     assert train.script is not None  # a job file with neither is refused
-    return ScriptCode(train.script, train.args)
+    command = None if train.command is None else command_words(train.command)
+    return ScriptCode(train.script, train.args, command)
 
 
 def command_line(args: Mapping[str, Any]) -> list[str]:

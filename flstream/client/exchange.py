@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.client.fl_model import FLModel
+from flstream.client.ranks import broadcast, is_first_rank
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import current
 from flstream.errors import ClientError
@@ -53,7 +54,7 @@ class ModelExchange:
         """
         session = current()
         if session.kind is None and self._answered is None:
-            session.is_running()
+            session.await_task()
         if session.kind is not None and self._answered is not None:
             self._answered, self.metrics = None, None
         return session.kind
@@ -81,7 +82,7 @@ class ModelExchange:
     def load(
         self, module: torch.nn.Module, state: State, assign: Callable[[State], object]
     ) -> FLModel:
-        """Receive the model of the task into a trainer's tensors.
+        """Receive the model of the task into a trainer's tensors, in all ranks.
 
         The bytes go straight into them where they have the model's names, dtypes and shapes.
         Another dtype is cast, and then there is a second copy of the model.
@@ -109,6 +110,18 @@ class ModelExchange:
 
         model = current().receive(place=place)
         assert model is not None  # the task is here
+        if is_first_rank():
+            self._place(own, model, in_place, assign)
+        # A trainer's own agreement between its ranks may be over, or be yet to come. An adapter's
+        # tensors that are made anew when they are asked for lie in parameters that are trained.
+        trained = (each for each in module.parameters() if each.requires_grad)
+        broadcast(state.values() if is_own else [*trained, *module.buffers()])
+        return model
+
+    def _place(
+        self, own: Layout, model: FLModel, in_place: bool, assign: Callable[[State], object]
+    ) -> None:
+        """Copy the received tensors into a trainer's, unless they are there already."""
         if model.params is None:
             raise ClientError("the received model was cleared; call flare.clear() after training")
         if in_place:
@@ -116,10 +129,11 @@ class ModelExchange:
         else:
             self._layout = MemoryBody.of(model.params).layout
             assign(self._fitting(own, model.params))
-        return model
 
     def send(self, state: State, meta: Mapping[str, Any]) -> None:
         """Answer a training with a trainer's tensors, and an evaluation with the metrics alone.
+
+        Rank 0 does so; in other ranks the task is over.
 
         Args:
             state: Tensors of the trainer by the server's names, in any dtype that was received
@@ -130,7 +144,7 @@ class ModelExchange:
         kind, metrics = session.kind, self.metrics
         params: dict[str, torch.Tensor] | None = None
         meta = dict(meta)
-        if kind == "train":
+        if kind == "train" and is_first_rank():
             assert self._layout is not None
             layout = self._layout
             names = state.keys() if self._names is None else state.keys() & self._names
@@ -190,7 +204,7 @@ def meta_of(module: object, steps: int) -> dict[str, Any]:
 
 def state_path(name: str) -> Path:
     """Return the path of a file among those that the site keeps from training to training."""
-    return current().context.state_dir / name
+    return current().state_dir / name
 
 
 def seed_setup() -> None:
@@ -204,7 +218,7 @@ def seed_setup() -> None:
 
 def seed_task() -> int:
     """Seed the global generators for the current task, and return the seed."""
-    seed: int = current().context.seed
+    seed = current().task_seed
     seed_everything(seed)
     return seed
 

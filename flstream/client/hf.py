@@ -25,6 +25,7 @@ from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_task
 from flstream.client.fl_model import FLModel
 from flstream.client.number import number_of
+from flstream.client.ranks import check_processes
 from flstream.client.session import current
 from flstream.client.tensor_scope import TensorScope
 from flstream.client.trainer_rounds import TrainerRounds
@@ -70,7 +71,7 @@ def patch(
     and taken from there before each ``train``.
 
     Args:
-        trainer: A ``transformers.Trainer`` or a subclass, with one process.
+        trainer: A ``transformers.Trainer`` or a subclass, in each of the site's processes.
         restore_state: Whether ``train`` goes on with the state of optimizer, scheduler and
             counters; if not, each task begins with new ones.
         load_state_dict_strict: Whether the model must have all tensors of the received one, and no
@@ -114,10 +115,7 @@ def _expect_trainer(trainer: Any) -> None:
             f"patch() was given a {type(trainer).__name__}; give it a transformers.Trainer"
         )
     args = trainer.args
-    if args.world_size > 1:
-        raise ClientError(
-            f"the trainer has {args.world_size} processes, and a site has one; start it with one"
-        )
+    check_processes(args.world_size, "use a launcher that it knows")
     for name in ("deepspeed", "fsdp", "load_best_model_at_end"):
         if getattr(args, name, None):
             raise ClientError(f"a trainer with {name} cannot be patched; leave it out")
@@ -249,6 +247,10 @@ class _Training:
         # The order of examples follows from the generator's seed when the loader is made; a
         # trainer with a model_init sets it anew, from an argument that is 42 unless it is given.
         self._trainer.args.seed = seed_task() % _SEEDS
+        if self._trainer.args.world_size > 1:
+            # An evaluation before the training has marked the bare model as prepared (transformers
+            # 5); accelerate would leave it without what has the ranks' gradients agree.
+            vars(self._scope.model).pop("_is_accelerate_prepared", None)
         with self._busy(), _own_weights(self._trainer):
             result = train(folder)
         self._rounds.keep()

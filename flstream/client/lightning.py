@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task, state_path
+from flstream.client.ranks import check_processes, is_first_rank
 from flstream.client.session import current
 from flstream.errors import ClientError
 
@@ -59,7 +60,7 @@ def patch(
     ``get_state_dir()`` without the module's tensors, and taken from there before each ``fit``.
 
     Args:
-        trainer: Trainer with one device.
+        trainer: Trainer with as many devices as the site has processes.
         restore_state: Whether ``fit`` goes on with the state of optimizers, schedulers and
             callbacks; the counters go on in any case.
         load_state_dict_strict: Whether the module must have all tensors of the received model, and
@@ -68,16 +69,12 @@ def patch(
             for all together.
 
     Raises:
-        ClientError: It is no trainer, or has several devices.
+        ClientError: It is no trainer, or has another number of devices.
     """
     base = _callback_base(trainer)
     if hasattr(trainer, _PATCHED):
         return
-    if trainer.world_size > 1:
-        raise ClientError(
-            f"the trainer has {trainer.world_size} devices, and a site's process has one; make it "
-            "with devices=1"
-        )
+    check_processes(trainer.world_size, f"make it with devices={current().place.ranks}")
     for each in trainer.callbacks:
         names = {kind.__name__ for kind in type(each).__mro__}
         if found := names & _AVERAGING:
@@ -185,7 +182,8 @@ class _Hooks:
                 "and max_steps allow more than the rounds before, or patch with update_fit_loop"
             )
         meta = meta_of(module, steps)
-        _keep(trainer, state_path(_STATE), whole=self._restores)
+        if is_first_rank():  # in the others it is the same
+            _keep(trainer, state_path(_STATE), whole=self._restores)
         self._exchange.send(module.state_dict(), meta)
 
     def _load(self, module: Any) -> None:

@@ -75,10 +75,17 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the process has done its imports, and waits for tasks."""
+    """Worker: the process has done its imports, and waits for tasks.
+
+    Attributes:
+        pid: Pid of the process in which the training code has the tasks.
+        idle_rss: RSS of all of the worker's processes, in bytes.
+        others: Pids of the worker's other processes; none where there is one alone.
+    """
 
     pid: int
     idle_rss: int
+    others: list[int] = []
 
 
 class Acknowledged(msgspec.Struct, tag=True, frozen=True):

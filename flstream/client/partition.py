@@ -236,7 +236,10 @@ def record(labels: npt.ArrayLike) -> None:
             f"{len(found)} labels are too many to be drawn; record coarser ones, such as bins"
         )
     named = {str(label): int(count) for label, count in zip(found, counts, strict=True)}
-    path = Path(current().constants()["site_dir"], SPLIT)
+    session = current()
+    if session.place.rank:
+        return  # rank 0 writes the same
+    path = Path(session.constants()["site_dir"], SPLIT)
     temporary = path.with_name(f"{SPLIT}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,12 +32,27 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
     """
     session = Session(worker)
     enter(session)
-    _prepare(script)
-    failure = _run(script, worker.info, session.site)
-    if failure is None and session.kind is not None:
-        failure = _UNANSWERED.format(name=script.path.name)
+    _prepare(script.path)
+    failure = run_session(session, script.path, _words(script, worker.info, session.site))
     if failure is not None:
         session.fail(failure)
+
+
+def run_session(session: Session, script: Path, words: Sequence[str]) -> str | None:
+    """Run the script once, which asks for all of a site's tasks itself.
+
+    Args:
+        session: The session of the site's own process.
+        script: Path of the script.
+        words: Words of its command line.
+
+    Returns:
+        Why it failed; None if it did not.
+    """
+    failure = run_script(script, words, session.worker.info, session.site)
+    if failure is None and session.kind is not None:
+        failure = _UNANSWERED.format(name=script.name)
+    return failure
 
 
 def serve_sites(worker: Worker, script: ScriptCode) -> None:
@@ -48,7 +64,7 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
         worker: The worker.
         script: The script and its arguments.
     """
-    _prepare(script)
+    _prepare(script.path)
     worker.ready()
     worker.expect_imports()
     imported = False
@@ -58,7 +74,8 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
             if execution.begin(site) is None:
                 continue
             enter(Session(worker, execution))
-            failure = _run(script, worker.info, site.site)
+            words = _words(script, worker.info, site.site)
+            failure = run_script(script.path, words, worker.info, site.site)
             # An answer that it sent before it failed counts, and may be on its way already.
             if execution.site is not None:
                 execution.fail(failure or _UNANSWERED.format(name=script.path.name))
@@ -73,15 +90,29 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
         del execution
 
 
-def _prepare(script: ScriptCode) -> None:
-    sys.path.insert(0, str(script.path.parent))
+def _prepare(script: Path) -> None:
+    sys.path.insert(0, str(script.parent))
 
 
-def _run(code: ScriptCode, info: WorkerInfo, site: str) -> str | None:
-    """Run a script as the interpreter would; return why it failed, or None if it did not."""
-    pid, script = os.getpid(), code.path
+def _words(code: ScriptCode, info: WorkerInfo, site: str) -> list[str]:
+    return code.words(info.site_args.get(site, {}))
+
+
+def run_script(script: Path, words: Sequence[str], info: WorkerInfo, site: str) -> str | None:
+    """Run a script as the interpreter would, in the folder that a site works in.
+
+    Args:
+        script: Path of the script.
+        words: Words of its command line.
+        info: Facts about the run and the worker.
+        site: Name of the site.
+
+    Returns:
+        Why it failed; None if it did not.
+    """
+    pid = os.getpid()
     failure = None
-    sys.argv = [str(script), *code.words(info.site_args.get(site, {}))]
+    sys.argv = [str(script), *words]
     try:
         with suppress(OSError):  # its tasks fail for the same reason
             enter_work_folder(info.sites_folder, site)
@@ -107,15 +138,20 @@ def _exit_reason(code: object, script: Path) -> str | None:
         return f"{script.name} ended itself: {code}"
     sys.stderr.flush()
     # argparse ends so, and has just printed what is wrong with the arguments.
-    complaint = _last_line(Path("/proc/self/fd/2")) if code == 2 else ""
+    complaint = last_line(Path("/proc/self/fd/2")) if code == 2 else ""
     return f"{script.name} exited with status {code}" + (f": {complaint}" if complaint else "")
 
 
-def _last_line(path: Path) -> str:
-    """Return the last line of a text file that is not blank; empty without one."""
+def last_line(path: Path, start: int = 0) -> str:
+    """Return the last line of a text file that is not blank; empty without one.
+
+    Args:
+        path: Path of the file.
+        start: Bytes at the beginning of the file that do not count.
+    """
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(start, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
 from flstream.client.logged_values import step_of, values_of
 from flstream.client.messages import Failed, Logged
+from flstream.client.rank_link import Announcer, RankPlace
+from flstream.client.rank_messages import Call
+from flstream.client.rank_session import RankSession
+from flstream.client.system_info import SystemInfo, constants_of
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.errors import ClientError, ProtocolError
@@ -27,6 +32,8 @@ class Session:
         worker: The worker that runs the code.
         execution: Execution of the one task that the code handles, for the current site; None in a
             site's own process, in which the code asks for task after task.
+        announcer: What has the other ranks of the site know of the tasks; None where there is one
+            process.
 
     Attributes:
         worker: The worker that runs the code.
@@ -34,8 +41,14 @@ class Session:
         has_scored: Whether the last task was an evaluation that a decorated function has answered.
     """
 
-    def __init__(self, worker: Worker, execution: TaskExecution | None = None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        execution: TaskExecution | None = None,
+        announcer: Announcer | None = None,
+    ) -> None:
         self.worker = worker
+        self._announcer = announcer
         self._execution = execution
         self._is_own = execution is None
         self._context = execution.site if execution is not None else None
@@ -66,6 +79,11 @@ class Session:
         )
 
     @property
+    def place(self) -> RankPlace:
+        """Which of the site's processes this one is."""
+        return RankPlace() if self._announcer is None else self._announcer.place
+
+    @property
     def context(self) -> SiteContext:
         """The site and its current task.
 
@@ -76,10 +94,35 @@ class Session:
             raise ClientError("there is no task; call receive() first")
         return self._execution.site
 
-    def init(self) -> None:
-        """Report to the server that the training code is ready."""
+    @property
+    def task_seed(self) -> int:
+        """Seed of the site in the current task."""
+        return self.context.seed
+
+    @property
+    def state_dir(self) -> Path:
+        """Folder for the site's own files, as its last training has left them.
+
+        Raises:
+            ClientError: There is no task, or the files cannot be copied.
+        """
+        path = self.context.state_dir
+        if self._announcer is not None:
+            self._announcer.state_ready(path)
+        return path
+
+    def init(self, rank: str | int | None = None) -> None:
+        """Report to the server that the training code is ready.
+
+        Args:
+            rank: Number of this process, as the script takes it to be; None where it says nothing.
+
+        Raises:
+            ClientError: This process is another one.
+        """
+        self.place.check(rank)
         self._initialised = True
-        self.worker.ready()
+        self.worker.ready(() if self._announcer is None else self._announcer.pids())
 
     def is_running(self) -> bool:
         """Wait for the next task; return False if the run is over.
@@ -94,6 +137,10 @@ class Session:
                     "the model of this task was received, and turns of the loop have gone by "
                     "without an answer; send() an FLModel in each"
                 )
+        return self._next_task(timeout=None) and self._called("is_running")
+
+    def await_task(self) -> bool:
+        """Wait for a task where there is none; return False if the run is over."""
         return self._next_task(timeout=None)
 
     def receive(
@@ -112,6 +159,7 @@ class Session:
         """
         if not self._next_task(timeout):
             return None
+        self._called("receive")
         assert self._execution is not None
         if self._model is None:
             self._model, self._into = self._execution.receive(into, place), into
@@ -153,6 +201,8 @@ class Session:
     def shutdown(self) -> None:
         """Take no more tasks."""
         self._is_shut_down = True
+        if self._announcer is not None:
+            self._announcer.over()
 
     def log(self, key: str, value: Any, step: int | None = None) -> None:
         """Record values in the run's events.
@@ -185,20 +235,8 @@ class Session:
 
     def constants(self) -> dict[str, Any]:
         """Return the facts that are the same in every task."""
-        info = self.worker.info
-        return {
-            "site_name": self.site,
-            "site_index": info.index if self._context is None else self._context.index,
-            "job_name": info.job,
-            "job_id": info.job,
-            "clients": info.clients,
-            "total_rounds": info.rounds,
-            "seed": info.seed,
-            "site_dir": f"{info.sites_folder}/{self.site}",
-            "job_dir": info.job_folder,
-            "site_args": dict(info.site_args.get(self.site, {})),
-            "model_args": dict(info.model_args),
-        }
+        info, context = self.worker.info, self._context
+        return constants_of(info, self.site, info.index if context is None else context.index)
 
     def _next_task(self, timeout: float | None) -> bool:
         if not self._initialised:
@@ -215,21 +253,31 @@ class Session:
             execution = TaskExecution(self.worker, task)
             if (context := execution.begin(task.sites[0])) is not None:
                 self._execution, self._context = execution, context
+                if self._announcer is not None:
+                    self._announcer.begun(task)
                 return True
             execution.finish()
+        if self._announcer is not None and self.worker.is_stopped:
+            self._announcer.over()
         return False
 
+    def _called(self, call: Call) -> bool:
+        """Count a call in the current task."""
+        if self._announcer is not None:
+            self._announcer.called(call)
+        return True
 
-_session: Session | None = None
+
+_session: Session | RankSession | None = None
 
 
-def enter(session: Session) -> None:
+def enter(session: Session | RankSession) -> None:
     """Set the session of this process's training code."""
     global _session
     _session = session
 
 
-def current() -> Session:
+def current() -> Session | RankSession:
     """Return the session of this process's training code.
 
     Raises:
@@ -241,33 +289,3 @@ def current() -> Session:
             "and run: flstream simulate job.conf"
         )
     return _session
-
-
-class SystemInfo(Mapping[str, Any]):
-    """Facts about the run and the site, by name; the site's files are copied only on access.
-
-    Args:
-        session: The session.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._constants = session.constants()
-
-    def __getitem__(self, key: str) -> Any:
-        if key == "task_seed":
-            return self._session.context.seed
-        if key == "state_dir":
-            return str(self._session.context.state_dir)
-        return self._constants[key]
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._constants
-        if self._session.kind is not None:
-            yield from ("task_seed", "state_dir")
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        return repr(self._constants)

@@ -46,6 +46,24 @@ if TYPE_CHECKING:
     Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
 
 
+def received_model(task: Task, site: str, tensors: Params) -> FLModel:
+    """Return the model of a task as training code receives it.
+
+    Args:
+        task: The task.
+        site: Name of the site.
+        tensors: The received tensors by name.
+    """
+    sent = unpack_meta(task.meta)
+    return FLModel(
+        params=tensors,
+        optimizer_params=sent.optimizer_params,
+        current_round=task.round - 1,
+        total_rounds=task.total_rounds,
+        meta={**sent.meta, "site_name": site, "task": task.kind},
+    )
+
+
 class TaskExecution:
     """Execution of one task.
 
@@ -135,14 +153,7 @@ class TaskExecution:
             tensors = in_order(tensors, self._layout, self.task.order)
         self._was_received = True
         seed_everything(site.seed)
-        sent = unpack_meta(self.task.meta)
-        return FLModel(
-            params=tensors,
-            optimizer_params=sent.optimizer_params,
-            current_round=self.task.round - 1,
-            total_rounds=self.task.total_rounds,
-            meta={**sent.meta, "site_name": site.name, "task": self.task.kind},
-        )
+        return received_model(self.task, site.name, tensors)
 
     def answer(self, model: FLModel) -> None:
         """Take the current site's answer; in a task for a single site, send it at once.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flstream.client.exchange import state_path
+from flstream.client.ranks import is_first_rank
 from flstream.errors import ClientError
 
 _STATE = "trainer"
@@ -95,12 +96,15 @@ class TrainerRounds:
         return None if folder is None else os.fspath(folder)
 
     def keep(self) -> None:
-        """Keep the state of optimizer, scheduler and counters for the next task."""
+        """Keep the state of optimizer, scheduler and counters for the next task.
+
+        It is the same in all ranks, and rank 0 keeps it.
+        """
         import torch
         from transformers.trainer_callback import ExportableState
 
         trainer = self._trainer
-        if not self._restores:
+        if not self._restores or not is_first_rank():
             return
         folder = state_path(_STATE)
         folder.mkdir(exist_ok=True)
@@ -124,14 +128,15 @@ class TrainerRounds:
     def examples(self, first: int, last: int) -> int:
         """Return how many examples the steps from one count to another have trained on."""
         args = self._trainer.args
-        a_step = args.train_batch_size * args.gradient_accumulation_steps
+        a_batch = args.train_batch_size * args.world_size
+        a_step = a_batch * args.gradient_accumulation_steps
         try:
             loader = self._trainer.get_train_dataloader()
             count, batches = len(loader.dataset), len(loader)
         except TypeError:  # data without a length
             return int((last - first) * a_step)
         if args.dataloader_drop_last:
-            count = batches * args.train_batch_size
+            count = batches * a_batch
         an_epoch = self._epoch_steps(batches)
 
         def until(step: int) -> int:

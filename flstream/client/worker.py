@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from flstream.client.messages import Acknowledged, FromWorker, Ready, Stop, Task, ToWorker
@@ -17,7 +17,7 @@ from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER, Transfer
-from flstream.telemetry.memory import own_rss
+from flstream.telemetry.memory import own_rss, rss_of
 from flstream.transport.messages import MessageChannel
 
 # Seconds within which a task normally follows another.
@@ -65,14 +65,23 @@ class Worker:
         self._is_ready = False
         self._stopped = False
 
-    def ready(self) -> None:
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the server has no more tasks."""
+        return self._stopped
+
+    def ready(self, others: Sequence[int] = ()) -> None:
         """Report to the server that the worker is ready, unless that was done before.
 
-        The process's memory at this time counts as its idle memory.
+        The memory of the worker's processes at this time counts as its idle memory.
+
+        Args:
+            others: Pids of processes that count as the worker's beside this one.
         """
         if not self._is_ready:
             self._is_ready = True
-            self.send(Ready(os.getpid(), own_rss()))
+            idle = own_rss() + sum(map(rss_of, others))
+            self.send(Ready(os.getpid(), idle, list(others)))
 
     def expect_imports(self) -> None:
         """Let the next :meth:`ready` report again, as training code is yet to be imported."""

@@ -23,6 +23,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         seed: Seed of the job.
         sites_folder: Path of the folder that holds each site's folder.
         job_folder: Path of the job file's folder.
+        gpus: Value of CUDA_VISIBLE_DEVICES for the worker; None to leave it as it is.
         site_args: Arguments of one site alone, by site.
         model_args: Arguments of the model's factory.
         alias: Whose names the training code may import; None for nobody's.
@@ -42,6 +43,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     seed: int
     sites_folder: str
     job_folder: str
+    gpus: str | None
     site_args: dict[str, dict[str, Any]]
     model_args: dict[str, Any]
     alias: Literal["nvflare"] | None

@@ -50,13 +50,15 @@ def needs_of(job: Job) -> dict[str, str]:
     )
 
     threads = str(job.clients.threads)
-    source = job.train.source
+    # A command's processes are not forked from here: what they import is their own.
+    source = None if job.train.command is not None else job.train.source
     imports = library_imports(source) if source is not None else []
+    preload = [] if job.train.command is not None else job.train.preload
     # Libraries that warn, in each process that training code forks, of what is as it should be.
     quiet = {"TOKENIZERS_PARALLELISM": "false", "KMP_WARNINGS": "off"}
     return {
         LIBRARIES: render_imports(imports),
-        PRELOADED: render_imports(preloaded_imports(source, job.train.preload)),
+        PRELOADED: render_imports(preloaded_imports(source, preload)),
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         **{name: os.environ.get(name, value) for name, value in quiet.items()},

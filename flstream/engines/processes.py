@@ -1,4 +1,4 @@
-"""Starting and ending of processes; no other module does it."""
+"""Starting and ending of a run's processes; a site's own command is started by its worker."""
 
 from __future__ import annotations
 

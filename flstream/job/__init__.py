@@ -3,9 +3,9 @@
 from flstream.job.job import Job
 from flstream.job.key import Key
 from flstream.job.keys import job_keys
-from flstream.job.load import load_job
+from flstream.job.load import load_job, make_job
 from flstream.job.problems import JobError, Problem
-from flstream.job.render import render_job
+from flstream.job.render import render_job, render_values
 from flstream.job.section import Section
 from flstream.job.sections import (
     AggregationSection,
@@ -32,5 +32,7 @@ __all__ = [
     "WorkflowArgs",
     "job_keys",
     "load_job",
+    "make_job",
     "render_job",
+    "render_values",
 ]

@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from flstream.job.conditions import StopCondition
 from flstream.job.key import join, workflow_name
-from flstream.job.problems import Problem, given
+from flstream.job.problems import Problem, did_you_mean, given
 from flstream.job.rules import Text, Whole, refuse
 from flstream.job.scoring import ScoreSource, score_source
 from flstream.job.section import Section
@@ -74,6 +74,16 @@ class Job(Section):
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
 
+    @field_validator("train")
+    @classmethod
+    def _a_process_for_each_command(cls, value: TrainSection, info: ValidationInfo) -> TrainSection:
+        clients = info.data.get("clients")
+        if value.command is not None and clients is not None and clients.workers < clients.count:
+            allowed = "null where clients share processes"
+            hint = f"set clients.parallel = {clients.count}, or take fewer clients"
+            raise refuse(Problem("train.command", given(value.command), allowed, hint))
+        return value
+
     @field_validator("stages", mode="before")
     @classmethod
     def _one_or_a_list(cls, value: Any) -> Any:
@@ -129,6 +139,21 @@ class Job(Section):
             section = workflow_name(never[0], len(value))
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
             raise refuse(*(Problem(key, given(info.data[key]), allowed) for key in early))
+        return value
+
+    @field_validator("aggregation")
+    @classmethod
+    def _weights_of_sites_that_there_are(
+        cls, value: AggregationSection, info: ValidationInfo
+    ) -> AggregationSection:
+        clients = info.data.get("clients")
+        names = [] if clients is None else clients.site_names
+        unknown = sorted(set(value.weights).difference(names)) if names else []
+        if unknown:
+            allowed = f"sites of the job, which are {names[0]} to {names[-1]}"
+            hint = did_you_mean(unknown[0], names)
+            found = f"given {', '.join(unknown)}"
+            raise refuse(Problem("aggregation.weights", found, allowed, hint))
         return value
 
     @field_validator("tracking")

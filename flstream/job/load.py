@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from flstream.job.hocon import read_hocon, read_value, unresolved_in
+from flstream.job.hocon import Hocon, read_hocon, read_value, unresolved_in
 from flstream.job.job import Job
 from flstream.job.key import WORKFLOW, Key, problems_of, split_index, workflow_name
 from flstream.job.keys import (
@@ -52,21 +52,42 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         raise JobError(path, [Problem("", "there is no such job file; check the path")])
 
     hocon = read_hocon(path)
-    values = hocon.values
-    problems = [*hocon.problems, *_apply(overrides, values)]
+    problems = [*hocon.problems, *_apply(overrides, hocon.values)]
     readable = not any(problem.key == "" for problem in hocon.problems)
-    if readable:
-        unresolved = unresolved_in("", values)
-        try:
-            job = Job.model_validate(_with_sections(values), context={"folder": path.parent})
-        except ValidationError as error:
-            problems += unresolved
-            problems += _mistakes(error, values, path.parent, unresolved, absent=hocon.complete)
-        else:
-            problems += unresolved
-            if not problems:
-                return job
-    raise JobError(path, dict.fromkeys(problems))
+    if not readable:
+        raise JobError(path, dict.fromkeys(problems))
+    return _resolved(replace(hocon, problems=tuple(problems)), path.parent, path)
+
+
+def make_job(values: Mapping[str, Any], folder: Path, source: str) -> Job:
+    """Resolve a job of plain values, by the rules of a job file.
+
+    Args:
+        values: Values by key, as of a job file; sections are dicts.
+        folder: Absolute path of the folder in which relative paths start.
+        source: What the values are of, for the message.
+
+    Returns:
+        The resolved job.
+
+    Raises:
+        JobError: There are mistakes; the message names all of them.
+    """
+    return _resolved(Hocon(dict(values)), folder, source)
+
+
+def _resolved(hocon: Hocon, folder: Path, source: Path | str) -> Job:
+    values = hocon.values
+    unresolved = unresolved_in("", values)
+    problems = [*hocon.problems, *unresolved]
+    try:
+        job = Job.model_validate(_with_sections(values), context={"folder": folder})
+    except ValidationError as error:
+        problems += _mistakes(error, values, folder, unresolved, absent=hocon.complete)
+    else:
+        if not problems:
+            return job
+    raise JobError(source, dict.fromkeys(problems))
 
 
 def _apply(overrides: Iterable[str], values: dict[str, Any]) -> list[Problem]:

@@ -36,11 +36,11 @@ class Problem:
 class JobError(UsageError):
     """A job file cannot be used: every mistake found in it, in one message."""
 
-    def __init__(self, path: Path, problems: Iterable[Problem]) -> None:
+    def __init__(self, path: Path | str, problems: Iterable[Problem]) -> None:
         """Create the error.
 
         Args:
-            path: Path of the job file.
+            path: Path of the job file, or what else the job is from.
             problems: Mistakes found in it.
         """
         self.path = path

@@ -1,11 +1,17 @@
-"""Rendering of a resolved job as a job file: each key with its meaning as a comment."""
+"""Rendering of jobs as job files: resolved ones with every key, and given values as they are."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from flstream.job.job import Job
 from flstream.job.key import WORKFLOW, Key, split_index
 from flstream.job.keys import job_keys
+from flstream.job.values import render_value
+
+# HOCON reads a bare `include` as its own word, and splits a bare key at its dots.
+_BARE = re.compile(r"(?!include$)[A-Za-z_][A-Za-z0-9_-]*")
 
 
 def render_job(job: Job) -> str:
@@ -43,3 +49,25 @@ def _list(job: Job, keys: Sequence[Key]) -> list[str]:
 
 def _indented(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" if line else "" for line in lines]
+
+
+def render_values(values: Mapping[str, Any]) -> str:
+    """Return HOCON text that reads as these plain values, with a block for each section.
+
+    Args:
+        values: Values by key; a section is a mapping. They are not checked.
+    """
+    return "\n".join(_lines(values, depth=0)) + "\n"
+
+
+def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for name, value in values.items():
+        key = name if _BARE.fullmatch(name) else render_value(name)
+        if isinstance(value, Mapping) and value:
+            yield from ([""] if depth == 0 else [])
+            yield f"{indent}{key} {{"
+            yield from _lines(value, depth + 1)
+            yield f"{indent}}}"
+        else:
+            yield f"{indent}{key} = {render_value(value)}"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from flstream.job.command import CommandLine
 from flstream.job.files import Factory, File, Modules, ScriptFile
 from flstream.job.free_values import CodeArgs, FreeArgs
 from flstream.job.problems import MISSING, Problem, did_you_mean, given
@@ -25,7 +26,7 @@ from flstream.job.rules import (
     refuse,
 )
 from flstream.job.section import Section
-from flstream.job.site_names import SiteArgs, SiteNames
+from flstream.job.site_names import GpuGroups, SiteArgs, SiteFactors, SiteNames
 from flstream.telemetry.events import default_site_names
 
 MIB, GIB = 1024**2, 1024**3
@@ -77,6 +78,12 @@ class ClientsSection(Section):
     """Torch threads of each client process.
 
     The number can change the last bits of what training gives, so it does not follow the machine.
+    """
+
+    gpus: Annotated[list[str] | None, GpuGroups()] = None
+    """The GPUs of each client process in turn, as CUDA_VISIBLE_DEVICES; null is all for each.
+
+    With `["0", "1"]`, the third process has GPU 0 again; `["0,1", "2,3"]` gives two to each.
     """
 
     min_updates: Annotated[int | None, Whole(1)] = None
@@ -240,6 +247,14 @@ class TrainSection(Section):
     beside the job file, or an installed one.
     """
 
+    command: Annotated[str | None, CommandLine()] = None
+    """The launcher that starts the script's processes, such as `torchrun --nproc_per_node=2`.
+
+    Null runs the script in the site's own process. Rank 0 has the tasks and the model, and the
+    other ranks follow it. python and python3 are the interpreter that runs flstream, and other
+    programs are looked for beside it first. Each client needs a process of its own.
+    """
+
     args: Annotated[dict[str, Any] | str, CodeArgs()] = Field(default_factory=dict)
     """Arguments of the script, as `--key value`, or keyword arguments of the learner.
 
@@ -283,6 +298,14 @@ class TrainSection(Section):
             raise refuse(Problem("", "given beside train.script", "the only one of the two", hint))
         return value
 
+    @field_validator("command")
+    @classmethod
+    def _of_a_script(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("learner") is not None:
+            allowed = "null beside train.learner, as a command starts a script"
+            raise refuse(Problem("", given(value), allowed))
+        return value
+
     @field_validator("args")
     @classmethod
     def _by_name_for_a_learner(
@@ -312,6 +335,13 @@ class AggregationSection(Section):
     The last two rank the values of each coordinate, and count every update alike.
     """
 
+    weights: Annotated[dict[str, float], SiteFactors()] = Field(default_factory=dict)
+    """Factors of sites' weights in the mean, by site: `{ ward = 2.0 }`; the others have 1.
+
+    A site's number of examples is multiplied by it when updates are folded. Metrics are averaged
+    without it.
+    """
+
     trim: Annotated[float, Real(0, below=0.5)] = 0.1
     """The fraction of values that trimmed_mean leaves out at either end, rounded down."""
 
@@ -335,6 +365,15 @@ class AggregationSection(Section):
 
     memory_budget: Annotated[int, Bytes(least=MIB)] = 48 * MIB
     """The most memory the server's fold buffers may take (bytes)."""
+
+    @field_validator("weights")
+    @classmethod
+    def _only_in_a_mean(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        method = info.data.get("method", "mean")
+        if value and method != "mean":
+            allowed = f"left out where aggregation.method is {method}, which counts all alike"
+            raise refuse(Problem("", given(value), allowed))
+        return value
 
 
 class ServerOptimizerSection(Section):

@@ -1,4 +1,4 @@
-"""Rules for the names of sites, and for the arguments that one site alone has."""
+"""Rules for the names of sites, and for what one site alone has: arguments, and a weight."""
 
 import csv
 import re
@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 from flstream.job.free_values import FreeArgs
 from flstream.job.problems import Problem, given
-from flstream.job.rules import ValueRule, first_twice, refuse
+from flstream.job.rules import Real, ValueRule, first_twice, refuse
 
 # What a cell means as it does in a section; all others are texts.
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of a run's own processes and of their logs.
+# As CUDA_VISIBLE_DEVICES takes them: by number, or by UUID.
+_GPUS = re.compile(r"[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*")
 _PROCESS = re.compile(r"server|launcher|fork-server|model-builder|tracker|worker-\d+|\.+")
 
 
@@ -88,3 +92,49 @@ class SiteArgs(ValueRule):
                 {name: _CONSTANTS.get(text, text) for name, text in columns if text}, path.parent
             )
         return found
+
+
+@dataclass(frozen=True)
+class SiteFactors(ValueRule):
+    """A positive number by site."""
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return "a section with a number above 0 for each site"
+
+    def parse(self, value: Any, folder: Path) -> dict[str, float]:
+        """Return the numbers by site."""
+        if not isinstance(value, dict):
+            raise self.refused(value, "write { ward = 2.0 }")
+        rule = Real(0, above_least=True)
+        found = {}
+        for quoted, factor in value.items():
+            site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
+            if not _NAME.fullmatch(site):
+                raise refuse(Problem(quoted, f"key {site!r}", SiteNames().allowed))
+            try:
+                found[site] = rule.parse(factor, folder)
+            except PydanticCustomError as error:
+                raise refuse(Problem(site, given(factor), rule.allowed)) from error
+        return found
+
+
+@dataclass(frozen=True)
+class GpuGroups(ValueRule):
+    """A list of the GPUs of one process each, such as `["0", "1"]` or `["0,1", "2,3"]`."""
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return "a list of GPUs, or of groups of them as texts with commas"
+
+    def parse(self, value: Any, folder: Path) -> list[str]:
+        """Return the groups."""
+        if not isinstance(value, list) or not value:
+            raise self.refused(value, 'write ["0", "1"]')
+        groups = ["".join(str(each).split()) for each in value]
+        for each, group in zip(value, groups, strict=True):
+            if isinstance(each, bool) or not _GPUS.fullmatch(group):
+                raise self.refused(each, 'write ["0", "1"]')
+        return groups

@@ -190,7 +190,7 @@ class UpdateFold:
         steps = self._steps(sound)
         while True:
             try:
-                fold([each.update for each in sound], steps)
+                fold([self._rule.weighted(each.update) for each in sound], steps)
             except UpdateRefusedError as error:
                 (refused,) = [each for each in sound if each.answer.site == error.site]
                 sound.remove(refused)
@@ -222,4 +222,4 @@ class UpdateFold:
 
 def adopting(rule: AggregationRule) -> AggregationRule:
     """The rule by which one update becomes the next model, as it is."""
-    return replace(rule, method="mean", clip_norm=None)
+    return replace(rule, method="mean", clip_norm=None, factors={})

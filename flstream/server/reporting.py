@@ -54,8 +54,8 @@ def report_message(event: WorkerMessage, emit: Callable[[AnyEvent], None]) -> No
         emit: Function that takes events.
     """
     match event.message:
-        case Ready(pid, idle_rss):
-            emit(ProcessReady(process=event.worker, pid=pid, idle_rss=idle_rss))
+        case Ready(pid, idle_rss, others):
+            emit(ProcessReady(process=event.worker, pid=pid, idle_rss=idle_rss, others=others))
         case Logged(number, site, key, value, step, text):
             emit(SiteLog(round=number, site=site, key=key, value=value, step=step, text=text))
         case Goodbye(peak_rss):

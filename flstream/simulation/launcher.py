@@ -179,7 +179,7 @@ def _spawn_service(
 
 
 def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
-    is_own = job.clients.workers == job.clients.count
+    is_own, gpus = job.clients.workers == job.clients.count, job.clients.gpus
     return WorkerInfo(
         name=name,
         site=name if is_own else None,
@@ -190,6 +190,7 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         seed=job.seed,
         sites_folder=str(run.sites),
         job_folder=str(job.folder),
+        gpus=gpus[job.clients.worker_names.index(name) % len(gpus)] if gpus else None,
         site_args=job.clients.args,
         model_args=job.model.args,
         alias=job.train.alias,
@@ -294,6 +295,8 @@ class _Follower:
             self.tracker.wake()
         if isinstance(event, ProcessReady):
             self._sampler.note(event.process, idle_rss=event.idle_rss)
+            if event.others:
+                self._sampler.watch(event.process, event.pid, event.others)
         elif isinstance(event, ProcessEnded):
             self._sampler.note(event.process, peak_rss=event.peak_rss)
         if self._listener is not None:

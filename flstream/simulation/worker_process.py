@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.client.alias import install as install_alias
-from flstream.client.code import LearnerCode, TrainCode
+from flstream.client.code import LearnerCode, ScriptCode, TrainCode
 from flstream.client.messages import Goodbye, ToWorker
 from flstream.client.run_learner import serve_learner
 from flstream.client.run_script import serve_own_site, serve_sites
@@ -20,6 +21,7 @@ from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import SiteLogs, end_with_peer, redirect_output
+from flstream.simulation.command_process import run_command
 from flstream.streaming.limits import limits_for
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
@@ -45,11 +47,38 @@ def worker_main(
     enter = _redirect(info, run)
     if info.alias is not None:
         install_alias()
-    _set_threads(threads)
+    if info.gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = info.gpus  # read with the first use of CUDA
+    if isinstance(code, ScriptCode) and code.command is not None:
+        run_command(info, code, threads, end)
+        return
+    set_threads(threads)
     end_with_peer(end.control)
     # Training code starts its processes as it does elsewhere on Linux: those of the launcher's fork
     # server would import everything anew, and the script itself.
-    _have_fork_as_default()
+    have_fork_as_default()
+    try:
+        with serving(info, end, enter) as worker:
+            _serve(worker, code)
+            worker.send(Goodbye(own_peak_rss()))
+    except FlstreamError as error:
+        print(f"flstream: {error}", file=sys.stderr)
+
+
+@contextmanager
+def serving(
+    info: WorkerInfo, end: WorkerSockets, enter: Callable[[str | None], None] = lambda site: None
+) -> Iterator[Worker]:
+    """Connect a worker to the server.
+
+    Args:
+        info: facts about the worker and the run.
+        end: the worker's ends of the sockets to the server.
+        enter: function called with each site whose part of a task begins, and with None at its end.
+
+    Yields:
+        The worker.
+    """
     # A child that the training code forks would keep the sockets open after this process has died.
     os.register_at_fork(after_in_child=end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(
@@ -59,15 +88,10 @@ def worker_main(
     with DownloadService(limits=limits) as service:
         service.attach(PipeChannel(end.up, SERVER, lends=True), receiver=SERVER)
         down = Receiver(PipeChannel(end.down, SERVER), SERVER, limits=limits)
-        worker = Worker(info, control, down, service, _selection(info), enter)
-        try:
-            _serve(worker, code)
-            worker.send(Goodbye(own_peak_rss()))
-        except FlstreamError as error:
-            print(f"flstream: {error}", file=sys.stderr)
+        yield Worker(info, control, down, service, _selection(info), enter)
 
 
-def _have_fork_as_default() -> None:
+def have_fork_as_default() -> None:
     """Make fork the start method, which training code may still set to another."""
     multiprocessing.set_start_method(None, force=True)
     if multiprocessing.get_all_start_methods()[0] != "fork":  # from Python 3.14 on
@@ -102,7 +126,8 @@ def _selection(info: WorkerInfo) -> Selection | None:
     return AggregationRule(include=info.include, exclude=info.exclude).selected
 
 
-def _set_threads(count: int) -> None:
+def set_threads(count: int) -> None:
+    """Set the number of torch's threads."""
     import torch  # not at the top: the launcher imports this module for worker_main
 
     torch.set_num_threads(count)

@@ -115,11 +115,19 @@ class RunResumed(Event, tag="run_resumed"):
 
 
 class ProcessReady(Event, tag="process_ready"):
-    """A process has finished its imports."""
+    """A process has finished its imports.
+
+    Attributes:
+        process: Its name.
+        pid: Its pid.
+        idle_rss: Its RSS in bytes, with that of the others.
+        others: Pids of processes that count with it, where it is one of several.
+    """
 
     process: str
     pid: int
     idle_rss: int
+    others: list[int] = []
 
 
 class ProcessEnded(Event, tag="process_ended"):

@@ -17,13 +17,15 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 import msgspec
 import psutil
+
+from flstream.telemetry.process_group import FullMemory, ProcessGroup
 
 INTERVAL = 0.05
 """Seconds between two ticks."""
@@ -83,6 +85,14 @@ def own_rss() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def rss_of(pid: int) -> int:
+    """Return the present resident bytes of a process; 0 if it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
 def own_peak_rss() -> int:
     """Return the kernel's high-water mark of this process's resident bytes."""
     # Linux counts ru_maxrss in KiB.
@@ -90,11 +100,10 @@ def own_peak_rss() -> int:
 
 
 class _Watched:
-    """A process that is being sampled."""
+    """A process that is being sampled, with those that count as part of it."""
 
-    def __init__(self, pid: int) -> None:
-        self.process = psutil.Process(pid)
-        self.status = Path(f"/proc/{pid}/status")
+    def __init__(self, pid: int, others: Sequence[int] = ()) -> None:
+        self.process = ProcessGroup(pid, others)
         self.rss = 0
         self.shared = 0  # RSS minus PSS at the last reading, in bytes
         self.started_when_read = 0  # number of processes started before the last reading
@@ -109,13 +118,13 @@ class _Watched:
         is_urgent = rss > _GROWTH * self._highest_read or started > self.started_when_read
         return time.monotonic() >= (self._next_growing_read if is_urgent else self._next_read)
 
-    def read(self, processes: int) -> Any:
+    def read(self, processes: int) -> FullMemory:
         """Read USS and PSS, and schedule the next reading.
 
         The interval grows with the time that this reading took and with the number of processes.
         """
         began = time.monotonic()
-        info: Any = self.process.memory_full_info()
+        info = self.process.memory_full_info()
         ended = time.monotonic()
         cost = ended - began
         self._next_read = ended + cost * processes / _FULL_READ_SHARE
@@ -123,17 +132,6 @@ class _Watched:
         self._next_growing_read = ended + cost / growing
         self._highest_read = max(self._highest_read, info.rss)
         return info
-
-    def high_water(self) -> int:
-        """Return the kernel's high-water mark of RSS, or 0 where it does not tell."""
-        try:
-            text = self.status.read_text()
-        except OSError:
-            return 0
-        for line in text.splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return 0
 
 
 class _RoughPeak(NamedTuple):
@@ -164,11 +162,17 @@ class MemorySampler:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-sampler", daemon=True)
 
-    def watch(self, name: str, pid: int) -> None:
-        """Sample the process ``pid`` under a name from now on."""
+    def watch(self, name: str, pid: int, others: Sequence[int] = ()) -> None:
+        """Sample the process ``pid`` under a name from now on.
+
+        Args:
+            name: Name of the process.
+            pid: Its pid.
+            others: Pids of processes whose memory is added to its own.
+        """
         with self._lock:
             try:
-                self._watched[name] = _Watched(pid)
+                self._watched[name] = _Watched(pid, others)
             except psutil.NoSuchProcess:
                 return
             self._started += 1
@@ -236,17 +240,17 @@ class MemorySampler:
     def _sample(self, name: str, watched: _Watched) -> Sample:
         now = time.time()
         peak = self._peaks[name]
-        rss = int(watched.process.memory_info().rss)
+        rss = watched.process.rss()
         if watched.is_to_be_read(rss, self._started):
             info = watched.read(len(self._watched))
             watched.started_when_read = self._started
-            sample = Sample(now, name, info.rss, info.uss, getattr(info, "pss", None))
+            sample = Sample(now, name, info.rss, info.uss, info.pss)
             watched.shared = info.rss - (info.uss if sample.pss is None else sample.pss)
             peak.peak_uss = max(peak.peak_uss, info.uss)
         else:
             sample = Sample(now, name, rss)
         watched.rss = sample.rss
-        peak.peak_rss = max(peak.peak_rss, sample.rss, watched.high_water())
+        peak.peak_rss = max(peak.peak_rss, sample.rss, watched.process.high_water())
         return sample
 
     def __enter__(self) -> Self:

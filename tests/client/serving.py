@@ -64,6 +64,7 @@ def worker_info(
         rounds=5,
         seed=3,
         sites_folder=str(sites_folder),
+        gpus=None,
         job_folder=str(sites_folder.parent),
         site_args={},
         model_args={},

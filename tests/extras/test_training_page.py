@@ -21,6 +21,11 @@ CASES = {
     "hf": ("gpt2:build", "script = hf_client.py, preload = [transformers]", "eval_loss"),
     "adapter": ("adapter:build", "script = hf_client.py", "eval_loss"),
     "split": ("model:Net", "script = split.py", "loss"),
+    "ranks": (
+        "model:Net",
+        'script = ranks.py, command = "torchrun --nproc_per_node=2"',
+        "loss",
+    ),
 }
 
 
@@ -51,4 +56,5 @@ def test_every_file_of_the_page_is_in_a_case():
         "gpt2",
         "adapter",
         "split",
+        "ranks",
     }

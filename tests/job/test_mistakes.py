@@ -115,7 +115,7 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
         ("clients.per_round = 1.5", "clients.per_round: given 1.5; must be a whole number of at "
          "least 1, or a fraction above 0 and up to 1.0 (all)"),
         ("clients = 8", "clients: given 8; must be a section { names, count, args, parallel, "
-         "per_round, threads, min_updates, round_timeout, wait_after_min, bench_after }"),
+         "per_round, threads, gpus, min_updates, round_timeout, wait_after_min, bench_after }"),
         ("clients.round_timeout = 0 s", 'clients.round_timeout: given "0 s"; must be a duration '
          "such as 600 s, 500 ms, 10 minutes or 600 (seconds), longer than 0"),
         ("streaming.np_download_chunk_size = 4100", "streaming.np_download_chunk_size: given "

@@ -36,6 +36,7 @@ VALUES = {
     int: st.integers(0, 2**62),
     float: st.floats(0, 1e12),
     list[str]: st.lists(st.text(), max_size=3),
+    list[int]: st.lists(st.integers(0, 2**62), max_size=3),
     list[Literal["task", "received"]]: st.lists(st.sampled_from(["task", "received"])),
     int | None: st.none() | st.integers(0, 2**62),
     str | None: st.none() | st.text(),

@@ -1,0 +1,23 @@
+"""Start of a process of ``train.command``: ``launcher flstream_rank.py script.py arguments``.
+
+A launcher runs it as a file, so what is imported here is found as any script finds it.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def _start() -> int:
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [each for each in sys.path if not each or Path(each).resolve() != here]
+    if importlib.util.find_spec("flstream") is None:
+        sys.path.append(str(here.parents[2]))  # flstream itself runs from there
+    from flstream.simulation.rank_process import rank_main
+
+    return rank_main(Path(sys.argv[1]), sys.argv[2:])
+
+
+# What the script starts by other methods than fork may import this file, and must not run it.
+if __name__ == "__main__":
+    sys.exit(_start())

@@ -1,0 +1,89 @@
+"""The memory of a process, together with that of others that count as part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import psutil
+
+ReadT = TypeVar("ReadT")
+
+
+class FullMemory(NamedTuple):
+    """Memory in bytes: RSS, USS, and PSS, which is None where the system lacks it."""
+
+    rss: int
+    uss: int
+    pss: int | None
+
+
+class ProcessGroup:
+    """A process, and others whose memory is added to its own, such as a site's other ranks.
+
+    Args:
+        pid: Pid of the process.
+        others: Pids of the others.
+
+    Raises:
+        psutil.NoSuchProcess: The process has ended; the others may have.
+    """
+
+    def __init__(self, pid: int, others: Sequence[int] = ()) -> None:
+        self._process = psutil.Process(pid)
+        self._others: list[psutil.Process] = []
+        for each in others:
+            with suppress(psutil.NoSuchProcess):
+                self._others.append(psutil.Process(each))
+        self._status = Path(f"/proc/{pid}/status")
+
+    def rss(self) -> int:
+        """Read RSS, in bytes.
+
+        Raises:
+            psutil.Error: The process has ended.
+        """
+        return _rss(self._process) + sum(self._of_others(_rss))
+
+    def memory_full_info(self) -> FullMemory:
+        """Read RSS, USS and PSS.
+
+        Raises:
+            psutil.Error: The process has ended.
+        """
+        found = [_full_memory(self._process), *self._of_others(_full_memory)]
+        # Either all of them have PSS or none has.
+        pss = None if found[0].pss is None else sum(each.pss or 0 for each in found)
+        return FullMemory(sum(each.rss for each in found), sum(each.uss for each in found), pss)
+
+    def high_water(self) -> int:
+        """Return the kernel's high-water mark of the process's RSS, or 0 where it does not tell."""
+        try:
+            text = self._status.read_text()
+        except OSError:
+            return 0
+        for line in text.splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    def _of_others(self, read: Callable[[psutil.Process], ReadT]) -> list[ReadT]:
+        """Read something of each of the others, and forget those that have ended."""
+        found = []
+        for process in list(self._others):
+            try:
+                found.append(read(process))
+            except psutil.Error:
+                self._others.remove(process)
+        return found
+
+
+def _rss(process: psutil.Process) -> int:
+    return int(process.memory_info().rss)
+
+
+def _full_memory(process: psutil.Process) -> FullMemory:
+    info: Any = process.memory_full_info()
+    return FullMemory(info.rss, info.uss, getattr(info, "pss", None))

@@ -1,0 +1,315 @@
+"""A site's command: its processes take part in tasks, and none is left however they end."""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from serving import Server, worker_info, write
+
+from flstream.client.code import ScriptCode
+from flstream.client.messages import Failed, Goodbye, Logged, Ready, Stop
+from flstream.engines.processes import ProcessHost
+from flstream.engines.worker_sockets import worker_socket_pairs
+from flstream.errors import ChannelClosedError
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.worker_process import worker_main
+
+pytestmark = pytest.mark.slow
+
+PYTHON = sys.executable
+# Starts two ranks, as torchrun does, but does not end one where the other has.
+PAIR = """
+import os, subprocess, sys
+
+line = [sys.executable, *sys.argv[1:]]
+ranks = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+started = [subprocess.Popen(line, env={**os.environ, **rank}) for rank in ranks]
+sys.exit(max(each.wait() for each in started))
+"""
+# Notes each process by its pid, and lets a rank do something when it has a task.
+HEAD = """
+import os, signal, sys, threading
+from pathlib import Path
+import psutil
+import flstream.client as flare
+
+rank = int(os.environ.get("RANK", 0))
+Path(__file__).with_name(f"pid-{os.getpid()}").touch()
+flare.init(rank)
+
+def wait():
+    threading.Event().wait()
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+"""
+LOOP = """
+while flare.is_running():
+    model = flare.receive()
+{body}
+    if rank == 0:
+        flare.send(flare.FLModel(model.params))
+"""
+Start = Callable[..., Server]
+
+
+def looping(body: str = "") -> str:
+    return HEAD + LOOP.format(body=textwrap.indent(textwrap.dedent(body), "    "))
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ProcessHost]:
+    with ProcessHost({"MALLOC_ARENA_MAX": "2"}) as host:
+        yield host
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create("test", tmp_path / "run")
+
+
+@pytest.fixture
+def start(host: ProcessHost, run: RunDirectory, tmp_path: Path) -> Iterator[Start]:
+    """Start the worker's process of a site; at the end nothing of it may be left."""
+    ends, name, before = [], str(run.path), folders()
+
+    def start(text: str, *command: str | Path, args: str = "") -> Server:
+        ours, theirs = worker_socket_pairs()
+        code = ScriptCode(write(tmp_path, text), args, list(map(str, command)))
+        info = worker_info(run.sites, "site-1")
+        host.start(name, worker_main, info, run, code, 1, theirs)
+        theirs.close()
+        server = Server(ours)
+        ends.append((ours, server))
+        return server
+
+    yield start
+    for ours, server in ends:
+        server.service.close()
+        ours.close()
+    host.wait_for(name, 20.0)
+    status = host.exit_codes()[name]
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert psutil.wait_procs(processes, timeout=20)[1] == []
+    assert status is not None
+    if status == 0:  # or else they go with the run
+        assert folders() == before
+
+
+def folders() -> set[Path]:
+    """Folders of commands."""
+    return set(Path(multiprocessing.util.get_temp_dir()).glob("site-*"))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[str]:
+    (tmp_path / "pair.py").write_text(PAIR)
+    return [PYTHON, str(tmp_path / "pair.py")]
+
+
+def model() -> dict[str, torch.Tensor]:
+    return {"w": torch.zeros(4)}
+
+
+def failure(server: Server) -> str:
+    """Why a site fails in its first task."""
+    server.hear(Ready)
+    server.ask("train", model(), "site-1")
+    return reason(server)
+
+
+def reason(server: Server) -> str:
+    """Why a site fails, after which its worker ends."""
+    failed = server.hear(Failed)
+    ends(server)
+    return failed.reason
+
+
+def ends(server: Server) -> None:
+    """Wait for the worker's end, before which it reports nothing."""
+    with pytest.raises(ChannelClosedError):
+        server.hear(Failed)
+
+
+def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_path):
+    server = start(
+        looping("""
+        seen = f"{rank} {flare.get_task_name()} {model.current_round} {len(model.params)}"
+        print(seen + "\\n", end="")
+        state = flare.get_state_dir()
+        if rank == 0:
+            state.joinpath("seen").touch()
+        assert state.name.startswith(("effect", "evaluate"))
+        flare.log("loss", rank)
+        if flare.is_evaluate() and rank == 0:
+            flare.send(flare.FLModel(metrics={"x": 1}))
+            continue
+        """)
+        + "token = 'FLSTREAM_RANK_TOKEN' in os.environ\n"
+        + "print(f'over {sys.argv[1:]} {sys.path[0]} {os.getcwd()} {token}\\n', end='')",
+        *pair,
+        args="--lr '0.1 x'",
+    )
+    ready = server.hear(Ready)
+    assert len(ready.others) >= 2  # the worker's process, the command, and perhaps rank 1
+    for number in (1, 2):
+        trained = server.train(model(), "site-1", round_number=number)
+        assert [each for each in server.heard if isinstance(each, Logged)] == [
+            Logged(number, "site-1", "loss", 0.0)
+        ]
+        server.fetch(trained)
+        server.evaluate(model(), "site-1", round_number=number)
+    server.control.send(Stop())
+    goodbye = server.hear(Goodbye)
+    assert goodbye.peak_rss > 0
+    ends(server)
+    lines = sorted(run.site_log("site-1").read_text().splitlines())
+    each = [f"{kind} {number}" for number in (0, 1) for kind in ("train", "evaluate")]
+    over = f"over ['--lr', '0.1 x'] {tmp_path} {run.site('site-1')}/work False"
+    assert lines == sorted(
+        [f"{rank} {it} {1 - rank}" for rank in (0, 1) for it in each] + [over, over]
+    )
+
+
+def test_one_process_of_a_command_needs_no_launcher(start):
+    server = start(looping(), PYTHON, "-u")
+    ready = server.hear(Ready)
+    assert psutil.Process(ready.pid).cmdline()[:2] == [PYTHON, "-u"]
+    server.fetch(server.train(model(), "site-1"))
+    server.control.send(Stop())
+    server.hear(Goodbye)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("kill(os.getpid()) if rank == 0 else wait()", "rank 0 of train.command has died"),
+        ("kill(os.getpid()) if rank == 1 else wait()", "rank 1 of train.command has died"),
+        (
+            "kill(os.getppid()) if rank == 0 else wait()\nwait()",
+            "train.command has ended before its script: python was killed by SIGKILL",
+        ),
+        (
+            "if rank == 0:\n    raise ValueError('ill')\nwait()",
+            "client.py, line 21 raised ValueError: ill",
+        ),
+        (
+            "if rank == 1:\n    raise ValueError('ill')\nwait()",
+            "rank 1: client.py, line 21 raised ValueError: ill",
+        ),
+        ("if rank == 1:\n    sys.exit(4)\nwait()", "rank 1: client.py exited with status 4"),
+        (
+            "if rank == 0:\n    break\nwait()",
+            "client.py ended without answering the task; send() an FLModel for each task",
+        ),
+    ],
+)
+def test_a_rank_that_ends_in_a_task_fails_the_site(start, pair, body, words):
+    assert failure(start(looping(body), *pair)) == words
+
+
+def test_what_one_rank_fails_of_is_the_reason_where_others_fail_of_that(start, pair):
+    """As with torch: what another rank sees of it is a broken connection, a moment later."""
+    body = """
+    if rank == 1:
+        raise ValueError("ill")
+    own = psutil.Process()
+    psutil.wait_procs([each for each in own.parent().children() if each != own])
+    raise RuntimeError("connection closed")
+    """
+    assert "rank 1: client.py" in failure(start(looping(body), *pair))
+
+
+def test_the_end_of_the_workers_process_is_that_of_all_others(start, pair):
+    """The launcher too, which would wait for others for ever."""
+    body = "kill(psutil.Process(os.getppid()).ppid()) if rank == 0 else None\nwait()"
+    launcher = "Path(__file__).with_name(f'pid-{os.getppid()}').touch()\n"
+    server = start(looping(launcher + body), *pair)
+    server.hear(Ready)
+    server.ask("train", model(), "site-1")
+    ends(server)
+
+
+def test_what_a_rank_has_forked_ends_with_the_command(start, pair):
+    forks = """
+    if rank == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(__file__).with_name(f"pid-{os.getpid()}").touch()
+            kill(os.getppid())
+    wait()
+    """
+    assert failure(start(looping(forks), *pair)) == "rank 0 of train.command has died"
+
+
+def test_the_end_of_the_server_is_that_of_all_others(start, pair):
+    server = start(looping("flare.log('here', 1)\nwait()"), *pair)
+    server.hear(Ready)
+    server.ask("train", model(), "site-1")
+    server.hear(Logged)
+
+
+def test_a_loss_before_the_first_task_fails_nobody(start, pair):
+    server = start(HEAD + "kill(os.getpid()) if rank == 0 else wait()", *pair)
+    server.hear(Ready)
+    ends(server)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            [PYTHON, "-c", "import sys; print('out', flush=True); sys.exit('no such option')"],
+            "train.command has ended before it started the script: python exited with status 1 "
+            "(no such option)",
+        ),
+        ([PYTHON, "-c", "0"], "it started the script: python exited with status 0"),
+        (["/nowhere/at/all"], "train.command: /nowhere/at/all cannot be started: No such file"),
+    ],
+)
+def test_a_command_that_comes_to_nothing_says_why(start, command, words):
+    assert words in reason(start(looping(), *command))
+
+
+def test_ranks_need_numbers_of_their_own(start, pair, tmp_path):
+    (tmp_path / "pair.py").write_text(PAIR.replace("RANK", "NUMBER"))
+    assert "two processes of train.command are rank 0" in reason(start(looping("wait()"), *pair))
+
+
+def test_a_script_that_raises_before_its_first_task_is_quoted(start, pair):
+    assert reason(start("1 / 0", *pair)).endswith(
+        "line 1 raised ZeroDivisionError: division by zero"
+    )
+
+
+def test_a_script_that_ends_early_ends_the_worker(start, pair):
+    server = start(HEAD, *pair)
+    server.hear(Goodbye)
+    assert server.failures() == []
+
+
+def test_a_process_that_does_not_know_the_token_is_not_let_in(start, run):
+    stranger = """
+import os, runpy, sys
+from flstream.client.rank_link import TOKEN, RankLink
+from flstream.errors import ChannelClosedError
+
+try:
+    RankLink.connect({**os.environ, TOKEN: "0" * 64}).welcome()
+except ChannelClosedError:
+    print("shut out", flush=True)
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    server = start(looping(), PYTHON, "-c", stranger)
+    server.fetch(server.train(model(), "site-1"))
+    assert run.site_log("site-1").read_text() == "shut out\n"
