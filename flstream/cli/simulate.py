@@ -100,35 +100,13 @@ def _run(
         The exit status of the command.
     """
     from flstream.report.console import make_console, report_error
-    from flstream.report.html.run_end import leave_report
-    from flstream.report.live.view import watching
-    from flstream.report.result import print_result
-    from flstream.runs.resume import final_summary, plan_resume
+    from flstream.report.running import run_and_show
     from flstream.runs.run_directory import RunDirectory
-    from flstream.simulation.interruption import stoppable
-    from flstream.simulation.launcher import simulate as run_job
 
     run = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, run_dir)
     console = make_console()
     console.quiet = as_json or quiet
-    with run.in_use():
-        point = plan_resume(loaded, run) if resume else None
-        if point is not None and point.is_finished:
-            console.out(f"nothing is left to do: the run in {run.path} is finished")
-            run.tidy()  # the launcher may have been killed before it did this
-            summary = final_summary(loaded, run, point)
-        else:
-            if point is not None:
-                after = f"after round {point.round}" if point.round else "from its beginning"
-                console.out(f"the run in {run.path} goes on {after}")
-            if console.quiet:
-                summary = run_job(loaded, run, resume=point, host=host)
-            else:
-                with watching(console) as listener:
-                    summary = run_job(loaded, run, listener, resume=point, host=host)
-        print_result(console, summary, run)
-        with stoppable():
-            leave_report(run, console, has_run=point is None or not point.is_finished)
+    summary = run_and_show(loaded, run, console, resume=resume, host=host)
     if as_json:
         console.quiet = False
         console.out(summary.to_json(), highlight=False)

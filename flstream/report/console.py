@@ -37,8 +37,10 @@ def make_console(*, file: IO[str] | None = None, width: int | None = None) -> Co
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         # Characters that the terminal's encoding lacks are shown escaped.
         stream.reconfigure(errors="backslashreplace")
-    # No markup, since the output has names from files and scripts.
-    return _Console(file=file, width=width, markup=False, highlight=False, emoji=False)
+    # No markup, since the output has names from files and scripts. In a notebook, text stays text.
+    return _Console(
+        file=file, width=width, markup=False, highlight=False, emoji=False, force_jupyter=False
+    )
 
 
 def error_console() -> Console:
@@ -68,6 +70,13 @@ def is_live(console: Console) -> bool:
     FORCE_COLOR enables colours in a pipe, which is no terminal all the same.
     """
     return console.file.isatty() and not console.is_dumb_terminal
+
+
+def in_notebook() -> bool:
+    """Return whether this process runs the cells of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
 
 
 def report_error(message: str) -> None:

@@ -47,11 +47,22 @@ def files_of(job: Job) -> FilesByKey:
     Raises:
         UsageError: A file cannot be read.
     """
-    found = {}
-    for key, path in _named_files(job):
-        files = own_files(path) if path.suffix == ".py" else [path, *_shards(path)]
-        found[key] = [_described(file, path.parent) for file in files]
-    return found
+    return {
+        key: [_described(file, paths[0].parent) for file in paths]
+        for key, paths in paths_of(job).items()
+    }
+
+
+def paths_of(job: Job) -> Mapping[str, Sequence[Path]]:
+    """Return the paths of the files that a job names, by key: a file, then those it needs.
+
+    Raises:
+        UsageError: The index of a sharded checkpoint cannot be read.
+    """
+    return {
+        key: own_files(path) if path.suffix == ".py" else [path, *_shards(path)]
+        for key, path in _named_files(job)
+    }
 
 
 def render_files(job: Job) -> str:

@@ -35,17 +35,20 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def create(cls, job_name: str, path: Path | None = None) -> RunDirectory:
+    def create(
+        cls, job_name: str, path: Path | None = None, root: Path = Path("runs")
+    ) -> RunDirectory:
         """Make the folder of a new run.
 
         Args:
             job_name: for the default, ``runs/<job>-<time>`` below the working directory.
             path: the folder to use instead. It may exist if it is empty.
+            root: the folder to use instead of ``runs``.
 
         Raises:
             UsageError: the folder has something in it, or cannot be made.
         """
-        named = path or Path("runs") / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        named = path or root / f"{job_name}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             run = cls(named.absolute() if path else _made(named.absolute()))
             run.path.mkdir(parents=True, exist_ok=True)

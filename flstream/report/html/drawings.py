@@ -47,7 +47,7 @@ class Drawing(NamedTuple):
 
 
 def metric_drawings(
-    runs: Sequence[RunRecord], colors: Sequence[str], labels: Sequence[str]
+    runs: Sequence[RunRecord], colors: Sequence[str], labels: Sequence[str], name: str = "metric"
 ) -> list[Drawing]:
     """Draw a chart for each metric, with a line for each run that has it.
 
@@ -55,6 +55,7 @@ def metric_drawings(
         runs: runs to compare; one or more.
         colors: colour of each run, as from ``style.ink``.
         labels: name of each run.
+        name: beginning of the charts' names, unique in the page.
     """
     drawings = []
     summaries = [run.summary for run in runs]
@@ -75,7 +76,7 @@ def metric_drawings(
                     )
                 )
         made = metric_chart(elide(metric.title, 40), curves, NARROW)
-        drawings.append(Drawing(_svg(made, f"metric-{index}", f"{metric.title} over rounds")))
+        drawings.append(Drawing(_svg(made, f"{name}-{index}", f"{metric.title} over rounds")))
     return drawings
 
 

@@ -43,6 +43,17 @@ def render(template: str, context: Mapping[str, Any]) -> str:
     )
 
 
+def render_part(template: str, context: Mapping[str, Any]) -> str:
+    """Render a part of someone else's page as HTML, with its own colours as variables.
+
+    Args:
+        template: file name of the template.
+        context: variables of the template.
+    """
+    made = _environment().get_template(template)
+    return made.render(context, light=Markup(_palette(0)), dark=Markup(_palette(1)))
+
+
 def check_replaceable(path: Path) -> None:
     """Check that a file does not exist or is a page written by flstream.
 

@@ -15,6 +15,7 @@ from flstream.report.live.site_state import GONE, MOVING, WORKING, SiteProgress
 from flstream.report.live.state import RunState
 from flstream.report.text import format_elapsed, format_metrics, steady_bytes
 from flstream.telemetry.events import WorkerActivity
+from flstream.telemetry.memory import MemorySampler
 from flstream.text import printable
 
 STYLES = {
@@ -48,6 +49,12 @@ class Memory:
     rss: Mapping[str, int] = field(default_factory=dict)
     peak_rss: Mapping[str, int] = field(default_factory=dict)
     peak_total: int = 0
+
+
+def memory_now(sampler: MemorySampler) -> Memory:
+    """Return the memory of the processes that a sampler watches."""
+    peaks = {name: memory.peak_rss for name, memory in sampler.peaks().items()}
+    return Memory(sampler.current_rss(), peaks, sampler.peak_total_pss)
 
 
 def choose(

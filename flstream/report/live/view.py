@@ -1,4 +1,4 @@
-"""Display of a run's progress: a live view on a terminal, lines of text anywhere else.
+"""Display of a run's progress: a live view on a terminal and in a notebook, else lines of text.
 
 Events only update the state; a thread draws it at a fixed rate, so that many events neither slow
 the run down nor make the view flicker.
@@ -13,11 +13,12 @@ from contextlib import contextmanager, suppress
 
 from rich.console import Console
 
-from flstream.report.console import is_live
+from flstream.report.console import in_notebook, is_live
 from flstream.report.live.frame import render
+from flstream.report.live.notebook import NotebookView
 from flstream.report.live.plain import PlainView
 from flstream.report.live.screen import Screen
-from flstream.report.live.site_table import Memory
+from flstream.report.live.site_table import Memory, memory_now
 from flstream.report.live.state import RunState
 from flstream.simulation.launcher import Listener
 from flstream.telemetry.events import AnyEvent
@@ -29,22 +30,28 @@ _MOST_SHARE = 0.05
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Listener]:
+def watching(console: Console) -> Iterator[Listener | None]:
     """Show the progress of a run on a console until the end of the block.
 
     Yields:
-        The listener for :func:`flstream.simulation.launcher.simulate`.
+        The listener for :func:`flstream.simulation.launcher.simulate`; None for a quiet console.
     """
+    if console.quiet:
+        yield None
+        return
+    if in_notebook():
+        yield NotebookView()
+        return
     if not is_live(console):
         yield PlainView(console)
         return
-    view = _LiveView(console)
-    thread = threading.Thread(target=view.draw_until_over, name="live-view", daemon=True)
+    live = _LiveView(console)
+    thread = threading.Thread(target=live.draw_until_over, name="live-view", daemon=True)
     thread.start()
     try:
-        yield view.listen
+        yield live.listen
     finally:
-        view.over.set()
+        live.over.set()
         thread.join()
 
 
@@ -93,8 +100,4 @@ class _LiveView:
         self._screen.paint(lines, size)
 
     def _memory(self) -> Memory:
-        sampler = self._sampler
-        if sampler is None:
-            return Memory()
-        peaks = {name: memory.peak_rss for name, memory in sampler.peaks().items()}
-        return Memory(sampler.current_rss(), peaks, sampler.peak_total_pss)
+        return Memory() if self._sampler is None else memory_now(self._sampler)

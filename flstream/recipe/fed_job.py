@@ -1,0 +1,187 @@
+"""A job put together in Python, which becomes the same validated job as a job file's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flstream.errors import UsageError
+from flstream.job import Job, job_keys
+from flstream.recipe.components import ScriptRunner
+from flstream.recipe.initial_model import initial_model
+from flstream.recipe.job_folder import write_job_folder
+from flstream.recipe.job_parts import JobParts
+from flstream.recipe.notices import notice
+from flstream.recipe.nvflare_names import STREAMING_KEYS, UNNEEDED_KEYS
+
+if TYPE_CHECKING:
+    from flstream.recipe.run_result import RunResult
+
+SERVER, ALL_SITES = "server", "@ALL"
+
+Clients = Sequence[str] | int | Mapping[str, Any] | None
+"""Names or number of a job's sites, or keys of its section ``clients``; None for what it says."""
+
+
+class FedJob:
+    """A federated job: settings, a model, and the script that each site runs.
+
+    Nothing is checked before the job is run or exported; then all mistakes are named at once, by
+    the keys that they have in a job file.
+
+    Args:
+        name: Name of the job, and of its run directories.
+        min_clients: Number of updates that a round needs; None for those of all sites.
+
+    Attributes:
+        name: Name of the job.
+    """
+
+    def __init__(self, name: str = "fed_job", min_clients: int | None = None) -> None:
+        self.name = name
+        self._parts = JobParts(name)
+        self._files: list[Path] = []
+        self.set({"clients.min_updates": min_clients})
+
+    def to(self, obj: Any, target: str, id: str | None = None) -> None:
+        """Add something to the server or to a site.
+
+        Args:
+            obj: A component of :mod:`flstream.recipe`, a model, a dict of settings, or the path of
+                a file that the job's folder is to have.
+            target: ``"server"``, ``"@ALL"`` for all sites, or the name of one.
+            id: Accepted for NVFlare's sake.
+
+        Raises:
+            UsageError: There is no counterpart of it.
+        """
+        site = None if target in (SERVER, ALL_SITES) else target
+        if hasattr(obj, "add_to"):
+            obj.add_to(self, site)
+        elif isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj):
+            self.configure(obj)
+        elif isinstance(obj, str):
+            self._files.append(Path(obj))
+        elif target == SERVER and hasattr(obj, "state_dict"):
+            self.set_model(obj)
+        else:
+            kind = type(obj)
+            raise UsageError(
+                f"a {kind.__module__}.{kind.__qualname__} has no counterpart in flstream.recipe, "
+                "and was not added to the job; docs/python.md lists what has one"
+            )
+
+    def to_server(self, obj: Any, id: str | None = None) -> None:
+        """Add something to the server: see :meth:`to`."""
+        self.to(obj, SERVER, id)
+
+    def to_clients(self, obj: Any, id: str | None = None) -> None:
+        """Add something to all sites: see :meth:`to`."""
+        self.to(obj, ALL_SITES, id)
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """Set keys of the job.
+
+        Args:
+            settings: Values by the dotted name of a job file's key (``streaming.window``), or by
+                the flat name of NVFlare's (``tensor_download_chunk_size``).
+
+        Raises:
+            UsageError: There is no such key.
+        """
+        known = [*job_keys(), *STREAMING_KEYS]
+        for name, value in settings.items():
+            if name in UNNEEDED_KEYS:
+                notice(f"{name} is not needed: {UNNEEDED_KEYS[name]}")
+                continue
+            key = STREAMING_KEYS.get(name, name)
+            if key not in known and not key.startswith(("workflow.args.", "model.args.")):
+                near = get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else "docs/job.md lists all keys"
+                raise UsageError(f"{name} is no key of a job; {hint}")
+            self.set({key: value})
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Set keys by their dotted names; one whose value is None keeps what it has."""
+        self._parts.settings |= {key: value for key, value in values.items() if value is not None}
+
+    def set_model(self, model: Any, initial_ckpt: str | None = None) -> None:
+        """Set the initial model.
+
+        Args:
+            model: See :func:`~flstream.recipe.initial_model.initial_model`; None where the weights
+                alone make the model.
+            initial_ckpt: Path of a file with its weights; None to take those that it has.
+        """
+        self._parts.model = None if model is None else initial_model(model)
+        self._parts.initial = initial_ckpt
+
+    def set_runner(self, runner: ScriptRunner, site: str | None = None) -> None:
+        """Set the script of a site, or of all of them."""
+        self._parts.runners[site] = runner
+
+    def set_site_args(self, site: str, script_args: str) -> None:
+        """Give a site arguments of its own, instead of those of the others."""
+        self._parts.site_args[site] = script_args
+
+    def export_job(self, job_root: str | Path, clients: Clients = None) -> Path:
+        """Write the job's folder, ``<job_root>/<name>``: see :meth:`export`."""
+        return self.export(Path(job_root) / self.name, clients)
+
+    def export(self, folder: str | Path, clients: Clients = None) -> Path:
+        """Write a job folder, which ``flstream simulate`` runs: job.conf, and all that it names.
+
+        Args:
+            folder: A new or empty folder, or one that this has written.
+            clients: Names or number of the sites, or keys of the section ``clients``. By default
+                those that have something of their own, or as many as a round needs.
+
+        Returns:
+            The path of the folder.
+
+        Raises:
+            JobError: The job has mistakes; the message names all of them.
+            UsageError: The folder has something else in it, or cannot be written.
+        """
+        if not isinstance(clients, Mapping):
+            clients = _sites(self._parts.known_sites(clients))
+        return write_job_folder(Path(folder), self._parts.resolve, clients, self._files)
+
+    def simulator_run(
+        self,
+        workspace: str | Path = "runs",
+        n_clients: int | None = None,
+        clients: Sequence[str] | None = None,
+        threads: int | None = None,
+        gpu: str | None = None,
+    ) -> RunResult:
+        """Run the job on this machine: see :class:`~flstream.recipe.sim_env.SimEnv`."""
+        from flstream.recipe.sim_env import SimEnv
+
+        known = self._parts.known_sites(clients if clients is not None else n_clients)
+        env = SimEnv(
+            num_clients=known if isinstance(known, int) else 0,
+            clients=None if isinstance(known, int) else known,
+            num_threads=threads,
+            gpu_config=gpu,
+            workspace_root=str(workspace),
+        )
+        return env.run(self)
+
+    def resolve(self, clients: Mapping[str, Any], weights_root: Path) -> Job:
+        """Resolve the job, as a job file is.
+
+        Args:
+            clients: Keys of the section ``clients``.
+            weights_root: Folder for the initial weights, where the model is an instance.
+
+        Raises:
+            JobError: The job has mistakes; the message names all of them.
+        """
+        return self._parts.resolve(clients, lambda weights: weights.write_once(weights_root))
+
+
+def _sites(known: list[str] | int) -> dict[str, Any]:
+    return {"count": known} if isinstance(known, int) else {"names": known}

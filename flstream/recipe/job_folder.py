@@ -1,0 +1,139 @@
+"""Export of a job as a folder: job.conf, and copies of the files that it names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flstream.errors import UsageError
+from flstream.job import Job, Key, job_keys, render_values
+from flstream.recipe.initial_model import WEIGHTS, Weights
+from flstream.runs.job_files import paths_of
+
+JOB_FILE = "job.conf"
+_INITIAL = "initial"
+_HEAD = "# Exported by flstream. Run it: flstream simulate "
+
+Resolve = Callable[[Mapping[str, Any], Callable[[Weights], Path]], Job]
+"""Resolves a job with these keys of ``clients``, and a function that writes initial weights."""
+
+
+def write_job_folder(
+    folder: Path, resolve: Resolve, clients: Mapping[str, Any], files: Sequence[Path]
+) -> Path:
+    """Write a job's folder.
+
+    Args:
+        folder: A new or empty folder, or one that this function has written.
+        resolve: Resolves the job.
+        clients: Keys of the section ``clients``.
+        files: Further files that it is to have.
+
+    Returns:
+        The absolute path of the folder.
+
+    Raises:
+        JobError: The job has mistakes.
+        UsageError: The folder has something else in it, or cannot be written.
+    """
+    folder = Path(os.path.abspath(folder))
+    _check_replaceable(folder)
+    is_new = not folder.exists()
+    try:
+        return _write(folder, resolve, clients, files)
+    except BaseException as error:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise UsageError(
+                f"{error.filename or folder} cannot be written or read: {error.strerror}"
+            ) from error
+        raise
+
+
+def _write(
+    folder: Path, resolve: Resolve, clients: Mapping[str, Any], files: Sequence[Path]
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    job = resolve(clients, lambda weights: weights.write(folder / _INITIAL))
+    places = _places(job, folder, files)
+    for source, target in places.items():
+        if source != target:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    text = render_values(_values(job, {a: b.relative_to(folder) for a, b in places.items()}))
+    (folder / JOB_FILE).write_text(f"{_HEAD}{folder.name}\n{text}", encoding="utf-8")
+    return folder
+
+
+def _check_replaceable(folder: Path) -> None:
+    try:
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        with (folder / JOB_FILE).open(encoding="utf-8") as file:
+            if file.readline().startswith(_HEAD):
+                return
+    except (OSError, UnicodeDecodeError):
+        pass
+    raise UsageError(f"{folder} has something else in it than an exported job; name a new folder")
+
+
+def _places(job: Job, folder: Path, files: Sequence[Path]) -> dict[Path, Path]:
+    """Return where each file of a job goes, by its path.
+
+    Raises:
+        UsageError: Two files would go to one place.
+    """
+    places: dict[Path, Path] = {}
+    for paths in paths_of(job).values():
+        places |= {path: folder / _relative(path, paths[0], job.folder) for path in paths}
+    initial = job.model.initial
+    if initial is not None:
+        # With a pretrained model's configuration, for whoever exports the result.
+        kept = [path for path in initial.parent.iterdir() if path.suffix == ".json"]
+        for path in [initial, *kept] if initial.name == WEIGHTS else []:
+            places[path] = folder / _INITIAL / path.name
+    for path in files:
+        places[job.folder / path] = folder / path.name
+    taken: dict[Path, Path] = {}
+    for source, target in places.items():
+        if taken.setdefault(target, source) != source:
+            raise UsageError(
+                f"{taken[target]} and {source} would both be {target.name} in the job's folder; "
+                "rename one, or put both below the folder of the script"
+            )
+    return places
+
+
+def _relative(path: Path, named: Path, folder: Path) -> Path:
+    """Return a file's path in the exported folder: the one below the job's folder, if any."""
+    if path.is_relative_to(folder):
+        return path.relative_to(folder)
+    return Path(os.path.relpath(path, named.parent))
+
+
+def _values(job: Job, places: Mapping[Path, Path]) -> dict[str, Any]:
+    """Return the values of a job that are not defaults, with paths in the exported folder."""
+    values: dict[str, Any] = {}
+    for key in job_keys(job).values():
+        value = key.value_in(job)
+        if value == key.default and not key.required:
+            continue
+        *sections, name = key.path
+        inside = values
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[name] = _portable(key, value, places)
+    return values
+
+
+def _portable(key: Key, value: Any, places: Mapping[Path, Path]) -> Any:
+    where, colon, name = str(value).rpartition(":")
+    if isinstance(value, Path) and value in places:
+        return str(places[value])
+    if colon and Path(where) in places:
+        return f"{places[Path(where)]}:{name}"
+    return value

@@ -1,0 +1,61 @@
+"""Names of NVFlare's settings, and what stands for them in a job file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Literal
+
+from flstream.job.conditions import read_condition
+
+STREAMING_KEYS: Mapping[str, str] = {
+    "tensor_download_chunk_size": "streaming.tensor_download_chunk_size",
+    "np_download_chunk_size": "streaming.np_download_chunk_size",
+    "streaming_per_request_timeout": "streaming.streaming_per_request_timeout",
+}
+"""Keys of a job file by the flat keys of ``config_fed_server`` and ``add_server_config``."""
+
+UNNEEDED_KEYS: Mapping[str, str] = {
+    "get_task_timeout": "a task reaches its site at once, without being asked for",
+    "submit_task_result_timeout": "the server fetches an update while it folds",
+    "max_resends": "a connection on one machine loses nothing; what is damaged is fetched again",
+    "tensor_min_download_timeout": "streaming.streaming_per_request_timeout bounds each request",
+    "np_min_download_timeout": "streaming.streaming_per_request_timeout bounds each request",
+    "download_complete_timeout": "a worker stays until the server has its update",
+    "min_download_timeout": "streaming.streaming_per_request_timeout bounds each request",
+}
+"""Flat keys without a counterpart, and why none is needed."""
+
+UNNEEDED_ARGUMENTS: Mapping[str, str] = {
+    "best_model_filename": "the best model is best.safetensors in the run directory",
+    "client_memory_gc_rounds": "a site frees what it has sent",
+    "cuda_empty_cache": "a site frees what it has sent",
+    "enable_tensor_disk_offload": "the server never has a model in memory",
+    "launch_once": "a site's script runs for the whole job",
+    "save_filename": "the final model is global.safetensors in the run directory",
+    "server_memory_gc_rounds": "the server never has a model in memory",
+    "shutdown_timeout": "a script's end is waited for",
+}
+"""Arguments of recipes without a counterpart, and why none is needed."""
+
+PLAIN_COMMANDS = re.compile(r"python3?(\.\d+)?(\s+-u)?")
+"""Launch commands that only start Python, as every site has a process of its own."""
+
+_SMALLER_IS_BETTER = re.compile(r"loss|perplexity", re.IGNORECASE)
+
+
+def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]:
+    """Return whether the largest or the smallest value of a metric is the best.
+
+    Args:
+        key_metric: Name of the metric; losses and perplexities are minimised.
+        stop_cond: Condition such as ``loss < 0.5``. If it is on this metric, its sign decides.
+    """
+    if stop_cond is not None:
+        # What is no condition is refused with the job, by its key.
+        with suppress(ValueError):
+            condition = read_condition(stop_cond)
+            if condition.metric == key_metric:
+                return "min" if "<" in condition.operator else "max"
+    return "min" if _SMALLER_IS_BETTER.search(key_metric) else "max"

@@ -1,0 +1,105 @@
+"""The environment that runs a job: this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flstream.errors import UsageError
+from flstream.recipe.fed_job import FedJob
+from flstream.recipe.notices import notice
+from flstream.recipe.run_result import RunFailedError, RunResult
+from flstream.report.console import make_console
+from flstream.report.running import run_and_show
+from flstream.runs.run_directory import RunDirectory
+
+MODELS = "models"
+"""Folder below a workspace's root that has the initial weights of models given as instances."""
+
+_GROUP = re.compile(r"\[([^\[\]]*)\]")
+
+
+class SimEnv:
+    """Simulation on this machine: a server, and a process for each client.
+
+    Args:
+        num_clients: Number of clients; 0 for as many as ``clients`` names.
+        clients: Names of the clients (sites); None for site-1, site-2 and so on.
+        num_threads: Number of processes that run them; None for one each, up to 16.
+        gpu_config: GPUs of each process in turn, such as ``0,1`` or ``[0,1],[2,3]``; None for all.
+        log_config: Accepted for NVFlare's sake: each site's output is in its log.
+        workspace_root: Folder for run directories.
+        quiet: Whether to print nothing but errors.
+
+    Raises:
+        UsageError: The clients or the GPUs are not given as above.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_clients: int = 0,
+        clients: Sequence[str] | None = None,
+        num_threads: int | None = None,
+        gpu_config: str | None = None,
+        log_config: str | None = None,
+        workspace_root: str | Path = "runs",
+        quiet: bool = False,
+    ) -> None:
+        if not num_clients and not clients:
+            raise UsageError("SimEnv has no clients; give num_clients=2, or clients=[...]")
+        if num_clients and clients and len(clients) != num_clients:
+            raise UsageError(
+                f"SimEnv has num_clients={num_clients} and {len(clients)} names of clients; "
+                "leave num_clients out"
+            )
+        if log_config is not None:
+            notice("log_config is not needed: sites/<name>/log.txt has what a site prints")
+        self.num_clients = num_clients or len(clients or ())
+        self.clients = list(clients) if clients else None
+        self.num_threads = num_threads
+        self.gpus = None if gpu_config is None else _gpu_groups(gpu_config)
+        self.workspace_root = Path(workspace_root)
+        self.quiet = quiet
+
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        """Keys of a job's section ``clients``."""
+        names = {"count": self.num_clients} if self.clients is None else {"names": self.clients}
+        given = {"parallel": self.num_threads, "gpus": self.gpus}
+        return {**names, **{key: value for key, value in given.items() if value is not None}}
+
+    def run(self, job: FedJob) -> RunResult:
+        """Run a job, and show its progress and its result.
+
+        Returns:
+            The run, once it is finished.
+
+        Raises:
+            JobError: The job has mistakes; the message names all of them.
+            RunFailedError: The run failed.
+            KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
+        """
+        resolved = job.resolve(self.keys, self.workspace_root / MODELS)
+        directory = RunDirectory.create(resolved.name, root=self.workspace_root)
+        console = make_console()
+        console.quiet = self.quiet
+        summary = run_and_show(resolved, directory, console)
+        if summary.status == "stopped":
+            raise KeyboardInterrupt
+        run = RunResult.open(directory.path)
+        if summary.status == "failed":
+            raise RunFailedError(run)
+        return run
+
+
+def _gpu_groups(text: str) -> list[str]:
+    groups = _GROUP.findall(text)
+    if not groups and "[" not in text and "]" not in text:
+        groups = text.split(",")
+    groups = ["".join(group.split()) for group in groups]
+    if not groups or not all(groups):
+        raise UsageError(f"gpu_config = {text!r}: write 0,1 for a GPU each, or [0,1],[2,3]")
+    return groups

@@ -1,0 +1,42 @@
+"""The result of a run in a notebook: figures, rounds, and charts of metrics and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flstream.report.charts.style import ink
+from flstream.report.html.drawings import metric_drawings, over_idle_drawing
+from flstream.report.html.page import render_part
+from flstream.report.html.run_page import facts, headline, remarks
+from flstream.report.html.tables import rounds_table
+from flstream.report.record.run import read_run
+from flstream.text import printable
+
+
+def run_cell(path: Path) -> str:
+    """Render the result of a run for a notebook, as HTML.
+
+    Args:
+        path: path of the run directory.
+
+    Raises:
+        UsageError: the folder is not a run directory, or cannot be read.
+    """
+    run = read_run(path)
+    # A notebook may show several runs, whose charts must not share identifiers.
+    name = run.path.name
+    return render_part(
+        "cell.html",
+        {
+            "name": printable(run.summary.job) or name,
+            "status": run.status,
+            "headline": headline(run),
+            "error": printable(run.summary.error or ""),
+            "remarks": remarks(run),
+            "facts": facts(run),
+            "rounds": rounds_table(run),
+            "metrics": metric_drawings([run], [ink("blue")], [""], f"{name}-metric"),
+            "memory": over_idle_drawing(run, f"{name}-memory"),
+            "where": printable(str(run.path)),
+        },
+    )

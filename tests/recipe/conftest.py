@@ -1,0 +1,70 @@
+"""A small job in Python: a linear model, and a script that moves it by what its arguments say."""
+
+import sys
+import textwrap
+
+import pytest
+
+from flstream.recipe import notices
+
+SCRIPT = """
+import argparse
+
+import torch
+from model import Net
+
+import flstream.client as flare
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--step", type=float, default=1.0)
+parser.add_argument("--examples", type=int, default=1)
+args = parser.parse_args()
+flare.init()
+net = Net()
+while flare.is_running():
+    model = flare.receive(into=net)
+    loss = sum(float(each.abs().sum()) for each in net.state_dict().values())
+    with torch.no_grad():
+        for each in net.parameters():
+            each += args.step
+    meta = {"num_examples": args.examples}
+    flare.send(flare.FLModel(params=net.state_dict(), metrics={"loss": loss}, meta=meta))
+"""
+
+MODEL = """
+import torch
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self, width=3):
+        super().__init__(torch.nn.Linear(2, width), torch.nn.Linear(width, 1))
+
+
+def build(width=3):
+    return Net(width)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working folder, which has client.py and model.py."""
+    (tmp_path / "client.py").write_text(SCRIPT)
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    notices.notice.cache_clear()
+    yield tmp_path
+    sys.modules.pop("model", None)
+
+
+@pytest.fixture
+def write(folder):
+    """Write a file into the working folder."""
+
+    def write(name, text):
+        path = folder / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write

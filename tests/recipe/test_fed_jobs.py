@@ -1,0 +1,159 @@
+"""FedJob: what can be added to it, and what it says of the rest."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from flstream.errors import UsageError
+from flstream.job import load_job
+from flstream.recipe import (
+    FedAvg,
+    FedJob,
+    IntimeModelSelector,
+    PTFedAvg,
+    PTModel,
+    RunResult,
+    ScriptRunner,
+)
+
+
+def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
+    from model import Net as MyLargeModel
+
+    job = FedJob(name="pt-fedavg")
+    # TensorDownloader is automatically enabled
+    # Model can be class instance or dict config
+    controller = PTFedAvg(
+        num_clients=2,
+        num_rounds=10,
+        model=MyLargeModel(),
+    )
+    job.to(controller, "server")
+    with pytest.raises(UsageError, match=r"the job pt-fedavg lacks a training script"):
+        job.simulator_run("runs", n_clients=2)
+    job.to_clients(ScriptRunner("client.py"))
+    run = job.simulator_run("runs", n_clients=2)
+    assert (run.get_status(), run.summary.rounds_completed) == ("finished", 10)
+
+
+def test_the_documents_settings_of_a_job_are_taken(folder):
+    job = FedJob(name="my_job")
+    # Add config to server (these are server-side only settings)
+    job.to_server(
+        {
+            "np_download_chunk_size": 2097152,
+            "tensor_download_chunk_size": 2097152,
+            "streaming_per_request_timeout": 600,
+        }
+    )
+    job.to_server({"np_download_chunk_size": 0, "tensor_download_chunk_size": 0})
+    with pytest.raises(UsageError, match=r"lacks a training script.*; and a model"):
+        job.export_job("jobs", clients=2)
+    job.to_server(PTModel("model:Net"))
+    job.to_server(FedAvg(num_clients=2, num_rounds=1))
+    job.to_clients(ScriptRunner("client.py"))
+    loaded = load_job(job.export_job("jobs") / "job.conf")
+    assert loaded.streaming.tensor_download_chunk_size == 0
+    assert loaded.streaming.streaming_per_request_timeout == 600
+
+
+def test_sites_that_are_addressed_are_the_jobs_sites(folder):
+    job = FedJob(name="cifar")
+    job.to(FedAvg(num_clients=2, num_rounds=1), "server")
+    job.to(PTModel({"class_path": "model.Net", "args": {}}), "server")
+    job.to_server(IntimeModelSelector("error", negate_key_metric=True))
+    for site, step in (("north", 1), ("south", 3)):
+        job.to(ScriptRunner("client.py", f"--step {step}"), site)
+    folder = job.export_job("jobs")
+    assert folder.name == "cifar"
+    loaded = load_job(folder / "job.conf")
+    assert loaded.clients.names == ["north", "south"]
+    assert loaded.clients.args == {"north": {"step": "1"}, "south": {"step": "3"}}
+    assert (loaded.key_metric, loaded.key_metric_mode) == ("error", "min")
+
+
+def test_a_module_and_a_file_can_be_added(folder):
+    from model import Net
+
+    (folder / "labels.txt").write_text("a b c")
+    job = FedJob(name="small", min_clients=1)
+    job.to_server(FedAvg(num_rounds=1))
+    job.to_server(Net())
+    job.to_clients("labels.txt")
+    job.to_clients(ScriptRunner("client.py"))
+    assert (job.export_job("jobs") / "labels.txt").read_text() == "a b c"
+
+
+def test_what_has_no_counterpart_is_refused_by_its_name(folder):
+    class PercentilePrivacy:
+        pass
+
+    with pytest.raises(UsageError, match="PercentilePrivacy has no counterpart"):
+        FedJob().to_clients(PercentilePrivacy())
+
+
+def test_a_launcher_becomes_the_jobs_command_and_plain_python_does_not(folder):
+    for command, expected in (("python3 -u", None), ("python3 -X dev", "python3 -X dev")):
+        job = FedJob(name="launched", min_clients=1)
+        job.to_server(FedAvg(num_rounds=1))
+        job.to_server(PTModel("model:Net"))
+        job.to_clients(ScriptRunner("client.py", launch_external_process=True, command=command))
+        assert load_job(job.export_job("jobs") / "job.conf").train.command == expected
+
+
+def test_sites_with_different_scripts_are_refused(folder):
+    (folder / "other.py").write_text("import flstream.client as flare\n")
+    job = FedJob(name="two", min_clients=2)
+    job.to_server(FedAvg(num_rounds=1))
+    job.to_server(PTModel("model:Net"))
+    job.to(ScriptRunner("client.py"), "a")
+    job.to(ScriptRunner("other.py"), "b")
+    with pytest.raises(UsageError, match=r"script client.py and other.py"):
+        job.export_job("jobs")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data.csv --step 1", "data.csv belongs to no --name"),
+        ("--step 1 --step 2", "has --step twice"),
+        ("--step 'a", "quoted"),
+        ("--step 1 -v", "-v belongs to no --name"),
+    ],
+)
+def test_arguments_of_one_site_that_have_no_names_are_refused(folder, text, message):
+    job = FedJob(name="args", min_clients=1)
+    job.to_server(FedAvg(num_rounds=1))
+    job.to_server(PTModel("model:Net"))
+    job.to(ScriptRunner("client.py", text), "a")
+    with pytest.raises(UsageError, match=message):
+        job.export_job("jobs")
+
+
+def test_a_run_of_the_command_line_can_be_opened(folder):
+    job = FedJob(name="opened", min_clients=1)
+    job.to_server(FedAvg(num_rounds=2))
+    job.to_server(PTModel("model:Net"))
+    job.to_clients(ScriptRunner("client.py"))
+    made = job.export_job("jobs")
+    command = [sys.executable, "-m", "flstream", "simulate", str(made), "--run-dir", "here", "-q"]
+    subprocess.run(command, check=True)
+    run = RunResult.open("here")
+    summary = json.loads((folder / "here" / "summary.json").read_text())
+    assert run.digest == summary["model"]["digest"]
+    assert run.metrics == summary["metrics"]
+    assert run.best_model is None or run.best_model.exists()
+    assert "finished after 2 rounds" in repr(run)
+    with pytest.raises(UsageError, match="not the directory of a run"):
+        RunResult.open("jobs")
+
+
+def test_a_site_without_a_script_is_named(folder):
+    job = FedJob(name="half")
+    job.to_server(FedAvg(num_rounds=1))
+    job.to_server(PTModel("model:Net"))
+    job.to(ScriptRunner("client.py", "--step 2"), "site-1")
+    with pytest.raises(UsageError, match="has no script for site-2"):
+        job.simulator_run("runs", n_clients=2)

@@ -1,0 +1,416 @@
+"""Recipes: the documents' snippets run, and end in the bits of a job file."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flstream.errors import UsageError
+from flstream.job import JobError, load_job
+from flstream.recipe import (
+    FedAvgRecipe,
+    NumpyFedAvgRecipe,
+    RunFailedError,
+    SimEnv,
+    TensorClientStreamer,
+    TensorServerStreamer,
+    TransferType,
+    add_experiment_tracking,
+)
+
+FLSTREAM = [sys.executable, "-m", "flstream"]
+
+
+def recipe(**given):
+    arguments = {"name": "small", "num_rounds": 2, "min_clients": 2, "model": "model:Net"}
+    return FedAvgRecipe(**{**arguments, "train_script": "client.py", **given})
+
+
+def quiet(num_clients=2, **given):
+    return SimEnv(num_clients=num_clients, quiet=True, **given)
+
+
+def resolved(recipe, env=None):
+    """The job that a recipe makes."""
+    folder = recipe.export("exported", env)
+    return load_job(folder / "job.conf")
+
+
+def simulate(job, *options):
+    done = subprocess.run(
+        [*FLSTREAM, "simulate", str(job), "--json", *options], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def test_the_documents_recipe_snippet_runs_with_its_imports_changed(folder, write):
+    write(
+        "job.py",
+        """
+        from model import Net as MyLargeModel
+
+        from flstream.recipe import FedAvgRecipe
+        from flstream.recipe import SimEnv
+
+        # TensorDownloader is automatically used - no configuration needed
+        # Model can be class instance or dict config
+        # For pre-trained weights: initial_ckpt="/server/path/to/pretrained.pt"
+        recipe = FedAvgRecipe(
+            name="my-fedavg-job",
+            min_clients=2,
+            num_rounds=10,
+            model=MyLargeModel(),  # Even multi-GB models work efficiently
+            train_script="client.py",
+        )
+        env = SimEnv(num_clients=2)
+        run = recipe.execute(env)
+        """,
+    )
+    done = subprocess.run([sys.executable, "job.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = Path("runs").glob("my-fedavg-job-*")
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["rounds_completed"]) == ("finished", 10)
+    assert (run / "report.html").exists()
+    assert "round 10 of 10: done" in done.stdout
+
+
+def test_the_documents_fragments_say_what_is_missing(folder):
+    fragment = FedAvgRecipe(name="my_job", num_rounds=10, min_clients=2, train_script="train.py")
+    fragment.add_server_config(
+        {
+            "np_download_chunk_size": 2097152,
+            "tensor_download_chunk_size": 2097152,
+            "streaming_per_request_timeout": 600,
+        }
+    )
+    with pytest.raises(UsageError, match="the job my_job lacks a model") as error:
+        fragment.execute(quiet())
+    assert "initial_ckpt" in str(error.value)
+    assert not Path("runs").exists()
+
+
+def test_recipe_exported_folder_and_command_line_end_in_equal_bits(folder, write):
+    made = recipe(model={"class_path": "model.build", "args": {"width": 3}}, config={"seed": 7})
+    run = made.execute(quiet())
+    assert run.get_status() == "finished"
+    exported = made.export("exported")
+    assert sorted(path.name for path in exported.iterdir()) == ["client.py", "job.conf", "model.py"]
+    by_hand = write(
+        "by_hand.conf",
+        """
+        name = by-hand, seed = 7, rounds = 2
+        clients { count = 2 }
+        model { factory = "model:build", args { width = 3 } }
+        train { script = client.py }
+        """,
+    )
+    digests = {run.digest}
+    digests |= {simulate(each)["model"]["digest"] for each in (exported, by_hand)}
+    assert len(digests) == 1
+
+
+def test_an_instance_keeps_its_weights_bit_for_bit_in_runs_and_exports(folder):
+    from model import Net
+
+    torch.manual_seed(1)
+    net = Net()
+    made = recipe(model=net, num_rounds=1)
+    run = made.execute(quiet())
+    kept = load_file(run.directory / "checkpoints" / "round-0000.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in net.state_dict().items())
+    exported = made.export("exported")
+    assert simulate(exported)["model"]["digest"] == run.digest
+    # The same weights are written once, whatever the number of runs.
+    made.execute(quiet())
+    assert len(list((folder / "runs" / "models").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: __import__("model").Net,
+        lambda: __import__("model").build,
+        lambda: "model:Net",
+        lambda: {"path": "model.Net"},
+        lambda: {"class_path": "model.Net", "args": {"width": 3}},
+    ],
+    ids=["class", "function", "text", "path", "class_path"],
+)
+def test_a_factory_may_be_given_in_any_of_its_spellings(folder, model):
+    job = resolved(recipe(model=model()))
+    assert job.model.factory.rpartition("/")[2] in ("model.py:Net", "model.py:build")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("model.pt", "initial_ckpt"),
+        ({"Net": 3}, "class_path"),
+        (lambda: None, "top level of a file"),
+        (3, "give a torch module"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_what_to_give(folder, model, message):
+    with pytest.raises(UsageError, match=message):
+        recipe(model=model)
+
+
+def test_initial_ckpt_gives_the_weights_and_initial_model_is_an_older_spelling(folder):
+    from model import Net
+
+    net = Net()
+    torch.save(net.state_dict(), "pretrained.pt")
+    made = recipe(model=None, initial_model="model:Net", initial_ckpt="pretrained.pt", num_rounds=1)
+    kept = load_file(made.execute(quiet()).directory / "checkpoints" / "round-0000.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in net.state_dict().items())
+    assert (made.export("exported") / "pretrained.pt").exists()
+    with pytest.raises(UsageError, match="initial_model are both given"):
+        recipe(initial_model="model:Net")
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ({}, "max"),
+        ({"key_metric": "eval_loss"}, "min"),
+        ({"key_metric": "val_perplexity"}, "min"),
+        ({"key_metric": "error", "stop_cond": "error < 0.1"}, "min"),
+        ({"key_metric": "error", "stop_cond": "error<=0.1"}, "min"),
+        ({"key_metric": "loss", "stop_cond": "loss >= 3"}, "max"),
+        ({"stop_cond": "loss < 0.1"}, "max"),
+    ],
+)
+def test_a_key_metric_is_minimised_where_its_name_or_the_stop_condition_says_so(
+    folder, given, mode
+):
+    assert resolved(recipe(**given)).key_metric_mode == mode
+
+
+def test_all_arguments_become_keys_of_the_job(folder):
+    made = recipe(
+        min_clients=1,
+        train_args="--step 2",
+        key_metric="loss",
+        stop_cond="loss < 0.1",
+        patience=3,
+        exclude_vars="bias",
+        aggregation_weights={"a": 2.0},
+        params_transfer_type=TransferType.DIFF,
+        config={"clients.round_timeout": "5 s"},
+    )
+    made.add_server_config({"tensor_download_chunk_size": 1 << 20, "streaming.window": 3})
+    add_experiment_tracking(made, tracking_type="tensorboard")
+    job = resolved(made, quiet(0, clients=["a", "b"], num_threads=1, gpu_config="[0,1],[2]"))
+    assert job.clients.names == ["a", "b"]
+    assert (job.clients.parallel, job.clients.gpus) == (1, ["0,1", "2"])
+    assert (job.clients.per_round, job.clients.round_timeout) == (1, 5.0)
+    assert (job.stop_when, job.patience) == ("loss < 0.1", 3)
+    assert job.aggregation.exclude == ["bias"]
+    assert job.aggregation.weights == {"a": 2.0}
+    assert (job.streaming.tensor_download_chunk_size, job.streaming.window) == (1 << 20, 3)
+    assert job.tracking.type == "tensorboard"
+    assert job.train.args == "--step 2"
+
+
+def test_sites_may_have_arguments_of_their_own(folder):
+    made = recipe(num_rounds=1, train_args="--step 5")
+    made.set_per_site_config({"a": {"train_args": "--step 3 --examples 3"}})
+    run = made.execute(quiet(0, clients=["a", "b"]))
+    before = load_file(run.directory / "checkpoints" / "round-0000.safetensors")
+    after = run.load()
+    # (3 examples x 3 + 1 example x 5) / 4
+    assert all(torch.allclose(after[name], before[name] + 3.5) for name in before)
+    with pytest.raises(UsageError, match="train_script is given for a"):
+        made.set_per_site_config({"a": {"train_script": "other.py"}})
+
+
+def test_aggregation_weights_multiply_the_sites_own(folder):
+    made = recipe(num_rounds=1, aggregation_weights={"a": 3.0})
+    made.set_per_site_config(
+        {"a": {"train_args": "--step 3"}, "b": {"train_args": "--step 1 --examples 2"}}
+    )
+    run = made.execute(quiet(0, clients=["a", "b"]))
+    # Where sites share a process, their updates are added up in a file.
+    assert made.execute(quiet(0, clients=["a", "b"], num_threads=1)).digest == run.digest
+    before = load_file(run.directory / "checkpoints" / "round-0000.safetensors")
+    # (3 x 1 x 3 + 1 x 2 x 1) / (3 + 2)
+    after = run.load()
+    assert all(torch.allclose(after[name], before[name] + 2.2) for name in before)
+
+
+def test_each_process_has_its_gpus(folder, write):
+    write(
+        "client.py",
+        """
+        import os
+
+        import flstream.client as flare
+
+        flare.init()
+        while flare.is_running():
+            model = flare.receive()
+            gpu = int(os.environ["CUDA_VISIBLE_DEVICES"])
+            flare.send(flare.FLModel(params=model.params, metrics={"gpu": gpu}))
+        """,
+    )
+    run = recipe(num_rounds=1, min_clients=3).execute(quiet(3, gpu_config="4,5"))
+    assert run.metrics[0]["gpu"] == pytest.approx((4 + 5 + 4) / 3)
+
+
+def test_the_numpy_recipe_trains_an_array_or_nested_lists(folder, write):
+    write(
+        "client.py",
+        """
+        import nvflare.client as flare
+        from nvflare.app_common.np.constants import NPConstants
+
+        flare.init()
+        while flare.is_running():
+            model = flare.receive()
+            array = model.params[NPConstants.NUMPY_KEY]
+            model.params[NPConstants.NUMPY_KEY] = array + 1
+            flare.send(flare.FLModel(params=model.params, metrics={"sum": float(array.sum())}))
+        """,
+    )
+    given = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    for model in (given, np.array(given, dtype=np.float32)):
+        made = NumpyFedAvgRecipe(
+            name="hello-numpy", min_clients=2, num_rounds=3, model=model, train_script="client.py"
+        )
+        after = made.execute(quiet()).load()["numpy_key"]
+        assert after.tolist() == (np.array(given) + 3).tolist()
+
+
+def test_streamers_and_unneeded_arguments_say_so_once(folder, capsys):
+    made = recipe(cuda_empty_cache=True)
+    for _ in range(2):
+        made.enable_tensor_streaming()
+        made.job.to_server(TensorServerStreamer(), "tensor_server_streamer")
+        made.job.to_clients(TensorClientStreamer(), "tensor_client_streamer")
+    made.add_client_config({"get_task_timeout": 300})
+    out = capsys.readouterr().out
+    assert out.count("tensor streaming is always on") == 1
+    assert "cuda_empty_cache is not needed" in out
+    assert "get_task_timeout is not needed" in out
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: recipe(num_round=3), "no argument num_round; did you mean num_rounds"),
+        (lambda: recipe(aggregator=object()), "aggregator is a object"),
+        (lambda: recipe().add_server_config({"chunk": 3}), "chunk is no key of a job"),
+        (lambda: recipe(config={"streaming.windw": 3}), "did you mean streaming.window"),
+        (lambda: add_experiment_tracking(recipe(), "tensorbord"), "did you mean tensorboard"),
+        (lambda: SimEnv(), "has no clients"),
+        (lambda: SimEnv(num_clients=3, clients=["a"]), "leave num_clients out"),
+        (lambda: SimEnv(num_clients=1, gpu_config="[0"), "gpu_config"),
+        (lambda: recipe(name="a/b").export("x"), "name: given"),
+        (lambda: recipe(train_script="none.py").export("x"), "train.script: given"),
+        (lambda: recipe(num_rounds=0).export("x"), "rounds: given 0"),
+        (lambda: recipe(min_clients=None).export("x"), "no number of clients"),
+        (lambda: recipe(min_clients=3).execute(quiet(2)), "clients.per_round: given 3"),
+        (lambda: recipe(aggregation_weights={"c": 1}).export("x"), "aggregation.weights: given c"),
+    ],
+)
+def test_mistakes_are_sentences_that_name_what_is_wrong(folder, call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+    assert not Path("x").exists() or not any(Path("x").iterdir())
+
+
+def test_a_failed_run_raises_with_the_run(folder, write):
+    write("client.py", "raise ValueError('no data here')")
+    with pytest.raises(RunFailedError, match="no data here") as error:
+        recipe().execute(quiet())
+    assert error.value.run.get_status() == "failed"
+    assert error.value.run.directory.is_dir()
+
+
+def test_an_export_never_replaces_what_is_not_its_own(folder):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.txt").write_text("notes")
+    with pytest.raises(UsageError, match="something else in it"):
+        recipe().export("mine")
+    assert os.listdir("mine") == ["notes.txt"]
+    first = recipe().export("exported")
+    second = recipe(num_rounds=5).export("exported")
+    assert first == second
+    assert load_job(second / "job.conf").rounds == 5
+
+
+def test_an_export_of_a_wrong_job_leaves_nothing(folder):
+    with pytest.raises(JobError):
+        recipe(patience=0).export("exported")
+    assert not (folder / "exported").exists()
+
+
+def test_a_script_is_found_beside_the_program_from_any_working_folder(folder, write):
+    write(
+        "job.py",
+        """
+        from flstream.recipe import FedAvgRecipe
+
+        made = FedAvgRecipe(min_clients=1, model="model:Net", train_script="client.py")
+        print(made.export("exported"))
+        """,
+    )
+    (folder / "elsewhere").mkdir()
+    done = subprocess.run(
+        [sys.executable, str(folder / "job.py")],
+        cwd=folder / "elsewhere",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (folder / "elsewhere" / "exported" / "client.py").exists()
+
+
+def test_ctrl_c_of_a_recipe_ends_the_program_and_keeps_the_rounds(folder, write):
+    write(
+        "job.py",
+        """
+        import os, signal, threading
+        from pathlib import Path
+        from flstream.recipe import FedAvgRecipe, SimEnv
+
+        made = FedAvgRecipe(
+            min_clients=1, num_rounds=100000, model="model:Net", train_script="client.py"
+        )
+
+        def interrupt():
+            while not list(Path("runs").glob("*/checkpoints/round-0003.safetensors")):
+                pass
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        made.execute(SimEnv(num_clients=1))
+        print("not reached")
+        """,
+    )
+    done = subprocess.run(
+        [sys.executable, "job.py"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == -2 or "KeyboardInterrupt" in done.stderr
+    assert "not reached" not in done.stdout
+    (run,) = Path("runs").glob("fedavg-*")
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
+
+
+def test_a_run_of_a_recipe_goes_on_from_the_command_line_to_the_same_bits(folder):
+    from model import Net
+
+    net = Net()
+    first = recipe(model=net).execute(quiet()).directory
+    summary = simulate(first / "job.conf", "--resume", "--run-dir", str(first), "-r", "3")
+    whole = recipe(model=net, num_rounds=3).execute(quiet())
+    assert summary["model"]["digest"] == whole.digest
