@@ -1,9 +1,9 @@
-"""``flstream init``: create a new job from a template."""
+"""``flstream init``: create a new job from a template, or from a job folder of NVFlare."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -12,45 +12,72 @@ from flstream.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Jobs in the folder templates, which is a link to jobs in a checkout. By name, in the order of
-# the listing: a description, and whether the job needs scikit-learn.
+
+class Template(NamedTuple):
+    """A job to begin with.
+
+    Attributes:
+        job: Name of the job's folder in templates, which is a link to jobs in a checkout.
+        what: Description.
+        module: Module that it imports beyond what flstream does; empty for none.
+        install: What to install for that.
+    """
+
+    job: str
+    what: str
+    module: str = ""
+    install: str = ""
+
+
+# By name, in the order of the listing.
 TEMPLATES = {
-    "script": ("a training loop in torch; its data are made up, so it needs nothing", False),
-    "learner": ("a learner class in NumPy: 100 sites in two processes; needs nothing", False),
-    "digits": ("handwritten digits, unevenly shared; needs scikit-learn", True),
-    "exchange": ("no training: only moves a model, of whatever size", False),
+    "script": Template("script", "a training loop in torch; its data are made up, needs nothing"),
+    "learner": Template("learner", "a learner class in NumPy: 100 sites in two processes"),
+    "digits": Template("digits", "handwritten digits, unevenly shared", "sklearn", "scikit-learn"),
+    "llm": Template(
+        "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
+    ),
+    "exchange": Template("exchange", "no training: only moves a model, of whatever size"),
 }
 _DEFAULT = "script"
 
 
 def _complete() -> list[tuple[str, str]]:
-    return [(name, what) for name, (what, _) in TEMPLATES.items()]
+    return [(name, template.what) for name, template in TEMPLATES.items()]
 
 
 def _list(wanted: bool) -> None:
     if wanted:
-        for name, (what, _) in TEMPLATES.items():
-            typer.echo(f"{name:<10}{what}")
+        for name, template in TEMPLATES.items():
+            needs = f"; needs {template.install}" if template.install else ""
+            typer.echo(f"{name:<10}{template.what}{needs}")
         raise typer.Exit
 
 
 def init(
     name: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="NAME",
             help="The new folder. Its last part becomes the job's name.",
             show_default=False,
         ),
-    ],
+    ] = None,
     template: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="TEMPLATE",
-            help=f"What to begin with: {', '.join(TEMPLATES)}.",
+            help=f"What to begin with: {', '.join(TEMPLATES)}. Without it, {_DEFAULT}.",
             autocompletion=_complete,
         ),
-    ] = _DEFAULT,
+    ] = None,
+    from_nvflare: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Begin with a job folder of NVFlare, or a file of one. NAME may be left out.",
+        ),
+    ] = None,
     list_templates: Annotated[
         bool,
         typer.Option(
@@ -61,24 +88,78 @@ def init(
     """Write a new job that runs at once: job.conf, client.py, model.py and a README.
 
     The folder must be new, or empty.
+
+    With --from-nvflare, job.conf is what the folder's configurations become, its code is copied
+    beside it, and each setting is listed with what it became, or why it has no counterpart.
     """
     from shlex import quote
 
     from flstream.report.console import make_console
 
+    if from_nvflare is not None:
+        if template is not None:
+            raise UsageError("--template and --from-nvflare: give one of the two")
+        _convert(from_nvflare, name)
+        return
+    if name is None:
+        raise UsageError("give the new folder a NAME: flstream init NAME")
+    template = template or _DEFAULT
     if template not in TEMPLATES:
         raise UsageError(
             f"--template {template}: there is no such template; known are {', '.join(TEMPLATES)}"
         )
-    shown = str(name)
-    written = _write(name, template, _filler(name, template))
+    chosen, shown = TEMPLATES[template], str(name)
+    written = _write(name, chosen.job, _filler(name, chosen.job))
     console = make_console()
     console.out(f"{shown} has {', '.join(written)}; next:", highlight=False)
-    if TEMPLATES[template][1] and not _has_scikit_learn():
-        console.out("  pip install scikit-learn      which this template's data come with")
+    if chosen.module and not _has_module(chosen.module):
+        console.out(f"  {f'pip install {chosen.install}':<28}  what it imports", highlight=False)
     for command, what in (("validate", "what it will do and need"), ("simulate", "run it")):
         console.out(f"  {f'flstream {command} {quote(shown)}':<28}  {what}", highlight=False)
     console.out(f"Then read {shown}/README.md, and change what you like.", highlight=False)
+
+
+def _convert(source: Path, name: Path | None) -> None:
+    """Write the job that a job folder of NVFlare becomes, and print what became of each setting.
+
+    Args:
+        source: path of the job folder, or of a configuration.
+        name: the new folder; None to name it as the job.
+    """
+    from shlex import quote
+
+    from flstream.recipe.nvflare import by_file, check_free, convert, open_problems, write_job
+    from flstream.report.console import make_console
+    from flstream.text import printable
+
+    conversion = convert(source, None if name is None else _check_name(name))
+    folder = Path(conversion.name) if name is None else name
+    check_free(folder)
+    written = write_job(conversion, folder)
+    problems = open_problems(folder)
+    shown = printable(str(folder))
+    console = make_console()
+    for file, notes in by_file(conversion.notes):
+        console.out(file, highlight=False)
+        for note in notes:
+            console.out(f"  {note.text}", highlight=False)
+    lost = sum(note.is_lost for note in conversion.notes)
+    if lost:
+        console.out(f"\n{lost} without a counterpart, which job.conf lists, too.", highlight=False)
+    next_step = "before it can run, job.conf needs:" if problems else "next:"
+    console.out(f"\n{shown} has {', '.join(map(printable, written))}; {next_step}", highlight=False)
+    for problem in problems:
+        console.out(f"  {printable(str(problem))}", highlight=False)
+    if not problems:
+        for command, what in (("validate", "what it will do and need"), ("simulate", "run it")):
+            line = f"  {f'flstream {command} {quote(shown)}':<28}  {what}"
+            console.out(line, highlight=False)
+    if conversion.missing_workflows:
+        missing = " and ".join(conversion.missing_workflows)
+        some = len(conversion.missing_workflows) < len(conversion.workflows)
+        instead = "without" if some else "fedavg, the default, and not"
+        line = f"It runs {instead} {missing}, which this version does not have."
+        console.out(line, highlight=False)
 
 
 def _filler(folder: Path, template: str) -> Callable[[str], str]:
@@ -93,6 +174,25 @@ def _filler(folder: Path, template: str) -> Callable[[str], str]:
     """
     import re
 
+    name = _check_name(folder)
+
+    def fill(text: str) -> str:
+        text = re.sub(rf"^name = {template}$", f"name = {_quoted(name)}", text, flags=re.MULTILINE)
+        text = re.sub(rf"^# {template}$", f"# {name}", text, flags=re.MULTILINE)
+        text = text.replace(f'name="{template}"', f'name="{name}"')  # of a recipe
+        return text.replace(f"jobs/{template}/job.conf", str(folder)).replace(
+            f"jobs/{template}", str(folder)
+        )
+
+    return fill
+
+
+def _check_name(folder: Path) -> str:
+    """Return the name that a job has from its folder.
+
+    Raises:
+        UsageError: the folder's name is not a valid job name.
+    """
     from pydantic_core import PydanticCustomError
 
     from flstream.job import Problem, job_keys
@@ -104,15 +204,7 @@ def _filler(folder: Path, template: str) -> Callable[[str], str]:
     except PydanticCustomError as error:
         problem = Problem("", given(name), rule.allowed)
         raise UsageError(f"a job cannot be named after the folder {folder}: {problem}") from error
-
-    def fill(text: str) -> str:
-        text = re.sub(rf"^name = {template}$", f"name = {_quoted(name)}", text, flags=re.MULTILINE)
-        text = re.sub(rf"^# {template}$", f"# {name}", text, flags=re.MULTILINE)
-        return text.replace(f"jobs/{template}/job.conf", str(folder)).replace(
-            f"jobs/{template}", str(folder)
-        )
-
-    return fill
+    return name
 
 
 def _write(folder: Path, template: str, fill: Callable[[str], str]) -> list[str]:
@@ -150,10 +242,10 @@ def _write(folder: Path, template: str, fill: Callable[[str], str]) -> list[str]
     return [path.name for path in written]
 
 
-def _has_scikit_learn() -> bool:
+def _has_module(name: str) -> bool:
     from importlib.util import find_spec
 
-    return find_spec("sklearn") is not None
+    return find_spec(name) is not None
 
 
 def _quoted(name: str) -> str:

@@ -33,7 +33,7 @@ def complete(words: str, folder: Path) -> list[str]:
     ("words", "offered"),
     [
         ("flstream va", ["validate"]),
-        ("flstream init new --template ", ["script", "learner", "digits", "exchange"]),
+        ("flstream init new --template ", ["script", "learner", "digits", "llm", "exchange"]),
         ("flstream init new --template e", ["exchange"]),
         ("flstream inspect --sort ", ["file", "size", "name"]),
         ("flstream simulate job.conf --run", ["--run-dir"]),
@@ -57,7 +57,7 @@ def test_bash_takes_the_script_and_completes_with_it(tmp_path: Path) -> None:
         f'PATH="{tmp_path}:$PATH"\n'
         'eval "$(_FLSTREAM_COMPLETE=source_bash flstream)"\n'
         "complete -p flstream\n"
-        "COMP_WORDS=(flstream init new --template l) COMP_CWORD=4\n"
+        "COMP_WORDS=(flstream init new --template le) COMP_CWORD=4\n"
         "_flstream_completion flstream\n"
         'echo "${COMPREPLY[@]}"\n'
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from flstream.job import load_job
 
 ROOT = Path(__file__).parents[2]
 FILES = {"README.md", "client.py", "job.conf", "model.py"}
+LLM_FILES = {"corpus.py", "job.py", "requirements.txt", "trainer.py"}
+
+
+def files_of(template: str) -> set[str]:
+    return FILES | LLM_FILES if template == "llm" else FILES
 
 
 @pytest.mark.slow
@@ -39,16 +45,20 @@ def test_a_template_is_the_shipped_job_under_a_new_name(
 ) -> None:
     flstream_here("init", "sub/new", "--template", template)
     written = tmp_path / "sub" / "new"
-    assert {path.name for path in written.iterdir()} == FILES
+    shipped = ROOT / "jobs" / TEMPLATES[template].job
+    assert {path.name for path in written.iterdir()} == files_of(template)
     for name in ("client.py", "model.py"):
-        assert (written / name).read_bytes() == (ROOT / "jobs" / template / name).read_bytes()
+        assert (written / name).read_bytes() == (shipped / name).read_bytes()
         assert not (written / name).is_symlink()
     for path in written.iterdir():
-        assert not re.search(rf"jobs/{template}\b", path.read_text())
+        assert not re.search(rf"jobs/{shipped.name}\b", path.read_text())
+        assert not re.search(rf"name ?= ?\"?{shipped.name}\b", path.read_text())
     assert "flstream simulate sub/new" in (written / "README.md").read_text()
+    if template == "llm" and find_spec("trl") is None:
+        return  # its libraries are imported ahead, and a job file is refused without them
     job = load_job(written / "job.conf")
     assert job == load_job(
-        ROOT / "jobs" / template / "job.conf",
+        shipped / "job.conf",
         [
             "name=new",
             f"model.factory={job.model.factory}",
@@ -70,7 +80,7 @@ def test_a_folder_that_is_empty_is_filled(flstream_here: Flstream, tmp_path: Pat
         (("full",), "full is not empty; name a new folder"),
         (("file",), "file cannot be written: File exists"),
         (("file/below",), "file/below cannot be written: Not a directory"),
-        (("new", "--template", "scirpt"), "known are script, learner, digits, exchange"),
+        (("new", "--template", "scirpt"), "known are script, learner, digits, llm, exchange"),
         (("my job",), 'a job cannot be named after the folder my job: given "my job"; must be at'),
     ],
 )
@@ -89,7 +99,7 @@ def test_what_cannot_be_written_is_refused(
 def test_a_template_that_needs_what_is_not_installed_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_has_scikit_learn", lambda: False)
+    monkeypatch.setattr(command, "_has_module", lambda name: False)
     for template in ("script", "digits"):
         command.init(tmp_path / template, template)
         hint = "pip install scikit-learn" in capsys.readouterr().out
@@ -109,5 +119,6 @@ def test_every_template_is_a_job_with_all_files() -> None:
     folder = ROOT / "flstream" / "templates"
     # A link, so that there is one of each.
     assert folder.readlink() == Path("../jobs")
-    for name in TEMPLATES:
-        assert {path.name for path in (folder / name).iterdir() if path.is_file()} == FILES
+    for name, template in TEMPLATES.items():
+        there = {path.name for path in (folder / template.job).iterdir() if path.is_file()}
+        assert there == files_of(name)

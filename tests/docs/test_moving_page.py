@@ -10,10 +10,16 @@ import pytest
 
 import flstream.client
 import flstream.client.tracking
+from flstream.cli.init import init
 from flstream.client.alias import ALIASES, NAMES
 from flstream.job import load_job
 from flstream.job.code_check import code_problems
+from flstream.recipe.nvflare.components import COMPONENTS
+from flstream.recipe.nvflare.controllers import CONTROLLERS, LATER_CONTROLLERS
+from flstream.recipe.nvflare.executors import EXECUTORS
+from flstream.recipe.nvflare.filters import FILTERS
 
+FOLDERS = Path(__file__).parents[1] / "recipe" / "nvflare_folders"
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "moving.md").read_text()
 KEYS = set(re.findall(r"^### `(.*)`$", (DOCS / "job.md").read_text(), flags=re.MULTILINE))
@@ -136,6 +142,34 @@ def test_the_table_of_the_alias_has_its_modules_and_names():
     own["nvflare.client.tracking"] = set(flstream.client.tracking.__all__)
     assert own.keys() == ALIASES.keys()
     assert listed == own | {module: set(names) for module, names in NAMES.items()}
+
+
+def test_the_table_of_classes_has_those_that_are_known():
+    listed = {}
+    for names, becomes in table("Job folders"):
+        listed |= dict.fromkeys(re.findall(r"`(\w+)`", names), becomes)
+    known = {**EXECUTORS, **COMPONENTS, **FILTERS}
+    assert listed.keys() == {*CONTROLLERS, *LATER_CONTROLLERS, *known}
+    for name, controller in CONTROLLERS.items():
+        if controller.workflow in ("fedavg", "cyclic") and "FedOpt" not in name:
+            assert listed[name] == f"`workflow.type = {controller.workflow}`"
+    kinds = {"none, and none is needed": "not needed", "none": "no counterpart"}
+    for name, each in known.items():
+        if not name.startswith(("Swarm", "CrossSite")):
+            kind = kinds.get(listed[name], "becomes")
+            assert each.kind == ("comes later" if listed[name] == "nothing yet" else kind), name
+
+
+def test_what_the_page_shows_of_a_job_folder_is_what_the_command_prints(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    init(from_nvflare=FOLDERS / "scatter_gather")
+    printed = capsys.readouterr().out.splitlines()
+    [block] = re.findall(r"^```\n\$ (.*?)^```$", section("Job folders"), re.MULTILINE | re.DOTALL)
+    command, *shown = block.splitlines()
+    assert command == "flstream init --from-nvflare jobs/small-net"
+    assert [line for line in printed if line in shown] == shown
 
 
 def test_the_keys_that_the_page_names_are_those_of_a_job_file():

@@ -1,0 +1,185 @@
+"""NVFlare's controllers: the workflow that each becomes, and what its arguments become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flstream.recipe.nvflare.arguments import (
+    Rule,
+    exclude,
+    in_workflow,
+    lost,
+    min_clients,
+    num_clients,
+    only,
+    order,
+    patience,
+    server_optimizer,
+    site_weights,
+    timeout,
+    to,
+    unneeded,
+    wait_after_min,
+)
+from flstream.recipe.nvflare.models import model
+
+_ROUNDS = 5
+_ONE_OF_EACH = unneeded("a job has one of each")
+_TASK_NAME = unneeded("tasks need no names")
+_NOTHING_ASKED = unneeded("nothing is asked for at intervals")
+_EVERY_MODEL = unneeded("every round's model is a file of the run directory")
+_FAILURES = unneeded("clients.min_updates says how many sites may fail")
+_WORKS = unneeded("a site is there from the beginning, and seen at once if it ends")
+_SITES = in_workflow()
+
+_COMMON: Mapping[str, Rule] = {
+    "num_rounds": to("rounds"),
+    "start_round": only(0, "rounds are counted from 0", "rounds are counted from 0"),
+    "persistor_id": _ONE_OF_EACH,
+    "shareable_generator_id": _ONE_OF_EACH,
+    "aggregator_id": _ONE_OF_EACH,
+    "task_name": _TASK_NAME,
+    "train_task_name": _TASK_NAME,
+    "task_check_period": _NOTHING_ASKED,
+    "persist_every_n_rounds": _EVERY_MODEL,
+    "snapshot_every_n_rounds": _EVERY_MODEL,
+    "allow_empty_global_weights": lost("a job has an initial model"),
+    "ignore_result_error": _FAILURES,
+    "task_assignment_timeout": _WORKS,
+    "memory_gc_rounds": unneeded("the server holds no model"),
+}
+
+_FEDAVG: Mapping[str, Rule] = {
+    **_COMMON,
+    "min_clients": min_clients,
+    "num_clients": num_clients,
+    "wait_time_after_min_received": wait_after_min,
+    "train_timeout": timeout,
+    "model": model,
+    "initial_model": model,
+    "save_filename": unneeded("the last model is global.safetensors"),
+    "aggregator": lost("aggregation.method has mean, median and trimmed_mean"),
+    "stop_cond": to("stop_when"),
+    "patience": patience,
+    "exclude_vars": exclude,
+    "aggregation_weights": site_weights,
+    "stream_to_disk": unneeded("updates lie where they were trained until they are folded"),
+    "enable_tensor_disk_offload": unneeded("updates are folded range by range"),
+}
+
+_FEDOPT: Mapping[str, Rule] = {
+    **_FEDAVG,
+    "optimizer_args": server_optimizer,
+    "lr_scheduler_args": lost("server_optimizer.learning_rate is one number"),
+    "device": unneeded("the server computes on the CPU, range by range"),
+    "source_model": _ONE_OF_EACH,
+}
+
+_CYCLIC: Mapping[str, Rule] = {
+    **_COMMON,
+    "num_clients": num_clients,
+    "order": order,
+    "cyclic_order": order,
+    "allow_early_termination": lost("a workflow of your own may end when it likes"),
+    "start_task_timeout": _WORKS,
+    "progress_timeout": _WORKS,
+}
+
+# Of controllers whose work is done by the sites among themselves.
+_CLIENT_CONTROLLED: Mapping[str, Rule] = {
+    **_COMMON,
+    "task_name_prefix": _TASK_NAME,
+    "configure_task_timeout": _WORKS,
+    "end_workflow_timeout": _WORKS,
+    "job_status_check_interval": _NOTHING_ASKED,
+    "max_status_report_interval": _WORKS,
+    "private_p2p": unneeded("sites on one machine need no relay"),
+}
+
+_SWARM: Mapping[str, Rule] = {
+    **_CLIENT_CONTROLLED,
+    **dict.fromkeys(
+        (
+            "start_task_timeout",
+            "progress_timeout",
+            "participating_clients",
+            "result_clients",
+            "starting_client",
+            "aggr_clients",
+            "train_clients",
+        ),
+        _SITES,
+    ),
+}
+
+_CROSS_SITE: Mapping[str, Rule] = {
+    **_CLIENT_CONTROLLED,
+    **dict.fromkeys(
+        (
+            "start_task_timeout",
+            "progress_timeout",
+            "eval_task_timeout",
+            "submit_model_timeout",
+            "validation_timeout",
+            "participating_clients",
+            "evaluators",
+            "evaluatees",
+            "global_model_client",
+        ),
+        _SITES,
+    ),
+    "model_locator_id": _ONE_OF_EACH,
+    "formatter_id": _ONE_OF_EACH,
+    "submit_model_task_name": _TASK_NAME,
+    "validation_task_name": _TASK_NAME,
+    "cross_val_dir": unneeded("results are in the run directory"),
+    "eval_result_dir": unneeded("results are in the run directory"),
+    "cleanup_models": unneeded("checkpoints.keep says which models are kept"),
+    "wait_for_clients_timeout": _WORKS,
+}
+
+
+@dataclass(frozen=True)
+class KnownController:
+    """A controller of NVFlare."""
+
+    workflow: str
+    """Name of the workflow, whether or not this version has it."""
+    args: Mapping[str, Rule] = field(default_factory=dict)
+    """What becomes of its arguments, in the order in which they are converted."""
+    rounds: int | None = None
+    """Number of rounds where it is not given; None if it has to be."""
+
+
+CONTROLLERS: Mapping[str, KnownController] = {
+    **dict.fromkeys(
+        (
+            "ScatterAndGather",
+            "FedAvg",
+            "PTFedAvg",
+            "FedAvgEarlyStopping",
+            "PTFedAvgEarlyStopping",
+        ),
+        KnownController("fedavg", _FEDAVG, rounds=_ROUNDS),
+    ),
+    "FedOpt": KnownController("fedavg", _FEDOPT, rounds=_ROUNDS),
+    **dict.fromkeys(
+        ("CyclicController", "Cyclic", "CyclicServerController"),
+        KnownController("cyclic", {**_CLIENT_CONTROLLED, **_CYCLIC}, rounds=_ROUNDS),
+    ),
+    "SwarmServerController": KnownController("swarm", _SWARM),
+    **dict.fromkeys(
+        ("CrossSiteEvalServerController", "CrossSiteModelEval", "CrossSiteEval"),
+        KnownController("cross_site", _CROSS_SITE),
+    ),
+}
+"""Controllers by the name of their class."""
+
+LATER_CONTROLLERS: Mapping[str, str] = {
+    "ScatterAndGatherScaffold": "SCAFFOLD has no workflow yet",
+    "Scaffold": "SCAFFOLD has no workflow yet",
+    "PTScaffold": "SCAFFOLD has no workflow yet",
+    "GlobalModelEval": "evaluation alone has no workflow yet",
+}
+"""Controllers whose workflow has no name yet, and why they are not converted."""

@@ -1,0 +1,2 @@
+def step(site):
+    return int(site[-1])
