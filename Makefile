@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-extras check format docs bench bench-peers against kills damage clean
+.PHONY: help demo demo-gpt2 test test-fast test-extras check format docs bench bench-gpt2 bench-peers against kills damage clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -38,9 +38,12 @@ $(VENV)/.installed-%: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$*]'
 	@touch $@
 
-EXTRAS := $(VENV)/.installed-hf $(VENV)/.installed-lightning $(VENV)/.installed-tracking
+demo-gpt2: $(VENV)/.installed-hf ## Install the extra hf too, then train a small GPT-2 (jobs/gpt2)
+	$(BIN)/flstream simulate jobs/gpt2/job.conf
 
-test-extras: $(EXTRAS) ## Install the extras too, then run the tests of Hugging Face, Lightning and MLflow
+EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook)
+
+test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need them
 	$(PYTEST) -m extras tests/extras $(ARGS)
 
 check: $(STAMP) ## Lint, formatting and types
@@ -66,6 +69,9 @@ bench: $(STAMP) ## Measure start-up, streaming, rounds and modes against the mac
 SIZE    ?= 256MiB
 CLIENTS ?= 2
 PEERS   := benchmarks/peers
+
+bench-gpt2: $(VENV)/.installed-hf ## Measure jobs/gpt2 at 124M (8 GiB of memory; ARGS='--size 774M --exchange-only')
+	$(BIN)/python benchmarks/gpt2.py $(ARGS)
 
 bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=256MiB CLIENTS=2,4 (4 GiB of disk)
 	$(BIN)/python $(PEERS)/install.py

@@ -137,7 +137,7 @@ def test_lightning_that_does_not_extend_its_loop_says_that_nothing_is_trained(jo
         ),
         (
             "trainer = trainer_of(devices=2, strategy='ddp_notebook')\nflare.patch(trainer)\n",
-            "2 devices",
+            "the trainer has 2 processes, and this site has 1; make it with devices=1",
         ),
     ],
 )

@@ -2,20 +2,22 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import nvflare.client as plain
 from flstream.client import session
+from flstream.client.rank_link import RankPlace
 from flstream.model.memory import MemoryBody
 
 
 class PlainSession:
     """What a patch asks of flstream's session, from the reference's pipe."""
 
+    place = RankPlace()
+
     def init(self):
         plain.init()
 
-    def is_running(self):
+    def await_task(self):
         return plain.is_running()
 
     @property
@@ -23,10 +25,14 @@ class PlainSession:
         return plain._State.task and plain._State.task["kind"]
 
     @property
-    def context(self):
+    def task_seed(self):
+        return plain._State.task["seed"]
+
+    @property
+    def state_dir(self):
         state = Path("state")
         state.mkdir(exist_ok=True)
-        return SimpleNamespace(seed=plain._State.task["seed"], state_dir=state)
+        return state
 
     site = plain.get_site_name()
 
