@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flstream.errors import SimulationError, UsageError
-from flstream.report.html.run_cell import run_cell
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 
@@ -119,4 +118,7 @@ class RunResult:
         return f"<Run {self.get_job_id()}: {self.get_status()} after {rounds} rounds>"
 
     def _repr_html_(self) -> str:
+        # Not at the top: the import of matplotlib takes a third of a second.
+        from flstream.report.html.run_cell import run_cell
+
         return run_cell(self.directory)
