@@ -13,7 +13,11 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
+from flstream.model.body import Source
 from flstream.model.checkpoint import write_checkpoint
+from flstream.model.fitted import Differences, Fitted
+from flstream.model.formats.opening import open_checkpoint
+from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
 from flstream.model.order import ORDER, order_text
@@ -36,9 +40,11 @@ class Weights(NamedTuple):
 
     Attributes:
         made: The tensors, with the module that they are of.
+        checkpoint: Path of a file whose values they have instead of their own; None for their own.
     """
 
     made: MadeModel
+    checkpoint: Path | None = None
 
     def write(self, folder: Path) -> Path:
         """Write the weights, and what goes with a pretrained model, into a new folder.
@@ -47,8 +53,9 @@ class Weights(NamedTuple):
             The path of the file with the weights.
 
         Raises:
+            UsageError: The checkpoint is not of this model.
             LayoutError: A tensor cannot be streamed.
-            CheckpointError: The file cannot be written.
+            CheckpointError: A file cannot be read or written.
         """
         self._write(folder)
         return folder / WEIGHTS
@@ -79,9 +86,21 @@ class Weights(NamedTuple):
         metadata = {"format": "pt"}
         if order := order_text(body.layout, state):
             metadata[ORDER] = order
-        digest = write_checkpoint(folder / WEIGHTS, body, metadata)
+        source = body if self.checkpoint is None else _fitted(body.layout, self.checkpoint)
+        digest = write_checkpoint(folder / WEIGHTS, source, metadata)
         keep_export_files(folder, self.made, None)
         return digest
+
+
+def _fitted(layout: Layout, checkpoint: Path) -> Source:
+    """Return the values of a file under a model's names, ties and dtypes."""
+    given = open_checkpoint(checkpoint)
+    differences = Differences.between(layout, given.layout)
+    if differences:
+        raise UsageError(
+            f"initial_ckpt: {differences.sentence(str(checkpoint))}; give weights of this model"
+        )
+    return Fitted(layout, given, str(checkpoint))
 
 
 class FactoryCall(NamedTuple):

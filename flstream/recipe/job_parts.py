@@ -54,7 +54,7 @@ class JobParts:
         """
         runner = self._runner(_site_names(clients))
         folder = _folder_of(runner.script)
-        values = _nested({**self.settings, **self._model_keys(write)})
+        values = _nested({**self.settings, **self._model_keys(folder, write)})
         values = {"name": self.name, **values}
         values.setdefault("clients", {}).update(clients)
         values["train"] = {**values.get("train", {}), **self._train(runner, folder)}
@@ -105,15 +105,14 @@ class JobParts:
             )
         return first
 
-    def _model_keys(self, write: Callable[[Weights], Path]) -> dict[str, Any]:
-        keys: dict[str, Any] = {}
-        if self.initial is not None:
-            keys["model.initial"] = self.initial
-        if isinstance(self.model, FactoryCall):
-            keys["model.factory"] = self.model.named
-            keys["model.args"] = dict(self.model.args)
-        elif self.model is not None and self.initial is None:
-            keys["model.initial"] = str(write(self.model).absolute())
+    def _model_keys(self, folder: Path, write: Callable[[Weights], Path]) -> dict[str, Any]:
+        if isinstance(self.model, Weights):
+            checkpoint = None if self.initial is None else folder / self.initial
+            written = write(self.model._replace(checkpoint=checkpoint))
+            return {"model.initial": str(written.absolute())}
+        keys: dict[str, Any] = {} if self.initial is None else {"model.initial": self.initial}
+        if self.model is not None:
+            keys |= {"model.factory": self.model.named, "model.args": dict(self.model.args)}
         return keys
 
     def _train(self, runner: ScriptRunner, folder: Path) -> dict[str, Any]:

@@ -38,7 +38,9 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
     words = [*script.command, str(STUB), str(script.path), *words]
     token = secrets.token_hex()
     with CommandFolder() as folder, socket.socket(socket.AF_UNIX) as listener:
-        path = str(folder.path / "ranks")
+        # The path of a socket has 107 characters at most; this one is shorter than that of the fork
+        # server's, which is there.
+        path = str(folder.path / "s")
         listener.bind(path)
         listener.listen()
         listener.setblocking(False)

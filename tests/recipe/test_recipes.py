@@ -176,6 +176,19 @@ def test_initial_ckpt_gives_the_weights_and_initial_model_is_an_older_spelling(f
         recipe(initial_model="model:Net")
 
 
+def test_an_instance_may_have_the_weights_of_a_checkpoint_of_its_own_names(folder):
+    from model import Net
+
+    net, other = Net(), Net()
+    torch.save(other.state_dict(), "pretrained.pt")
+    run = recipe(model=net, initial_ckpt="pretrained.pt", num_rounds=1).execute(quiet())
+    kept = load_file(run.directory / "checkpoints" / "round-0000.safetensors")
+    assert all(torch.equal(kept[name], value) for name, value in other.state_dict().items())
+    torch.save({"weight": torch.ones(1)}, "other.pt")
+    with pytest.raises(UsageError, match=r"initial_ckpt: .*other.pt lacks"):
+        recipe(model=net, initial_ckpt="other.pt").execute(quiet())
+
+
 @pytest.mark.parametrize(
     ("given", "mode"),
     [

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import psutil
@@ -89,9 +90,15 @@ def test_a_run_whose_processes_were_all_killed_goes_on_to_the_same_bits(jobs, un
     (jobs.folder / "die").touch()
     run = jobs.folder / "run-killed"
     line = [sys.executable, "-m", "flstream", "simulate", job.folder, "--run-dir", run]
-    done = subprocess.run(
-        [*line, "--set", PYTHON, "--quiet"], capture_output=True, text=True, timeout=100
-    )
+    # Nobody is left to remove what is temporary.
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*line, "--set", PYTHON, "--quiet"],
+            env={**os.environ, "TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
     assert done.returncode == -signal.SIGKILL, done.stderr
     again = jobs.go_on(run, script, PYTHON)
     assert results(again) == undisturbed

@@ -241,3 +241,20 @@ def test_a_peak_over_idle_is_never_below_nothing():
 
 def test_a_process_knows_its_own_memory():
     assert MIB < own_rss() <= own_peak_rss() + MIB
+
+
+def test_others_count_with_a_process_as_long_as_they_live():
+    with child() as process, child() as other, MemorySampler() as sampler:
+        process.stdout.readline()
+        other.stdout.readline()
+        sampler.watch("site", process.pid, [other.pid])
+        sampler._tick()
+        both = sampler.current_rss()["site"]
+        assert both > own_rss_of(process.pid) + own_rss_of(other.pid) // 2
+        assert sampler.peaks()["site"].peak_rss >= both
+        other.communicate(b"go\nend\n")
+        sampler._tick()
+        assert sampler.current_rss()["site"] < both
+        process.communicate(b"go\nend\n")
+        sampler._tick()
+        assert "site" not in sampler.current_rss()
