@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from flstream.recipe.checked import checked_arguments
 from flstream.recipe.notices import notice
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Component(Protocol):
         """
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class ScriptRunner:
     """The training script of all sites, or of the one that it is added to.
@@ -86,6 +88,7 @@ class ScriptRunner:
         job.set_runner(self, site)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class FedAvg:
     """Federated averaging (McMahan et al. 2017, arXiv:1602.05629).
@@ -132,6 +135,7 @@ class PTFedAvg(FedAvg):
     """The same, under the name that it has for PyTorch."""
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class PTModel:
     """The job's initial model.
@@ -149,6 +153,7 @@ class PTModel:
         job.set_model(self.model, self.initial_ckpt)
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class IntimeModelSelector:
     """The metric that decides which round is the best.
@@ -168,6 +173,7 @@ class IntimeModelSelector:
             job.set({"workflow.args.key_metric_mode": "min"})
 
 
+@checked_arguments
 @dataclass(frozen=True)
 class TensorServerStreamer:
     """Tensor streaming, which is always on."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job import Job, job_keys
+from flstream.recipe.checked import checked
 from flstream.recipe.components import ScriptRunner
 from flstream.recipe.initial_model import initial_model
 from flstream.recipe.job_folder import write_job_folder
 from flstream.recipe.job_parts import JobParts
 from flstream.recipe.notices import notice
 from flstream.recipe.nvflare_names import STREAMING_KEYS, UNNEEDED_KEYS
-
-if TYPE_CHECKING:
-    from flstream.recipe.run_result import RunResult
+from flstream.recipe.run_result import RunResult
 
 SERVER, ALL_SITES = "server", "@ALL"
 
@@ -39,12 +38,14 @@ class FedJob:
         name: Name of the job.
     """
 
+    @checked
     def __init__(self, name: str = "fed_job", min_clients: int | None = None) -> None:
         self.name = name
         self._parts = JobParts(name)
         self._files: list[Path] = []
         self.set({"clients.min_updates": min_clients})
 
+    @checked
     def to(self, obj: Any, target: str, id: str | None = None) -> None:
         """Add something to the server or to a site.
 
@@ -81,6 +82,7 @@ class FedJob:
         """Add something to all sites: see :meth:`to`."""
         self.to(obj, ALL_SITES, id)
 
+    @checked
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Set keys of the job.
 
@@ -107,6 +109,7 @@ class FedJob:
         """Set keys by their dotted names; one whose value is None keeps what it has."""
         self._parts.settings |= {key: value for key, value in values.items() if value is not None}
 
+    @checked
     def set_model(self, model: Any, initial_ckpt: str | None = None) -> None:
         """Set the initial model.
 
@@ -126,10 +129,12 @@ class FedJob:
         """Give a site arguments of its own, instead of those of the others."""
         self._parts.site_args[site] = script_args
 
+    @checked
     def export_job(self, job_root: str | Path, clients: Clients = None) -> Path:
         """Write the job's folder, ``<job_root>/<name>``: see :meth:`export`."""
         return self.export(Path(job_root) / self.name, clients)
 
+    @checked
     def export(self, folder: str | Path, clients: Clients = None) -> Path:
         """Write a job folder, which ``flstream simulate`` runs: job.conf, and all that it names.
 
@@ -149,6 +154,7 @@ class FedJob:
             clients = _sites(self._parts.known_sites(clients))
         return write_job_folder(Path(folder), self._parts.resolve, clients, self._files)
 
+    @checked
     def simulator_run(
         self,
         workspace: str | Path = "runs",

@@ -175,7 +175,7 @@ def _of_array(model: Any) -> Weights:
         except (TypeError, ValueError):
             array = None
     if not isinstance(array, np.ndarray):
-        raise UsageError(f"a {type(model).__name__} is no model; give {_ALLOWED}, or an array")
+        raise UsageError(f"{type(model).__name__} is no model; give {_ALLOWED}, or an array")
     return Weights(MadeModel({NUMPY_KEY: array}, (model,)))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flstream.errors import UsageError
+from flstream.recipe.checked import checked
 from flstream.recipe.components import (
     ExchangeFormat,
     FedAvg,
@@ -43,6 +44,7 @@ class Recipe:
         """Name of the job."""
         return self.job.name
 
+    @checked
     def execute(self, env: SimEnv) -> RunResult:
         """Run the job.
 
@@ -58,6 +60,7 @@ class Recipe:
 
     run = execute
 
+    @checked
     def export(self, job_dir: str | Path, env: SimEnv | None = None) -> Path:
         """Write a job folder that ``flstream simulate`` runs to the same bits.
 
@@ -82,6 +85,7 @@ class Recipe:
         """Say that tensor streaming is on, as it always is."""
         say_that_streaming_is_on()
 
+    @checked
     def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
         """Give sites arguments of their own, instead of those of the others.
 
@@ -136,6 +140,7 @@ class FedAvgRecipe(Recipe):
         UsageError: An argument is unknown, or has no counterpart.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -150,7 +155,7 @@ class FedAvgRecipe(Recipe):
         command: str = "python3 -u",
         server_expected_format: ExchangeFormat = ExchangeFormat.NUMPY,
         params_transfer_type: TransferType = TransferType.FULL,
-        aggregator: str | None = None,
+        aggregator: Literal["mean", "median", "trimmed_mean"] | None = None,
         per_site_config: Mapping[str, Mapping[str, Any]] | None = None,
         key_metric: str | None = None,
         stop_cond: str | None = None,
@@ -166,11 +171,6 @@ class FedAvgRecipe(Recipe):
         _pass_over(type(self).__name__, others)
         if model is not None and initial_model is not None:
             raise UsageError("model and initial_model are both given; leave out initial_model")
-        if aggregator is not None and not isinstance(aggregator, str):
-            raise UsageError(
-                f"aggregator is a {type(aggregator).__name__}; it must be mean, median or "
-                "trimmed_mean"
-            )
         job = self.job
         job.to_server(
             FedAvg(
@@ -215,6 +215,7 @@ class NumpyFedAvgRecipe(FedAvgRecipe):
         super().__init__(model=model, **{"framework": FrameworkType.NUMPY, **arguments})
 
 
+@checked
 def add_experiment_tracking(
     recipe: Recipe,
     tracking_type: str = "tensorboard",

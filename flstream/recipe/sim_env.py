@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
+from flstream.recipe.checked import checked
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.notices import notice
 from flstream.recipe.run_result import RunFailedError, RunResult
@@ -37,6 +38,7 @@ class SimEnv:
         UsageError: The clients or the GPUs are not given as above.
     """
 
+    @checked
     def __init__(
         self,
         *,
@@ -71,6 +73,7 @@ class SimEnv:
         given = {"parallel": self.num_threads, "gpus": self.gpus}
         return {**names, **{key: value for key, value in given.items() if value is not None}}
 
+    @checked
     def run(self, job: FedJob) -> RunResult:
         """Run a job, and show its progress and its result.
 
