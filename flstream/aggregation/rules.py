@@ -11,9 +11,12 @@ from flstream.aggregation.fold import Fold
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.ranked import TrimmedMean, fraction_trim, median_trim
 from flstream.aggregation.update import UpdateSource
-from flstream.errors import UsageError
+from flstream.errors import AggregationError, UsageError
 from flstream.job.sections import AggregationSection
 from flstream.model.layout import Layout
+
+# Products with values, and sums of a million of them, stay normal numbers of float64.
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-200, 1e200
 
 Method = Literal["mean", "median", "trimmed_mean"]
 
@@ -52,9 +55,21 @@ class AggregationRule:
         return _FOLDS[self.method](self)
 
     def weighted(self, update: UpdateSource) -> UpdateSource:
-        """Return an update with the weight that it has in a fold."""
+        """Return an update with the weight that it has in a fold.
+
+        Raises:
+            AggregationError: That is too large or too small for sums in float64.
+        """
         factor = self.factors.get(update.site, 1.0)
-        return update if factor == 1.0 else replace(update, weight=update.weight * factor)
+        if factor == 1.0:
+            return update
+        weight = update.weight * factor
+        if not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+            raise AggregationError(
+                f"the weight of {update.site}, {update.weight:g}, times its factor in "
+                f"aggregation.weights, {factor:g}, is beyond what can be added up; change one"
+            )
+        return replace(update, weight=weight)
 
     def selected(self, layout: Layout) -> frozenset[str]:
         """Return the names of the tensors that are aggregated.

@@ -21,6 +21,8 @@ PRELOAD = "flstream.simulation.preload"
 SAFE_PATH = "PYTHONSAFEPATH"
 NEEDS = "FLSTREAM_NEEDS"
 """Environment variable with the path of the pipe that sends a job's needs to the fork server."""
+OF_A_RUN = "FLSTREAM_OF_A_RUN"
+"""Environment variable that the processes of a run have, and what they start."""
 
 # Time from asking a process to end until it is killed.
 _GRACE_SECONDS = 2.0
@@ -159,7 +161,7 @@ class ProcessHost:
         _raise_file_limit()
         # The fork server is a `python -c`, for which the working directory comes first on the path:
         # a script there with the name of a standard module would be imported in its place.
-        variables = {SAFE_PATH: "flstream", **self._environment}
+        variables = {SAFE_PATH: "flstream", OF_A_RUN: "1", **self._environment}
         if self._needs is not None and not self._is_prepared:
             variables[NEEDS] = self._needs.path
         with _environment(variables), _without_main_module():

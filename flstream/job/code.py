@@ -33,6 +33,12 @@ def find_named(named: str) -> Any | None:
     path = Path(where)
     # The file must be able to import files beside itself, as a script is.
     sys.path.insert(0, str(path.parent))
+    root = package_root(path)
+    if root != path.parent:
+        # Relative imports need the module's name within its package.
+        sys.path.insert(0, str(root))
+        dotted = ".".join(path.relative_to(root).with_suffix("").parts)
+        return getattr(importlib.import_module(dotted), name, None)
     spec, module = _module_of(path)
     # The file's classes may be looked up by its module's name, as by pickle. An existing module of
     # that name, such as Python's own ``random``, stays.
@@ -40,6 +46,20 @@ def find_named(named: str) -> Any | None:
     assert spec.loader is not None
     spec.loader.exec_module(module)
     return getattr(module, name, None)
+
+
+def package_root(path: Path) -> Path:
+    """Return the folder that a file's package lies in; that of the file if it is in no package."""
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def make_importable(job_folder: str | Path) -> None:
+    """Have code import files of the job's folder, after those beside it and installed modules."""
+    if str(job_folder) not in sys.path:
+        sys.path.append(str(job_folder))
 
 
 def _module_of(path: Path) -> tuple[ModuleSpec, ModuleType]:

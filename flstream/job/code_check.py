@@ -41,10 +41,10 @@ def code_problems(job: Job) -> list[Problem]:
     """
     problems: list[Problem] = []
     if job.train.learner is not None:
-        problems += _named("train.learner", job.train.learner, job.train.alias)
+        problems += _named(job, "train.learner", job.train.learner)
     elif job.train.script is not None:
-        problems += _file("train.script", job.train.script, job.train.alias)
-        for path in own_files(job.train.script)[1:]:
+        problems += _file(job, "train.script", job.train.script)
+        for path in own_files(job.train.script, job.folder)[1:]:
             problems += _names("train.script", path, job.train.alias)
         problems += _lost_variables(job)
     for module in job.train.preload:
@@ -53,7 +53,7 @@ def code_problems(job: Job) -> list[Problem]:
                 Problem("train.preload", f"there is no installed module {module}", "", _PRELOAD)
             )
     if job.model.factory is not None:
-        problems += _named("model.factory", job.model.factory, job.train.alias)
+        problems += _named(job, "model.factory", job.model.factory)
     return problems
 
 
@@ -63,10 +63,10 @@ def _names(key: str, path: Path, alias: str | None) -> Iterator[Problem]:
         yield from unknown_names(key, path, _parsed(path), alias)
 
 
-def _named(key: str, named: str, alias: str | None) -> Iterator[Problem]:
+def _named(job: Job, key: str, named: str) -> Iterator[Problem]:
     where, _, name = named.rpartition(":")
     if where.endswith(".py"):
-        yield from _file(key, Path(where), alias)
+        yield from _file(job, key, Path(where))
         return
     spec = _find(where)
     if spec is None:
@@ -109,7 +109,8 @@ def _lost_variables(job: Job) -> Iterator[Problem]:
         )
 
 
-def _file(key: str, path: Path, alias: str | None = None) -> Iterator[Problem]:
+def _file(job: Job, key: str, path: Path) -> Iterator[Problem]:
+    alias, folders = job.train.alias, [str(path.parent), str(job.folder)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -125,7 +126,7 @@ def _file(key: str, path: Path, alias: str | None = None) -> Iterator[Problem]:
         top = module.partition(".")[0]
         if top == alias:
             continue
-        if PathFinder.find_spec(top, [str(path.parent)]) is None and not _is_installed(top):
+        if PathFinder.find_spec(top, folders) is None and not _is_installed(top):
             message = f"{path.name} line {line} imports {module}, and there is no module {top}"
             yield Problem(key, message, "", _HINTS.get(top, _INSTALL))
     yield from unknown_names(key, path, tree, alias)

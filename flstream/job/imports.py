@@ -57,32 +57,34 @@ def files_beside(folder: Path, module: str, names: Sequence[str]) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def own_files(source: Path) -> list[Path]:
-    """Return a file and the files beside it that it imports, directly or indirectly.
+def own_files(source: Path, job_folder: Path | None = None) -> list[Path]:
+    """Return a file and the files of the job that it imports, directly or indirectly.
 
     Imports anywhere in the code count. A file that cannot be read or parsed is included, without
     its imports.
 
     Args:
         source: Path of the file.
+        job_folder: Folder that is searched after that of the file; None for the latter alone.
     """
+    roots = dict.fromkeys([source.parent, *([] if job_folder is None else [job_folder])])
     files = [source]
     for path in files:  # grows during the loop
         with suppress(OSError, SyntaxError, ValueError):
-            for folder, module, names in _all_imports(ast.parse(path.read_bytes()), path, source):
-                found = files_beside(folder, module, names)
-                files += [file for file in dict.fromkeys(found) if file not in files]
+            for folder, module, names in _all_imports(ast.parse(path.read_bytes()), path):
+                searched = roots if folder is None else [folder]
+                found = [files_beside(each, module, names) for each in searched]
+                first = next((each for each in found if each), [])
+                files += [file for file in dict.fromkeys(first) if file not in files]
     return files
 
 
-def _all_imports(
-    tree: ast.Module, path: Path, source: Path
-) -> Iterator[tuple[Path, str, Sequence[str]]]:
-    """Yield each import of a file: the folder to search, the module's name, and imported names."""
+def _all_imports(tree: ast.Module, path: Path) -> Iterator[tuple[Path | None, str, Sequence[str]]]:
+    """Yield each import of a file: its folder if it is relative, the module, imported names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((source.parent, alias.name, []) for alias in node.names)
+            yield from ((None, alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             # One dot is the folder of the file itself, each further one the folder above.
-            folder = path.parents[node.level - 1] if node.level else source.parent
+            folder = path.parents[node.level - 1] if node.level else None
             yield folder, node.module or "", [alias.name for alias in node.names]

@@ -1,6 +1,7 @@
 """Rules for the names of sites, and for what one site alone has: arguments, and a weight."""
 
 import csv
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from flstream.job.rules import Real, ValueRule, first_twice, refuse
 
 # What a cell means as it does in a section; all others are texts.
 _CONSTANTS = {"true": True, "false": False, "null": None}
+# Beyond these, products with numbers of examples would lose digits, or be infinite.
+_LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Names of a run's own processes and of their logs.
 # As CUDA_VISIBLE_DEVICES takes them: by number, or by UUID.
@@ -101,13 +104,13 @@ class SiteFactors(ValueRule):
     @property
     def allowed(self) -> str:
         """Description of allowed values."""
-        return "a section with a number above 0 for each site"
+        return f"a section with a number from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g} for each site"
 
     def parse(self, value: Any, folder: Path) -> dict[str, float]:
         """Return the numbers by site."""
         if not isinstance(value, dict):
             raise self.refused(value, "write { ward = 2.0 }")
-        rule = Real(0, above_least=True)
+        rule = Real(_LEAST_FACTOR, below=math.nextafter(_MOST_FACTOR, math.inf))
         found = {}
         for quoted, factor in value.items():
             site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
@@ -116,7 +119,8 @@ class SiteFactors(ValueRule):
             try:
                 found[site] = rule.parse(factor, folder)
             except PydanticCustomError as error:
-                raise refuse(Problem(site, given(factor), rule.allowed)) from error
+                allowed = f"a number from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
+                raise refuse(Problem(site, given(factor), allowed)) from error
         return found
 
 

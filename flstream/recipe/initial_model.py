@@ -69,8 +69,14 @@ class Weights(NamedTuple):
         Returns:
             The path of the file with the weights.
         """
-        root.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+        except OSError as error:
+            raise UsageError(
+                f"the initial weights cannot be written to {root}: {error.strerror}; give SimEnv "
+                "another workspace_root"
+            ) from error
         try:
             folder = root / self._write(scratch)[:_DIGEST_DIGITS]
             if not (folder / WEIGHTS).exists():

@@ -89,7 +89,8 @@ def _places(job: Job, folder: Path, files: Sequence[Path]) -> dict[Path, Path]:
     """
     places: dict[Path, Path] = {}
     for paths in paths_of(job).values():
-        places |= {path: folder / _relative(path, paths[0], job.folder) for path in paths}
+        whole = [*paths, *_packages(paths, job.folder)]
+        places |= {path: folder / _relative(path, paths[0], job.folder) for path in whole}
     initial = job.model.initial
     if initial is not None:
         # With a pretrained model's configuration, for whoever exports the result.
@@ -106,6 +107,18 @@ def _places(job: Job, folder: Path, files: Sequence[Path]) -> dict[Path, Path]:
                 "rename one, or put both below the folder of the script"
             )
     return places
+
+
+def _packages(paths: Sequence[Path], folder: Path) -> list[Path]:
+    """Return the files that make packages of the folders of these, below the job's folder."""
+    folders = dict.fromkeys(
+        each
+        for path in paths
+        if path.suffix == ".py"
+        for each in path.parents
+        if each.is_relative_to(folder) and each != folder
+    )
+    return [each / "__init__.py" for each in folders if (each / "__init__.py").is_file()]
 
 
 def _relative(path: Path, named: Path, folder: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flstream.errors import SimulationError, UsageError
+from flstream.report.text import counted
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 
@@ -114,8 +115,8 @@ class RunResult:
         return load_file(path or self.model)
 
     def __repr__(self) -> str:
-        rounds = self.summary.rounds_completed
-        return f"<Run {self.get_job_id()}: {self.get_status()} after {rounds} rounds>"
+        rounds = counted(self.summary.rounds_completed, "round")
+        return f"<Run {self.get_job_id()}: {self.get_status()} after {rounds}>"
 
     def _repr_html_(self) -> str:
         # Not at the top: the import of matplotlib takes a third of a second.

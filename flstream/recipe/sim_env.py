@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flstream.engines.processes import OF_A_RUN
 from flstream.errors import UsageError
 from flstream.recipe.checked import checked
 from flstream.recipe.fed_job import FedJob
@@ -19,6 +22,9 @@ from flstream.runs.run_directory import RunDirectory
 MODELS = "models"
 """Folder below a workspace's root that has the initial weights of models given as instances."""
 
+# A process has one fork server for all of its threads, which a run ends when it is over.
+_one_run = threading.Lock()
+_GPUS = re.compile(r"\s*(\[[^\[\]]*\]\s*,\s*)*\[[^\[\]]*\]\s*|[^\[\]]*")
 _GROUP = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -81,15 +87,22 @@ class SimEnv:
             The run, once it is finished.
 
         Raises:
+            UsageError: This is a process of a run itself.
             JobError: The job has mistakes; the message names all of them.
             RunFailedError: The run failed.
             KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
         """
-        resolved = job.resolve(self.keys, self.workspace_root / MODELS)
-        directory = RunDirectory.create(resolved.name, root=self.workspace_root)
-        console = make_console()
-        console.quiet = self.quiet
-        summary = run_and_show(resolved, directory, console)
+        if OF_A_RUN in os.environ:
+            raise UsageError(
+                "a process of a run would start a run itself, since it imports the program; put "
+                'what runs the job under: if __name__ == "__main__":'
+            )
+        with _one_run:
+            resolved = job.resolve(self.keys, self.workspace_root / MODELS)
+            directory = RunDirectory.create(resolved.name, root=self.workspace_root)
+            console = make_console()
+            console.quiet = self.quiet
+            summary = run_and_show(resolved, directory, console)
         if summary.status == "stopped":
             raise KeyboardInterrupt
         run = RunResult.open(directory.path)
@@ -100,9 +113,7 @@ class SimEnv:
 
 def _gpu_groups(text: str) -> list[str]:
     groups = _GROUP.findall(text)
-    if not groups and "[" not in text and "]" not in text:
-        groups = text.split(",")
-    groups = ["".join(group.split()) for group in groups]
-    if not groups or not all(groups):
+    groups = ["".join(group.split()) for group in groups or text.split(",")]
+    if not _GPUS.fullmatch(text) or not all(groups):
         raise UsageError(f"gpu_config = {text!r}: write 0,1 for a GPU each, or [0,1],[2,3]")
     return groups

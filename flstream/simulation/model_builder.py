@@ -14,6 +14,7 @@ from typing import NamedTuple
 from flstream.client.alias import install as install_alias
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Job, ModelSection
+from flstream.job.code import make_importable
 from flstream.model.arranged import Arranged
 from flstream.model.body import Source
 from flstream.model.checkpoint import write_checkpoint
@@ -47,6 +48,7 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
     try:
         if job.train.alias is not None:
             install_alias()
+        make_importable(job.folder)
         channel.send(build(job.model, job.seed, run.checkpoint(0), run.export_files))
     except FlstreamError as error:
         channel.send(NotBuilt(str(error)))
@@ -74,6 +76,8 @@ def build(model: ModelSection, seed: int, path: Path, export_files: Path) -> Bui
     """
     metadata = {"format": "pt", "flstream.round": "0"}
     initial = _initial(model, seed)
+    if not initial.source.layout.tensors:
+        raise ModelError("the model has no tensors, so there is nothing to train or to exchange")
     if initial.order:
         metadata[ORDER] = initial.order
     digest = write_checkpoint(path, initial.source, metadata)

@@ -19,6 +19,7 @@ from flstream.client.session import Session, enter
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import FlstreamError
+from flstream.job.code import make_importable
 from flstream.simulation.child import end_with_peer
 from flstream.simulation.worker_process import have_fork_as_default, serving, set_threads
 from flstream.telemetry.memory import own_peak_rss
@@ -57,6 +58,7 @@ def _run(
     os.register_at_fork(after_in_child=link.abandon)
     if welcome.info.alias is not None:
         install_alias()
+    make_importable(welcome.info.job_folder)
     set_threads(welcome.threads)
     have_fork_as_default()
     sys.path.insert(0, str(script.parent))

@@ -19,6 +19,7 @@ from flstream.client.worker import Selection, Worker
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import FlstreamError
+from flstream.job.code import make_importable
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import SiteLogs, end_with_peer, redirect_output
 from flstream.simulation.command_process import run_command
@@ -47,6 +48,7 @@ def worker_main(
     enter = _redirect(info, run)
     if info.alias is not None:
         install_alias()
+    make_importable(info.job_folder)
     if info.gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = info.gpus  # read with the first use of CUDA
     if isinstance(code, ScriptCode) and code.command is not None:

@@ -1,6 +1,7 @@
 """What each site does: fine-tune the received model with TRL, and score it."""
 
 import argparse
+from pathlib import Path
 
 from model import get_model
 from trainer import get_dataset, get_training_arguments, make_trainer, preprocess
@@ -33,7 +34,9 @@ def main():
     flare.init()
     info = flare.system_info()
     model, tokenizer = get_model(**info["model_args"])
-    dataset = get_dataset(info["site_index"], info["clients"], args.data)
+    # A site works in a folder of its own; paths start in that of the job.
+    data = args.data and str(Path(info["job_dir"]) / args.data)
+    dataset = get_dataset(info["site_index"], info["clients"], data)
     arguments = get_training_arguments(flare.get_site_name(), args.learning_rate, args.max_steps)
     trainer = make_trainer(model, tokenizer, preprocess(dataset, tokenizer), arguments)
     trainer.add_callback(LossWriter())

@@ -1,6 +1,7 @@
 """The job in Python: the same as job.conf, with sizes and adapters to choose from."""
 
 import argparse
+import os
 
 from flstream.recipe import (
     FedAvgRecipe,
@@ -27,14 +28,17 @@ def define_parser():
 def main():
     """Run the job, or export it."""
     args = define_parser()
-    model_args = {"size": args.size, **({"peft": args.peft} if args.peft else {})}
+    # Sites work in folders of their own, so paths are absolute.
+    data = args.data and os.path.abspath(args.data)
+    size = os.path.abspath(args.size) if os.path.isdir(args.size) else args.size
+    model_args = {"size": size, **({"peft": args.peft} if args.peft else {})}
     recipe = FedAvgRecipe(
         name="gpt2",
         min_clients=args.n_clients,
         num_rounds=args.num_rounds,
         model={"class_path": "model.get_model", "args": model_args},
         train_script="client.py",
-        train_args={"data": args.data, "max_steps": args.max_steps},
+        train_args={"data": data, "max_steps": args.max_steps},
         key_metric="eval_loss",
         config={"seed": 7, "train.preload": ["transformers", "trl", "peft", "datasets"]},
     )

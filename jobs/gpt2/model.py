@@ -15,14 +15,16 @@ SIZES = {
 }
 END = "<|endoftext|>"
 VOCABULARY = 2000
-CACHE = Path(__file__).resolve().parent / ".cache"
+HERE = Path(__file__).resolve().parent
+CACHE = HERE / ".cache"
 
 
 def get_model(size: str = "tiny", peft: str | None = None, lora_r: int = 8):
     """Make the model, and load its tokenizer.
 
     Args:
-        size: tiny, 124M or 774M, with random weights; or a folder that save_pretrained has written.
+        size: tiny, 124M or 774M, with random weights; or a folder that save_pretrained has written,
+            from the folder of this file.
         peft: "lora" to train and exchange an adapter alone.
         lora_r: Rank of the adapter.
 
@@ -32,11 +34,11 @@ def get_model(size: str = "tiny", peft: str | None = None, lora_r: int = 8):
     if size in SIZES:
         tokenizer = get_tokenizer()
         model = random_model(size, tokenizer)
-    elif Path(size).is_dir():
+    elif (folder := HERE / size).is_dir():
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(size)
-        model = AutoModelForCausalLM.from_pretrained(size, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     else:
         raise ValueError(f"size = {size}: give {', '.join(SIZES)}, or a folder with a model")
     if tokenizer.pad_token is None:

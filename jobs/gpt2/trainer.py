@@ -26,7 +26,13 @@ def get_dataset(index: int = 0, count: int = 1, data: str | None = None):
         mine = [text for package in packages_of(index, count) for text in texts(package)]
         whole = datasets.Dataset.from_dict({"text": mine})
     else:
-        whole = load_data(Path(data)).shard(count, index)
+        whole = load_data(Path(data))
+        if "text" not in whole.column_names or len(whole) < 2 * count:
+            raise ValueError(
+                f"--data {data} has {len(whole)} rows and the columns {whole.column_names}: it "
+                f"needs a column text, and at least {2 * count} rows"
+            )
+        whole = whole.shard(count, index)
     return whole.train_test_split(TEST_SHARE, seed=0)
 
 

@@ -203,6 +203,8 @@ def test_training_alone_takes_a_data_set_on_disk(job, tmp_path):
     (tmp_path / "texts.jsonl").write_text("\n".join(lines))
     out = run(sys.executable, str(job / "trainer.py"), "--data", "texts.jsonl", cwd=tmp_path)
     assert "eval_loss = " in out
+    line = [sys.executable, str(job / "job.py"), "--data", "texts.jsonl", "--max_steps", "1"]
+    assert "Job Status is: finished" in run(*line, "--num_rounds", "1", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,7 @@ def test_training_alone_takes_a_data_set_on_disk(job, tmp_path):
         ("model.args.size=small", "size = small: give tiny, 124M, 774M, or a folder"),
         ("model.args.peft=qlora", "peft = qlora: give lora"),
         ("train.args.data=none.jsonl", "none.jsonl: give a folder"),
+        ("train.args.data=requirements.txt", "at least 4 rows"),
     ],
 )
 def test_mistakes_are_sentences(job, tmp_path, setting, message):

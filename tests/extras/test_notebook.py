@@ -3,9 +3,7 @@
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 pytestmark = pytest.mark.extras
 
@@ -40,6 +38,9 @@ def shown(name):
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory):
     """The cells of a notebook, after they were run."""
+    import nbformat
+    from nbclient import NotebookClient
+
     folder = tmp_path_factory.mktemp("notebook")
     sources = [shown("model.py"), shown("client.py"), RECIPE, "run", "run.metrics", INSTANCE]
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])

@@ -38,8 +38,9 @@ def test_weights_and_gpus_are_read_and_written_back(write, tmp_path):
     [
         ("aggregation.weights { wart = 2 }", "did you mean ward"),
         ("aggregation.weights { ward = 0 }", "aggregation.weights.ward: given 0"),
-        ("aggregation.weights { ward = much }", "a number above 0"),
-        ("aggregation.weights = 3", "a section with a number above 0"),
+        ("aggregation.weights { ward = much }", "a number from 1e-06 to 1e+06"),
+        ("aggregation.weights { ward = 1e7 }", "aggregation.weights.ward: given"),
+        ("aggregation.weights = 3", "a section with a number from"),
         ("aggregation { weights { ward = 2 }, method = median }", "counts all alike"),
         ("clients.gpus = []", "clients.gpus: given"),
         ("clients.gpus = 0", "a list of GPUs"),

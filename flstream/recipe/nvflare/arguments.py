@@ -115,6 +115,9 @@ def num_clients(draft: JobDraft, argument: Argument) -> Note:
     value = argument.value
     if not _whole(value) or draft.count is None:
         return argument.lost("clients.per_round must be a whole number of at least 1")
+    if draft.sampled not in (None, value):
+        return argument.lost(f"clients.per_round is for all workflows, and {draft.sampled} already")
+    draft.sampled = value
     if value < draft.count:
         return to("clients.per_round")(draft, argument)
     return _every_site(draft, argument)

@@ -157,6 +157,7 @@ class JobDraft:
         stages: Workflows, in order.
         scripts: Training scripts, in the order in which they are found.
         metric: The key metric of a model selector.
+        sampled: Number of sites that a round of the first workflow samples.
         models: Ids of components that are models.
         files: Files to copy, by their path in the new folder.
         arrays: Files of arrays to write, by their path in the new folder.
@@ -169,6 +170,7 @@ class JobDraft:
         self.stages: list[StageDraft] = []
         self.scripts: list[SiteScript] = []
         self.metric: KeyMetric | None = None
+        self.sampled: int | None = None
         self.models: set[str] = set()
         self.files: dict[str, Path] = {}
         self.arrays: dict[str, Mapping[str, np.ndarray]] = {}

@@ -20,6 +20,7 @@ from flstream.client.alias import install as install_alias
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, FlstreamError, LayoutError, ModelError
 from flstream.job import Job
+from flstream.job.code import make_importable
 from flstream.model.arranged import Arranged
 from flstream.model.fitted import Differences
 from flstream.model.formats.opening import open_checkpoint
@@ -144,6 +145,7 @@ def _probe_main(job: Job, device: str | None, launcher: socket.socket) -> None:
     available = _limit_memory()
     if job.train.alias is not None:
         install_alias()
+    make_importable(job.folder)
     try:
         channel.send(Described(_layout_on(job, device).plain_header[8:]))
     except Exception as error:
