@@ -427,3 +427,13 @@ def test_streaming_keys_have_their_own_rules(tmp_path: Path) -> None:
     words = lost(conversion)
     assert words["np_download_chunk_size"] == "streaming.np_download_chunk_size is 4096 already"
     assert "nearest: 992 or 1008" in words["tensor_download_chunk_size"]
+
+
+def test_a_second_workflow_that_samples_another_number_of_sites_is_listed(tmp_path: Path) -> None:
+    first = workflow("FedAvg", num_clients=3, num_rounds=2)
+    second = workflow("FedAvg", num_clients=1, num_rounds=2)
+    conversion = converted(tmp_path, meta=SITES, workflows=[*first, *second])
+    assert conversion.values["clients"] == {"count": 3}
+    assert lost(conversion) == {
+        "workflows[1].args.num_clients": "clients.per_round is for all workflows, and 3 already"
+    }
