@@ -96,8 +96,8 @@ class SimEnv:
             # Another thread's run sets it while its processes start, so it is looked at in here.
             if OF_A_RUN in os.environ:
                 raise UsageError(
-                    "a process of a run would start a run itself, since it imports the program; put "
-                    'what runs the job under: if __name__ == "__main__":'
+                    "a process of a run would start a run itself, since it imports the program; "
+                    'put what runs the job under: if __name__ == "__main__":'
                 )
             resolved = job.resolve(self.keys, self.workspace_root / MODELS)
             directory = RunDirectory.create(resolved.name, root=self.workspace_root)
