@@ -29,7 +29,7 @@ from flstream.client.rank_messages import (
     TaskBegun,
     ToRank,
 )
-from flstream.errors import ChannelClosedError, ClientError, ProtocolError
+from flstream.errors import ChannelClosedError, ClientError, DeadlineError, ProtocolError
 from flstream.transport.messages import PATIENCE, MessageChannel
 from flstream.transport.pipe import PipeChannel
 
@@ -39,6 +39,8 @@ TOKEN = "FLSTREAM_RANK_TOKEN"
 """Environment variable with what shows that a process is of the command."""
 
 _WORKER = "the site's worker"
+# Those between the server and a worker.
+_SOCKETS = 3
 # What launchers call a process's number and how many there are: torchrun, Open MPI, MPICH, Slurm.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -96,7 +98,7 @@ class RankLink:
 
     Attributes:
         place: Which rank it is.
-        socket: The connected socket, which is closed once the worker process has ended.
+        socket: The connected socket, whose other end is closed once the worker process has ended.
     """
 
     def __init__(self, sock: socket.socket, place: RankPlace) -> None:
@@ -181,9 +183,12 @@ class RankLink:
     def _sockets(self) -> list[socket.socket]:
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
-        poll.poll()
+        if not poll.poll(PATIENCE * 1000):
+            raise DeadlineError(f"{_WORKER} has not handed over its sockets in {PATIENCE:g} s")
         flags = socket.MSG_CMSG_CLOEXEC  # or what the script starts would keep them open
-        _, descriptors, _, _ = socket.recv_fds(self.socket, 1, 3, flags)
+        _, descriptors, _, _ = socket.recv_fds(self.socket, 1, _SOCKETS, flags)
+        if len(descriptors) != _SOCKETS:
+            raise ChannelClosedError(f"{_WORKER} has ended before it handed over its sockets")
         return [socket.socket(fileno=each) for each in descriptors]
 
 

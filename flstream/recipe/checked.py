@@ -17,7 +17,7 @@ ClassT = TypeVar("ClassT")
 
 
 def checked(function: Callable[Parameters, ReturnT]) -> Callable[Parameters, ReturnT]:
-    """Have a function refuse arguments that are not of the types of its annotations.
+    """Have a function refuse arguments that cannot be converted to the types of its annotations.
 
     It then raises :class:`~flstream.errors.UsageError`, which names each of them.
     """

@@ -160,17 +160,19 @@ class IntimeModelSelector:
 
     Attributes:
         key_metric: Name of the metric.
-        negate_key_metric: Whether its smallest value is the best.
+        negate_key_metric: Whether its smallest value is the best; None to go by the name and the
+            stop condition, by which losses and perplexities are minimised.
     """
 
     key_metric: str = "accuracy"
-    negate_key_metric: bool = False
+    negate_key_metric: bool | None = None
 
     def add_to(self, job: FedJob, site: str | None) -> None:
         """Make it the job's key metric."""
         job.set({"workflow.args.key_metric": self.key_metric})
-        if self.negate_key_metric:
-            job.set({"workflow.args.key_metric_mode": "min"})
+        if self.negate_key_metric is not None:
+            mode = "min" if self.negate_key_metric else "max"
+            job.set({"workflow.args.key_metric_mode": mode})
 
 
 @checked_arguments

@@ -59,6 +59,13 @@ class FedJob:
             UsageError: There is no counterpart of it.
         """
         site = None if target in (SERVER, ALL_SITES) else target
+        is_script = isinstance(obj, ScriptRunner)
+        if (target == SERVER and is_script) or (site is not None and not is_script):
+            what = type(obj).__name__
+            raise UsageError(
+                f"a {what} cannot be added to {target}: sites have scripts, and all else is the "
+                "server's or of all sites"
+            )
         if hasattr(obj, "add_to"):
             obj.add_to(self, site)
         elif isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj):

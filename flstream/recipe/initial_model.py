@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
+import hashlib
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
 from flstream.model.body import Source
-from flstream.model.checkpoint import write_checkpoint
+from flstream.model.checkpoint import read_header, write_checkpoint
 from flstream.model.fitted import Differences, Fitted
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
@@ -78,9 +79,12 @@ class Weights(NamedTuple):
                 "another workspace_root"
             ) from error
         try:
-            folder = root / self._write(scratch)[:_DIGEST_DIGITS]
+            folder = root / _name_of(scratch, self._write(scratch))
+            with suppress(OSError):  # another program may be writing the same
+                if not folder.exists():
+                    os.replace(scratch, folder)
             if not (folder / WEIGHTS).exists():
-                os.replace(scratch, folder)
+                raise UsageError(f"{folder} is not as flstream made it; remove it")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return folder / WEIGHTS
@@ -96,6 +100,16 @@ class Weights(NamedTuple):
         digest = write_checkpoint(folder / WEIGHTS, source, metadata)
         keep_export_files(folder, self.made, None)
         return digest
+
+
+def _name_of(folder: Path, digest: str) -> str:
+    """Return a name that follows from weights, their order, and all that lies beside them."""
+    order = read_header(folder / WEIGHTS).metadata.get(ORDER, "")
+    found = hashlib.sha256(f"{digest} {order}".encode())
+    for path in sorted(folder.iterdir()):
+        if path.name != WEIGHTS:
+            found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:_DIGEST_DIGITS]
 
 
 def _fitted(layout: Layout, checkpoint: Path) -> Source:
@@ -195,8 +209,8 @@ def _place(made_by: type | FunctionType) -> str:
         )
     module = sys.modules.get(made_by.__module__)
     path = getattr(module, "__file__", None)
-    if path is None or not os.path.isfile(inspect.getfile(made_by)):
+    if path is None or not os.path.isfile(path):
         raise UsageError(
             f"model = {name} is of no file, where a run could find it; give an instance of it"
         )
-    return f"{inspect.getfile(made_by)}:{name}"
+    return f"{os.path.abspath(path)}:{name}"

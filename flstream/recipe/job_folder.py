@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job import Job, Key, job_keys, render_values
+from flstream.job.code import package_root
 from flstream.recipe.initial_model import WEIGHTS, Weights
 from flstream.runs.job_files import paths_of
+from flstream.simulation.export_files import BESIDE
 
 JOB_FILE = "job.conf"
 _INITIAL = "initial"
@@ -41,17 +44,18 @@ def write_job_folder(
     """
     folder = Path(os.path.abspath(folder))
     _check_replaceable(folder)
-    is_new = not folder.exists()
     try:
-        return _write(folder, resolve, clients, files)
-    except BaseException as error:
-        if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise UsageError(
-                f"{error.filename or folder} cannot be written or read: {error.strerror}"
-            ) from error
-        raise
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: an earlier export stays as it is if this one fails.
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent) as scratch:
+            made = _write(Path(scratch) / folder.name, resolve, clients, files)
+            shutil.rmtree(folder / _INITIAL, ignore_errors=True)
+            shutil.copytree(made, folder, dirs_exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or folder} cannot be written or read: {error.strerror or error}"
+        ) from error
+    return folder
 
 
 def _write(
@@ -89,17 +93,20 @@ def _places(job: Job, folder: Path, files: Sequence[Path]) -> dict[Path, Path]:
     """
     places: dict[Path, Path] = {}
     for paths in paths_of(job).values():
-        whole = [*paths, *_packages(paths, job.folder)]
+        inside = paths[0].is_relative_to(job.folder)
+        root = job.folder if inside else package_root(paths[0])
+        whole = [*paths, *_packages(paths, root)]
         places |= {path: folder / _relative(path, paths[0], job.folder) for path in whole}
     initial = job.model.initial
     if initial is not None:
         # With a pretrained model's configuration, for whoever exports the result.
-        kept = [path for path in initial.parent.iterdir() if path.suffix == ".json"]
+        there = initial.parent.iterdir()
+        kept = [path for path in there if path.suffix == ".json" or path.name in BESIDE]
         for path in [initial, *kept] if initial.name == WEIGHTS else []:
             places[path] = folder / _INITIAL / path.name
     for path in files:
         places[job.folder / path] = folder / path.name
-    taken: dict[Path, Path] = {}
+    taken = {folder / JOB_FILE: Path(JOB_FILE)}
     for source, target in places.items():
         if taken.setdefault(target, source) != source:
             raise UsageError(
@@ -125,7 +132,13 @@ def _relative(path: Path, named: Path, folder: Path) -> Path:
     """Return a file's path in the exported folder: the one below the job's folder, if any."""
     if path.is_relative_to(folder):
         return path.relative_to(folder)
-    return Path(os.path.relpath(path, named.parent))
+    root = package_root(named)
+    if not path.is_relative_to(root):
+        raise UsageError(
+            f"{path}, which {named} imports, lies outside of {folder} and of {root}; put both "
+            "below the folder of the job"
+        )
+    return path.relative_to(root)
 
 
 def _values(job: Job, places: Mapping[Path, Path]) -> dict[str, Any]:

@@ -54,12 +54,13 @@ class JobParts:
         """
         runner = self._runner(_site_names(clients))
         folder = _folder_of(runner.script)
-        values = _nested({**self.settings, **self._model_keys(folder, write)})
+        values = _nested({**self._model_keys(folder, write), **self.settings})
         values = {"name": self.name, **values}
         values.setdefault("clients", {}).update(clients)
         values["train"] = {**values.get("train", {}), **self._train(runner, folder)}
         own = self._own_args()
         if own:
+            self._expect_unset("clients.args", "arguments of single sites")
             shared = values["train"].pop("args", {})
             values["clients"]["args"] = _args_by_site(own, shared, clients)
         _set_metric_mode(values)
@@ -112,13 +113,15 @@ class JobParts:
             return {"model.initial": str(written.absolute())}
         keys: dict[str, Any] = {} if self.initial is None else {"model.initial": self.initial}
         if self.model is not None:
-            keys |= {"model.factory": self.model.named, "model.args": dict(self.model.args)}
+            keys["model.factory"] = self.model.named
+            keys |= {f"model.args.{name}": value for name, value in self.model.args.items()}
         return keys
 
     def _train(self, runner: ScriptRunner, folder: Path) -> dict[str, Any]:
         train: dict[str, Any] = {"script": runner.script}
         shared = self.runners.get(None)
         if shared is not None and shared.script_args:
+            self._expect_unset("train.args", "the script's own arguments")
             train["args"] = shared.script_args
         is_plain = PLAIN_COMMANDS.fullmatch(runner.command.strip()) is not None
         if runner.launch_external_process and not is_plain:
@@ -129,6 +132,10 @@ class JobParts:
         if script.is_file() and any(imports_nvflare(path) for path in own_files(script)):
             train["alias"] = "nvflare"
         return train
+
+    def _expect_unset(self, key: str, other: str) -> None:
+        if key in self.settings:
+            raise UsageError(f"the job {self.name} has both {key} and {other}; leave one out")
 
     def _own_args(self) -> dict[str, str]:
         """Arguments of those sites that have their own."""
@@ -176,8 +183,6 @@ def _site_names(clients: Mapping[str, Any]) -> list[str]:
 def _set_metric_mode(values: dict[str, Any]) -> None:
     """Set whether the smallest key metric is the best, where that is not set."""
     workflow = values.get("workflow", {})
-    if not isinstance(workflow, dict):
-        return  # a list of workflows sets it itself
     metric = workflow.get("args", {}).get("key_metric", Stage().args.key_metric)
     mode = metric_mode(metric, values.get("stop_when"))
     workflow.setdefault("args", {}).setdefault("key_metric_mode", mode)
@@ -191,7 +196,7 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         inside = values
         for section in sections:
             inside = inside.setdefault(section, {})
-        inside[name] = value
+        inside[name] = dict(value) if isinstance(value, Mapping) else value
     return values
 
 

@@ -199,6 +199,8 @@ class FedAvgRecipe(Recipe):
                 )
             )
             job.set({"train.args": None if is_text else train_args})
+        elif train_args or launch_external_process:
+            raise UsageError("train_args or a launcher is given without train_script; give it, too")
         self.set_per_site_config(per_site_config or {})
         job.configure(config or {})
 

@@ -38,7 +38,7 @@ class SimEnv:
         gpu_config: GPUs of each process in turn, such as ``0,1`` or ``[0,1],[2,3]``; None for all.
         log_config: Accepted for NVFlare's sake: each site's output is in its log.
         workspace_root: Folder for run directories.
-        quiet: Whether to print nothing but errors.
+        quiet: Whether to print no progress and no result.
 
     Raises:
         UsageError: The clients or the GPUs are not given as above.

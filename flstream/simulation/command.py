@@ -107,7 +107,8 @@ class Command:
         name = Path(self.words[0]).name
         how = f"exited with status {status}"
         if status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
+            known = {each.value: each.name for each in signal.Signals}
+            how = f"was killed by {known.get(-status, f'signal {-status}')}"
         line = last_line(_LOG, self._log_start)
         return f"{name} {how}" + (f" ({line})" if line else "")
 

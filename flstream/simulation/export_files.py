@@ -14,7 +14,7 @@ from flstream.runs.export_record import ExportRecord
 from flstream.simulation.factory import MadeModel
 
 # Files of these names lie beside the weights of a pretrained model.
-_BESIDE = (
+BESIDE = (
     "adapter_config.json",
     "added_tokens.json",
     "chat_template.jinja",
@@ -50,7 +50,7 @@ def keep_export_files(folder: Path, made: MadeModel | None, initial: Path | None
             for part in others:
                 _keep_processor(folder, part)
         if initial is not None:
-            for name in _BESIDE:
+            for name in BESIDE:
                 path = initial.parent / name
                 if path.is_file() and not (folder / name).exists():
                     folder.mkdir(exist_ok=True)

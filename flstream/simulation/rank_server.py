@@ -226,7 +226,10 @@ class RankServer:
         others = [each for each in pids if each != hello.pid]
         connection.channel.send(RankWelcome(self._info, self._threads, others))
         if hello.rank == 0:
-            socket.send_fds(connection.socket, [b"\0"], [each.fileno() for each in self._end])
+            try:
+                socket.send_fds(connection.socket, [b"\0"], [each.fileno() for each in self._end])
+            except OSError as error:
+                raise ChannelClosedError("rank 0 of train.command has died") from error
             # They are rank 0's alone now: its death closes them.
             self._end.down.close()
             self._end.up.close()

@@ -12,7 +12,7 @@ from flstream.recipe import (
 )
 
 
-def define_parser():
+def parse_args():
     """Parse the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--n_clients", type=int, default=2)
@@ -27,7 +27,7 @@ def define_parser():
 
 def main():
     """Run the job, or export it."""
-    args = define_parser()
+    args = parse_args()
     # Sites work in folders of their own, so paths are absolute.
     data = args.data and os.path.abspath(args.data)
     size = os.path.abspath(args.size) if os.path.isdir(args.size) else args.size

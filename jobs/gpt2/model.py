@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -106,8 +108,6 @@ def train_tokenizer(path):
 
 def key():
     """What the tokenizer depends on, as a short name: the packages' files, and the settings."""
-    import sys
-
     facts = (
         f"{sys.version} {PACKAGES} {VOCABULARY} {Path(__file__).with_name('corpus.py').read_text()}"
     )
@@ -116,10 +116,10 @@ def key():
 
 def cache():
     """The folder for the tokenizer: beside this file, or, where that cannot be written, another."""
-    try:
+    with suppress(OSError):
         CACHE.mkdir(exist_ok=True)
+    if os.access(CACHE, os.W_OK):
         return CACHE
-    except OSError:
-        folder = Path(tempfile.gettempdir()) / f"flstream-gpt2-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+    folder = Path(tempfile.gettempdir()) / f"flstream-gpt2-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

@@ -316,7 +316,7 @@ def test_an_import_that_fails_is_the_failure_of_the_site(jobs_of_their_own):
     assert f"sites/{found[1]}/log.txt" in run.summary.error
     # What the fork server received is not for the training code.
     printed = run.directory.site_log(found[1]).read_text()
-    assert printed.startswith("[]\nTraceback")
+    assert printed.startswith("['FLSTREAM_OF_A_RUN']\nTraceback")
     assert "from sklearn.datasets import load_nothing" in printed
 
 

@@ -1,5 +1,6 @@
 """Programs of all shapes: without a guard, in threads, with packages and sub-folders."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from flstream.errors import UsageError
-from flstream.recipe import FedAvgRecipe, RunFailedError, SimEnv
+from flstream.job import load_job
+from flstream.recipe import FedAvgRecipe, FedJob, RunFailedError, ScriptRunner, SimEnv
 
 ROOT_IMPORTER = """
 import flstream.client as flare
@@ -148,3 +150,65 @@ def test_a_weight_beyond_what_can_be_added_up_fails_its_round(folder, write):
     made.set_per_site_config({"a": {"train_args": "--examples 2"}})
     with pytest.raises(RunFailedError, match=r"its factor in aggregation\.weights"):
         made.execute(SimEnv(clients=["a", "b"], quiet=True))
+
+
+def test_settings_of_the_models_arguments_are_not_lost(folder):
+    made = recipe(model={"class_path": "model.Net", "args": {"width": 4}})
+    made.job.configure({"model.args.width": 3})
+    assert load_job(made.export("exported") / "job.conf").model.args == {"width": 3}
+
+
+def _with_both():
+    return recipe(train_args="--step 1", config={"train.args": {"step": 2}})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: _with_both().export("exported"), "train.args"),
+        (lambda: FedAvgRecipe(model="model:Net", train_args="--step 1"), "without train_script"),
+        (lambda: FedJob("it").to({"seed": 3}, "site-1"), "cannot be added to site-1"),
+        (lambda: FedJob("it").to_server(ScriptRunner("client.py")), "cannot be added to server"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(folder, call, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        call()
+
+
+def test_a_decorated_function_is_found_in_its_own_file(folder, write):
+    write(
+        "built.py",
+        """
+        import torch
+        from model import Net
+
+        @torch.no_grad()
+        def build():
+            return Net()
+        """,
+    )
+    from built import build
+
+    made = recipe(model=build).execute(SimEnv(num_clients=2, quiet=True))
+    assert made.get_status() == "finished"
+
+
+def test_an_export_that_fails_leaves_the_one_before_as_it_was(folder):
+    from model import Net
+
+    first = recipe(model=Net()).export("exported")
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match="patience"):
+        recipe(model=Net(), patience=0).export("exported")
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    assert not list(folder.glob(".export-*"))
+
+
+def test_a_file_of_a_job_cannot_take_the_place_of_the_job_file(folder):
+    (folder / "other").mkdir()
+    (folder / "other" / "job.conf").write_text("mine")
+    made = recipe()
+    made.job.to_clients("other/job.conf")
+    with pytest.raises(UsageError, match=r"would both be job\.conf"):
+        made.export("exported")

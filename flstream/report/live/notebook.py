@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import time
-from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -61,4 +60,4 @@ def _as_html(lines: list[Text]) -> str:
     )
     console.print(Text("\n").join(lines), soft_wrap=True)
     body = console.export_html(inline_styles=True, code_format="{code}")
-    return _PRE.format(code=body) if body.strip() else _PRE.format(code=escape("starting"))
+    return _PRE.format(code=body if body.strip() else "starting")
