@@ -12,6 +12,8 @@ from flstream.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.console import Console
+
 
 class Template(NamedTuple):
     """A job to begin with.
@@ -92,8 +94,6 @@ def init(
     With --from-nvflare, job.conf is what the folder's configurations become, its code is copied
     beside it, and each setting is listed with what it became, or why it has no counterpart.
     """
-    from shlex import quote
-
     from flstream.report.console import make_console
 
     if from_nvflare is not None:
@@ -114,8 +114,7 @@ def init(
     console.out(f"{shown} has {', '.join(written)}; next:", highlight=False)
     if chosen.module and not _has_module(chosen.module):
         console.out(f"  {f'pip install {chosen.install}':<28}  what it imports", highlight=False)
-    for command, what in (("validate", "what it will do and need"), ("simulate", "run it")):
-        console.out(f"  {f'flstream {command} {quote(shown)}':<28}  {what}", highlight=False)
+    _print_next(console, shown)
     console.out(f"Then read {shown}/README.md, and change what you like.", highlight=False)
 
 
@@ -126,8 +125,6 @@ def _convert(source: Path, name: Path | None) -> None:
         source: path of the job folder, or of a configuration.
         name: the new folder; None to name it as the job.
     """
-    from shlex import quote
-
     from flstream.recipe.nvflare import by_file, check_free, convert, open_problems, write_job
     from flstream.report.console import make_console
     from flstream.text import printable
@@ -151,15 +148,20 @@ def _convert(source: Path, name: Path | None) -> None:
     for problem in problems:
         console.out(f"  {printable(str(problem))}", highlight=False)
     if not problems:
-        for command, what in (("validate", "what it will do and need"), ("simulate", "run it")):
-            line = f"  {f'flstream {command} {quote(shown)}':<28}  {what}"
-            console.out(line, highlight=False)
+        _print_next(console, shown)
     if conversion.missing_workflows:
         missing = " and ".join(conversion.missing_workflows)
         some = len(conversion.missing_workflows) < len(conversion.workflows)
         instead = "without" if some else "fedavg, the default, and not"
         line = f"It runs {instead} {missing}, which this version does not have."
         console.out(line, highlight=False)
+
+
+def _print_next(console: Console, job: str) -> None:
+    from shlex import quote
+
+    for command, what in (("validate", "what it will do and need"), ("simulate", "run it")):
+        console.out(f"  {f'flstream {command} {quote(job)}':<28}  {what}", highlight=False)
 
 
 def _filler(folder: Path, template: str) -> Callable[[str], str]:

@@ -6,7 +6,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -109,7 +109,7 @@ class RankLink:
         )
 
     @classmethod
-    def connect(cls, environment: dict[str, str] | os._Environ[str]) -> RankLink:
+    def connect(cls, environment: MutableMapping[str, str]) -> RankLink:
         """Connect to the worker process that the environment names, which is removed from it.
 
         Raises:

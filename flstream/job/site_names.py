@@ -24,6 +24,14 @@ _GPUS = re.compile(r"[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*")
 _PROCESS = re.compile(r"server|launcher|fork-server|model-builder|tracker|worker-\d+|\.+")
 
 
+def _site(quoted: str) -> str:
+    """Return the name of a site that a section has as a key."""
+    site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
+    if not _NAME.fullmatch(site):
+        raise refuse(Problem(quoted, f"key {site!r}", SiteNames().allowed))
+    return site
+
+
 @dataclass(frozen=True)
 class SiteNames(ValueRule):
     """A list of names, each of which can be a folder's and is no process's own."""
@@ -64,9 +72,7 @@ class SiteArgs(ValueRule):
             raise self.refused(value)
         found = {}
         for quoted, args in value.items():
-            site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
-            if not _NAME.fullmatch(site):
-                raise refuse(Problem(quoted, f"key {site!r}", SiteNames().allowed))
+            site = _site(quoted)
             if not isinstance(args, dict):
                 raise refuse(Problem(site, given(args), FreeArgs().allowed))
             found[site] = FreeArgs().parse(args, folder)
@@ -113,9 +119,7 @@ class SiteFactors(ValueRule):
         rule = Real(_LEAST_FACTOR, below=math.nextafter(_MOST_FACTOR, math.inf))
         found = {}
         for quoted, factor in value.items():
-            site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
-            if not _NAME.fullmatch(site):
-                raise refuse(Problem(quoted, f"key {site!r}", SiteNames().allowed))
+            site = _site(quoted)
             try:
                 found[site] = rule.parse(factor, folder)
             except PydanticCustomError as error:

@@ -1,5 +1,6 @@
-"""Rendering of plain values as HOCON text."""
+"""Plain values of a job file: nesting of dotted keys, and rendering as HOCON text."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +28,15 @@ def render_value(value: Any) -> str:
             return f"{{ {', '.join(pairs)} }}" if value else "{}"
         case _:
             raise TypeError(f"{type(value).__name__} is not a value of a job file")
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted key as sections within sections; mappings are copied."""
+    whole: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        inside = whole
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[name] = dict(value) if isinstance(value, Mapping) else value
+    return whole

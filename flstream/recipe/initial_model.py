@@ -15,18 +15,16 @@ from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
 from flstream.model.body import Source
-from flstream.model.checkpoint import read_header, write_checkpoint
+from flstream.model.checkpoint import write_checkpoint
 from flstream.model.fitted import Differences, Fitted
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
 from flstream.model.order import ORDER, order_text
+from flstream.recipe.nvflare_names import NUMPY_KEY, class_and_args
 from flstream.simulation.export_files import keep_export_files
 from flstream.simulation.factory import MadeModel
-
-NUMPY_KEY = "numpy_key"
-"""Name of the one array of a NumPy model that has no names, as in NVFlare."""
 
 WEIGHTS = "model.safetensors"
 _DIGEST_DIGITS = 12
@@ -90,22 +88,21 @@ class Weights(NamedTuple):
         return folder / WEIGHTS
 
     def _write(self, folder: Path) -> str:
+        """Write everything; return what the file of weights follows from, as text."""
         folder.mkdir(parents=True, exist_ok=True)
         state = self.made.state
         body = MemoryBody.of(state)
-        metadata = {"format": "pt"}
-        if order := order_text(body.layout, state):
-            metadata[ORDER] = order
+        order = order_text(body.layout, state)
+        metadata = {"format": "pt", **({ORDER: order} if order else {})}
         source = body if self.checkpoint is None else _fitted(body.layout, self.checkpoint)
         digest = write_checkpoint(folder / WEIGHTS, source, metadata)
         keep_export_files(folder, self.made, None)
-        return digest
+        return f"{digest} {order}"
 
 
-def _name_of(folder: Path, digest: str) -> str:
-    """Return a name that follows from weights, their order, and all that lies beside them."""
-    order = read_header(folder / WEIGHTS).metadata.get(ORDER, "")
-    found = hashlib.sha256(f"{digest} {order}".encode())
+def _name_of(folder: Path, weights: str) -> str:
+    """Return a name that follows from weights, given as text, and all that lies beside them."""
+    found = hashlib.sha256(weights.encode())
     for path in sorted(folder.iterdir()):
         if path.name != WEIGHTS:
             found.update(path.name.encode() + path.read_bytes())
@@ -174,15 +171,13 @@ def _of_dict(model: Mapping[Any, Any]) -> Weights | FactoryCall:
 
     if model and all(isinstance(each, torch.Tensor | np.ndarray) for each in model.values()):
         return Weights(MadeModel({str(name): each for name, each in model.items()}, (model,)))
-    path = model.get("class_path", model.get("path"))
-    extra = sorted(map(str, model.keys() - {"class_path", "path", "args", "config_type"}))
-    if not isinstance(path, str) or "." not in path or extra:
+    found = class_and_args(model)
+    if found is None:
         raise UsageError(
             f"the model {dict(model)} is neither a dict of tensors nor "
             '{"class_path": "model.Net", "args": {...}}; give one of these'
         )
-    module, _, name = path.rpartition(".")
-    return FactoryCall(f"{module}:{name}", model.get("args") or {})
+    return FactoryCall(*found)
 
 
 def _of_array(model: Any) -> Weights:

@@ -12,6 +12,7 @@ from typing import Any
 from flstream.errors import UsageError
 from flstream.job import Job, Key, job_keys, render_values
 from flstream.job.code import package_root
+from flstream.job.values import nested
 from flstream.recipe.initial_model import WEIGHTS, Weights
 from flstream.runs.job_files import paths_of
 from flstream.simulation.export_files import BESIDE
@@ -93,10 +94,9 @@ def _places(job: Job, folder: Path, files: Sequence[Path]) -> dict[Path, Path]:
     """
     places: dict[Path, Path] = {}
     for paths in paths_of(job).values():
-        inside = paths[0].is_relative_to(job.folder)
-        root = job.folder if inside else package_root(paths[0])
-        whole = [*paths, *_packages(paths, root)]
-        places |= {path: folder / _relative(path, paths[0], job.folder) for path in whole}
+        root = package_root(paths[0])
+        whole = [*paths, *_packages(paths, job.folder if _is_below(paths[0], job) else root)]
+        places |= {path: folder / _relative(path, root, job) for path in whole}
     initial = job.model.initial
     if initial is not None:
         # With a pretrained model's configuration, for whoever exports the result.
@@ -128,14 +128,17 @@ def _packages(paths: Sequence[Path], folder: Path) -> list[Path]:
     return [each / "__init__.py" for each in folders if (each / "__init__.py").is_file()]
 
 
-def _relative(path: Path, named: Path, folder: Path) -> Path:
-    """Return a file's path in the exported folder: the one below the job's folder, if any."""
-    if path.is_relative_to(folder):
-        return path.relative_to(folder)
-    root = package_root(named)
+def _is_below(path: Path, job: Job) -> bool:
+    return path.is_relative_to(job.folder)
+
+
+def _relative(path: Path, root: Path, job: Job) -> Path:
+    """Return a file's path in the exported folder: below the job's folder, or else a package's."""
+    if _is_below(path, job):
+        return path.relative_to(job.folder)
     if not path.is_relative_to(root):
         raise UsageError(
-            f"{path}, which {named} imports, lies outside of {folder} and of {root}; put both "
+            f"{path}, which the job imports, lies outside of {job.folder} and of {root}; put it "
             "below the folder of the job"
         )
     return path.relative_to(root)
@@ -143,17 +146,14 @@ def _relative(path: Path, named: Path, folder: Path) -> Path:
 
 def _values(job: Job, places: Mapping[Path, Path]) -> dict[str, Any]:
     """Return the values of a job that are not defaults, with paths in the exported folder."""
-    values: dict[str, Any] = {}
-    for key in job_keys(job).values():
-        value = key.value_in(job)
-        if value == key.default and not key.required:
-            continue
-        *sections, name = key.path
-        inside = values
-        for section in sections:
-            inside = inside.setdefault(section, {})
-        inside[name] = _portable(key, value, places)
-    return values
+    values = ((key, key.value_in(job)) for key in job_keys(job).values())
+    return nested(
+        {
+            key.name: _portable(key, value, places)
+            for key, value in values
+            if key.required or value != key.default
+        }
+    )
 
 
 def _portable(key: Key, value: Any, places: Mapping[Path, Path]) -> Any:

@@ -13,6 +13,7 @@ from flstream.errors import UsageError
 from flstream.job import Job, make_job
 from flstream.job.imports import own_files
 from flstream.job.stage import Stage
+from flstream.job.values import nested
 from flstream.recipe.components import ExchangeFormat, FrameworkType, ScriptRunner
 from flstream.recipe.initial_model import FactoryCall, Weights
 from flstream.recipe.nvflare_imports import imports_nvflare
@@ -54,7 +55,7 @@ class JobParts:
         """
         runner = self._runner(_site_names(clients))
         folder = _folder_of(runner.script)
-        values = _nested({**self._model_keys(folder, write), **self.settings})
+        values = nested({**self._model_keys(folder, write), **self.settings})
         values = {"name": self.name, **values}
         values.setdefault("clients", {}).update(clients)
         values["train"] = {**values.get("train", {}), **self._train(runner, folder)}
@@ -129,7 +130,7 @@ class JobParts:
         if FrameworkType(runner.framework) is not FrameworkType.PYTORCH:
             train["exchange_format"] = ExchangeFormat.NUMPY.value
         script = folder / runner.script
-        if script.is_file() and any(imports_nvflare(path) for path in own_files(script)):
+        if script.is_file() and any(imports_nvflare(path) for path in own_files(script, folder)):
             train["alias"] = "nvflare"
         return train
 
@@ -187,17 +188,6 @@ def _set_metric_mode(values: dict[str, Any]) -> None:
     mode = metric_mode(metric, values.get("stop_when"))
     workflow.setdefault("args", {}).setdefault("key_metric_mode", mode)
     values["workflow"] = workflow
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
-        *sections, name = key.split(".")
-        inside = values
-        for section in sections:
-            inside = inside.setdefault(section, {})
-        inside[name] = dict(value) if isinstance(value, Mapping) else value
-    return values
 
 
 def _folder_of(script: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 from flstream.job.conditions import read_condition
 
@@ -39,6 +39,12 @@ UNNEEDED_ARGUMENTS: Mapping[str, str] = {
 }
 """Arguments of recipes without a counterpart, and why none is needed."""
 
+MODEL_KEYS = frozenset({"class_path", "path", "args", "config_type"})
+"""Keys of a model that is given as a class with its arguments."""
+
+NUMPY_KEY = "numpy_key"
+"""Name of the one array of a NumPy model that has no names."""
+
 PLAIN_COMMANDS = re.compile(r"python3?(\.\d+)?(\s+-u)?")
 """Launch commands that only start Python, as every site has a process of its own."""
 
@@ -59,3 +65,19 @@ def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]
             if condition.metric == key_metric:
                 return "min" if "<" in condition.operator else "max"
     return "min" if _SMALLER_IS_BETTER.search(key_metric) else "max"
+
+
+def class_and_args(model: Mapping[Any, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the factory and the arguments of a model that is given as a class.
+
+    Args:
+        model: Keys of :data:`MODEL_KEYS`: ``{"class_path": "model.Net", "args": {...}}``.
+
+    Returns:
+        The factory as ``module:name``, and its keyword arguments; None if it is no such model.
+    """
+    path, args = model.get("class_path", model.get("path")), model.get("args") or {}
+    if model.keys() - MODEL_KEYS or not isinstance(path, str) or not isinstance(args, Mapping):
+        return None
+    module, dot, name = path.rpartition(".")
+    return (f"{module}:{name}", args) if dot else None

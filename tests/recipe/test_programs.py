@@ -212,3 +212,22 @@ def test_a_file_of_a_job_cannot_take_the_place_of_the_job_file(folder):
     made.job.to_clients("other/job.conf")
     with pytest.raises(UsageError, match=r"would both be job\.conf"):
         made.export("exported")
+
+
+def test_a_script_whose_file_in_the_jobs_folder_imports_nvflare_has_its_names(folder, write):
+    (folder / "src").mkdir()
+    write("src/client.py", "from loop import run\n\nrun()\n")
+    write(
+        "loop.py",
+        """
+        import nvflare.client as flare
+
+        def run():
+            flare.init()
+            while flare.is_running():
+                model = flare.receive()
+                flare.send(flare.FLModel(params=model.params, metrics={"loss": 1.0}))
+        """,
+    )
+    made = recipe(train_script="src/client.py")
+    assert made.execute(SimEnv(num_clients=2, quiet=True)).get_status() == "finished"

@@ -9,6 +9,7 @@ from typing import Any
 from flstream.errors import UsageError
 from flstream.job import job_keys
 from flstream.job.conditions import read_condition
+from flstream.job.values import nested
 from flstream.recipe.nvflare.code import list_code
 from flstream.recipe.nvflare.draft import Conversion, JobDraft, KeyMetric, Place
 from flstream.recipe.nvflare.folders import AppFolder, JobFolder, read_folder
@@ -110,14 +111,7 @@ def _values(draft: JobDraft, name: str, workflows: Sequence[dict[str, Any]]) -> 
     flat = {"name": name, **draft.values}
     if workflows:
         flat["workflow"] = workflows[0] if len(workflows) == 1 else list(workflows)
-    values: dict[str, Any] = {}
-    for key in sorted(flat, key=place):
-        *above, last = key.split(".")
-        inside = values
-        for part in above:
-            inside = inside.setdefault(part, {})
-        inside[last] = flat[key]
-    return values
+    return nested({key: flat[key] for key in sorted(flat, key=place)})
 
 
 def _in_order(folder: JobFolder, notes: Sequence[Note]) -> list[Note]:

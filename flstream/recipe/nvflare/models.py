@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.recipe.nvflare.draft import Argument, ConfiguredClass, JobDraft
 from flstream.recipe.nvflare.notes import Note
+from flstream.recipe.nvflare_names import MODEL_KEYS, NUMPY_KEY, class_and_args
 
 if TYPE_CHECKING:
     import numpy as np
 
-_ARRAYS, _NUMPY_KEY = "initial.npz", "numpy_key"
+_ARRAYS = "initial.npz"
 # What NVFlare's persistor of NumPy begins with where it is given nothing.
 _DEFAULT_ARRAY = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-_CLASS_KEYS = {"path", "class_path", "args", "config_type"}
 
 
 def model(draft: JobDraft, argument: Argument) -> Note:
@@ -27,22 +27,21 @@ def model(draft: JobDraft, argument: Argument) -> Note:
         for each in draft.components:
             if each.id == value:
                 draft.models.add(value)
-                return _factory(draft, argument, each.named, dict(each.args))
-        return _factory(draft, argument, value, {})
-    if not isinstance(value, dict) or value.keys() - _CLASS_KEYS:
+                return _factory(draft, argument, {"path": each.named, "args": each.args})
+        return _factory(draft, argument, {"path": value})
+    if not isinstance(value, dict) or value.keys() - MODEL_KEYS:
         return argument.lost("a model is a class with its arguments: model.factory, model.args")
-    return _factory(
-        draft, argument, value.get("path", value.get("class_path")), value.get("args") or {}
-    )
+    return _factory(draft, argument, value)
 
 
-def _factory(draft: JobDraft, argument: Argument, path: Any, args: Any) -> Note:
-    if not isinstance(path, str) or "." not in path or not isinstance(args, dict):
+def _factory(draft: JobDraft, argument: Argument, given: Mapping[str, Any]) -> Note:
+    found = class_and_args(given)
+    if found is None:
         return argument.lost("model.factory must be a module and a class in it, such as net.Net")
-    module, _, name = path.rpartition(".")
-    refused = draft.put("model.factory", f"{module}:{name}")
+    named, args = found
+    refused = draft.put("model.factory", named)
     if refused is None and args:
-        refused = draft.put("model.args", args)
+        refused = draft.put("model.args", dict(args))
     if refused is not None:
         return argument.lost(refused)
     return argument.becomes("model.factory", *(["model.args"] if args else []))
@@ -110,7 +109,7 @@ def nested_list(draft: JobDraft, argument: Argument) -> Note:
 def _array(draft: JobDraft, argument: Argument, array: np.ndarray) -> Note:
     refused = draft.put("model.initial", _ARRAYS)
     if refused is None:
-        draft.arrays[_ARRAYS] = {_NUMPY_KEY: array}
+        draft.arrays[_ARRAYS] = {NUMPY_KEY: array}
     return argument.becomes("model.initial") if refused is None else argument.lost(refused)
 
 
@@ -122,6 +121,6 @@ def numpy_model(draft: JobDraft, owner: ConfiguredClass) -> Iterable[Note]:
         yield owner.place.note("becomes", "train.exchange_format = numpy", owner.named)
     if "model.initial" not in draft.values and "model.factory" not in draft.values:
         draft.values["model.initial"] = _ARRAYS
-        draft.arrays[_ARRAYS] = {_NUMPY_KEY: np.asarray(_DEFAULT_ARRAY, np.float32)}
+        draft.arrays[_ARRAYS] = {NUMPY_KEY: np.asarray(_DEFAULT_ARRAY, np.float32)}
         word = "model.initial, the numbers 1 to 9 with which NVFlare begins where none are given"
         yield owner.place.note("becomes", word, owner.named)
