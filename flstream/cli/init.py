@@ -23,12 +23,14 @@ class Template(NamedTuple):
         what: Description.
         module: Module that it imports beyond what flstream does; empty for none.
         install: What to install for that.
+        code: Name of the folder beside it whose code its job file refers to; empty for its own.
     """
 
     job: str
     what: str
     module: str = ""
     install: str = ""
+    code: str = ""
 
 
 # By name, in the order of the listing.
@@ -109,7 +111,7 @@ def init(
             f"--template {template}: there is no such template; known are {', '.join(TEMPLATES)}"
         )
     chosen, shown = TEMPLATES[template], str(name)
-    written = _write(name, chosen.job, _filler(name, chosen.job))
+    written = _write(name, _template_files(chosen), _filler(name, chosen))
     console = make_console()
     console.out(f"{shown} has {', '.join(written)}; next:", highlight=False)
     if chosen.module and not _has_module(chosen.module):
@@ -164,27 +166,43 @@ def _print_next(console: Console, job: str) -> None:
         console.out(f"  {f'flstream {command} {quote(job)}':<28}  {what}", highlight=False)
 
 
-def _filler(folder: Path, template: str) -> Callable[[str], str]:
+def _template_files(template: Template) -> list[Path]:
+    """Return the files of a template: those of its folder, and those that its job file refers to.
+
+    A file of its own goes before one of the same name in the other folder.
+    """
+    templates = Path(__file__).parents[1] / "templates"
+    found = {
+        path.name: path
+        for folder in (template.code, template.job)
+        if folder
+        for path in (templates / folder).iterdir()
+        if path.is_file()  # and no __pycache__ of a template whose module was imported
+    }
+    return [found[name] for name in sorted(found)]
+
+
+def _filler(folder: Path, template: Template) -> Callable[[str], str]:
     """Return a function that puts a job's name and path into the text of a template file.
 
     Args:
         folder: the new job's folder.
-        template: name of the template.
+        template: the template.
 
     Raises:
         UsageError: the folder's name is not a valid job name.
     """
     import re
 
-    name = _check_name(folder)
+    name, job = _check_name(folder), template.job
 
     def fill(text: str) -> str:
-        text = re.sub(rf"^name = {template}$", f"name = {_quoted(name)}", text, flags=re.MULTILINE)
-        text = re.sub(rf"^# {template}$", f"# {name}", text, flags=re.MULTILINE)
-        text = text.replace(f'name="{template}"', f'name="{name}"')  # of a recipe
-        return text.replace(f"jobs/{template}/job.conf", str(folder)).replace(
-            f"jobs/{template}", str(folder)
-        )
+        text = re.sub(rf"^name = {job}$", f"name = {_quoted(name)}", text, flags=re.MULTILINE)
+        text = re.sub(rf"^# {job}$", f"# {name}", text, flags=re.MULTILINE)
+        text = text.replace(f'name="{job}"', f'name="{name}"')  # of a recipe
+        text = text.replace(f"jobs/{job}/job.conf", str(folder)).replace(f"jobs/{job}", str(folder))
+        # The code that it shares in the checkout lies beside its job file now.
+        return text.replace(f"../{template.code}/", "") if template.code else text
 
     return fill
 
@@ -209,12 +227,12 @@ def _check_name(folder: Path) -> str:
     return name
 
 
-def _write(folder: Path, template: str, fill: Callable[[str], str]) -> list[str]:
+def _write(folder: Path, files: list[Path], fill: Callable[[str], str]) -> list[str]:
     """Write a template's files into a new or empty folder.
 
     Args:
         folder: the new job's folder.
-        template: name of the template.
+        files: paths of the template's files.
         fill: maps the text of a template file to that of the new file.
 
     Returns:
@@ -223,15 +241,12 @@ def _write(folder: Path, template: str, fill: Callable[[str], str]) -> list[str]
     Raises:
         UsageError: the folder is not empty or cannot be written; no file is left in it then.
     """
-    source = Path(__file__).parents[1] / "templates" / template
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty; name a new folder")
-        for path in sorted(source.iterdir()):
-            if not path.is_file():
-                continue  # __pycache__ of a template whose module was imported
+        for path in files:
             with (folder / path.name).open("x", encoding="utf-8") as file:
                 written.append(folder / path.name)
                 file.write(fill(path.read_text(encoding="utf-8")))
