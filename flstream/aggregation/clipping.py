@@ -74,7 +74,7 @@ def _norms(
     room = block_room(FLOATS, steps.step)
     for start, stop in base.layout.ranges(steps.step):
         for part in cohort.each_part(start, stop, cohort.begin(start, stop)):
-            if part.region.dtype in FLOATS:
+            if part.region.dtype in FLOATS and not part.region.body:
                 for block in blocks(part.region.numbers):
                     values = room[: block.stop - block.start]
                     part.differences(block, values)

@@ -83,8 +83,13 @@ class WeightedMean:
             self._summed[index] = True
 
     def result(self, index: int, block: slice) -> Array:
-        """Return the mean of a block of a region, in an array that the next call overwrites."""
+        """Return the mean of a block of a region, in an array that the next call overwrites.
+
+        Under a rule of the workflow's that does not normalise, that is the sum.
+        """
         region, weight = self._regions[index], self._weights[index]
+        if region.fold_rule is not None and not region.fold_rule.normalise:
+            weight = 1.0
         mean = self._mean[: block.stop - block.start]
         total = self._sum(index, self._last[index], block, mean)
         if _is_power_of_two(weight):

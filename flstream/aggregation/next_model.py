@@ -56,7 +56,7 @@ class NextModel:
         self._digest = BodyDigest(sink.layout)
         self._optimizer: OptimizerWalk | None = None
         if optimization is not None:
-            selected = rule.selected(sink.layout)
+            selected = {name for name in rule.selected(sink.layout) if not rule.body_of(name)}
             self._optimizer = OptimizerWalk(optimization, sink.layout, selected)
         self._block = np.empty(SMALL_BLOCK)
 
@@ -88,7 +88,7 @@ class NextModel:
 
     def _keep(self, region: Region, target: memoryview) -> None:
         target[:] = self._old.of(region)
-        if self._optimizer and region.is_selected and region.dtype in FLOATS:
+        if self._optimizer and region.is_selected and _is_optimized(region):
             self._optimizer.keep(region)
 
     def _fill(self, index: int, region: Region, fold: Fold, target: Elements) -> int | None:
@@ -97,9 +97,13 @@ class NextModel:
                 target.native()[part] = fold.result(index, part)
             return None
         is_float = region.dtype in FLOATS
-        for part in blocks(region.numbers, SMALL_BLOCK if self._optimizer else BLOCK):
+        needs_old = self._optimizer is not None or region.fold_rule is not None
+        for part in blocks(region.numbers, SMALL_BLOCK if needs_old else BLOCK):
             values = fold.result(index, part)
-            if self._optimizer and is_float:
+            if region.fold_rule is not None:
+                np.multiply(values, region.fold_rule.scale, out=values)
+                np.add(values, self._old_block(region, part), out=values)
+            if self._optimizer and _is_optimized(region):
                 self._optimizer.advance(region, part, values, self._old_block(region, part))
             target.store(part, values)
             if self._is_checked and is_float:
@@ -112,3 +116,8 @@ class NextModel:
         block = self._block[: part.stop - part.start]
         Elements(region.dtype, self._old.of(region)).load(part, block)
         return block
+
+
+def _is_optimized(region: Region) -> bool:
+    """Whether a server optimizer has a part in a region."""
+    return region.dtype in FLOATS and not region.body

@@ -178,7 +178,7 @@ class PartialSum:
             weight = region.before
             for place, update in enumerate(updates):
                 if region.carried_by(place):
-                    weight += update.weight
+                    weight += region.weight_of(update)
             for spec in model.overlapping(region.start, region.stop):
                 weights[place_of[spec.name]] = weight
         spec = self._side_layout.layout.by_name[_WEIGHTS]

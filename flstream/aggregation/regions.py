@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from flstream.aggregation.elements import unit
+from flstream.aggregation.elements import FLOATS, unit
+from flstream.aggregation.fold_rule import FoldRule
+from flstream.model.joined import MAIN
 from flstream.model.layout import Layout
+
+if TYPE_CHECKING:
+    from flstream.aggregation.rules import AggregationRule
+    from flstream.aggregation.update import UpdateSource
 
 
 class Region(NamedTuple):
@@ -20,6 +26,8 @@ class Region(NamedTuple):
         carriers: Set of the updates that have it: bit i for the one at place i of the cohort.
         before: Weight of the updates that were summed earlier.
         is_selected: Whether the rule aggregates it.
+        body: Name of the body that it belongs to; empty for the model itself.
+        fold_rule: How the workflow has it combined; None for the job's way.
     """
 
     dtype: str
@@ -28,6 +36,8 @@ class Region(NamedTuple):
     carriers: int
     before: float
     is_selected: bool = True
+    body: str = MAIN
+    fold_rule: FoldRule | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -39,6 +49,12 @@ class Region(NamedTuple):
         """Number of its numbers: see :class:`flstream.aggregation.elements.Elements`."""
         return (self.stop - self.start) // unit(self.dtype)
 
+    def weight_of(self, update: UpdateSource) -> float:
+        """Weight of an update here."""
+        if self.fold_rule is None:
+            return update.weight
+        return self.fold_rule.weight_of(update.site, update.weight)
+
     def carried_by(self, place: int) -> bool:
         """Return whether the update at this place of the cohort has it."""
         return bool(self.carriers >> place & 1)
@@ -49,7 +65,7 @@ class Regions:
 
     Args:
         layout: Layout of the body.
-        selected: Names of the tensors that are aggregated; the others keep their values.
+        rule: Rule that selects the tensors that are aggregated; the others keep their values.
         carried: For each update the names of its tensors; None for one that has all.
         before: For each tensor of the layout, the weight summed earlier.
     """
@@ -57,11 +73,12 @@ class Regions:
     def __init__(
         self,
         layout: Layout,
-        selected: Collection[str],
+        rule: AggregationRule,
         carried: Sequence[Collection[str] | None],
         before: Sequence[float],
     ) -> None:
         self.all: list[Region] = []
+        selected = rule.selected(layout)
         # Bits, since sets of a thousand updates for many tensors would take the memory of a model.
         whole = sum(1 << place for place, names in enumerate(carried) if names is None)
         parts = [(1 << place, names) for place, names in enumerate(carried) if names is not None]
@@ -71,7 +88,17 @@ class Regions:
             carriers, is_selected = 0, spec.name in selected
             if is_selected:
                 carriers = whole | sum(bit for bit, names in parts if spec.name in names)
-            region = Region(spec.dtype, spec.start, spec.stop, carriers, weight, is_selected)
+            body = rule.body_of(spec.name)
+            region = Region(
+                spec.dtype,
+                spec.start,
+                spec.stop,
+                carriers,
+                weight,
+                is_selected,
+                body,
+                rule.fold_rules.get(body) if spec.dtype in FLOATS else None,
+            )
             last = self.all[-1] if self.all else None
             if last and last[0] == region[0] and last[3:] == region[3:]:
                 self.all[-1] = last._replace(stop=region.stop)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flstream.aggregation.fold import Fold
+from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.ranked import TrimmedMean, fraction_trim, median_trim
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
 from flstream.job.sections import AggregationSection
+from flstream.model.joined import MAIN, body_of, split
 from flstream.model.layout import Layout
 
 # Products with values, and sums of a million of them, stay normal numbers of float64.
@@ -35,6 +37,9 @@ class AggregationRule:
         exclude: Regular expressions of which none may be found there.
         on_nonfinite: Whether an update with an infinity or a NaN is refused or folded.
         factors: Factors of the weights of updates, by site; 1 for others.
+        bodies: Names of the bodies that are folded with the model, beside it.
+        fold_rules: Rules of bodies that are combined otherwise, by name of the body; that of the
+            model has the empty name.
     """
 
     method: Method = "mean"
@@ -44,6 +49,8 @@ class AggregationRule:
     exclude: Sequence[str] = ()
     on_nonfinite: Literal["reject", "allow"] = "reject"
     factors: Mapping[str, float] = field(default_factory=dict)
+    bodies: Sequence[str] = ()
+    fold_rules: Mapping[str, FoldRule] = field(default_factory=dict)
 
     @property
     def is_ranked(self) -> bool:
@@ -74,14 +81,26 @@ class AggregationRule:
     def selected(self, layout: Layout) -> frozenset[str]:
         """Return the names of the tensors that are aggregated.
 
+        Those of other bodies than the model's are where the model's tensors of these names are.
+
         Raises:
             UsageError: A pattern is found in no name; the message has the key and the pattern.
         """
         names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
         for alias, name in layout.aliases.items():
             names[name].append(alias)
+        if self.bodies:
+            names = {name: self._own_names(each) for name, each in names.items()}
         included = _matching("include", self.include, names)
         return frozenset(included) - frozenset(_matching("exclude", self.exclude, names))
+
+    def body_of(self, name: str) -> str:
+        """Name of the body that a tensor belongs to; empty for the model itself."""
+        return body_of(name, self.bodies) if self.bodies else MAIN
+
+    def _own_names(self, names: Sequence[str]) -> list[str]:
+        parts = split(dict.fromkeys(names), self.bodies)
+        return [name for part in parts.values() for name in part]
 
 
 def rule_for(section: AggregationSection) -> AggregationRule:

@@ -39,10 +39,13 @@ class UpdatePart:
         room: Array,
     ) -> None:
         self.place = place
-        self.weight = update.weight
+        self.weight = region.weight_of(update)
         self.region = region
         self._sent = Elements(region.dtype, data)
         self._is_difference = update.params_type == "DIFF"
+        if region.body:
+            # Whether the params are weights or differences says nothing of other bodies.
+            self._is_difference = region.fold_rule is not None and region.fold_rule.base == "zero"
         self._old = old
         self._scale = scale
         self._not_finite = not_finite
@@ -58,16 +61,20 @@ class UpdatePart:
         return whole
 
     def reals(self, block: slice, out: Array) -> None:
-        """Write the new values of a block into a float64 array of its length."""
+        """Write what is summed of a block into a float64 array of its length.
+
+        That is the new values, or, under a rule of the workflow's, the differences that it sums.
+        """
         if self.region.dtype == "BOOL":
             self._bools(block, out)
-        elif not self._is_difference and self._scale == 1:
+        elif not self._is_difference and self._scale == 1 and self.region.fold_rule is None:
             self.sent(block, out)
         else:
             self.differences(block, out)
             if self._scale != 1:
                 np.multiply(out, self._scale, out=out)
-            np.add(out, self._old_block(block), out=out)
+            if self.region.fold_rule is None:
+                np.add(out, self._old_block(block), out=out)
 
     def differences(self, block: slice, out: Array) -> None:
         """Write a block's differences from the old values, before scaling, into a float64 array."""

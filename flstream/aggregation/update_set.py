@@ -114,7 +114,7 @@ class UpdateSet:
         self.old = BaseValues(base)
         self.regions = Regions(
             layout,
-            rule.selected(layout),
+            rule,
             [each.carried.by_name if each.update.partial else None for each in self._readings],
             before or [0.0] * len(layout.tensors),
         )
@@ -186,7 +186,7 @@ class UpdateSet:
 
     def _part(self, place: int, region: Region, read: Range) -> UpdatePart:
         update, data = read.reading.update, read.data(region.start, region.stop)
-        if read.reading.may_be_unchanged:
+        if read.reading.may_be_unchanged and not region.body:
             # Which one range disproves, where a site has trained.
             read.reading.compare(data, self.old.of(region))
         return UpdatePart(
@@ -195,7 +195,7 @@ class UpdateSet:
             region,
             data,
             self.old.of,
-            self._scales[place],
+            1.0 if region.body else self._scales[place],
             partial(self._refuse, update.site) if self._checks_finite else None,
             self._room,
         )
