@@ -73,8 +73,8 @@ class FoldRule:
                 return ()
             case Mapping() as by_site:
                 return by_site.values()
-            case str() | bytes() as text:
-                return [text]
+            case str() | bytes():
+                return [self.weights]
             case Sequence() as listed:
                 return listed
             case number:

@@ -31,6 +31,7 @@ from flstream.client.decorators import evaluate, train
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import Learner
 from flstream.client.proximal import proximal_term
+from flstream.client.scaffold import ScaffoldControl
 from flstream.client.session import current as _current
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ __all__ = [
     "FLModel",
     "Learner",
     "ParamsType",
+    "ScaffoldControl",
     "SiteContext",
     "clear",
     "evaluate",

@@ -14,7 +14,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flstream.client import joined_bodies
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.scaffold import CONTROL
+from flstream.client.scaffold_helper import PTScaffoldHelper
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +39,7 @@ NAMES = {
     "nvflare.app_common.app_constant": ["AlgorithmConstants", "AppConstants", "ModelName"],
     "nvflare.app_common.np.constants": ["NPConstants"],
     "nvflare.app_opt.pt.fedproxloss": ["PTFedProxLoss"],
+    "nvflare.app_opt.pt.scaffold": ["PTScaffoldHelper"],
 }
 """Names that scripts import from NVFlare's other modules."""
 
@@ -136,6 +140,7 @@ def install() -> None:
             ModelName,
             NPConstants,
             ParamsType,
+            PTScaffoldHelper,
         )
     }
     found["PTFedProxLoss"] = fedprox_loss()
@@ -149,6 +154,8 @@ def install() -> None:
             setattr(module, each, found[each])
         _enter(name, module)
     sys.meta_path.insert(0, _NoOther())
+    joined_bodies.RECEIVED_AS[CONTROL] = AlgorithmConstants.SCAFFOLD_CTRL_GLOBAL
+    joined_bodies.SENT_AS[CONTROL] = AlgorithmConstants.SCAFFOLD_CTRL_DIFF
 
 
 def _enter(name: str, module: ModuleType) -> None:

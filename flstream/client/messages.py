@@ -56,6 +56,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         meta: Payload message of the values that the workflow sends along; empty for none.
         order: Order in which training code is to find the tensors; see
             :mod:`flstream.model.order`.
+        joined: Names of the bodies that are joined with the model into one, and with the update
+            that is to be sent; see :mod:`flstream.model.joined`.
     """
 
     kind: TaskKind
@@ -68,6 +70,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     keeps_state: bool = True
     meta: bytes = b""
     order: str = ""
+    joined: list[str] = []
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):

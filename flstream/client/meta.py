@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from flstream.client.fl_model import FLModel
 from flstream.errors import ClientError, PayloadError
 from flstream.streaming.payload import pack, unpack
 
@@ -74,10 +73,10 @@ def _packed(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None)
     return packed.message
 
 
-def pack_meta(model: FLModel) -> bytes:
-    """What an answer sends beside its params; see :func:`pack_values`."""
-    meta = {key: value for key, value in model.meta.items() if key not in _OWN_FIELDS}
-    return pack_values(meta, model.optimizer_params)
+def pack_meta(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None) -> bytes:
+    """What an answer sends beside its tensors; see :func:`pack_values`."""
+    values = {key: value for key, value in meta.items() if key not in _OWN_FIELDS}
+    return pack_values(values, optimizer_params)
 
 
 def unpack_meta(message: bytes) -> SentMeta:

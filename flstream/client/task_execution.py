@@ -19,6 +19,7 @@ from flstream.client.answers import (
 )
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.joined_bodies import JoinedBodies
 from flstream.client.messages import (
     MODEL,
     Answered,
@@ -36,7 +37,7 @@ from flstream.errors import ClientError, FlstreamError, StreamingError
 from flstream.model.body import Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody, Params
+from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.model.order import in_order
 
 if TYPE_CHECKING:
@@ -46,13 +47,16 @@ if TYPE_CHECKING:
     Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
 
 
-def received_model(task: Task, site: str, tensors: Params) -> FLModel:
+def received_model(
+    task: Task, site: str, tensors: Params, bodies: Mapping[str, Params] | None = None
+) -> FLModel:
     """Return the model of a task as training code receives it.
 
     Args:
         task: The task.
         site: Name of the site.
         tensors: The received tensors by name.
+        bodies: Those of the bodies that travel with the model, by name of the body.
     """
     sent = unpack_meta(task.meta)
     return FLModel(
@@ -60,7 +64,7 @@ def received_model(task: Task, site: str, tensors: Params) -> FLModel:
         optimizer_params=sent.optimizer_params,
         current_round=task.round - 1,
         total_rounds=task.total_rounds,
-        meta={**sent.meta, "site_name": site, "task": task.kind},
+        meta={**sent.meta, **(bodies or {}), "site_name": site, "task": task.kind},
     )
 
 
@@ -90,6 +94,9 @@ class TaskExecution:
         self._is_shared = len(task.sites) > 1
         # Of the received model: training may break the ties between the tensors that it sends.
         self._layout: Layout | None = None
+        # The same with the bodies that are joined with the model; and what they are.
+        self._joint: Layout | None = None
+        self._joined: JoinedBodies | None = None
         self._selected: Collection[str] | None = None
         self._was_received = False
         # In a task for several sites: the received model, or the reason why it did not arrive.
@@ -149,11 +156,13 @@ class TaskExecution:
             tensors = copies_of(self._model())
         else:
             tensors = self._fetch(self._new).tensors
+        assert self._joined is not None
+        tensors, bodies = self._joined.taken_apart(tensors, self._framework)
         if into is None and self._layout is not None:
             tensors = in_order(tensors, self._layout, self.task.order)
         self._was_received = True
         seed_everything(site.seed)
-        return received_model(self.task, site.name, tensors)
+        return received_model(self.task, site.name, tensors, bodies)
 
     def answer(self, model: FLModel) -> None:
         """Take the current site's answer; in a task for a single site, send it at once.
@@ -168,7 +177,11 @@ class TaskExecution:
         site = self._current()
         # Memory that the script frees from here on is kept for the next model.
         self._worker.memory.keep()
-        metrics, weight, meta = metrics_of(model), weight_of(model), pack_meta(model)
+        metrics, weight = metrics_of(model), weight_of(model)
+        if self._joined is not None:
+            meta = pack_meta(self._joined.rest(model.meta), model.optimizer_params)
+        else:
+            meta = pack_meta(model.meta, model.optimizer_params)
         has_params = model.params is not None
         update: MemoryBody | None = None
         if self.task.kind == "evaluate":
@@ -177,17 +190,24 @@ class TaskExecution:
         else:
             params, partial = params_to_send(model, site.round, self._layout, self._selected)
             kind, framework = ParamsType(model.params_type), framework_of(params)
-            tied = None if self._layout is None else self._layout.aliases
+            if self._joined is not None:
+                params = self._joined.put_together(params, model.meta, self._selected)
+            elif self.task.joined:
+                raise ClientError(
+                    "the answer was sent before the model was received, and the workflow folds "
+                    f"meta[{self.task.joined[0]!r}] of it, too; call receive() first"
+                )
+            tied = None if self._joint is None else self._joint.aliases
             # The steps that can fail come first: a failed site keeps no state, and is not in the
             # bundle. An update is offered only once the state that belongs to it is durable.
             if self._is_shared:
                 pieces = copied(params, tied)
-                check_kinds((piece[:3] for piece in pieces), self._layout)
+                check_kinds((piece[:3] for piece in pieces), self._joint)
                 state = site.state.keep()
                 self._bundle.add(pieces)
             else:
                 update = MemoryBody.of(params, tied=tied)
-                check_kinds((spec[:3] for spec in update.layout.tensors), self._layout)
+                check_kinds((spec[:3] for spec in update.layout.tensors), self._joint)
                 state = site.state.keep()
             answer = SiteAnswer(
                 site.name, weight, metrics, kind.value, framework, partial, True, state, meta
@@ -242,11 +262,22 @@ class TaskExecution:
 
     def _fetch(self, sink_for: Callable[[Layout], MemoryBody]) -> MemoryBody:
         body, cost = self._worker.fetch(self.task.bodies[MODEL], sink_for)
-        if self._worker.selection is not None:
-            self._selected = self._worker.selection(body.layout)
-        self._layout = body.layout
+        self._note(body.layout)
+        if self._worker.selection is not None and self._layout is not None:
+            self._selected = self._worker.selection(self._layout)
         self._worker.send(Received(self.task.effect, cost.retries))
         return body
+
+    def _note(self, layout: Layout) -> JoinedBodies:
+        """Take the layout of what is received, and find in it the model's."""
+        if self._joined is None:
+            self._joined = JoinedBodies(self.task.joined, layout)
+            self._joint, self._layout = layout, self._joined.model
+        return self._joined
+
+    @property
+    def _framework(self) -> Framework:
+        return self._worker.info.exchange_format
 
     def _model(self) -> MemoryBody:
         """Return the received model, of which every site gets a copy."""
@@ -276,16 +307,17 @@ class TaskExecution:
         body = MemoryBody.over(into)
 
         def existing(layout: Layout) -> MemoryBody:
-            difference = layout.difference(body.layout)
+            joined = self._note(layout)
+            difference = joined.model.difference(body.layout)
             if difference:
                 raise ClientError(f"the model does not fit what it is received into: {difference}")
-            return body
+            return joined.beside(body, self._framework)
 
         return existing
 
     def _placed(self, place: Place) -> Callable[[Layout], MemoryBody]:
         def placed(layout: Layout) -> MemoryBody:
-            into = place(layout)
+            into = place(self._note(layout).model)
             return self._new(layout) if into is None else self._existing(into)(layout)
 
         return placed

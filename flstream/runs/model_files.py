@@ -6,10 +6,13 @@ import re
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from flstream.telemetry.events import ModelRecord
+
 OPTIMIZER = "optimizer"
 """Name of the body that is the server optimizer's state."""
 
 _END = ".safetensors"
+_BODY = re.compile(r"[a-z_-]+")
 _NAME = re.compile(
     r"round-(?P<round>[0-9]{4,18})(?:\.step-(?P<step>[0-9]{2,18}))?(?:\.(?P<body>[a-z_-]+))?"
     r"\.safetensors(?P<temporary>\.tmp)?"
@@ -44,6 +47,11 @@ class ModelFile(NamedTuple):
         """Whether it is a whole model, rather than what belongs to one."""
         return not self.body and not self.is_temporary
 
+    @property
+    def of_model(self) -> ModelFile:
+        """The file of the model that it belongs to."""
+        return self._replace(body="")
+
     @classmethod
     def parse(cls, name: str) -> Self | None:
         """What a file is by its name; None if its name is none that a run gives."""
@@ -56,6 +64,22 @@ class ModelFile(NamedTuple):
         return found if found.name == name else None
 
 
-def state_file(checkpoint: Path) -> Path:
-    """Where the server optimizer's state beside a model lies."""
-    return checkpoint.with_name(f"{checkpoint.name.removesuffix(_END)}.{OPTIMIZER}{_END}")
+def body_file(checkpoint: Path, body: str) -> Path:
+    """Where a body beside a model lies.
+
+    Args:
+        checkpoint: Path of the model.
+        body: Name of the body, such as :data:`OPTIMIZER`.
+    """
+    return checkpoint.with_name(f"{checkpoint.name.removesuffix(_END)}.{body}{_END}")
+
+
+def bodies_beside(model: ModelRecord) -> dict[str, str]:
+    """Digests of the bodies beside a model, by name; the server optimizer's state is one."""
+    optimizer = {OPTIMIZER: model.optimizer_state} if model.optimizer_state else {}
+    return {**model.bodies, **optimizer}
+
+
+def is_body_name(name: str) -> bool:
+    """Whether a body beside a model may have this name."""
+    return _BODY.fullmatch(name) is not None and name != OPTIMIZER

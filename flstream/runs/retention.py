@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -84,8 +85,11 @@ class Retention:
         run: The run directory.
         keep: Number of checkpoints to keep besides the best one, or ``"all"``.
         rounds: Number of rounds of the job.
-        side_files: Functions that return, for a round, the path of a file that is removed together
-            with the round's checkpoint, such as the server optimizer's state.
+        bodies: Names of the bodies beside models, such as the server optimizer's state, which are
+            removed together with them.
+
+    Attributes:
+        bodies: As given, with those that were added.
     """
 
     def __init__(
@@ -93,13 +97,23 @@ class Retention:
         run: RunDirectory,
         keep: Keep,
         rounds: int,
-        side_files: Sequence[Callable[[int], Path]] = (),
+        bodies: Iterable[str] = (),
     ) -> None:
         self._run = run
         self._keep = keep
         self._rounds = rounds
-        self._side_files = side_files
+        self.bodies = list(bodies)
         self._warned: set[Path] = set()
+
+    def add_bodies(self, names: Iterable[str]) -> None:
+        """Remove further bodies together with their models."""
+        self.bodies += [name for name in names if name not in self.bodies]
+
+    @property
+    def _kinds(self) -> list[Callable[[int], Path]]:
+        """Functions that return, for a round, the path of a file; that of the model comes last."""
+        beside = [partial(self._run.body_file, body) for body in self.bodies]
+        return [*beside, self._run.checkpoint]
 
     def settle(
         self,
@@ -145,10 +159,9 @@ class Retention:
             if self._run.checkpoint(number) in in_use:
                 continue
             # The checkpoint is removed last: if the process is killed before, it is found again.
-            kinds = (*self._side_files, self._run.checkpoint)
             if all(
                 self._remove(path_of(number), self._successor(path_of, last), removed.warnings)
-                for path_of in kinds
+                for path_of in self._kinds
             ):
                 removed.rounds.append(number)
         return removed
@@ -164,9 +177,8 @@ class Retention:
             OSError: The folder of checkpoints cannot be searched.
         """
         stored = [number for number in stored_rounds(self._run) if number in own]
-        kinds = (*self._side_files, self._run.checkpoint)
         going = superseded(stored, last, self._keep, None)
-        paths = [path_of(number) for number in going for path_of in kinds]
+        paths = [path_of(number) for number in going for path_of in self._kinds]
         return sum(path.stat().st_size for path in paths if path.is_file())
 
     def _successor(self, path_of: Callable[[int], Path], last: int) -> Path | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flstream.errors import SimulationError, UsageError
 from flstream.model.descriptors import sync_directory
-from flstream.runs.model_files import OPTIMIZER, ModelFile, state_file
+from flstream.runs.model_files import OPTIMIZER, ModelFile
 from flstream.runs.small_files import sync_file, temporary_of, write_whole
 from flstream.telemetry.events import ModelRecord
 from flstream.telemetry.locks import lock_file
@@ -232,6 +232,15 @@ class RunDirectory:
         step = self.step_checkpoint(record.round, record.step)
         return step if step.is_file() else self.checkpoint(record.round)
 
+    def body_file(self, body: str, round_number: int) -> Path:
+        """A body beside the newest model of a round.
+
+        Args:
+            body: Name of the body.
+            round_number: The round.
+        """
+        return self.checkpoints / ModelFile(round_number, None, body).name
+
     def optimizer_state(self, round_number: int, step: int | None = None) -> Path:
         """The server optimizer's state beside a model.
 
@@ -311,20 +320,22 @@ class RunDirectory:
             written: Round and step of every model that the run has written, or was about to.
         """
         kept = {self.model_file(each) for each in models}
-        kept |= {state_file(path) for path in kept}
-        void, known = [], set(written)
+        files, void, known = self._checkpoint_files(), [], set(written)
         for number, step in sorted(known):
             paths = [self.checkpoint(number)]
             # It gets the name of its step only once the next one is about to be written.
             if (number, step + 1) in known:
                 paths.append(self.step_checkpoint(number, step))
             for path in paths:
-                void += [each for each in (path, state_file(path)) if each not in kept]
+                if path not in kept:
+                    # The model, then what lies beside it.
+                    beside = (each for each, file in files if path.name == file.of_model.name)
+                    void += [path, *(each for each in beside if each != path)]
         # The initial model is written by a process of its own, which the journal says nothing of.
         if self.checkpoint(0) not in kept:
             void.append(self.checkpoint(0))
         found = [path for path in dict.fromkeys(void) if path.is_file() and not path.is_symlink()]
-        found += [path for path, file in self._checkpoint_files() if file.is_temporary]
+        found += [path for path, file in files if file.is_temporary]
         ends = [self.final_model, self.best_model, self.summary]
         temporary = [
             temporary_of(path) for path in (self.job_file, self.job_files, self.versions, *ends)

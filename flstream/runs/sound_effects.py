@@ -10,7 +10,7 @@ from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
 from flstream.runs.history import History
-from flstream.runs.model_files import state_file
+from flstream.runs.model_files import bodies_beside, body_file
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import EffectDone, ModelRecord
 
@@ -44,8 +44,8 @@ def sound_effects(
 ) -> SoundEffects:
     """Find the newest model that is sound, and the effects that count with it.
 
-    The models are read from the newest on until one is sound, with the server optimizer's state
-    beside it: the next fold would take that as it is, and come to other bits.
+    The models are read from the newest on until one is sound, with the bodies beside it, such as
+    the server optimizer's state: the next fold would take them as they are, and come to other bits.
 
     Args:
         effects: The effects that are final, in the order in which they were written.
@@ -60,8 +60,8 @@ def sound_effects(
             continue
         path = run.model_file(model)
         flaw = _flaw(path, model.digest)
-        if flaw is None and model.optimizer_state:
-            flaw = _flaw(state_file(path), model.optimizer_state)
+        for body, digest in bodies_beside(model).items():
+            flaw = flaw or _flaw(body_file(path, body), digest)
         if flaw is None:
             return SoundEffects(effects[:end], True, flaws)
         flaws.append(flaw)

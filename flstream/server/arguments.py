@@ -6,7 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flstream.aggregation.fold_rule import FoldRule
+from flstream.aggregation.rules import AggregationRule
 from flstream.errors import WorkflowError
+from flstream.model.joined import MAIN
+from flstream.runs.model_files import is_body_name
 from flstream.server.program_view import Model
 
 
@@ -68,3 +72,66 @@ def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
             f"run.train() was given timeout={timeout!r}; give it seconds above 0, or None for "
             "clients.round_timeout"
         )
+
+
+def check_bodies(bodies: Mapping[str, object]) -> None:
+    """Refuse bodies that a model cannot have beside it.
+
+    Raises:
+        WorkflowError: The message names the body and its value.
+    """
+    for name, value in bodies.items():
+        if not is_body_name(name):
+            raise WorkflowError(
+                f"run.initial_model() was given a body named {name!r}; a name has small letters "
+                "and underscores, and 'optimizer' is the server optimizer's"
+            )
+        if value != "zeros":
+            raise WorkflowError(
+                f"run.initial_model({name}={value!r}): a body beside a model begins with zeros; "
+                f'write {name}="zeros"'
+            )
+
+
+def fold_rules(
+    aggregation: AggregationRule,
+    bodies: Sequence[str],
+    rule: object,
+    rules: Mapping[str, object],
+) -> dict[str, FoldRule]:
+    """The rules of a fold by name of the body; that of the model has the empty name.
+
+    Args:
+        aggregation: The job's way to combine updates.
+        bodies: Names of the bodies beside the model.
+        rule: The rule of the model; None for the job's way.
+        rules: Those of the bodies beside it, by name.
+
+    Raises:
+        WorkflowError: One is no rule, of no body, or missing; or the job's way is not the mean.
+    """
+    found: dict[str, FoldRule] = {}
+    for body, given in {**({} if rule is None else {MAIN: rule}), **rules}.items():
+        if not isinstance(given, FoldRule):
+            name = f"{body}=" if body else ""
+            raise WorkflowError(
+                f"run.fold({name}...) was given a {type(given).__name__} as a rule; give it a "
+                "FoldRule"
+            )
+        found[body] = given
+    if unknown := sorted(found.keys() - {MAIN, *bodies}):
+        raise WorkflowError(
+            f"run.fold() was given a rule for the body {unknown[0]!r}, which the model does not "
+            f'have; begin with run.initial_model({unknown[0]}="zeros")'
+        )
+    if missing := [body for body in bodies if body not in found]:
+        raise WorkflowError(
+            f"run.fold() has no rule for the body {missing[0]!r} beside the model; give it "
+            f"{missing[0]}=FoldRule(...)"
+        )
+    if found and aggregation.is_ranked:
+        raise WorkflowError(
+            "run.fold() was given rules, which are sums, and aggregation.method is "
+            f"{aggregation.method}; set it to mean"
+        )
+    return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from flstream.aggregation.fold_rule import FoldRule
 from flstream.client.state import StateVersion
 from flstream.errors import WorkflowError
 from flstream.server.program_view import Model, Update, Updates
@@ -20,10 +21,12 @@ class FoldedUpdates:
         trainings: The trainings that they came of, in the order in which they were given.
         chosen: The updates, one by one, in that order; None where a training was passed unread, and
             all of its updates are meant.
+        rules: How the workflow has them combined, by name of the body; none for the job's way.
     """
 
     trainings: Sequence[SiteTraining]
     chosen: Sequence[tuple[SiteTraining, str]] | None
+    rules: Mapping[str, FoldRule] = field(default_factory=dict)
 
     @classmethod
     def of(cls, updates: Sequence[Update], method: str = "fold") -> FoldedUpdates:
@@ -63,6 +66,26 @@ class FoldedUpdates:
                 )
             seen.add(site)
         return cls(list(dict.fromkeys(training for training, _ in chosen)), chosen)
+
+    def under(self, rules: Mapping[str, FoldRule]) -> FoldedUpdates:
+        """The same updates under rules of the workflow.
+
+        Args:
+            rules: By name of the body, with weights in the order of the updates.
+
+        Raises:
+            WorkflowError: There are weights for updates of which nothing was read yet, or not one
+                for each.
+        """
+        if self.chosen is None:
+            if any(isinstance(rule.weights, Sequence) for rule in rules.values()):
+                raise WorkflowError(
+                    "run.fold() was given a list of weights for updates that were not read, of "
+                    "which there may be fewer; give it list(updates), or one number for all"
+                )
+            return replace(self, rules=rules)
+        sites = [site for _, site in self.chosen]
+        return replace(self, rules={body: rule.by_site(sites) for body, rule in rules.items()})
 
     @property
     def is_unread(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -73,10 +74,11 @@ class CohortFold:
         self._cohort = cohort
         self._model = model
         self._adopts = adopts
-        self._base = store.source(model)
+        self._base = store.joined(model)
         self._refused: dict[str, str] = {}
         self._progress = FoldProgress(context, self._base.layout.nbytes)
         self._rule = adopting(context.rule) if adopts else context.rule
+        self._rule = replace(self._rule, bodies=store.bodies(model), fold_rules=cohort.rules)
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
         self._run: TaskRun | None = None
@@ -107,7 +109,7 @@ class CohortFold:
         self._progress.remote_sites = [
             each.answer.site for each in updates if isinstance(each, RemoteUpdate)
         ]
-        digest = self._fold.finish(updates, draft.sink, draft.optimization, self._refuse)
+        digest = self._fold.finish(updates, draft.target, draft.optimization, self._refuse)
         unchanged = self._fold.unchanged
         if self._adopts and digest != self._model.digest:
             unchanged = []  # it was copied, and not compared

@@ -7,12 +7,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from flstream.aggregation.fold_rule import FoldRule
 from flstream.client.meta import pack_values
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.arguments import check_model, check_name, check_training, check_values
+from flstream.server.arguments import (
+    check_bodies,
+    check_model,
+    check_name,
+    check_training,
+    check_values,
+    fold_rules,
+)
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
@@ -278,11 +286,18 @@ class Federation:
         self._finish_training(training, record)
 
     @uncatchable
-    def fold(self, model: Model, updates: Sequence[Update]) -> Model:
+    def fold(
+        self,
+        model: Model,
+        updates: Sequence[Update],
+        rule: FoldRule | None,
+        bodies: Mapping[str, FoldRule],
+    ) -> Model:
         """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
         check_model("fold", model)
         self._check_round("fold")
-        cohort = FoldedUpdates.of(updates)
+        rules = fold_rules(self.context.rule, self._store.bodies(model), rule, bodies)
+        cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
         effect = self._ask("fold", model, cohort)
         if effect.record is None:
@@ -301,6 +316,11 @@ class Federation:
             )
         cohort = FoldedUpdates.of(found, "adopt")
         model = found[0].base
+        if beside := self._store.bodies(model):
+            raise WorkflowError(
+                f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
+                "it, of which a site sends a part of the fold alone; use run.fold()"
+            )
         effect = self._ask("adopt", model, cohort)
         if effect.record is None:
             return self._make(effect, model, cohort, adopts=True)
@@ -344,9 +364,16 @@ class Federation:
         """Version of the model that was made last."""
         return self._store.newest.record.version
 
-    def model(self, version: int) -> Model:
-        """A model by its version."""
-        return self._store.handle(version)
+    @uncatchable
+    def initial_model(self, version: int, bodies: Mapping[str, object]) -> Model:
+        """The model that a workflow begins with; see :meth:`flstream.server.run.Run.initial_model`.
+
+        Args:
+            version: Its version.
+            bodies: What the bodies beside it are to be, by name.
+        """
+        check_bodies(bodies)
+        return self._store.begin(version, list(bodies))
 
     def check_failed(self) -> None:
         """Raise what an effect has failed with, if the workflow has caught that all the same.
@@ -382,7 +409,12 @@ class Federation:
         self._trainer.release_all("the workflow is replayed")
 
     def _ask(self, name: str, model: Model, cohort: FoldedUpdates) -> Effect:
-        arguments = {"model": [model.version, model.digest], "updates": cohort.arguments}
+        arguments: dict[str, object] = {
+            "model": [model.version, model.digest],
+            "updates": cohort.arguments,
+        }
+        if cohort.rules:
+            arguments["rules"] = {body: rule.plain() for body, rule in cohort.rules.items()}
         request = f"{name}(model {model.version}, {cohort.request})"
         self._scores.drop_provisional()
         return self._journal.ask(name, self.round, request, arguments)

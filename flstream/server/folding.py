@@ -18,7 +18,7 @@ from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import AbortedError, UpdateRefusedError
 from flstream.model.body import Sink, Source
-from flstream.model.checkpoint import FileSink
+from flstream.model.joined import WritesRanges
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.worker_pool import REPORT_SECONDS
@@ -139,7 +139,7 @@ class UpdateFold:
     def finish(
         self,
         updates: Sequence[CollectedUpdate],
-        sink: FileSink,
+        sink: WritesRanges,
         optimization: Optimization | None,
         refuse: Refuse,
     ) -> str:

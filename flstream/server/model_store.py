@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.errors import CheckpointError, SimulationError
+from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.descriptors import is_ours_alone
 from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
+from flstream.model.joined import MAIN, JoinedSource, SplitWriter, ZeroSource, float_layout
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
-from flstream.runs.model_files import state_file
+from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file
 from flstream.runs.retention import Retention
 from flstream.runs.small_files import temporary_of, unused_name
 from flstream.server.context import ServerContext
@@ -49,16 +52,21 @@ class StoredModel:
         record: What the journal says of it.
         effect: Number of the effect that made it; 0 for the initial model.
         is_verified: Whether this process wrote its file, or has read it and found its digest.
-        is_state_verified: The same of the server optimizer's state beside it.
+        verified: Names of the bodies beside it of which the same is known.
         source: Its file, once it is open; the header is parsed once.
+        begun: Names of the bodies that a workflow that began with it gives it; None where none did,
+            and those on record count.
+        joined: The model with the bodies beside it, once they are open.
         chunk_digests: Digests of its chunks, as far as they were taken while it was written.
     """
 
     record: ModelRecord
     effect: int
     is_verified: bool = False
-    is_state_verified: bool = False
+    verified: set[str] = field(default_factory=set)
     source: FileSource | None = None
+    begun: Sequence[str] | None = None
+    joined: Source | None = None
     chunk_digests: ChunkDigests = field(default_factory=ChunkDigests)
 
 
@@ -68,11 +76,15 @@ class ModelDraft:
 
     Attributes:
         sink: Takes its bytes.
+        bodies: Take those of the bodies beside it, by name.
+        target: Takes all of them, as one body.
         optimization: The server optimizer with its state; None without one.
         digester: Takes digests of its chunks; None where they would not be looked up.
     """
 
     sink: FileSink
+    bodies: Mapping[str, FileSink]
+    target: FileSink | SplitWriter
     optimization: Optimization | None
     digester: ChunkDigester | None
 
@@ -95,7 +107,7 @@ class ModelStore:
         self._written = set(written)
         self._optimizer = optimizer_for(job.server_optimizer)
         self._retention = Retention(
-            self._run, job.checkpoints.keep, job.planned_rounds, [self._run.optimizer_state]
+            self._run, job.checkpoints.keep, job.planned_rounds, [OPTIMIZER]
         )
         # Whatever else has the name of a round's model, somebody else has put there.
         self._rounds = {round_number for round_number, _ in self._written}
@@ -120,7 +132,9 @@ class ModelStore:
             is_verified: Whether its file is known to be sound.
         """
         assert record.version == len(self._models)
-        self._models.append(StoredModel(record, effect, is_verified, is_verified))
+        verified = set(bodies_beside(record)) if is_verified else set()
+        self._models.append(StoredModel(record, effect, is_verified, verified))
+        self._retention.add_bodies(record.bodies)
         self._rounds.add(record.round)
         if record.step:
             self._steps.append(self._models[-2])
@@ -149,6 +163,54 @@ class ModelStore:
             stored.source, stored.is_verified = source, True
             self._opened.add(model.version)
         return stored.source
+
+    def begin(self, version: int, bodies: Sequence[str]) -> Model:
+        """A model with which a workflow begins.
+
+        Args:
+            version: Version of the model.
+            bodies: Names of the bodies that it has beside it from here on, which are zeros: one
+                number for each float of the model.
+        """
+        stored = self._models[version]
+        if stored.begun != bodies:
+            stored.begun, stored.joined = bodies, None
+        self._retention.add_bodies(bodies)
+        return self.handle(version)
+
+    def bodies(self, model: Model) -> Sequence[str]:
+        """Names of the bodies beside a model, which travel and are folded with it."""
+        stored = self._models[model.version]
+        return list(stored.record.bodies) if stored.begun is None else stored.begun
+
+    def joined(self, model: Model) -> Source:
+        """A model with the bodies beside it as one source, verified once and kept open.
+
+        Raises:
+            UnsoundModelError: A file is damaged or gone.
+            LayoutError: A tensor is named like one of another body.
+        """
+        stored, source = self._models[model.version], self.source(model)
+        names = self.bodies(model)
+        if not names:
+            return source
+        if stored.joined is None:
+            parts: dict[str, Source] = {MAIN: source}
+            for name in names:
+                if stored.begun is not None:
+                    parts[name] = ZeroSource(float_layout(source.layout, FLOATS))
+                    continue
+                parts[name] = self._body(stored, name)
+            stored.joined = JoinedSource(parts)
+        return stored.joined
+
+    def _body(self, stored: StoredModel, name: str) -> FileSource:
+        """Open a body beside a model, and verify it once."""
+        source = _opened(stored, body_file(self.path(stored.record), name))
+        if name not in stored.verified:
+            _verify(stored, source, bodies_beside(stored.record)[name])
+            stored.verified.add(name)
+        return source
 
     def layout(self, record: ModelRecord) -> Layout:
         """The layout of a model, without looking at its tensors.
@@ -180,14 +242,16 @@ class ModelStore:
             CheckpointError: The disk does not take it.
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
-        layout = self.source(base).layout
+        layout, bodies = self.source(base).layout, self.bodies(base)
         path, (_, step) = self._run.checkpoint(round_number), self.next_record(round_number)
         own_name = self._run.step_checkpoint(round_number, step)
-        in_the_way = [own_name, state_file(own_name)]
+        in_the_way = [own_name]
         if step == 0 and (round_number, 0) not in self._written:
-            in_the_way += [path, state_file(path)]
+            in_the_way.append(path)
         for each in in_the_way:
             self._set_aside(each)
+            for body in (OPTIMIZER, *bodies):
+                self._set_aside(body_file(each, body))
         self._reuse(path)
         # Sites are sent it in chunks, whose digests are at hand now. Frames that are not lent do
         # not look them up: those are digested while they are copied.
@@ -198,10 +262,17 @@ class ModelStore:
             metadata[ORDER] = order
         with ExitStack() as stack:
             sink = stack.enter_context(FileSink(path, layout, metadata, digester=digester))
+            beside = {
+                body: stack.enter_context(
+                    FileSink(body_file(path, body), float_layout(layout, FLOATS))
+                )
+                for body in bodies
+            }
             optimization = None
             if optimizes and self._optimizer is not None:
                 optimization = self._optimization(stack, base, path, layout)
-            yield ModelDraft(sink, optimization, digester)
+            target = SplitWriter({MAIN: sink, **beside}) if beside else sink
+            yield ModelDraft(sink, beside, target, optimization, digester)
 
     def finish(self, draft: ModelDraft, round_number: int, digest: str) -> ModelRecord:
         """Make a model that was written durable, and return what the journal is to say of it."""
@@ -214,15 +285,21 @@ class ModelStore:
         self._rounds.add(round_number)
         if step:
             self._rename_earlier(round_number, step - 1)
+        # The model last: where it is, what goes with it is, too.
+        for sink in draft.bodies.values():
+            sink.finish()
+        digests: dict[str, str] = {}
+        if isinstance(draft.target, SplitWriter):
+            digests = draft.target.digests()
+            digest = digests.pop(MAIN)
         if draft.optimization is not None:
-            # The state first: where a model is, what goes with it is, too.
             state_out = draft.optimization.state_out
             assert isinstance(state_out, FileSink)
             state_out.finish()
             # It was written here and there, a block of each moment at a time; so it is read again.
-            state = body_digest(FileSource(state_file(path)))
+            state = body_digest(FileSource(body_file(path, OPTIMIZER)))
         draft.sink.finish()
-        return ModelRecord(round_number, version, step, digest, state)
+        return ModelRecord(round_number, version, step, digest, state, digests)
 
     def keep_digests(self, record: ModelRecord, digester: ChunkDigester | None) -> None:
         """Remember the digests of the chunks of the model that was added last."""
@@ -244,8 +321,9 @@ class ModelStore:
         for stored in self._steps:
             if stored.record.version not in kept:
                 path = self._run.step_checkpoint(stored.record.round, stored.record.step)
-                # The model goes last: where it is, the other is looked for, too.
-                steps += [state_file(path), path]
+                # The model goes last: where it is, the others are looked for, too.
+                steps += [body_file(path, body) for body in bodies_beside(stored.record)]
+                steps.append(path)
         last = self.newest.record.round
         removed = self._retention.settle(last, None, own=self._rounds, in_use=paths, steps=steps)
         self._steps = [each for each in self._steps if self._is_step(each.record)]
@@ -253,7 +331,7 @@ class ModelStore:
             self._context.emit(Warned(message=message))
         # Open, a file that was removed would take its disk still.
         for version in self._opened - (kept - {best}):
-            self._models[version].source = None
+            self._models[version].source = self._models[version].joined = None
             self._opened.discard(version)
 
     def superseded_bytes(self, last: int) -> int:
@@ -267,21 +345,18 @@ class ModelStore:
         """Bytes on disk already of what the next model of a round is written to."""
         temporary = temporary_of(self._run.checkpoint(round_number))
         spare = _ours(temporary) or _ours(temporary_of(self._run.checkpoint(round_number + 1)))
-        states = temporary_of(state_file(self._run.checkpoint(round_number)))
-        return sum(path.stat().st_size for path in (spare, _ours(states)) if path is not None)
+        bodies = self._retention.bodies
+        beside = [_ours(temporary_of(self._run.body_file(body, round_number))) for body in bodies]
+        return sum(path.stat().st_size for path in (spare, *beside) if path is not None)
 
     def _optimization(
         self, stack: ExitStack, base: Model, path: Path, layout: Layout
     ) -> Optimization:
         assert self._optimizer is not None
-        stored, before = self._models[base.version], None
-        if stored.record.optimizer_state:
-            before = _opened(stored, state_file(self.path(stored.record)))
-            if not stored.is_state_verified:
-                _verify(stored, before, stored.record.optimizer_state)
-            stored.is_state_verified = True
+        stored = self._models[base.version]
+        before = self._body(stored, OPTIMIZER) if stored.record.optimizer_state else None
         state_layout = self._optimizer.state_layout(layout, self._context.rule)
-        out = stack.enter_context(FileSink(state_file(path), state_layout))
+        out = stack.enter_context(FileSink(body_file(path, OPTIMIZER), state_layout))
         return Optimization(self._optimizer, before, out)
 
     def _is_step(self, record: ModelRecord) -> bool:
@@ -292,7 +367,9 @@ class ModelStore:
         """Give the newest model of a round the name of its step, with what lies beside it."""
         path = self._run.checkpoint(round_number)
         target = self._run.step_checkpoint(round_number, step)
-        for old, new in ((path, target), (state_file(path), state_file(target))):
+        beside = bodies_beside(self.newest.record)
+        moves = [(body_file(path, body), body_file(target, body)) for body in beside]
+        for old, new in ((path, target), *moves):
             # After a kill between two renamings, the file under the old name is a later attempt.
             if not new.exists():
                 with suppress(FileNotFoundError):

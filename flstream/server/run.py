@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from flstream.aggregation.fold_rule import FoldRule
 from flstream.errors import WorkflowError
 from flstream.server.program_view import BestModel, Model, Update, Updates
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from flstream.runs.stopping import EarlyStopping
     from flstream.server.federation import Federation
 
-__all__ = ["BestModel", "Model", "Run", "Update", "Updates"]
+__all__ = ["BestModel", "FoldRule", "Model", "Run", "Update", "Updates"]
 
 SiteOrder = Literal["fixed", "random", "random_without_same_in_a_row"]
 _ORDERS = ("fixed", "random", "random_without_same_in_a_row")
@@ -71,9 +72,20 @@ class Run:
         found = self._federation.best
         return None if found is None else BestModel(found.round, found.value)
 
-    def initial_model(self) -> Model:
-        """The model to begin with: that of the job, or the one that the stage before returned."""
-        return self._federation.model(self._start)
+    def initial_model(self, **bodies: Literal["zeros"]) -> Model:
+        """The model to begin with: that of the job, or the one that the stage before returned.
+
+        Args:
+            bodies: Bodies that it is to have beside it, by name, such as ``control="zeros"`` for
+                SCAFFOLD's control variates: a number for each float of the model. Sites find their
+                tensors in ``meta[name]`` of the model that they train, and send what is to be
+                folded in ``meta[name]`` of their answers. Each model made of it has them, too.
+
+        Raises:
+            WorkflowError: A body has another value than ``"zeros"``, or a name that no file of the
+                run may have.
+        """
+        return self._federation.initial_model(self._start, bodies)
 
     def rounds(self) -> Iterator[int]:
         """The numbers of the rounds to do, from 1; a later stage goes on from the one before.
@@ -187,7 +199,13 @@ class Run:
             model, sites, min_updates, timeout, meta=meta, optimizer_params=optimizer_params
         )
 
-    def fold(self, model: Model, updates: Sequence[Update]) -> Model:
+    def fold(
+        self,
+        model: Model,
+        updates: Sequence[Update],
+        rule: FoldRule | None = None,
+        **bodies: FoldRule,
+    ) -> Model:
         """Fold updates into the next model: the job's aggregation, then its server optimizer.
 
         The model is durable when this returns, and the updates are settled.
@@ -195,11 +213,14 @@ class Run:
         Args:
             model: The model that all of them were trained from.
             updates: What :meth:`train` returned, or some of it, of one or several calls.
+            rule: How the model's floats are combined; None for the job's ``aggregation``.
+            bodies: The same for each of the bodies beside the model, by name.
 
         Raises:
-            WorkflowError: There are no updates, or one was trained from another model.
+            WorkflowError: There are no updates, one was trained from another model, a body beside
+                the model has no rule, or ``aggregation.method`` is not the mean, which rules need.
         """
-        return self._federation.fold(model, updates)
+        return self._federation.fold(model, updates, rule, bodies)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make the update of one site the next model, as it is.

@@ -48,6 +48,7 @@ class TaskSpec:
         keeps_state: Whether what the sites leave in their state is kept.
         meta: Payload message of the values sent along; empty for none.
         order: Order in which training code is to find the tensors; empty for the layout's.
+        bodies: Names of the bodies that travel with the model, joined with it into one.
     """
 
     kind: TaskKind
@@ -62,6 +63,7 @@ class TaskSpec:
     keeps_state: bool = True
     meta: bytes = b""
     order: str = ""
+    bodies: Sequence[str] = ()
 
     @property
     def cohort(self) -> Sequence[str]:
@@ -81,6 +83,7 @@ class TaskSpec:
             keeps_state=self.keeps_state,
             meta=self.meta,
             order=self.order,
+            joined=list(self.bodies),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from flstream.aggregation.steps import plan_steps
 from flstream.client.messages import SiteTask
@@ -52,7 +53,7 @@ class Trainer:
             SimulationError: There is too little disk for what the round writes.
         """
         context, cohort = self._context, list(training.tasks)
-        base, number = self._store.source(training.base), training.effect.round
+        base, number = self._store.joined(training.base), training.effect.round
         self.free(cohort)
         training.collector.check_size()
         files = self.files(training)
@@ -77,7 +78,7 @@ class Trainer:
             training: The training.
             is_lazy: Whether its updates may be folded as they come.
         """
-        nbytes = self._store.source(training.base).layout.nbytes
+        nbytes = self._store.joined(training.base).layout.nbytes
         is_ranked = self._context.rule.is_ranked or not is_lazy
         return plan_task(self._context.job, nbytes, len(training.tasks), is_ranked=is_ranked)
 
@@ -107,7 +108,7 @@ class Trainer:
             )
             plan = plan_task(
                 self._context.job,
-                self._store.source(training.base).layout.nbytes,
+                self._store.joined(training.base).layout.nbytes,
                 len(lost),
                 is_ranked=True,
             )
@@ -163,7 +164,7 @@ class Trainer:
     def files(self, training: SiteTraining) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""
         folder = self._context.run.updates(training.number)
-        layout = self._store.source(training.base).layout
+        layout = self._store.joined(training.base).layout
         return UpdateFiles(folder, training.effect.arguments, layout)
 
     def free(self, sites: Iterable[str]) -> None:
@@ -188,12 +189,13 @@ class Trainer:
         *,
         keeps_state: bool = True,
     ) -> TaskSpec:
-        context, source = self._context, self._store.source(training.base)
+        context, source = self._context, self._store.joined(training.base)
+        bodies = self._store.bodies(training.base)
         sites = training.tasks if tasks is None else tasks
         settings = context.model_settings
         steps = plan_steps(
             source.layout,
-            context.rule,
+            replace(context.rule, bodies=bodies),
             updates=max(len(sites), 1),
             chunk_size=settings.frame_size,
             memory_budget=context.job.aggregation.memory_budget,
@@ -210,5 +212,6 @@ class Trainer:
             seconds=training.seconds,
             keeps_state=keeps_state,
             meta=training.meta,
-            order=source.metadata.get(ORDER, ""),
+            order=self._store.source(training.base).metadata.get(ORDER, ""),
+            bodies=bodies,
         )

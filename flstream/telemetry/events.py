@@ -311,6 +311,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
         digest: Digest of its body.
         optimizer_state: Digest of the server optimizer's state beside it; empty without an
             optimizer.
+        bodies: Digests of the bodies beside it that its workflow has named, by name.
     """
 
     round: int
@@ -318,6 +319,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
     step: int
     digest: str
     optimizer_state: str = ""
+    bodies: Mapping[str, str] = {}
 
 
 class ModelWritten(Event, tag="model_written"):

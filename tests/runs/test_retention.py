@@ -1,12 +1,13 @@
 """Which checkpoints go: no more than was asked for, and nothing that is not the run's own."""
 
 import os
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.runs.model_files import state_file
+from flstream.runs.model_files import OPTIMIZER, body_file
 from flstream.runs.retention import Retention, stored_rounds, superseded
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import temporary_of
@@ -18,7 +19,7 @@ def run(tmp_path):
 
 
 def state(run):
-    return lambda number: run.checkpoints / f"optimizer-{number:04d}.safetensors"
+    return partial(run.body_file, OPTIMIZER)
 
 
 def fill(run, *rounds, side_layout=None):
@@ -78,7 +79,7 @@ def test_the_initial_model_goes_like_any_other(run):
 def test_what_belongs_to_a_checkpoint_goes_with_it(run):
     fill(run, 0)
     fill(run, 1, 2, 3, side_layout=state(run))
-    retired = Retention(run, 1, 0, [state(run)]).settle(3, 2)
+    retired = Retention(run, 1, 0, [OPTIMIZER]).settle(3, 2)
     assert (retired.rounds, retired.warnings) == ([0, 1], [])
     assert there(run) == sorted([*names(run, 2, 3), state(run)(2).name, state(run)(3).name])
 
@@ -86,7 +87,7 @@ def test_what_belongs_to_a_checkpoint_goes_with_it(run):
 def test_what_may_go_becomes_the_file_that_the_next_round_writes(run):
     fill(run, 0, 1, 2, side_layout=state(run))
     was = run.checkpoint(1).stat().st_ino, state(run)(1).stat().st_ino
-    assert Retention(run, 1, 3, [state(run)]).settle(2, None).rounds == [0, 1]
+    assert Retention(run, 1, 3, [OPTIMIZER]).settle(2, None).rounds == [0, 1]
     space = temporary_of(run.checkpoint(3)), temporary_of(state(run)(3))
     assert tuple(path.stat().st_ino for path in space) == was
     kept = [run.checkpoint(2), state(run)(2)]
@@ -102,7 +103,7 @@ def test_a_model_of_a_round_that_the_run_has_made_none_in_stays(run):
 def test_models_that_were_not_their_rounds_last_go_with_what_belongs_to_them(run):
     fill(run, 1, 2)
     steps = [run.step_checkpoint(number, step) for number in (1, 2) for step in (0, 1)]
-    files = [path for step in steps for path in (state_file(step), step)]
+    files = [path for step in steps for path in (body_file(step, OPTIMIZER), step)]
     for path in files:
         path.write_text("step")
     retention = Retention(run, 2, 9)
@@ -125,7 +126,7 @@ def test_what_was_removed_half_is_removed_the_rest_of_the_way(run):
     # As after a kill between the two.
     fill(run, 0, 1, 2, side_layout=state(run))
     state(run)(1).unlink()
-    assert Retention(run, 1, 0, [state(run)]).settle(2, None).rounds == [0, 1]
+    assert Retention(run, 1, 0, [OPTIMIZER]).settle(2, None).rounds == [0, 1]
     assert there(run) == sorted([*names(run, 2), state(run)(2).name])
 
 
@@ -171,7 +172,7 @@ def test_links_and_folders_of_such_a_name_stay_and_so_does_what_they_lead_to(run
     run.checkpoint(1).mkdir()
     fill(run, 2, 3, 4)
     state(run)(2).symlink_to(outside)
-    retired = Retention(run, 1, 0, [state(run)]).settle(4, None)
+    retired = Retention(run, 1, 0, [OPTIMIZER]).settle(4, None)
     assert (retired.rounds, retired.warnings) == ([2, 3], [])
     assert outside.read_text() == "mine"
     assert there(run) == sorted([*names(run, 0, 1, 4), state(run)(2).name])
@@ -208,7 +209,7 @@ def test_a_file_that_is_gone_already_is_no_matter(run, monkeypatch):
 
 def test_a_file_that_cannot_be_removed_is_warned_of_once_and_tried_again(run, monkeypatch):
     fill(run, 0, 1, 2, side_layout=state(run))
-    retention = Retention(run, 1, 0, [state(run)])
+    retention = Retention(run, 1, 0, [OPTIMIZER])
 
     def refuse(name, *, dir_fd):
         raise PermissionError(1, "Operation not permitted")
@@ -218,7 +219,7 @@ def test_a_file_that_cannot_be_removed_is_warned_of_once_and_tried_again(run, mo
         retired = retention.settle(2, None)
         assert retired.rounds == []
         assert retired.warnings == [
-            f"checkpoints/optimizer-{number:04d}.safetensors cannot be removed: Operation not "
+            f"checkpoints/round-{number:04d}.optimizer.safetensors cannot be removed: Operation not "
             "permitted; checkpoints.keep = 1 frees no more disk until it can be"
             for number in (0, 1)
         ]

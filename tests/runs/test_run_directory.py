@@ -12,7 +12,7 @@ from journal_support import DIGESTS, a_job, a_run
 from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
-from flstream.runs.model_files import ModelFile, state_file
+from flstream.runs.model_files import OPTIMIZER, ModelFile, body_file
 from flstream.runs.resume import plan_resume
 from flstream.runs.run_directory import RunDirectory
 
@@ -137,7 +137,7 @@ def test_the_name_of_a_models_file_says_what_it_is(file):
 def test_files_of_a_model_have_the_names_that_scripts_rely_on(tmp_path):
     run = RunDirectory(tmp_path)
     names = [run.checkpoint(3), run.step_checkpoint(3, 1), run.optimizer_state(3)]
-    names += [run.optimizer_state(3, 1), state_file(run.step_checkpoint(12345, 100))]
+    names += [run.optimizer_state(3, 1), body_file(run.step_checkpoint(12345, 100), OPTIMIZER)]
     assert [path.name for path in names] == [
         "round-0003.safetensors",
         "round-0003.step-01.safetensors",

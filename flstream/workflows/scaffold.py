@@ -1,0 +1,24 @@
+"""SCAFFOLD (Karimireddy et al. 2020, arXiv:1910.06378)."""
+
+from __future__ import annotations
+
+from flstream.workflows import FoldRule, Model, Run, WorkflowArgs, workflow
+
+
+class ScaffoldArgs(WorkflowArgs):
+    """Arguments of scaffold."""
+
+
+@workflow("scaffold", ScaffoldArgs)
+def scaffold(run: Run, args: ScaffoldArgs) -> Model:
+    """Average updates whose drift towards their sites' own data is taken out by control variates.
+
+    The global control is the mean of those of all sites, of which sampled ones change theirs.
+    """
+    model = run.initial_model(control="zeros")
+    mean_of_all = FoldRule(weights=1.0, scale=1 / len(run.all_sites), base="zero")
+    for number in run.rounds():
+        updates = run.train(model, run.sample(number))
+        model = run.fold(model, updates, control=mean_of_all)
+        run.evaluate(model)
+    return model
