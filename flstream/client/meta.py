@@ -60,8 +60,9 @@ def _packed(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None)
         if packed.tensors:
             name = next(iter(packed.tensors)).removeprefix("payload")
             raise ClientError(
-                f"{name} is a tensor, and only plain values travel beside the params; send a "
-                "number with .item(), and keep an optimizer's tensors in get_state_dir()"
+                f"{name} is a tensor, and beside the params only plain values travel, and the "
+                "bodies that a workflow has beside its model; send a number with .item(), and keep "
+                "an optimizer's tensors in get_state_dir()"
             )
     except PayloadError as error:
         raise ClientError(f"meta cannot be sent: {error}") from error

@@ -219,8 +219,8 @@ def test_a_file_that_cannot_be_removed_is_warned_of_once_and_tried_again(run, mo
         retired = retention.settle(2, None)
         assert retired.rounds == []
         assert retired.warnings == [
-            f"checkpoints/round-{number:04d}.optimizer.safetensors cannot be removed: Operation not "
-            "permitted; checkpoints.keep = 1 frees no more disk until it can be"
+            f"checkpoints/round-{number:04d}.optimizer.safetensors cannot be removed: Operation "
+            "not permitted; checkpoints.keep = 1 frees no more disk until it can be"
             for number in (0, 1)
         ]
         assert retention.settle(2, None) == ([], [])

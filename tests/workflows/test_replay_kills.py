@@ -40,10 +40,19 @@ SCORES = """
 SCRIPT = ("import pathlib\nimport psutil\n" + noisy()).replace(
     "    if flare.is_evaluate():\n", SCORES + "    if flare.is_evaluate():\n"
 )
+# What it sends of a body beside the model, where its workflow has one.
+SCRIPT = SCRIPT.replace(
+    "    flare.send(flare.FLModel(params=params",
+    """    if "control" in model.meta:
+        meta["control"] = {key: torch.randn(each.shape) for key, each in params.items()}
+        meta["control"]["b"] = meta["control"]["b"].double()
+    flare.send(flare.FLModel(params=params""",
+)
 HOW = ["clients.count=3", "rounds=3", "workflow.args.order=fixed", LARGE]
 SHARED = "clients.parallel=2"
 CASES = {
     "fedavg": ["2 train", "2 renamed", "2 fold", "2 evaluating", "2 evaluate"],
+    "scaffold": ["2 train", "2 renamed", "2 fold"],
     "cyclic": ["2 train", "2 adopt", "2 half renamed", "2 renamed", "2 evaluating"],
 }
 
