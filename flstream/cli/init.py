@@ -41,6 +41,7 @@ TEMPLATES = {
     "llm": Template(
         "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
     ),
+    "scaffold": Template("scaffold", "digits with SCAFFOLD", "sklearn", "scikit-learn"),
     "exchange": Template("exchange", "no training: only moves a model, of whatever size"),
 }
 _DEFAULT = "script"

@@ -27,6 +27,15 @@ SENT_AS: dict[str, str] = {}
 """Further names of sent bodies in ``meta``, which scripts of another framework give them."""
 
 
+def without_tensors(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a model that are no bodies, which are let go of with its params."""
+    return {key: value for key, value in meta.items() if not _is_body(value)}
+
+
+def _is_body(value: object) -> bool:
+    return isinstance(value, Mapping) and any(hasattr(each, "shape") for each in value.values())
+
+
 class JoinedBodies:
     """The bodies that are joined with the model of a task.
 

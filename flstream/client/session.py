@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
+from flstream.client.joined_bodies import without_tensors
 from flstream.client.logged_values import step_of, values_of
 from flstream.client.messages import Failed, Logged
 from flstream.client.rank_link import Announcer, RankPlace
@@ -190,6 +191,7 @@ class Session:
         self._unanswered = 0
         if clear_cache:
             model.params = None
+            model.meta = without_tensors(model.meta)
             self.clear()
         self._model = self._into = None
 
@@ -197,6 +199,7 @@ class Session:
         """Release the tensors of the received model."""
         if self._model is not None:
             self._model.params = None
+            self._model.meta = without_tensors(self._model.meta)
 
     def shutdown(self) -> None:
         """Take no more tasks."""

@@ -19,10 +19,10 @@ from flstream.inspection.overview import (
 from flstream.inspection.run_outline import RunOutline, checkpoints_of, read_outline
 from flstream.inspection.statistics import Statistics, tensor_statistics
 from flstream.inspection.tree import Module, build_tree
-from flstream.inspection.verification import Verification, verify, verify_optimizer_state
+from flstream.inspection.verification import Verification, verify, verify_body
 from flstream.model.body import Scratch
 from flstream.model.formats.opening import check_file, open_checkpoint
-from flstream.runs.model_files import ModelFile
+from flstream.runs.model_files import ModelFile, bodies_beside
 from flstream.runs.run_directory import RunDirectory
 
 
@@ -59,8 +59,8 @@ class RunCheckpoint(NamedTuple):
         bytes: size of the file in bytes.
         digest: digest of the model in the run's journal; empty if it has none.
         metrics: evaluation metrics of the model, by name.
-        optimizer_state: digest of the server optimizer's state beside it, in the run's journal;
-            empty if it has none.
+        bodies: digests of the bodies beside it in the run's journal, by name, such as that of the
+            server optimizer's state.
         step: number of models that the round had written before it; None for the newest of the
             round.
     """
@@ -70,7 +70,7 @@ class RunCheckpoint(NamedTuple):
     bytes: int
     digest: str
     metrics: Mapping[str, float | None]
-    optimizer_state: str = ""
+    bodies: Mapping[str, str] = {}
     step: int | None = None
 
 
@@ -224,7 +224,7 @@ def read_run(path: Path) -> InspectedRun:
                 file_path.stat().st_size,
                 known.digest if known else "",
                 journal.metrics.get(file.round, {}) if is_last else {},
-                known.optimizer_state if known else "",
+                bodies_beside(known) if known else {},
                 file.step,
             )
         )
@@ -239,25 +239,25 @@ def read_run(path: Path) -> InspectedRun:
 def _verify(inspection: Inspection, run: InspectedRun | None) -> list[Verification]:
     """Verify the inspected checkpoint, and all checkpoints of a run directory.
 
-    The states of the server's optimizer are verified as well, since a run resumes from them too. A
-    file with two names is read once.
+    The bodies beside them are verified as well, since a run resumes from them too. A file with two
+    names is read once.
     """
     file = inspection.file
     checkpoints = run.checkpoints if run is not None else ()
     due = [each.path for each in checkpoints if _identity(each.path) != _identity(file.path)]
-    states = _verify_states(run) if run is not None else []
-    return [verify(file), *(verify(open_checkpoint(path)) for path in due), *states]
+    bodies = _verify_bodies(run) if run is not None else []
+    return [verify(file), *(verify(open_checkpoint(path)) for path in due), *bodies]
 
 
-def _verify_states(run: InspectedRun) -> list[Verification]:
+def _verify_bodies(run: InspectedRun) -> list[Verification]:
     directory, found = RunDirectory(run.path), []
     for each in run.checkpoints:
-        # A state is removed before its checkpoint, so a run that was killed in between is sound.
+        # A body is removed before its checkpoint, so a run that was killed in between is sound.
         is_last = each is run.checkpoints[-1]
-        is_there = directory.optimizer_state(each.round, each.step).exists()
-        if each.optimizer_state and (is_there or is_last):
-            file = ModelFile(each.round, each.step)
-            found.append(verify_optimizer_state(directory, file, each.optimizer_state))
+        for body, digest in each.bodies.items():
+            file = ModelFile(each.round, each.step, body)
+            if is_last or (directory.checkpoints / file.name).exists():
+                found.append(verify_body(directory, file, digest))
     return found
 
 

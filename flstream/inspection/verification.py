@@ -48,25 +48,25 @@ def verify(file: CheckpointFile) -> Verification:
     return Verification(file.path, digest, number, (*checks, confirmed))
 
 
-def verify_optimizer_state(run: RunDirectory, model: ModelFile, due: str) -> Verification:
-    """Read all of the server optimizer's state beside a model, and check it.
+def verify_body(run: RunDirectory, model: ModelFile, due: str) -> Verification:
+    """Read all of a body beside a model, such as the server optimizer's state, and check it.
 
     Args:
         run: the run directory.
-        model: file of the model.
-        due: digest of the state in the run's journal.
+        model: file of the body.
+        due: its digest in the run's journal.
 
     Raises:
         CheckpointError: a check failed; the message says which.
     """
     number = model.round
-    file = open_checkpoint(run.optimizer_state(number, model.step))
+    file = open_checkpoint(run.checkpoints / model.name)
     checks, digest = _read(file)
     if digest != due:
         raise CheckpointError(
             f"{file.path} has the digest {digest} where {run.events} has {due} for round "
-            f"{number}, so it is not what the server's optimizer remembered; take it from a copy, "
-            "or go on with --resume, which then begins a round earlier"
+            f"{number}, so it is not the {model.body} that the run wrote; take it from a copy, or "
+            "go on with --resume, which then begins a round earlier"
         )
     confirmed = f"the digest {digest} is the one that {run.events} has for round {number}"
     return Verification(file.path, digest, number, (*checks, confirmed))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, model_validator
 
@@ -25,6 +25,9 @@ class WorkflowArgs(Section):
     A function of your own adds those of the section that its decorator names. One without a
     decorator takes any others, as they are written; one of (run) alone takes no others.
     """
+
+    bodies: ClassVar[Sequence[str]] = ()
+    """Names of the bodies that travel and are folded with the model, for what is foretold."""
 
     evaluate: Annotated[Literal["auto", "task", "received"], Choice(_EVALUATE)] = "auto"
     """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.

@@ -21,6 +21,7 @@ from flstream.recipe.recipes import (
     FedAvgRecipe,
     NumpyFedAvgRecipe,
     Recipe,
+    ScaffoldRecipe,
     add_experiment_tracking,
 )
 from flstream.recipe.run_result import RunFailedError, RunResult
@@ -39,6 +40,7 @@ __all__ = [
     "Recipe",
     "RunResult",
     "RunFailedError",
+    "ScaffoldRecipe",
     "ScriptRunner",
     "SimEnv",
     "TensorClientStreamer",

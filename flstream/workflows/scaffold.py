@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from flstream.workflows import FoldRule, Model, Run, WorkflowArgs, workflow
 
 
 class ScaffoldArgs(WorkflowArgs):
     """Arguments of scaffold."""
+
+    bodies: ClassVar[Sequence[str]] = ("control",)
 
 
 @workflow("scaffold", ScaffoldArgs)

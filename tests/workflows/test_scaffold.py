@@ -65,6 +65,7 @@ while flare.is_running():
         optimizer.step()
     meta = {{"control": control.difference({RATE})}}
     flare.send(flare.FLModel(params=net.state_dict(), meta=meta))
+    assert "control" not in model.meta, "it would take the memory of the next one"
 """
 )
 

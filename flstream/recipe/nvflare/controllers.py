@@ -168,6 +168,10 @@ CONTROLLERS: Mapping[str, KnownController] = {
         ("CyclicController", "Cyclic", "CyclicServerController"),
         KnownController("cyclic", {**_CLIENT_CONTROLLED, **_CYCLIC}, rounds=_ROUNDS),
     ),
+    **dict.fromkeys(
+        ("ScatterAndGatherScaffold", "Scaffold", "PTScaffold"),
+        KnownController("scaffold", _FEDAVG, rounds=_ROUNDS),
+    ),
     "SwarmServerController": KnownController("swarm", _SWARM),
     **dict.fromkeys(
         ("CrossSiteEvalServerController", "CrossSiteModelEval", "CrossSiteEval"),
@@ -177,9 +181,6 @@ CONTROLLERS: Mapping[str, KnownController] = {
 """Controllers by the name of their class."""
 
 LATER_CONTROLLERS: Mapping[str, str] = {
-    "ScatterAndGatherScaffold": "SCAFFOLD has no workflow yet",
-    "Scaffold": "SCAFFOLD has no workflow yet",
-    "PTScaffold": "SCAFFOLD has no workflow yet",
     "GlobalModelEval": "evaluation alone has no workflow yet",
 }
 """Controllers whose workflow has no name yet, and why they are not converted."""

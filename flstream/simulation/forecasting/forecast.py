@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.steps import plan_steps
 from flstream.engines.imports import library_imports
 from flstream.job import Job
+from flstream.model.joined import MAIN, float_layout, joint_layout
 from flstream.model.layout import Layout
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
@@ -140,25 +142,31 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     Raises:
         UsageError: a pattern of ``aggregation.include`` or ``exclude`` matches no tensor's name.
     """
-    clients = job.clients
-    rule, cohort = rule_for(job.aggregation), clients.cohort_size
+    clients, bodies = job.clients, job.stages[0].args.bodies
+    rule, cohort = replace(rule_for(job.aggregation), bodies=bodies), clients.cohort_size
     settings = stream_settings(job, job.train.exchange_format)
-    plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
+    beside = dict.fromkeys(bodies, float_layout(layout, FLOATS))
+    joint = joint_layout({MAIN: layout, **beside}) if bodies else layout
+    plan = plan_task(job, joint.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
-    update = _update_layout(layout, rule)
-    disk = plan_disk(job, layout, cohort)
+    update = _update_layout(joint, rule)
+    disk = plan_disk(job, joint, cohort)
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
     passing = sum(part.size for part in disk.of_a_round) - disk.model - disk.optimizer_state
     every = max(_evaluate_every(job))
-    server, client = _memory(job, plan, settings, layout.nbytes, update.nbytes)
+    server, client = _memory(job, plan, settings, joint.nbytes, update.nbytes)
     processes = clients.workers + _OTHER_PROCESSES
     shared = _SHARED_BYTES + processes * _PROCESS_BYTES
     if job.train.source is not None and library_imports(job.train.source):
         shared += _LIBRARIES_BYTES
     use = None if job.train.source is None else optimizer_of(job.train.source)
-    training = 0 if use is None else use.training_bytes(_trained_bytes(update))
-    one = _download(layout.nbytes, settings, settings.frame_size, pushed=settings.push)
+    trained = _trained_bytes(_update_layout(layout, replace(rule, bodies=())))
+    training = 0 if use is None else use.training_bytes(trained)
+    one, scored = (
+        _download(nbytes, settings, settings.frame_size, pushed=settings.push)
+        for nbytes in (joint.nbytes, layout.nbytes)
+    )
     return Forecast(
         model_bytes=layout.nbytes,
         tensors=len(layout.tensors),
@@ -169,8 +177,8 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         rounds=job.planned_rounds,
         evaluations=_evaluations(job),
         down=one.times(-(-cohort // plan.sites)),
-        up=_updates(job, plan, layout, update, settings, rule),
-        evaluation=one.times(-(-clients.count // scoring.sites)) if every else Traffic(),
+        up=_updates(job, plan, joint, update, settings, rule),
+        evaluation=scored.times(-(-clients.count // scoring.sites)) if every else Traffic(),
         server_bytes=server,
         client_bytes=client,
         optimizer="" if use is None else use.name,
