@@ -21,6 +21,7 @@ from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.messages import (
     MODEL,
+    SUBMIT_MODEL,
     Answered,
     Began,
     Failed,
@@ -52,7 +53,7 @@ def received_model(task: Task, site: str, tensors: Params) -> FLModel:
     Args:
         task: The task.
         site: Name of the site.
-        tensors: The received tensors by name.
+        tensors: The received tensors by name; none where a model is to be submitted.
     """
     sent = unpack_meta(task.meta)
     return FLModel(
@@ -141,6 +142,10 @@ class TaskExecution:
             raise ClientError(
                 f"the model of round {site.round} was received before; answer it with send() first"
             )
+        if self.task.kind == SUBMIT_MODEL:
+            self._was_received = True
+            seed_everything(site.seed)
+            return received_model(self.task, site.name, {})
         if into is not None:
             tensors = self._received_into(self._existing(into))
         elif place is not None:
@@ -175,7 +180,9 @@ class TaskExecution:
             site.state.keep()
             answer = SiteAnswer(site.name, weight, metrics, has_params=has_params, meta=meta)
         else:
-            params, partial = params_to_send(model, site.round, self._layout, self._selected)
+            params, partial = params_to_send(
+                model, site.round, self._layout, self._selected, self.task.kind
+            )
             kind, framework = ParamsType(model.params_type), framework_of(params)
             tied = None if self._layout is None else self._layout.aliases
             # The steps that can fail come first: a failed site keeps no state, and is not in the
@@ -214,7 +221,7 @@ class TaskExecution:
         self._worker.enter(None)
         self._shared_model = None
         if not self._is_delivered:
-            has_bodies = self.task.kind == "train" and bool(self._answers)
+            has_bodies = self.task.kind != "evaluate" and bool(self._answers)
             self._deliver(self._bundle.source() if has_bodies else None)
 
     def _deliver(self, update: Source | None) -> None:

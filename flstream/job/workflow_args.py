@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, model_validator
 
@@ -25,6 +25,12 @@ class WorkflowArgs(Section):
     A function of your own adds those of the section that its decorator names. One without a
     decorator takes any others, as they are written; one of (run) alone takes no others.
     """
+
+    has_rounds: ClassVar[bool] = True
+    """Whether the workflow trains in rounds, so that `rounds` counts for it."""
+
+    collects_models: ClassVar[bool] = False
+    """Whether it collects the sites' models with `run.collect`, so that the last ones are kept."""
 
     evaluate: Annotated[Literal["auto", "task", "received"], Choice(_EVALUATE)] = "auto"
     """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.

@@ -19,6 +19,7 @@ from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief
 from flstream.server.folding import FoldProgress, UpdateFold, adopting
+from flstream.server.last_models import FoldKeeper, LastModels
 from flstream.server.model_store import ModelDraft, ModelStore
 from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
@@ -37,6 +38,7 @@ class FoldOutcome(NamedTuple):
         refused: By site, the reason why its update turned out to be of no use.
         up: Cost of fetching the updates.
         unchanged: Sites whose update is the model that they had received.
+        kept: By site, the digest of its last model, where that is kept.
     """
 
     digest: str
@@ -44,6 +46,7 @@ class FoldOutcome(NamedTuple):
     refused: Mapping[str, str]
     up: Transfer
     unchanged: Sequence[str]
+    kept: Mapping[str, str]
 
 
 class CohortFold:
@@ -56,6 +59,7 @@ class CohortFold:
         model: The model that the updates were trained from.
         cohort: The updates.
         adopts: Whether the one update becomes the next model as it is.
+        last: Keeps the last models of the sites; None where nobody collects them.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class CohortFold:
         cohort: FoldedUpdates,
         *,
         adopts: bool,
+        last: LastModels | None = None,
     ) -> None:
         self._context = context
         self._trainer = trainer
@@ -77,6 +82,10 @@ class CohortFold:
         self._refused: dict[str, str] = {}
         self._progress = FoldProgress(context, self._base.layout.nbytes)
         self._rule = adopting(context.rule) if adopts else context.rule
+        self._keeper: FoldKeeper | None = None
+        if last is not None:
+            check = self._progress.check
+            self._keeper = FoldKeeper(last, self._base, context.rule, self._training_of, check)
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
         self._run: TaskRun | None = None
@@ -112,7 +121,8 @@ class CohortFold:
         if self._adopts and digest != self._model.digest:
             unchanged = []  # it was copied, and not compared
         fold = self._fold
-        return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged)
+        kept = {} if self._keeper is None else self._keeper.digests
+        return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged, kept)
 
     def _left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order."""
@@ -145,7 +155,8 @@ class CohortFold:
         records = {site: files.record(site) for site in sums.sites}
         answers = {site: each.answer for site, each in records.items() if each is not None}
         in_order = sums.sites == tuple(training.tasks)[: len(sums.sites)]
-        if len(answers) < len(records) or not in_order:
+        has_kept = self._keeper is None or self._keeper.recover(sums.sites)
+        if len(answers) < len(records) or not in_order or not has_kept:
             # The sum has updates of which nothing else is known any more, or lacks one of a site
             # that had failed and is now asked again: added later, it would give other bits.
             sums.discard()
@@ -179,7 +190,13 @@ class CohortFold:
     def _fold_into(self, sums: PartialSum | None) -> UpdateFold:
         budget = self._context.job.aggregation.memory_budget
         walk = adopt_update if self._adopts else fold_updates
-        return UpdateFold(self._base, self._rule, budget, self._progress, sums, walk)
+        keep = None if self._keeper is None else self._keeper.keep
+        return UpdateFold(self._base, self._rule, budget, self._progress, sums, walk, keep)
+
+    def _training_of(self, site: str) -> str:
+        """What tells a site's training from others."""
+        training = self._cohort.training_of(site)
+        return f"{training.number} {training.effect.arguments}"
 
     def _refuse(self, site: str, reason: str) -> None:
         """Leave out a site whose update has turned out to be of no use."""

@@ -6,7 +6,25 @@ A workflow of your own needs no more than ``from flstream.workflows import workf
 from __future__ import annotations
 
 from flstream.job.workflow_args import WorkflowArgs
-from flstream.server.run import Model, Run, Update, Updates
+from flstream.server.run import (
+    Model,
+    Run,
+    SiteModel,
+    SiteModels,
+    SiteScores,
+    Update,
+    Updates,
+)
 from flstream.workflows.decorator import workflow
 
-__all__ = ["Model", "Run", "Update", "Updates", "WorkflowArgs", "workflow"]
+__all__ = [
+    "Model",
+    "Run",
+    "SiteModel",
+    "SiteModels",
+    "SiteScores",
+    "Update",
+    "Updates",
+    "WorkflowArgs",
+    "workflow",
+]
