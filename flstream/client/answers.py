@@ -18,7 +18,7 @@ from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
 from flstream.model.ties import find_ties, restore_ties
 
-RESERVED_METRICS = frozenset({"round", "train"})
+RESERVED_METRICS = frozenset({"round", "sites", "train"})
 """Names that a metric must not have, since the summary uses them beside the metrics."""
 
 

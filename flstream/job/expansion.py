@@ -50,7 +50,8 @@ def _with_the_one_before(section: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A workflow's section, after that of the workflow which its ``after`` names."""
     args = section.get("args")
     before = args.get("after") if isinstance(args, Mapping) else None
-    if not isinstance(before, str) or before not in built_ins() or not _is(section, "cross_site"):
+    names = [each for each in built_ins() if built_in_args(each).has_rounds]
+    if before not in names or not _is(section, "cross_site"):
         return [dict(section)]
     assert isinstance(args, Mapping)
     common = {name: args[name] for name in _COMMON if name in args}

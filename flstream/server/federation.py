@@ -11,6 +11,7 @@ from flstream.client.meta import pack_values
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation
+from flstream.runs.site_scores import columns_of
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import (
     check_model,
@@ -36,7 +37,7 @@ from flstream.server.model_store import ModelStore, UnsoundModelError
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.round_totals import FoldResult, RoundTotals
 from flstream.server.sampling import brief_names, check_sites, sample_sites
-from flstream.server.scores import Scores, received_score, site_columns
+from flstream.server.scores import Scores, received_score
 from flstream.server.scoring import Scoring
 from flstream.server.site_effects import SiteEffects
 from flstream.server.site_results import SiteModel, SiteModels, SiteScores
@@ -482,7 +483,8 @@ class Federation:
         )
         if result.metrics and self._scores.is_received(model, self.round):
             # Before the record that makes it final, so that it counts as soon as that does.
-            columns = site_columns(self._names, outcome.answers)
+            found = {site: answer.metrics for site, answer in outcome.answers.items()}
+            columns = columns_of(self._names, found)
             self.context.emit(received_score(model, result.metrics, columns))
         self._warn(self._unchanged.warnings(self.round, outcome.unchanged))
         done = self._journal.record(effect, result.plain(), is_final=True, model=record)

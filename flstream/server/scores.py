@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from flstream.client.messages import SiteAnswer
 from flstream.job import Job
 from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation, BestRound
+from flstream.runs.site_scores import Columns
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.program_view import Model
 from flstream.telemetry.events import Evaluated, Metrics, Transfer
 
 
-def site_columns(
-    sites: Sequence[str], answers: Mapping[str, SiteAnswer]
-) -> dict[str, list[float | None]]:
-    """What each site has found, a column for each metric; so that names are written once.
-
-    Args:
-        sites: All sites of the job, in their fixed order.
-        answers: The answers, by site.
-    """
-    names = sorted({name for answer in answers.values() for name in answer.metrics})
-    found = [answers[site].metrics if site in answers else {} for site in sites]
-    return {name: [metrics.get(name) for metrics in found] for name in names}
-
-
-def by_site(
-    sites: Sequence[str], columns: Mapping[str, Sequence[float | None]]
-) -> dict[str, dict[str, float]]:
-    """The metrics of each site that has any, of what :func:`site_columns` has made."""
-    rows: dict[str, dict[str, float]] = {site: {} for site in sites}
-    for name, values in columns.items():
-        for site, value in zip(sites, values, strict=True):
-            if value is not None:
-                rows[site][name] = value
-    return {site: metrics for site, metrics in rows.items() if metrics}
-
-
-def received_score(
-    model: Model, metrics: Metrics, sites: Mapping[str, Sequence[float | None]]
-) -> Evaluated:
+def received_score(model: Model, metrics: Metrics, sites: Columns) -> Evaluated:
     """The event of a score that came with updates.
 
     Args:
         model: The model that the sites had received.
         metrics: What they found, weighted like their updates.
-        sites: What each of them found, as :func:`site_columns` has it.
+        sites: What each of them found, in columns.
     """
     return Evaluated(
         round=model.round,

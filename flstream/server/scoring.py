@@ -11,12 +11,12 @@ from flstream.client.meta import pack_values
 from flstream.errors import FlstreamError
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
+from flstream.runs.site_scores import columns_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
-from flstream.server.scores import site_columns
 from flstream.server.site_results import SiteModel
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
@@ -149,8 +149,9 @@ class Scoring:
             if not answer.metrics:
                 run.fail(site, "it has answered an evaluation without metrics")
         answers = run.in_order
+        metrics = {site: answer.metrics for site, answer in answers.items()}
         plain = {
-            "sites": site_columns(list(tasks), answers),
+            "sites": columns_of(list(tasks), metrics),
             "metrics": weighted_metrics(list(answers.values())),
             "failures": dict(run.collector.failures),
         }
@@ -219,6 +220,7 @@ class Scoring:
         effect: int,
     ) -> dict[str, Any]:
         """Tell of the score of a round, and return it as the journal keeps it."""
+        metrics = {site: answer.metrics for site, answer in answers.items()}
         found: dict[str, Any] = decode_exact(encode_exact(plain))
         self._context.emit(
             Evaluated(
@@ -228,7 +230,7 @@ class Scoring:
                 down=run.down,
                 is_provisional=not effect,
                 version=model.version,
-                sites=site_columns(self._context.job.clients.site_names, answers),
+                sites=columns_of(self._context.job.clients.site_names, metrics),
             )
         )
         return found

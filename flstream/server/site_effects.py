@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from flstream.errors import WorkflowError
+from flstream.runs.site_scores import by_site
 from flstream.server.collecting import ModelCollection
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal, result_of
@@ -18,7 +19,6 @@ from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.sampling import brief_names
-from flstream.server.scores import by_site
 from flstream.server.scoring import Scoring, ScoringTask
 from flstream.server.site_results import SiteModel, SiteModels, SiteScores
 from flstream.server.site_tasks import SiteTasks

@@ -9,6 +9,7 @@ from pyparsing import ParserElement
 
 from flstream.errors import UsageError
 from flstream.job import JobError, load_job
+from flstream.workflows.registry import BUILT_IN
 
 Write = Callable[..., Path]
 
@@ -165,8 +166,8 @@ def test_a_value_that_is_not_allowed_is_answered_with_what_is(
 def test_arguments_of_an_unknown_workflow_are_not_judged(write: Write) -> None:
     [line] = lines(write("workflow { type = gossip, args { peers = 3 } }"))
     assert line == (
-        f'workflow.type: given "gossip"; must be {", ".join(BUILT_IN)}, path/to/file.py:function or '
-        "module:function"
+        f'workflow.type: given "gossip"; must be {", ".join(BUILT_IN)}, '
+        "path/to/file.py:function or module:function"
     )
 
 
