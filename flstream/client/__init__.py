@@ -123,7 +123,8 @@ def send(model: FLModel, clear_cache: bool = True) -> None:
     A training task is answered with ``params``: dense tensors on any device or NumPy arrays of the
     received names, dtypes and shapes. They stay in place while the server fetches them range by
     range. If sites share a process and the model is small, they are copied instead, and sent
-    together with the updates of other sites. An evaluation is answered with ``metrics`` alone.
+    together with the updates of other sites. An evaluation is answered with ``metrics`` alone, and
+    a task to submit a model with ``params``.
 
     Args:
         model: The answer.
@@ -148,12 +149,16 @@ def is_evaluate() -> bool:
 
 
 def is_submit_model() -> bool:
-    """Whether the current task is to send a model of the site's own, which no workflow asks for."""
+    """Whether the current task is to send a model of the site's own, answered with ``params``.
+
+    Cross-site evaluation asks code for it that names this function. The received model has no
+    ``params``; its ``meta["submit_model_name"]`` is ``"best_model"``, as in NVFlare.
+    """
     return _current().kind == "submit_model"
 
 
 def get_task_name() -> str | None:
-    """Kind of the current task, ``"train"`` or ``"evaluate"``; None between tasks."""
+    """Kind of the current task: ``"train"``, ``"evaluate"``, ``"submit_model"``; None between."""
     return _current().kind
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flstream.client.fl_model import FLModel
+from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.messages import TaskKind
 from flstream.client.number import number_of
 from flstream.errors import ClientError
 from flstream.model.device import viewed
@@ -17,7 +18,7 @@ from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
 from flstream.model.ties import find_ties, restore_ties
 
-RESERVED_METRICS = frozenset({"round", "train"})
+RESERVED_METRICS = frozenset({"round", "sites", "train"})
 """Names that a metric must not have, since the summary uses them beside the metrics."""
 
 
@@ -70,7 +71,11 @@ def framework_of(params: Params) -> Framework:
 
 
 def params_to_send(
-    model: FLModel, round_number: int, layout: Layout | None, selected: Collection[str] | None
+    model: FLModel,
+    round_number: int,
+    layout: Layout | None,
+    selected: Collection[str] | None,
+    kind: TaskKind = "train",
 ) -> tuple[Params, bool]:
     """Return the tensors of an update that are sent, and whether the update is partial.
 
@@ -81,13 +86,21 @@ def params_to_send(
         round_number: Number of the task's round, for messages.
         layout: Layout of the received model; None if it was not received.
         selected: Names of the layout's tensors that are aggregated; None for all.
+        kind: Kind of the task.
 
     Returns:
         The tensors by name, and whether tensors of the layout are missing among them.
 
     Raises:
-        ClientError: There are no tensors, or a tensor that the update needs is missing.
+        ClientError: There are no tensors, or a tensor that the update needs is missing; or a model
+            was asked for, and the answer is a difference.
     """
+    if kind == "submit_model" and (not model.params or model.params_type == ParamsType.DIFF):
+        what = "no params" if not model.params else "a difference as its params"
+        raise ClientError(
+            f"the answer to the task submit_model has {what}; send the whole model as "
+            "FLModel(params=...)"
+        )
     if model.params is None:
         raise ClientError(
             f"the answer to round {round_number}'s training has no params; "

@@ -25,7 +25,8 @@ def train(function: Function | None = None, **_: Any) -> Any:
         function: The function; it returns an :class:`FLModel` with ``params``.
 
     Returns:
-        A function that returns the answer; None in an evaluation, and when the run is over.
+        A function that returns the answer; None where nothing is to be trained, and when the run
+        is over.
 
     Raises:
         ClientError: The function returned something else; at its call.
@@ -43,7 +44,8 @@ def evaluate(function: Function | None = None, **_: Any) -> Any:
         function: The function; it returns numbers by name.
 
     Returns:
-        A function that returns the metrics; None when the run is over.
+        A function that returns the metrics; None where a model is to be submitted, and when the
+        run is over.
 
     Raises:
         ClientError: The function returned something else; at its call.
@@ -58,7 +60,7 @@ def _decorate(function: Function) -> Function:
         if session.has_scored:
             return None  # this turn of the loop was an evaluation, and it is answered
         model = session.receive()
-        if model is None or session.kind == "evaluate":
+        if model is None or session.kind != "train":
             return None
         answer = _call(function, model, args, kwargs)
         if not isinstance(answer, FLModel):
@@ -78,7 +80,7 @@ def _decorate_evaluate(function: Function) -> Function:
     def scored(*args: Any, **kwargs: Any) -> Any:
         session = current()
         model = session.receive()
-        if model is None:
+        if model is None or session.kind == "submit_model":
             return None
         metrics = _call(function, model, args, kwargs)
         if not isinstance(metrics, Mapping):

@@ -9,6 +9,10 @@ from flstream.client.fl_model import FLModel
 class Learner:
     """Base class of learners; ``train.learner`` may name any class with these methods.
 
+    One with a method ``submit_model(self, model)`` answers cross-site evaluation with a model of
+    the site's own, as an :class:`FLModel` with ``params``; ``model`` has none. Without it, the last
+    model that the site sent is its own.
+
     The constructor takes ``train.args`` as keyword arguments. It is the place to load data that all
     sites share: each process has one learner, and may use it for many sites. The results for a site
     must not depend on attributes that another site has changed.

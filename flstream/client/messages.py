@@ -17,7 +17,10 @@ import msgspec
 
 from flstream.client.state import StateVersion
 
-TaskKind = Literal["train", "evaluate"]
+TaskKind = Literal["train", "evaluate", "submit_model"]
+
+SUBMIT_MODEL: Literal["submit_model"] = "submit_model"
+"""The task to send a model of the site's own. It comes without a model."""
 
 MODEL = "model"
 """The name of the body that every training task and answer has."""
@@ -41,6 +44,8 @@ class SiteTask(msgspec.Struct, frozen=True):
 
 class Task(msgspec.Struct, tag=True, frozen=True):
     """Server: fetch the model, once, and train or evaluate it for one site after another.
+
+    A task to submit a model comes with none.
 
     Attributes:
         kind: What to do.

@@ -72,7 +72,7 @@ class RankSession:
 
     @property
     def kind(self) -> str | None:
-        """Kind of the current task, ``"train"`` or ``"evaluate"``; None between tasks."""
+        """Kind of the current task, ``"train"`` for one; None between tasks."""
         return None if self._current is None else self._current.task.kind
 
     @property

@@ -97,7 +97,11 @@ class _LearnerRunner:
                 learner.setup()
             self._prepared = site.site
         kind = execution.task.kind
-        answer = (learner.train if kind == "train" else learner.evaluate)(execution.receive())
+        if not hasattr(learner, kind):
+            raise ClientError(
+                f"{type(learner).__name__} has no method {kind}(self, model); define it"
+            )
+        answer = getattr(learner, kind)(execution.receive())
         if not isinstance(answer, FLModel):
             raise ClientError(
                 f"{type(learner).__name__}.{kind}() returned a {type(answer).__name__}; "

@@ -72,7 +72,7 @@ class Session:
 
     @property
     def kind(self) -> str | None:
-        """Kind of the current task, ``"train"`` or ``"evaluate"``; None between tasks."""
+        """Kind of the current task, ``"train"`` for one; None between tasks."""
         return (
             self._execution.task.kind
             if self._execution is not None and self._execution.site

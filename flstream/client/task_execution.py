@@ -22,6 +22,7 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.joined_bodies import JoinedBodies
 from flstream.client.messages import (
     MODEL,
+    SUBMIT_MODEL,
     Answered,
     Began,
     Failed,
@@ -55,7 +56,7 @@ def received_model(
     Args:
         task: The task.
         site: Name of the site.
-        tensors: The received tensors by name.
+        tensors: The received tensors by name; none where a model is to be submitted.
         bodies: Those of the bodies that travel with the model, by name of the body.
     """
     sent = unpack_meta(task.meta)
@@ -148,6 +149,10 @@ class TaskExecution:
             raise ClientError(
                 f"the model of round {site.round} was received before; answer it with send() first"
             )
+        if self.task.kind == SUBMIT_MODEL:
+            self._was_received = True
+            seed_everything(site.seed)
+            return received_model(self.task, site.name, {})
         if into is not None:
             tensors = self._received_into(self._existing(into))
         elif place is not None:
@@ -188,7 +193,9 @@ class TaskExecution:
             site.state.keep()
             answer = SiteAnswer(site.name, weight, metrics, has_params=has_params, meta=meta)
         else:
-            params, partial = params_to_send(model, site.round, self._layout, self._selected)
+            params, partial = params_to_send(
+                model, site.round, self._layout, self._selected, self.task.kind
+            )
             kind, framework = ParamsType(model.params_type), framework_of(params)
             if self._joined is not None:
                 params = self._joined.put_together(params, model.meta, self._selected)
@@ -234,7 +241,7 @@ class TaskExecution:
         self._worker.enter(None)
         self._shared_model = None
         if not self._is_delivered:
-            has_bodies = self.task.kind == "train" and bool(self._answers)
+            has_bodies = self.task.kind != "evaluate" and bool(self._answers)
             self._deliver(self._bundle.source() if has_bodies else None)
 
     def _deliver(self, update: Source | None) -> None:

@@ -25,6 +25,7 @@ from flstream.job.sections import (
     TrainSection,
 )
 from flstream.job.stage import Stage
+from flstream.job.submitting import submits_models
 from flstream.job.tracking import RUN, TrackingSection
 
 _ONE_BEST = "the best round is that of all workflows"
@@ -97,12 +98,15 @@ class Job(Section):
     @field_validator("stages")
     @classmethod
     def _agree_with_each_other(cls, value: tuple[Stage, ...]) -> tuple[Stage, ...]:
-        first, problems = value[0].args, []
+        first, problems = _judged(value).args, []
         for index, stage in enumerate(value[1:], 1):
+            if not stage.has_rounds:
+                continue
             for name in ("key_metric", "key_metric_mode"):
                 here, there = getattr(stage.args, name), getattr(first, name)
                 if here != there:
-                    key, allowed = f"[{index}].args.{name}", f"{there}, as in workflow[0]"
+                    place = f"workflow[{value.index(_judged(value))}]"
+                    key, allowed = f"[{index}].args.{name}", f"{there}, as in {place}"
                     problems.append(Problem(key, given(here), allowed, _ONE_BEST))
         if problems:
             raise refuse(*problems)
@@ -131,7 +135,11 @@ class Job(Section):
         cls, value: tuple[Stage, ...], info: ValidationInfo
     ) -> tuple[Stage, ...]:
         early = [key for key in ("stop_when", "patience") if info.data.get(key) is not None]
-        never = [index for index, stage in enumerate(value) if stage.args.evaluate_every == 0]
+        never = [
+            index
+            for index, stage in enumerate(value)
+            if stage.has_rounds and stage.args.evaluate_every == 0
+        ]
         train = info.data.get("train")
         if train is not None:
             never = [each for each in never if score_source(value[each].args, train) == "task"]
@@ -182,22 +190,32 @@ class Job(Section):
 
     @property
     def planned_rounds(self) -> int:
-        """Number of rounds of all stages together."""
-        return self.rounds * len(self.stages)
+        """Number of rounds of all stages together; 0 where none of them trains."""
+        return self.rounds * sum(stage.has_rounds for stage in self.stages)
 
     @property
     def key_metric(self) -> str:
         """Name of the metric that decides which round is the best, over all stages."""
-        return self.stages[0].args.key_metric
+        return _judged(self.stages).args.key_metric
 
     @property
     def key_metric_mode(self) -> Literal["max", "min"]:
         """Whether the largest or the smallest value of the key metric is the best."""
-        return self.stages[0].args.key_metric_mode
+        return _judged(self.stages).args.key_metric_mode
+
+    @property
+    def submits_models(self) -> bool:
+        """Whether the training code answers tasks to send a model of the site's own; reads it."""
+        return submits_models(self.train)
 
     def __eq__(self, other: object) -> bool:
         """Compare the keys of two jobs, but not their folders."""
         return isinstance(other, Job) and self.__dict__ == other.__dict__
+
+
+def _judged(stages: Sequence[Stage]) -> Stage:
+    """Return the stage whose arguments say which of the run's models is the best."""
+    return next((stage for stage in stages if stage.has_rounds), stages[0])
 
 
 def _inside(index: int, stages: Sequence[Stage]) -> str:

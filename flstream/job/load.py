@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from flstream.job.expansion import expanded
 from flstream.job.hocon import Hocon, read_hocon, read_value, unresolved_in
 from flstream.job.job import Job
 from flstream.job.key import WORKFLOW, Key, problems_of, split_index, workflow_name
@@ -77,8 +78,8 @@ def make_job(values: Mapping[str, Any], folder: Path, source: str) -> Job:
 
 
 def _resolved(hocon: Hocon, folder: Path, source: Path | str) -> Job:
-    values = hocon.values
-    unresolved = unresolved_in("", values)
+    unresolved = unresolved_in("", hocon.values)
+    values = expanded(hocon.values)
     problems = [*hocon.problems, *unresolved]
     try:
         job = Job.model_validate(_with_sections(values), context={"folder": folder})

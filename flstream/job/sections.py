@@ -34,7 +34,7 @@ MIB, GIB = 1024**2, 1024**3
 # Most clients that get a process each by default; more processes would cost too much memory.
 _MOST_PROCESSES = 16
 
-_CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
+CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
 
 _CHUNK_SIZE = Bytes(least=16, most=GIB, multiple_of=16, zero="streaming off")
 
@@ -207,7 +207,7 @@ class ModelSection(Section):
     args: Annotated[dict[str, Any], FreeArgs()] = Field(default_factory=dict)
     """Keyword arguments of the factory, as written."""
 
-    initial: Annotated[Path | None, File(_CHECKPOINTS)] = Field(default=None, validate_default=True)
+    initial: Annotated[Path | None, File(CHECKPOINTS)] = Field(default=None, validate_default=True)
     """A file with the initial weights; null takes those the factory builds.
 
     The index of a sharded checkpoint is a .json file. Files of torch are loaded as weights only. A

@@ -26,10 +26,11 @@ class Stage(Section):
     """
 
     type: Annotated[str, WorkflowType()] = Field(default=DEFAULT_WORKFLOW, validate_default=True)
-    """The workflow: fedavg, cyclic, or a function of your own beside the job file.
+    """The workflow: one that comes with flstream, or a function of your own beside the job file.
 
     fedavg averages the clients' updates, weighted by number of examples. cyclic hands the model on
-    from client to client. A function of (run) or (run, args) is named `file.py:name` or
+    from client to client. cross_site has every client score all models once they are trained, and
+    evaluate scores one model. A function of (run) or (run, args) is named `file.py:name` or
     `module:name`; its file is imported when the job is loaded.
     """
 
@@ -62,6 +63,16 @@ class Stage(Section):
         """Name of the workflow for messages: `fedavg`, or `relay.py:relay` without a folder."""
         where, colon, name = self.type.rpartition(":")
         return f"{Path(where).name}{colon}{name}"
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether the workflow trains in rounds."""
+        return find_workflow(self.type).args.has_rounds
+
+    @property
+    def collects_models(self) -> bool:
+        """Whether the workflow collects the sites' models."""
+        return find_workflow(self.type).args.collects_models
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without classes of the user's code, which the unpickling process may lack.

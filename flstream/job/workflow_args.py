@@ -28,6 +28,11 @@ class WorkflowArgs(Section):
 
     bodies: ClassVar[Sequence[str]] = ()
     """Names of the bodies that travel and are folded with the model, for what is foretold."""
+    has_rounds: ClassVar[bool] = True
+    """Whether the workflow trains in rounds, so that `rounds` counts for it."""
+
+    collects_models: ClassVar[bool] = False
+    """Whether it collects the sites' models with `run.collect`, so that the last ones are kept."""
 
     evaluate: Annotated[Literal["auto", "task", "received"], Choice(_EVALUATE)] = "auto"
     """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.

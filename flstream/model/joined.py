@@ -262,6 +262,20 @@ class WritesRanges(Protocol):
         ...
 
 
+class DiscardWriter:
+    """Takes the bytes of a body that nobody wants.
+
+    Attributes:
+        layout: Layout of the body.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def write(self, start: int, view: memoryview) -> None:
+        """Take bytes, and keep nothing."""
+
+
 class SplitWriter:
     """Writes a joint body to its parts, from front to back, and takes their digests.
 

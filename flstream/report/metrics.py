@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from flstream.runs.summary import Summary
+from flstream.runs.summary import BESIDE_METRICS, Summary
 from flstream.text import printable
 
 UNSCORED = "no score, since no site has received it"
@@ -57,7 +57,7 @@ def last_scored(summary: Summary) -> Scored | None:
     """Return the last model that was scored; None without one."""
     key = summary.best.metric if summary.best else None
     for row in reversed(summary.metrics):
-        names = [name for name in row if name not in ("round", "train")]
+        names = [name for name in row if name not in BESIDE_METRICS]
         if names:
             ordered = sorted(names, key=lambda name: name != key)
             return Scored(row["round"], {name: row[name] for name in ordered})
@@ -67,6 +67,8 @@ def last_scored(summary: Summary) -> Scored | None:
 def _flat(row: Mapping[str, Any]) -> dict[Metric, float]:
     flat: dict[Metric, float] = {}
     for name, value in row.items():
+        if name == "sites":
+            continue  # each for itself, not one of the round's
         if isinstance(value, dict):
             flat |= {Metric(name, inner): number for inner, number in value.items()}
         elif name != "round":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flstream.runs.round_record import RoundRecord
+from flstream.runs.site_scores import Columns
 from flstream.telemetry.events import (
     AnyEvent,
     EffectDone,
@@ -13,6 +14,7 @@ from flstream.telemetry.events import (
     Metrics,
     ModelReady,
     ModelRecord,
+    ModelScored,
     RoundFinished,
     RunFinished,
     RunResumed,
@@ -33,12 +35,22 @@ COUNTED = (
     SiteFailed,
     SiteBenched,
     Evaluated,
+    ModelScored,
     EffectDone,
     EndedEarly,
     Warned,
     RunFinished,
 )
 """Kinds of events that are kept of a run: what :meth:`CountedEvents.apply` does not pass over."""
+
+
+class _Before(NamedTuple):
+    """What counted before an evaluation that may turn out to be void."""
+
+    number: int
+    open: RoundRecord | None
+    scores: Metrics | None
+    columns: Columns
 
 
 class CountedEvents:
@@ -59,6 +71,7 @@ class CountedEvents:
         unfinished: Number of a round that has effects or evaluations, but no end; None if there is
             none.
         scores: Metrics of the last evaluation of each round, in order.
+        site_scores: What each site has found in it, where that is known.
         failures: Sites that had no part in a round, in order.
         benched: Sites that are asked no more, in the order in which that came about.
         warnings: Sentences, each once.
@@ -79,6 +92,7 @@ class CountedEvents:
         self.rounds: list[RoundRecord] = []
         self.unfinished: int | None = None
         self.scores: dict[int, Metrics] = {}
+        self.site_scores: dict[int, Columns] = {}
         self.failures: list[SiteFailed] = []
         self.benched: list[str] = []
         self.warnings: list[str] = []
@@ -86,7 +100,7 @@ class CountedEvents:
         self._pending: list[EffectDone] = []
         self._effect_numbers: set[int] = set()
         self._open: RoundRecord | None = None
-        self._before_provisional: tuple[int, RoundRecord | None, Metrics | None] | None = None
+        self._before_provisional: _Before | None = None
         self._failures: dict[int, list[SiteFailed]] = {}
 
     @property
@@ -115,6 +129,8 @@ class CountedEvents:
                 self._finish_round(event)
             case Evaluated():
                 self._evaluate(event)
+            case ModelScored():
+                self.down += event.down
             case SiteFailed():
                 self.failures.append(event)
                 self._failures_of(event.round).append(event)
@@ -144,10 +160,12 @@ class CountedEvents:
         self._begin_round(event.round)
         if self._before_provisional is not None:
             # An evaluation that was made only because its round was the last: now it is not.
-            number, self._open, scores = self._before_provisional
+            number, self._open, scores, columns = self._before_provisional
             self.scores.pop(number, None)
+            self.site_scores.pop(number, None)
             if scores is not None:
                 self.scores[number] = scores
+                self.site_scores[number] = columns
             self._before_provisional = None
         if event.is_final:
             # Syncing a line makes all lines before it durable, too.
@@ -186,8 +204,10 @@ class CountedEvents:
     def _evaluate(self, event: Evaluated) -> None:
         number = event.round
         if event.is_provisional:
-            self._before_provisional = number, self._open, self.scores.get(number)
+            columns = self.site_scores.get(number, {})
+            self._before_provisional = _Before(number, self._open, self.scores.get(number), columns)
         self.scores[number] = event.metrics
+        self.site_scores[number] = event.sites
         self.down += event.down
         places = reversed(range(len(self.rounds)))
         place = next((each for each in places if self.rounds[each].number <= number), None)

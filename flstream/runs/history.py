@@ -20,6 +20,7 @@ from flstream.runs.job_facts import JobFacts
 from flstream.runs.kept_events import KeptEvents
 from flstream.runs.round_record import RoundRecord
 from flstream.runs.site_record import SiteClock, SiteRecord, site_records
+from flstream.runs.site_scores import packed
 from flstream.runs.site_weights import NamePool, SiteWeights
 from flstream.runs.timeline import Timeline
 from flstream.telemetry.events import (
@@ -276,6 +277,8 @@ class History:
         match event:
             case EffectDone() if not self._keeps_results:
                 return msgspec.structs.replace(event, result=_NO_RESULT)
+            case Evaluated() if event.sites:
+                return msgspec.structs.replace(event, sites=packed(event.sites))
             case RoundFinished():
                 kept = event.weights if self._keeps_weights else {}
                 return msgspec.structs.replace(event, weights=SiteWeights(kept, self._names))

@@ -272,6 +272,14 @@ class RunDirectory:
         """The folder of a site's own outputs and state."""
         return self.sites / name
 
+    def last_model(self, site: str) -> Path:
+        """The last model that a site sent, where a workflow collects it."""
+        return self.site(site) / "last.safetensors"
+
+    def site_model(self, site: str) -> Path:
+        """The model of a site that a workflow has collected."""
+        return self.path / "cross_site" / "models" / f"{site}.safetensors"
+
     def site_log(self, name: str) -> Path:
         """What a site's script prints."""
         return self.site(name) / "log.txt"

@@ -7,11 +7,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from flstream.runs.counted_events import CountedEvents, Status
+from flstream.runs.counted_events import Status
 from flstream.runs.history import History
 from flstream.runs.round_record import RoundRecord
-from flstream.telemetry.events import SERVER, AnyEvent, Transfer
+from flstream.runs.site_scores import by_site
+from flstream.telemetry.events import SERVER, AnyEvent, Transfer, default_site_names
 from flstream.telemetry.memory import ProcessMemory
+
+BESIDE_METRICS = frozenset({"round", "sites", "train"})
+"""What a table of metrics has beside the metrics of its model."""
 
 
 class ModelSummary(msgspec.Struct):
@@ -78,8 +82,9 @@ class Summary(msgspec.Struct):
         ended_early: why there are fewer rounds than the job has; None if there are not.
         failures: sites that had no part in a round.
         benched: sites that failed too often in a row, and are asked no more.
-        metrics: one table a round: ``round``, each metric of its model, and under ``train`` what
-            the sites reported with their updates. Where these score the model that the sites had
+        metrics: one table a round: ``round``, each metric of its model, under ``sites`` what each
+            site has found of that, by name, and under ``train`` what the sites reported with their
+            updates. Where these score the model that the sites had
             received, there is one for round 0, none of them under ``train``, and no score of the
             last.
         evaluate: what scores the models of the last workflow: ``task`` or ``received``.
@@ -179,7 +184,7 @@ def summarize(history: History) -> Summary:
         ended_early=totals.ended_early,
         clients=facts.clients,
         model=ModelSummary(totals.model_bytes, totals.model_tensors, totals.digest),
-        metrics=[*_initial_metrics(totals), *(_metrics(each) for each in history.rounds)],
+        metrics=_metrics(history),
         best=best and BestSummary(best.round, facts.key_metric, best.value),
         evaluate="received" if facts.leaves_last_unscored else "task",
         failures=[SiteFailure(each.round, each.site, each.reason) for each in totals.failures],
@@ -189,11 +194,18 @@ def summarize(history: History) -> Summary:
     )
 
 
-def _initial_metrics(totals: CountedEvents) -> list[dict[str, Any]]:
-    """The metrics of the initial model, where sites have scored it."""
-    return [{**totals.scores[0], "round": 0}] if 0 in totals.scores else []
-
-
-def _metrics(record: RoundRecord) -> dict[str, Any]:
-    trained = {"train": record.trained} if record.trained else {}
-    return {**(record.scores or {}), "round": record.number, **trained}
+def _metrics(history: History) -> list[dict[str, Any]]:
+    """The metrics of each round; before them those of the initial model, where sites scored it."""
+    totals, facts = history.totals, history.facts
+    sites = facts.names or default_site_names(facts.clients)
+    initial = [RoundRecord(0, scores=totals.scores[0])] if 0 in totals.scores else []
+    tables = []
+    for record in [*initial, *history.rounds]:
+        table: dict[str, Any] = {**(record.scores or {}), "round": record.number}
+        found = by_site(sites, totals.site_scores.get(record.number, {}))
+        if found:
+            table["sites"] = found
+        if record.trained:
+            table["train"] = record.trained
+        tables.append(table)
+    return tables

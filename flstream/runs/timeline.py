@@ -9,6 +9,7 @@ from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import (
     AnyEvent,
     Evaluated,
+    ModelScored,
     ProcessEnded,
     ProcessReady,
     RoundFinished,
@@ -81,6 +82,8 @@ class Timeline:
             case RoundFinished():
                 self.round_under_way = None
                 self._add_spans(event)
+            case ModelScored():
+                self.spans.append(Span(PHASES[-1], event.time - event.seconds, event.time))
             case Evaluated() if not event.received:
                 self.spans.append(Span(PHASES[-1], event.time - event.seconds, event.time))
 

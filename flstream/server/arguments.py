@@ -12,6 +12,7 @@ from flstream.errors import WorkflowError
 from flstream.model.joined import MAIN
 from flstream.runs.model_files import is_body_name
 from flstream.server.program_view import Model
+from flstream.server.site_results import SiteModel
 
 
 def check_model(method: str, model: object) -> None:
@@ -50,26 +51,50 @@ def check_values(argument: str, values: object) -> None:
         )
 
 
+def check_scored(model: object, *, counts: bool) -> None:
+    """Refuse what cannot be scored.
+
+    Raises:
+        WorkflowError: The message says what it was given.
+    """
+    if isinstance(model, Model) or (isinstance(model, SiteModel) and not counts):
+        return
+    given = "the model of a site with counts=True" if counts else f"a {type(model).__name__}"
+    raise WorkflowError(
+        f"run.score() was given {given}; give it what run.initial_model(), run.fold() or "
+        "run.adopt() returned, or, without counts, a model of run.collect()"
+    )
+
+
 def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
     """Refuse arguments of a training that are of the wrong kind, or out of range.
 
     Raises:
         WorkflowError: The message names the argument and its value.
     """
-    if isinstance(sites, str) or not isinstance(sites, Sequence):
-        raise WorkflowError(
-            f"run.train() was given {sites!r} as its sites; give it a list of their names"
-        )
+    check_sites_and_timeout("train", sites, timeout)
     is_count = isinstance(min_updates, int) and not isinstance(min_updates, bool)
     if min_updates is not None and not (is_count and min_updates >= 0):
         raise WorkflowError(
             f"run.train() was given min_updates={min_updates!r}; give it a whole number from 0, or "
             "None for clients.min_updates"
         )
+
+
+def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
+    """Refuse sites and a timeout that are of the wrong kind, or out of range.
+
+    Raises:
+        WorkflowError: The message names the method, the argument and its value.
+    """
+    if isinstance(sites, str) or not isinstance(sites, Sequence):
+        raise WorkflowError(
+            f"run.{method}() was given {sites!r} as its sites; give it a list of their names"
+        )
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and 0 < timeout < math.inf):
         raise WorkflowError(
-            f"run.train() was given timeout={timeout!r}; give it seconds above 0, or None for "
+            f"run.{method}() was given timeout={timeout!r}; give it seconds above 0, or None for "
             "clients.round_timeout"
         )
 

@@ -20,6 +20,7 @@ from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief
 from flstream.server.folding import FoldProgress, UpdateFold, adopting
+from flstream.server.last_models import FoldKeeper, LastModels
 from flstream.server.model_store import ModelDraft, ModelStore
 from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
@@ -38,6 +39,7 @@ class FoldOutcome(NamedTuple):
         refused: By site, the reason why its update turned out to be of no use.
         up: Cost of fetching the updates.
         unchanged: Sites whose update is the model that they had received.
+        kept: By site, the digest of its last model, where that is kept.
     """
 
     digest: str
@@ -45,6 +47,7 @@ class FoldOutcome(NamedTuple):
     refused: Mapping[str, str]
     up: Transfer
     unchanged: Sequence[str]
+    kept: Mapping[str, str]
 
 
 class CohortFold:
@@ -57,6 +60,7 @@ class CohortFold:
         model: The model that the updates were trained from.
         cohort: The updates.
         adopts: Whether the one update becomes the next model as it is.
+        last: Keeps the last models of the sites; None where nobody collects them.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class CohortFold:
         cohort: FoldedUpdates,
         *,
         adopts: bool,
+        last: LastModels | None = None,
     ) -> None:
         self._context = context
         self._trainer = trainer
@@ -79,6 +84,11 @@ class CohortFold:
         self._progress = FoldProgress(context, self._base.layout.nbytes)
         self._rule = adopting(context.rule) if adopts else context.rule
         self._rule = replace(self._rule, bodies=store.bodies(model), fold_rules=cohort.rules)
+        self._keeper: FoldKeeper | None = None
+        if last is not None:
+            check = self._progress.check
+            rule = replace(context.rule, bodies=self._rule.bodies)
+            self._keeper = FoldKeeper(last, self._base, rule, self._training_of, check)
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
         self._run: TaskRun | None = None
@@ -114,7 +124,8 @@ class CohortFold:
         if self._adopts and digest != self._model.digest:
             unchanged = []  # it was copied, and not compared
         fold = self._fold
-        return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged)
+        kept = {} if self._keeper is None else self._keeper.digests
+        return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged, kept)
 
     def _left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order."""
@@ -147,7 +158,8 @@ class CohortFold:
         records = {site: files.record(site) for site in sums.sites}
         answers = {site: each.answer for site, each in records.items() if each is not None}
         in_order = sums.sites == tuple(training.tasks)[: len(sums.sites)]
-        if len(answers) < len(records) or not in_order:
+        has_kept = self._keeper is None or self._keeper.recover(sums.sites)
+        if len(answers) < len(records) or not in_order or not has_kept:
             # The sum has updates of which nothing else is known any more, or lacks one of a site
             # that had failed and is now asked again: added later, it would give other bits.
             sums.discard()
@@ -181,7 +193,13 @@ class CohortFold:
     def _fold_into(self, sums: PartialSum | None) -> UpdateFold:
         budget = self._context.job.aggregation.memory_budget
         walk = adopt_update if self._adopts else fold_updates
-        return UpdateFold(self._base, self._rule, budget, self._progress, sums, walk)
+        keep = None if self._keeper is None else self._keeper.keep
+        return UpdateFold(self._base, self._rule, budget, self._progress, sums, walk, keep)
+
+    def _training_of(self, site: str) -> str:
+        """What tells a site's training from others."""
+        training = self._cohort.training_of(site)
+        return f"{training.number} {training.effect.arguments}"
 
     def _refuse(self, site: str, reason: str) -> None:
         """Leave out a site whose update has turned out to be of no use."""

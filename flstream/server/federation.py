@@ -12,11 +12,14 @@ from flstream.client.meta import pack_values
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation
+from flstream.runs.site_scores import columns_of
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import (
     check_bodies,
     check_model,
     check_name,
+    check_scored,
+    check_sites_and_timeout,
     check_training,
     check_values,
     fold_rules,
@@ -39,6 +42,8 @@ from flstream.server.round_totals import FoldResult, RoundTotals
 from flstream.server.sampling import brief_names, check_sites, sample_sites
 from flstream.server.scores import Scores, received_score
 from flstream.server.scoring import Scoring
+from flstream.server.site_effects import SiteEffects
+from flstream.server.site_results import SiteModel, SiteModels, SiteScores
 from flstream.server.site_tasks import SiteTasks, with_states
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining, TaskCost, TrainResult
@@ -106,6 +111,9 @@ class Federation:
         self._trainer = Trainer(context, store)
         self._scoring = Scoring(context, store, self._trainer)
         self._scores = Scores(context.job)
+        self._per_site = SiteEffects(
+            context, journal, store, self._trainer, self._tasks, self._scoring
+        )
         self._unchanged = UnchangedUpdates()
         self.failure: FlstreamError | None = None
 
@@ -129,6 +137,11 @@ class Federation:
     def score_source(self) -> ScoreSource:
         """What scores the models of the current workflow."""
         return self._scores.source
+
+    @property
+    def best_version(self) -> int | None:
+        """Version of the best model so far that an evaluation of a round has found; or None."""
+        return self._scores.best_version
 
     def begin_stage(self, place: int, source: ScoreSource, stopping: EarlyStopping) -> None:
         """Begin with the next workflow.
@@ -327,6 +340,57 @@ class Federation:
         return self._replay_model(effect.record, model, cohort)
 
     @uncatchable
+    def collect(self, name: str, sites: Sequence[str], timeout: float | None) -> SiteModels:
+        """Collect models of sites; see :meth:`flstream.server.run.Run.collect`."""
+        names, seconds = self._asked("collect", sites, timeout)
+        found = self._per_site.collect(name, names, seconds, self.round)
+        if self.context.job.submits_models:
+            self._failures.failed(found.failures)
+            self._settle_failures()
+        return found
+
+    @uncatchable
+    def score(
+        self,
+        model: Model | SiteModel,
+        sites: Sequence[str],
+        timeout: float | None,
+        *,
+        owner: str,
+        counts: bool,
+    ) -> SiteScores:
+        """Have sites score a model; see :meth:`flstream.server.run.Run.score`."""
+        check_scored(model, counts=counts)
+        check_name("score", owner)
+        names, seconds = self._asked("score", sites, timeout)
+        scores, means = self._per_site.score(
+            model, names, seconds, self.round, owner, counts=counts
+        )
+        self._failures.failed(scores.failures)
+        self._settle_failures()
+        if counts and isinstance(model, Model):
+            self._warn(self._scores.add(model, means))
+        return scores
+
+    @uncatchable
+    def write_json(self, path: str, value: object) -> None:
+        """Write a JSON file of the run; see :meth:`flstream.server.run.Run.write_json`."""
+        check_name("write_json", path)
+        self._scores.drop_provisional()
+        self._per_site.write_json(path, value, self.round)
+
+    def _asked(
+        self, method: str, sites: Sequence[str], timeout: float | None
+    ) -> tuple[list[str], float]:
+        """The sites of an effect that are still asked, and the seconds that each may take."""
+        check_sites_and_timeout(method, sites, timeout)
+        self.check_sites(method, sites)
+        self._scores.drop_provisional()
+        asked, default = set(self.sites), self.context.job.clients.round_timeout
+        names = [site for site in sites if site in asked]
+        return names, default if timeout is None else float(timeout)
+
+    @uncatchable
     def evaluate(self, model: Model, *, is_provisional: bool) -> dict[str, float]:
         """Have all sites score a model.
 
@@ -337,7 +401,7 @@ class Federation:
         """
         if is_provisional:
             tasks = self._tasks.new("evaluate", self.sites, model.round)
-            plain = self._scoring.score(model, tasks, 0, is_auto=self._is_auto)
+            plain = self._scoring.evaluate(model, tasks, 0, is_auto=self._is_auto)
         else:
             request = f"evaluate(model {model.version})"
             arguments = {"model": [model.version, model.digest], "sites": self.sites}
@@ -345,7 +409,7 @@ class Federation:
             tasks = self._tasks.new("evaluate", self.sites, model.round)
             record = effect.record
             if record is None:
-                plain = self._scoring.score(model, tasks, effect.number, is_auto=self._is_auto)
+                plain = self._scoring.evaluate(model, tasks, effect.number, is_auto=self._is_auto)
                 record = self._journal.record(effect, plain, is_final=True)
             plain = result_of(record)
             self._failures.failed(plain["failures"])
@@ -363,6 +427,10 @@ class Federation:
     def newest_version(self) -> int:
         """Version of the model that was made last."""
         return self._store.newest.record.version
+
+    def model(self, version: int) -> Model:
+        """A model by its version."""
+        return self._store.handle(version)
 
     @uncatchable
     def initial_model(self, version: int, bodies: Mapping[str, object]) -> Model:
@@ -421,7 +489,10 @@ class Federation:
 
     def _make(self, effect: Effect, model: Model, cohort: FoldedUpdates, *, adopts: bool) -> Model:
         """Fold updates into the next model, which is durable on return."""
-        fold = CohortFold(self.context, self._store, self._trainer, model, cohort, adopts=adopts)
+        last = self._per_site.kept_from(self.stage)
+        fold = CohortFold(
+            self.context, self._store, self._trainer, model, cohort, adopts=adopts, last=last
+        )
         for training in cohort.trainings:
             if not training.is_done:
                 self.do_training(training, fold)
@@ -439,10 +510,13 @@ class Federation:
             checkpoint=time.monotonic() - folded,
             up=outcome.up,
             updates=cohort.used,
+            kept=outcome.kept,
         )
         if result.metrics and self._scores.is_received(model, self.round):
             # Before the record that makes it final, so that it counts as soon as that does.
-            self.context.emit(received_score(model, result.metrics))
+            found = {site: answer.metrics for site, answer in outcome.answers.items()}
+            columns = columns_of(self._names, found)
+            self.context.emit(received_score(model, result.metrics, columns))
         self._warn(self._unchanged.warnings(self.round, outcome.unchanged))
         done = self._journal.record(effect, result.plain(), is_final=True, model=record)
         handle = self._replay_model(done, model, cohort, is_verified=True)
@@ -456,6 +530,7 @@ class Federation:
         assert done.model is not None
         result = FoldResult.from_plain(result_of(done))
         handle = self._store.add(done.model, done.effect, is_verified=is_verified)
+        self._per_site.last.add(result.kept, done.effect)
         if self._scores.is_received(base, self.round):
             self._warn(self._scores.add_received(base, result.metrics))
         if self._totals is not None:

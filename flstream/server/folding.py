@@ -30,6 +30,9 @@ Refuse = Callable[[str, str], None]
 """Takes a site whose update is of no use, and why; raises if too few are left."""
 
 
+Keep = Callable[[UpdateSource, Steps], UpdateSource]
+"""Takes each update before it is folded, and returns it as it is to be read."""
+
 Walk = Callable[
     [
         Source,
@@ -66,13 +69,21 @@ class FoldProgress:
         Raises:
             AbortedError: The run is to stop.
         """
-        if self._abort.is_set():
-            raise AbortedError("the run was stopped")
+        self.check()
         now = time.monotonic()
         if now - self._reported >= REPORT_SECONDS or done == self._size:
             self._reported = now
             up = dict.fromkeys(self.remote_sites, done)
             self._emit(Progress(down={}, up=up, size=self._size, folded=done))
+
+    def check(self) -> None:
+        """Raise once the run is to stop.
+
+        Raises:
+            AbortedError: It is.
+        """
+        if self._abort.is_set():
+            raise AbortedError("the run was stopped")
 
 
 class UpdateFold:
@@ -88,6 +99,7 @@ class UpdateFold:
         on_range: Called with the bytes of the model that are done, now and then.
         sums: Where the sum of updates is kept if they come a few at a time.
         walk: Makes the next model of updates without a sum.
+        keep: Takes each update before it is folded; None where nothing is kept of it.
 
     Attributes:
         answers: What the sites answered whose updates were folded, in order.
@@ -103,6 +115,7 @@ class UpdateFold:
         on_range: Callable[[int], None],
         sums: PartialSum | None = None,
         walk: Walk = fold_updates,
+        keep: Keep | None = None,
     ) -> None:
         self.answers: dict[str, SiteAnswer] = {}
         self.cost = Transfer()
@@ -113,6 +126,7 @@ class UpdateFold:
         self._on_range = on_range
         self._sums = sums
         self._walk = walk
+        self._keep = keep
 
     def take_up(self, answers: Mapping[str, SiteAnswer], cost: Transfer) -> None:
         """Count the updates that an earlier server has added to the sum."""
@@ -190,7 +204,10 @@ class UpdateFold:
         steps = self._steps(sound)
         while True:
             try:
-                fold([self._rule.weighted(each.update) for each in sound], steps)
+                sources = [each.update for each in sound]
+                if self._keep is not None:
+                    sources = [self._keep(each, steps) for each in sources]
+                fold([self._rule.weighted(each) for each in sources], steps)
             except UpdateRefusedError as error:
                 (refused,) = [each for each in sound if each.answer.site == error.site]
                 sound.remove(refused)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
-from flstream.client.messages import Goodbye, Logged, Ready, TaskKind
+from flstream.client.messages import SUBMIT_MODEL, Goodbye, Logged, Ready, TaskKind
 from flstream.server.pool_events import WorkerAbandoned
 from flstream.server.tasks import ModelArrived, TaskGiven
 from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
@@ -24,9 +24,11 @@ from flstream.telemetry.events import (
     WorkerActivity,
 )
 
-_AT_WORK: dict[TaskKind, Literal["training", "evaluating"]] = {
+_Working = Literal["training", "evaluating", "submitting"]
+_AT_WORK: dict[TaskKind, _Working] = {
     "train": "training",
     "evaluate": "evaluating",
+    "submit_model": "submitting",
 }
 
 
@@ -72,7 +74,7 @@ class _SharedTask:
     """
 
     given: TaskGiven
-    state: Literal["downloading", "training", "evaluating"] = "downloading"
+    state: Literal["downloading"] | _Working
 
     def activity(self) -> WorkerActivity:
         """Return the worker's activity as an event's record."""
@@ -112,14 +114,17 @@ class TaskReport:
 
     def given(self, given: TaskGiven) -> None:
         """Record that a worker was given its task and is fetching the model."""
+        # A task to submit a model comes with none.
+        state: Literal["downloading"] | _Working
+        state = "submitting" if self._kind == SUBMIT_MODEL else "downloading"
         if given.sites != (given.worker,):
-            self._shared[given.worker] = _SharedTask(given)
+            self._shared[given.worker] = _SharedTask(given, state)
             self._worker_of.update(dict.fromkeys(given.sites, given.worker))
         # A worker is done with many small sites in a moment: an event for each would cost more.
         if len(given.sites) == 1:
             (site,) = given.sites
             self._under_way[site] = given.delivery
-            self._emit(SitePhaseChanged(round=self._round, site=site, state="downloading"))
+            self._emit(SitePhaseChanged(round=self._round, site=site, state=state))
 
     def arrived(self, arrived: ModelArrived) -> None:
         """Record that the model has arrived at a worker."""

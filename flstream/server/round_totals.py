@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ class FoldResult(NamedTuple):
         checkpoint: Seconds until the model was durable.
         up: Transfers of the updates.
         updates: The updates that were used: pairs of a training's number and its sites.
+        kept: By site, the digest of its last model, where that is kept.
     """
 
     weights: Mapping[str, float]
@@ -31,11 +33,14 @@ class FoldResult(NamedTuple):
     checkpoint: float
     up: Transfer
     updates: list[tuple[int, list[str]]]
+    kept: Mapping[str, str] = MappingProxyType({})
 
     def plain(self) -> dict[str, Any]:
         """The result as the journal's encoding takes it."""
+        kept = {"kept": dict(self.kept)} if self.kept else {}
         return {
-            **self._asdict(),
+            **{name: value for name, value in self._asdict().items() if name != "kept"},
+            **kept,
             "up": plain_transfer(self.up),
             "updates": [list(each) for each in self.updates],
         }

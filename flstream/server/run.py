@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Any, Literal
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.errors import WorkflowError
 from flstream.server.program_view import BestModel, Model, Update, Updates
+from flstream.server.site_results import SiteModel, SiteModels, SiteScores
 
 if TYPE_CHECKING:
     from flstream.job.workflow_args import WorkflowArgs
     from flstream.runs.stopping import EarlyStopping
     from flstream.server.federation import Federation
 
-__all__ = ["BestModel", "FoldRule", "Model", "Run", "Update", "Updates"]
+__all__ = [
+    "BestModel",
+    "FoldRule",
+    "Model",
+    "Run",
+    "SiteModel",
+    "SiteModels",
+    "SiteScores",
+    "Update",
+    "Updates",
+]
 
 SiteOrder = Literal["fixed", "random", "random_without_same_in_a_row"]
 _ORDERS = ("fixed", "random", "random_without_same_in_a_row")
@@ -71,6 +82,12 @@ class Run:
         """The best evaluation so far by the key metric; None before there is one."""
         found = self._federation.best
         return None if found is None else BestModel(found.round, found.value)
+
+    @property
+    def best_model(self) -> Model | None:
+        """The model of the best evaluation so far; None before there is one."""
+        version = self._federation.best_version
+        return None if version is None else self._federation.model(version)
 
     def initial_model(self, **bodies: Literal["zeros"]) -> Model:
         """The model to begin with: that of the job, or the one that the stage before returned.
@@ -252,6 +269,67 @@ class Run:
         if not (is_regular or is_last):
             return None
         return self._federation.evaluate(model, is_provisional=not is_regular)
+
+    def collect(self, name: str, sites: Sequence[str], timeout: float | None = None) -> SiteModels:
+        """Collect a model of each site: one that its code submits, or the last one that it sent.
+
+        Code that names the task (``is_submit_model``, or a learner's method ``submit_model``) is
+        asked. For other code it is what the site's last update, of those that were folded or
+        adopted, makes of the model that it was trained from.
+
+        Args:
+            name: Kind of the task: ``"submit_model"``.
+            sites: Names of the sites. Those that are asked no more are left out.
+            timeout: Seconds that a site may take; None takes ``clients.round_timeout``.
+
+        Returns:
+            The models by site, in the order given; ``failures`` says why others have none.
+
+        Raises:
+            WorkflowError: A name is none of the job's sites, or the kind is another one.
+        """
+        return self._federation.collect(name, sites, timeout)
+
+    def score(
+        self,
+        model: Model | SiteModel,
+        sites: Sequence[str],
+        timeout: float | None = None,
+        *,
+        owner: str = "",
+        counts: bool = False,
+    ) -> SiteScores:
+        """Have sites score a model, each for itself.
+
+        Args:
+            model: A model of the run, or one of :meth:`collect`.
+            sites: Names of the sites. Those that are asked no more are left out.
+            timeout: Seconds that a site may take; None takes ``clients.round_timeout``.
+            owner: Whose model it is, which sites find in its ``meta["model_owner"]``.
+            counts: Whether the mean is the score of the model's round, as of :meth:`evaluate`:
+                then ``clients.min_updates`` of the sites have to answer.
+
+        Returns:
+            Metrics by site, in the order given; ``failures`` says why others have none.
+
+        Raises:
+            WorkflowError: A name is none of the job's sites, or the model is none of the run.
+        """
+        return self._federation.score(model, sites, timeout, owner=owner, counts=counts)
+
+    def write_json(self, path: str, value: object) -> None:
+        """Write a JSON file into the run directory, whole or not at all.
+
+        Numbers that are not finite become null.
+
+        Args:
+            path: Where, relative to the run directory, in a folder of its own.
+            value: Numbers, text, lists, and dicts by name.
+
+        Raises:
+            WorkflowError: JSON cannot hold the value, or the path is another one.
+        """
+        self._federation.write_json(path, value)
 
     def log(self, key: str, value: float) -> None:
         """Record a number in the run's events, with the current round.

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from flstream.job import Job
 from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation, BestRound
+from flstream.runs.site_scores import Columns
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.program_view import Model
 from flstream.telemetry.events import Evaluated, Metrics, Transfer
 
 
-def received_score(model: Model, metrics: Metrics) -> Evaluated:
+def received_score(model: Model, metrics: Metrics, sites: Columns) -> Evaluated:
     """The event of a score that came with updates.
 
     Args:
         model: The model that the sites had received.
         metrics: What they found, weighted like their updates.
+        sites: What each of them found, in columns.
     """
     return Evaluated(
         round=model.round,
@@ -26,6 +28,7 @@ def received_score(model: Model, metrics: Metrics) -> Evaluated:
         down=Transfer(),
         version=model.version,
         received=True,
+        sites=sites,
     )
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from flstream.client.messages import SiteTask
+from flstream.client.messages import SiteAnswer, SiteTask
+from flstream.client.meta import pack_values
 from flstream.errors import FlstreamError
+from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
+from flstream.runs.site_scores import columns_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
+from flstream.server.site_results import SiteModel
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.trainer import Trainer
 from flstream.server.weights import weighted_metrics
-from flstream.telemetry.events import Evaluated, Warned
+from flstream.telemetry.events import Evaluated, ModelScored, Warned
 from flstream.telemetry.exact import decode_exact, encode_exact
 
 _TRAINS_TO_EVALUATE = (
@@ -40,6 +44,24 @@ class AnsweredWithModelError(FlstreamError):
         self.script = script
 
 
+class ScoringTask(NamedTuple):
+    """What the sites of one scoring have in common.
+
+    Attributes:
+        what: The task in words, for messages.
+        effect: Number of the effect; 0 for an evaluation that is none.
+        round: Number of the round of the model.
+        least: How many of them have to answer.
+        seconds: How long a site may take.
+    """
+
+    what: str
+    effect: int
+    round: int
+    least: int
+    seconds: float
+
+
 class Scoring:
     """Has sites score models.
 
@@ -55,10 +77,15 @@ class Scoring:
         self._trainer = trainer
         self._has_warned = False
 
-    def score(
-        self, model: Model, tasks: Mapping[str, SiteTask], effect: int, *, is_auto: bool
+    def evaluate(
+        self,
+        model: Model,
+        tasks: Mapping[str, SiteTask],
+        effect: int,
+        *,
+        is_auto: bool,
     ) -> dict[str, Any]:
-        """Have sites score a model, and tell of it.
+        """Have sites score a model of the run, and tell of it.
 
         Args:
             model: The model.
@@ -75,24 +102,100 @@ class Scoring:
             ResumeRefusedError: One has failed for want of its state.
             AnsweredWithModelError: ``is_auto``, and the script does not tell evaluations apart.
         """
-        context, sites = self._context, list(tasks)
+        began, source = time.monotonic(), self._store.source(model)
+        clients = self._context.job.clients
+        least = min(clients.min_updates or len(tasks), len(tasks))
+        what = f"evaluate the model of round {model.round}"
+        task = ScoringTask(what, effect, model.round, least, clients.round_timeout)
+        run = self._ask(source, tasks, task, is_auto=is_auto)
+        answers = run.in_order
+        plain = {
+            "metrics": weighted_metrics(list(answers.values())),
+            "failures": dict(run.collector.failures),
+        }
+        return self._evaluated(model, plain, answers, run, time.monotonic() - began, effect)
+
+    def score(
+        self,
+        model: Model | SiteModel,
+        source: FileSource,
+        tasks: Mapping[str, SiteTask],
+        task: ScoringTask,
+        owner: str,
+        *,
+        counts: bool,
+    ) -> dict[str, Any]:
+        """Have sites score a model, each for itself.
+
+        Args:
+            model: The model.
+            source: Its file.
+            tasks: Each site's own part, in order.
+            task: What they have in common.
+            owner: Whose model it is, for the sites and the record.
+            counts: Whether the mean is the score of a round of the run.
+
+        Returns:
+            What each of the ``sites`` has found, a column for each metric; the means are
+            ``metrics``; and ``failures`` by site. As the journal keeps them.
+
+        Raises:
+            SimulationError: Too few sites are left; the message names the others.
+            ResumeRefusedError: One has failed for want of its state.
+        """
         began = time.monotonic()
-        least = min(context.job.clients.min_updates or len(sites), len(sites))
-        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
-            f"evaluate the model of round {model.round}", sites, least
+        run = self._ask(source, tasks, task, is_auto=False, meta=pack_values(_meta_of(owner)))
+        for site, answer in run.in_order.items():
+            if not answer.metrics:
+                run.fail(site, "it has answered an evaluation without metrics")
+        answers = run.in_order
+        metrics = {site: answer.metrics for site, answer in answers.items()}
+        plain = {
+            "sites": columns_of(list(tasks), metrics),
+            "metrics": weighted_metrics(list(answers.values())),
+            "failures": dict(run.collector.failures),
+        }
+        seconds = time.monotonic() - began
+        if counts and isinstance(model, Model):
+            return self._evaluated(model, plain, answers, run, seconds, task.effect)
+        found: dict[str, Any] = decode_exact(encode_exact(plain))
+        self._context.emit(
+            ModelScored(
+                round=task.round,
+                owner=owner,
+                sites=len(answers),
+                metrics=found["metrics"],
+                seconds=seconds,
+                down=run.down,
+            )
         )
-        source = self._store.source(model)
+        return found
+
+    def _ask(
+        self,
+        source: FileSource,
+        tasks: Mapping[str, SiteTask],
+        task: ScoringTask,
+        *,
+        is_auto: bool,
+        meta: bytes = b"",
+    ) -> TaskRun:
+        context, sites = self._context, list(tasks)
+        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+            task.what, sites, task.least
+        )
         self._trainer.free(sites)
         spec = TaskSpec(
             kind="evaluate",
-            effect=effect,
-            round=model.round,
+            effect=task.effect,
+            round=task.round,
             total_rounds=context.job.planned_rounds,
             model=source,
             sites=tasks,
             settings=context.model_settings,
             frame=0,
-            seconds=context.job.clients.round_timeout,
+            seconds=task.seconds,
+            meta=meta,
             order=source.metadata.get(ORDER, ""),
         )
         plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
@@ -100,22 +203,39 @@ class Scoring:
         for _ in run.progress():
             pass
         self._trainer.check_states(tasks, collector.failures)
-        answers = list(run.in_order.values())
-        if not self._has_warned and any(each.has_params for each in answers):
+        if not self._has_warned and any(each.has_params for each in run.answers.values()):
             if is_auto and context.job.train.script is not None:
                 raise AnsweredWithModelError(context.job.train.script.name)
             self._has_warned = True
             context.emit(Warned(message=_TRAINS_TO_EVALUATE))
-        plain = {"metrics": weighted_metrics(answers), "failures": dict(collector.failures)}
+        return run
+
+    def _evaluated(
+        self,
+        model: Model,
+        plain: Mapping[str, Any],
+        answers: Mapping[str, SiteAnswer],
+        run: TaskRun,
+        seconds: float,
+        effect: int,
+    ) -> dict[str, Any]:
+        """Tell of the score of a round, and return it as the journal keeps it."""
+        metrics = {site: answer.metrics for site, answer in answers.items()}
         found: dict[str, Any] = decode_exact(encode_exact(plain))
-        context.emit(
+        self._context.emit(
             Evaluated(
                 round=model.round,
                 metrics=found["metrics"],
-                seconds=time.monotonic() - began,
+                seconds=seconds,
                 down=run.down,
                 is_provisional=not effect,
                 version=model.version,
+                sites=columns_of(self._context.job.clients.site_names, metrics),
             )
         )
         return found
+
+
+def _meta_of(owner: str) -> dict[str, str]:
+    """What sites find in the received model's ``meta``, by NVFlare's names."""
+    return {"model_owner": owner, "validate_type": "model_validate"}

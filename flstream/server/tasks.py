@@ -176,8 +176,8 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
         raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
     if {each.site for each in answer.sites} != due or len(answer.sites) != len(due):
         raise WorkerLostError("it answered for sites that it was not asked for")
-    if spec.kind == "train" and due and MODEL not in answer.bodies:
-        raise WorkerLostError("it answered a train task without a model")
+    if spec.kind != "evaluate" and due and MODEL not in answer.bodies:
+        raise WorkerLostError(f"it answered a {spec.kind} task without a model")
 
 
 def _cost(delivery: Delivery, retries: int, began: float) -> Transfer:

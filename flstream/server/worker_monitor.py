@@ -96,7 +96,8 @@ class WorkerMonitor:
                 message = self._take(worker, max(deadline - monotonic(), 0.0))
             except DeadlineError as error:
                 raise WorkerLostError(
-                    f"it did not {task} in the time it was given (clients.round_timeout)"
+                    f"it did not {task} in the time it was given (clients.round_timeout, or a "
+                    "timeout of its workflow)"
                 ) from error
             except StreamingError as error:
                 if isinstance(error, AbortedError):

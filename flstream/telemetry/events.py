@@ -6,7 +6,7 @@ The live view, the summary and later readers of ``events.jsonl`` all see the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -153,11 +153,11 @@ class RoundStarted(Event, tag="round_started"):
 
 
 class SitePhaseChanged(Event, tag="site_state"):
-    """A site changed its phase: downloading, training, evaluating or ready."""
+    """A site changed its phase: downloading, training, evaluating, submitting or ready."""
 
     round: int
     site: str
-    state: Literal["downloading", "training", "evaluating", "ready"]
+    state: Literal["downloading", "training", "evaluating", "submitting", "ready"]
 
 
 class SiteUpdate(Event, tag="site_update"):
@@ -256,6 +256,8 @@ class Evaluated(Event, tag="evaluated"):
         version: Version of the model; None where an earlier version of flstream wrote the event.
         received: Whether the sites had received the model to train it, and sent the metrics with
             their updates.
+        sites: What each site has found: by metric, the values in the order of the run's sites,
+            null for a site without one; empty where an earlier version of flstream wrote the event.
     """
 
     round: int
@@ -265,6 +267,43 @@ class Evaluated(Event, tag="evaluated"):
     is_provisional: bool = False
     version: int | None = None
     received: bool = False
+    sites: Mapping[str, Sequence[float | None]] = {}
+
+
+class ModelsCollected(Event, tag="models_collected"):
+    """Models of single sites were collected.
+
+    Attributes:
+        round: Round in which they were.
+        sites: The sites that have one.
+        failures: By site, the reason why there is none.
+        seconds: How long it took.
+    """
+
+    round: int
+    sites: list[str]
+    failures: Mapping[str, str]
+    seconds: float
+
+
+class ModelScored(Event, tag="model_scored"):
+    """Sites have scored a model for themselves: no score of a round.
+
+    Attributes:
+        round: Round in which they did.
+        owner: Whose model it is: a site's name, or SRV_ and a name for one of the run.
+        sites: How many sites have.
+        metrics: Mean of each metric over them, weighted by their own weights.
+        seconds: How long it took.
+        down: Cost of the model's way to the sites.
+    """
+
+    round: int
+    owner: str
+    sites: int
+    metrics: Metrics
+    seconds: float
+    down: Transfer
 
 
 class RoundFinished(Event, tag="round_finished"):
@@ -378,7 +417,7 @@ class WorkerActivity(msgspec.Struct, frozen=True):
         down: Bytes of the model that the worker was sent for the task.
     """
 
-    state: Literal["downloading", "training", "evaluating"]
+    state: Literal["downloading", "training", "evaluating", "submitting"]
     site: str
     over: int
     sites: int
@@ -425,6 +464,8 @@ AnyEvent = (
     | EndedEarly
     | Warned
     | Evaluated
+    | ModelsCollected
+    | ModelScored
     | RoundFinished
     | ModelWritten
     | EffectDone

@@ -6,7 +6,27 @@ A workflow of your own needs no more than ``from flstream.workflows import workf
 from __future__ import annotations
 
 from flstream.job.workflow_args import WorkflowArgs
-from flstream.server.run import FoldRule, Model, Run, Update, Updates
+from flstream.server.run import (
+    FoldRule,
+    Model,
+    Run,
+    SiteModel,
+    SiteModels,
+    SiteScores,
+    Update,
+    Updates,
+)
 from flstream.workflows.decorator import workflow
 
-__all__ = ["FoldRule", "Model", "Run", "Update", "Updates", "WorkflowArgs", "workflow"]
+__all__ = [
+    "FoldRule",
+    "Model",
+    "Run",
+    "SiteModel",
+    "SiteModels",
+    "SiteScores",
+    "Update",
+    "Updates",
+    "WorkflowArgs",
+    "workflow",
+]

@@ -7,6 +7,8 @@ BUILT_IN = MappingProxyType(
         "fedavg": "flstream.workflows.fedavg:fedavg",
         "cyclic": "flstream.workflows.cyclic:cyclic",
         "scaffold": "flstream.workflows.scaffold:scaffold",
+        "cross_site": "flstream.workflows.cross_site:cross_site",
+        "evaluate": "flstream.workflows.evaluate:evaluate",
     }
 )
 """The dotted name of each by the name that a job file gives it. A new one is a file and a line."""

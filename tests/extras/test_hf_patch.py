@@ -35,7 +35,7 @@ def test_hf_goes_on_by_a_tasks_steps_which_weigh_its_update(jobs, patch, steps, 
     found = finished(jobs, HF, f"trainer = trainer_of(Net())\n{patch}", HF_LOOP)
     assert logged(found, "step") == steps
     assert [each.weight for each in events(found, SiteUpdate)] == [weight, weight]
-    assert found.summary.metrics[0].keys() == {"round", "eval_loss"}
+    assert found.summary.metrics[0].keys() == {"round", "eval_loss", "sites"}
 
 
 def test_hf_trains_and_scores_what_the_server_has(jobs):

@@ -122,7 +122,7 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run: Path) -> None:
     data = bytearray(state.read_bytes())
     data[-1] ^= 1
     state.write_bytes(data)
-    with pytest.raises(CheckpointError, match="not what the server's optimizer remembered"):
+    with pytest.raises(CheckpointError, match="not the optimizer that the run wrote"):
         examine(Request(run, verify=True))
 
 

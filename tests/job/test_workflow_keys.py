@@ -13,6 +13,7 @@ from flstream.errors import UsageError
 from flstream.job import Job, JobError, job_keys, load_job, render_job
 from flstream.job.problems import given
 from flstream.job.workflow_code import find_workflow, load_program
+from flstream.workflows.registry import BUILT_IN
 
 Write = Callable[..., Path]
 
@@ -250,7 +251,7 @@ def test_code_that_is_no_workflow_is_a_mistake_of_the_type_alone(
 def test_a_file_or_a_module_that_is_not_there_is_a_mistake_of_the_type(
     write: Write, folder: Path
 ) -> None:
-    allowed = "must be fedavg, cyclic, path/to/file.py:function or module:function"
+    allowed = f"must be {', '.join(BUILT_IN)}, path/to/file.py:function or module:function"
     assert lines(write('workflow.type = "realy.py:relay"')) == [
         f'workflow.type: given "realy.py:relay"; {allowed}; there is no {folder}/realy.py; did you '
         "mean relay.py?"

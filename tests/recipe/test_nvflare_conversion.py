@@ -148,7 +148,11 @@ def test_what_is_not_known_is_listed_by_file_and_path() -> None:
     server, client = (f"app/config/config_fed_{side}.json" for side in ("server", "client"))
     assert lost == [
         ("meta.json", "scope", ""),
-        (server, "workflows[0]", "nvflare.app_common.workflows.scaffold.Scaffold"),
+        (
+            server,
+            "workflows[0]",
+            "nvflare.app_common.workflows.statistics_controller.StatisticsController",
+        ),
         (server, "workflows[1]", "parts.controllers.Tournament"),
         (server, "components[0]", "parts.splitter.Splitter"),
         (server, "components[1]", "nvflare.app_opt.tracking.wandb.wandb_receiver.WandBReceiver"),

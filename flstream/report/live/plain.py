@@ -11,6 +11,8 @@ from flstream.telemetry.events import (
     EndedEarly,
     Evaluated,
     ModelReady,
+    ModelsCollected,
+    ModelScored,
     Progress,
     RoundFinished,
     RoundStarted,
@@ -61,7 +63,7 @@ class PlainView:
             if self._printed > _MOST_PRINTED:
                 self._left_out += 1
                 return
-        elif isinstance(event, RoundFinished | Evaluated | RunFinished):
+        elif isinstance(event, RoundFinished | Evaluated | ModelScored | RunFinished):
             self._print_left_out(event)
         self._announce(event)
         line = self._line(event)
@@ -114,6 +116,10 @@ class PlainView:
                     return self._of(event.round, text) if event.round else f"round 0: {text}"
                 text = f"evaluated in {format_seconds(event.seconds)}, {scores}"
                 return self._of(event.round, text)
+            case ModelsCollected():
+                return _collected(event)
+            case ModelScored():
+                return _scored(event)
             case SiteFailed():
                 where = f"round {event.round}: " if event.round else ""
                 return f"{where}{printable(event.site)} failed: {printable(event.reason)}"
@@ -140,6 +146,8 @@ class PlainView:
         self._asked += len(event.sites)
 
     def _of(self, number: int, text: str) -> str:
+        if not number:
+            return f"the initial model: {text}"
         return f"round {number} of {self._rounds}: {text}"
 
 
@@ -147,8 +155,29 @@ def _started(event: RunStarted) -> str:
     sites = counted(event.clients, "site")
     if event.workers:
         sites += f" in {counted(len(event.workers), 'process')}"
-    rounds, mode = counted(event.rounds, "round"), f"{event.mode} mode"
+    rounds = counted(event.rounds, "round") if event.rounds else "evaluation alone"
+    mode = f"{event.mode} mode"
     return f"{event.job}: {rounds}, {sites}, {mode}, {pieces(event.chunk_size)}"
+
+
+def _collected(event: ModelsCollected) -> str:
+    took = format_seconds(event.seconds)
+    if not event.failures:
+        return f"collected the models of {counted(len(event.sites), 'site')} in {took}"
+    site, reason = next(iter(event.failures.items()))
+    more = f", and {len(event.failures) - 1:,} more" if len(event.failures) > 1 else ""
+    whole = len(event.sites) + len(event.failures)
+    return (
+        f"collected {len(event.sites):,} models of {counted(whole, 'site')} in {took}; none of "
+        f"{printable(site)} ({printable(reason)}){more}"
+    )
+
+
+def _scored(event: ModelScored) -> str:
+    scores = format_metrics(event.metrics)
+    found = f", {scores} on average" if scores else ""
+    where = f"{counted(event.sites, 'site')} in {format_seconds(event.seconds)}"
+    return f"{printable(event.owner) or 'a model'} scored by {where}{found}"
 
 
 def _finished(event: RoundFinished) -> str:

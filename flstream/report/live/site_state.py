@@ -8,7 +8,7 @@ from flstream.telemetry.events import Metrics
 
 MOVING = frozenset({"downloading", "uploading"})
 """States of a site during a transfer."""
-WORKING = frozenset({"training", "evaluating"})
+WORKING = frozenset({"training", "evaluating", "submitting"})
 """States of a site while its training code runs."""
 GONE = frozenset({"failed", "benched"})
 """States of a site that has no part in the current round."""
@@ -20,8 +20,8 @@ class SiteProgress:
 
     Attributes:
         name: name of the site.
-        state: starting, downloading, training, evaluating, ready, uploading, idle, failed or
-            benched.
+        state: starting, downloading, training, evaluating, submitting, ready, uploading, idle,
+            failed or benched.
         since: time at which the site entered this state, in seconds since the epoch.
         down: bytes of the model sent to the site in this phase.
         up: bytes of the site's update that were folded in this round.

@@ -25,12 +25,13 @@ STYLES = {
     "uploading": "magenta",
     "training": "yellow",
     "evaluating": "blue",
+    "submitting": "magenta",
     "at work": "yellow",
     "ready": "green",
 }
 # Order of the sites after the failed and the slow ones, where not all can be shown.
 _URGENCY = (
-    *("uploading", "training", "evaluating", "downloading", "starting"),
+    *("uploading", "submitting", "training", "evaluating", "downloading", "starting"),
     *("ready", "benched", "idle"),
 )
 _RANKS = {state: rank for rank, state in enumerate(_URGENCY)}

@@ -24,6 +24,8 @@ from flstream.telemetry.events import (
     Evaluated,
     Metrics,
     ModelReady,
+    ModelsCollected,
+    ModelScored,
     ProcessReady,
     Progress,
     RoundFinished,
@@ -41,6 +43,9 @@ from flstream.telemetry.events import (
 
 # Nobody could read what goes on in rounds that are over sooner.
 _UNREADABLE_SECONDS = 0.5
+
+
+_Task = Literal["training", "evaluating", "submitting"]
 
 
 @dataclass
@@ -166,6 +171,11 @@ class RunState:
                 self._finish_round(event)
             case Evaluated():
                 self._evaluated(event)
+            case ModelScored():
+                self._end_task(event.time, event.down.bytes, "model is scored")
+                self.totals.apply(event)
+            case ModelsCollected():
+                self._end_task(event.time, 0, "models are collected")
             case SiteBenched():
                 self._bench(event)
             case RunFinished():
@@ -188,7 +198,7 @@ class RunState:
         self.metrics, self.scored, self.round = {}, None, event.round or 0
         self.phase = "starting the sites"
 
-    def _begin(self, task: Literal["training", "evaluating"], time: float) -> None:
+    def _begin(self, task: _Task, time: float) -> None:
         """A task begins."""
         self._task, self.task_began = task, time
         self._asked, self._answered, self.failed = set(), set(), set()
@@ -216,9 +226,10 @@ class RunState:
         self._asked.update(event.sites)
         self.asked = len(self._asked)
 
-    def _begin_evaluation(self, time: float) -> None:
-        if self._is_over and self.phase != "evaluating":
-            self._begin("evaluating", time)
+    def _begin_work(self, task: _Task, time: float) -> None:
+        """All sites are asked, unless they were already, for something else than a training."""
+        if self._is_over and self.phase != task:
+            self._begin(task, time)
             self.asked = self.count - self.benched
 
     def _update(self, event: SiteUpdate) -> None:
@@ -240,7 +251,9 @@ class RunState:
 
     def _change(self, event: SitePhaseChanged) -> None:
         if event.state == "downloading":
-            self._begin_evaluation(event.time)
+            self._begin_work("evaluating", event.time)
+        if event.state == "submitting":
+            self._begin_work("submitting", event.time)
         if event.state == "ready":
             self._answer(event.site, event.time)
         if self.is_shared:
@@ -264,8 +277,11 @@ class RunState:
                 self._move_down(self._site(name), count, event.time)
 
     def _share(self, event: Progress) -> None:
-        if any(work.state == "evaluating" for work in event.workers.values()):
-            self._begin_evaluation(event.time)
+        states = {work.state for work in event.workers.values()}
+        tasks: tuple[_Task, ...] = ("evaluating", "submitting")
+        for task in tasks:
+            if task in states:
+                self._begin_work(task, event.time)
         self.down.settle(event.time, self._settled_down + event.sent)
         self._activity_over = event.answered + sum(work.over for work in event.workers.values())
         self.has_activity = True
@@ -299,13 +315,18 @@ class RunState:
 
     def _evaluated(self, event: Evaluated) -> None:
         self.metrics, self.scored = event.metrics, event.round
+        event = structs.replace(event, sites={})  # nobody shows them
         if event.received:  # which was no task
             self.totals.apply(event)
             return
-        self._task, self.phase = "", "round is over"
-        self._settle(event.time, event.down.bytes, 0)
+        self._end_task(event.time, event.down.bytes, "round is over")
         self.totals.apply(event)
-        self._rest(event.time)
+
+    def _end_task(self, time: float, down: int, phase: str) -> None:
+        """A task is over, of which nobody sends an update that is folded."""
+        self._task, self.phase, self._is_over = "", phase, True
+        self._settle(time, down, 0)
+        self._rest(time)
 
     def _settle(self, time: float, down: int, up: int) -> None:
         """The server has told what a task's transfers were in the end."""

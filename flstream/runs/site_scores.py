@@ -1,0 +1,57 @@
+"""What each site has found of a model: a column for each metric, in the order of the sites."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+
+Columns = Mapping[str, Sequence[float | None]]
+"""By metric, the values in the order of the sites; None for a site without one."""
+
+
+def columns_of(sites: Sequence[str], metrics: Mapping[str, Mapping[str, float]]) -> Columns:
+    """The columns of what sites have found, so that the names of the sites are written once.
+
+    Args:
+        sites: All sites, in their fixed order.
+        metrics: Metrics of each site that has any.
+    """
+    names = sorted({name for each in metrics.values() for name in each})
+    rows = [metrics.get(site, {}) for site in sites]
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def by_site(sites: Sequence[str], columns: Columns) -> dict[str, dict[str, float]]:
+    """The metrics of each site that has any, by its name."""
+    rows: dict[str, dict[str, float]] = {site: {} for site in sites}
+    for name, values in columns.items():
+        for site, value in zip(sites, values, strict=True):
+            if value is not None:
+                rows[site][name] = value
+    return {site: metrics for site, metrics in rows.items() if metrics}
+
+
+class PackedColumn(Sequence[float | None]):
+    """A column in 8 bytes a site: a run of a thousand sites and rounds has a million values.
+
+    Args:
+        values: The values; what is not finite is None afterwards, as in the journal.
+    """
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, values: Sequence[float | None]) -> None:
+        self._numbers = array("d", (math.nan if each is None else each for each in values))
+
+    def __getitem__(self, index: int) -> float | None:  # type: ignore[override]  # no slices
+        value = self._numbers[index]
+        return value if math.isfinite(value) else None
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+def packed(columns: Columns) -> Columns:
+    """The same columns in little memory."""
+    return {name: PackedColumn(values) for name, values in columns.items()}

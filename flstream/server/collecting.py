@@ -1,0 +1,201 @@
+"""Collecting: each site's own model, as a file that the server can offer to the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from flstream.aggregation.steps import Steps, plan_steps
+from flstream.client.messages import SUBMIT_MODEL, SiteTask
+from flstream.client.meta import pack_values
+from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
+from flstream.model.checkpoint import FileSource
+from flstream.runs.small_files import temporary_of
+from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
+from flstream.server.collector import ResultCollector
+from flstream.server.context import ServerContext
+from flstream.server.effects import Effect
+from flstream.server.folding import adopting
+from flstream.server.last_models import LastModels
+from flstream.server.model_store import ModelStore
+from flstream.server.program_view import Model
+from flstream.server.site_model_files import verified_site_model, write_site_model
+from flstream.server.site_results import SiteModel, SiteModels
+from flstream.server.task_plan import plan_task
+from flstream.server.task_run import TaskRun
+from flstream.server.tasks import TaskSpec
+from flstream.server.trainer import Trainer
+from flstream.server.update_files import UpdateFiles
+from flstream.telemetry.events import ModelsCollected
+
+_NONE_SENT = "it has sent no model that became part of another"
+# What NVFlare's scripts look at to know which of their models is meant.
+_ASKED_FOR = {"submit_model_name": "best_model"}
+
+
+class ModelCollection:
+    """Collects the models of sites, and finds them again.
+
+    A site's model lies in ``cross_site/models``. Where the training code submits none of its own,
+    it is a second name of the last model that the site sent, and takes no disk.
+
+    Args:
+        context: The server.
+        store: The models of the run.
+        trainer: Knows which workers still hold updates.
+        last: The last model that each site has sent.
+    """
+
+    def __init__(
+        self, context: ServerContext, store: ModelStore, trainer: Trainer, last: LastModels
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._trainer = trainer
+        self._last = last
+        # By site: the model that was collected last, and its file once that was verified.
+        self._newest: dict[str, SiteModel] = {}
+        self._sources: dict[str, FileSource] = {}
+
+    def collect(
+        self, effect: Effect, base: Model, tasks: Mapping[str, SiteTask], seconds: float
+    ) -> dict[str, Any]:
+        """Collect the model of each site.
+
+        Args:
+            effect: The effect.
+            base: The newest model of the run, whose layout theirs have.
+            tasks: Each site's own part, in order.
+            seconds: How long a site may take.
+
+        Returns:
+            Digests of the ``models`` and ``failures``, by site, as the journal keeps them.
+
+        Raises:
+            UnsoundModelError: The last model of a site is damaged or gone.
+        """
+        began = time.monotonic()
+        self._sources.clear()
+        models: dict[str, str] = {}
+        failures: dict[str, str] = {}
+        if self._context.job.submits_models:
+            models, failures = self._submitted(effect, base, tasks, seconds)
+        else:
+            for site in tasks:
+                if site in self._last.digests:
+                    models[site] = self._last_of(site)
+                else:
+                    failures[site] = _NONE_SENT
+        self._context.emit(
+            ModelsCollected(
+                round=effect.round,
+                sites=list(models),
+                failures=failures,
+                seconds=time.monotonic() - began,
+            )
+        )
+        return {"models": models, "failures": failures}
+
+    def found(self, plain: Mapping[str, Any], effect: int) -> SiteModels:
+        """The models of an effect on record."""
+        models = {site: SiteModel(site, digest, effect) for site, digest in plain["models"].items()}
+        self._newest |= models
+        return SiteModels(models, plain["failures"])
+
+    def source(self, model: SiteModel) -> FileSource:
+        """The file of a model, verified once and kept open.
+
+        Raises:
+            WorkflowError: Another one of its site was collected since.
+            UnsoundModelError: The file is damaged or gone.
+        """
+        newest = self._newest[model.site]
+        if newest.effect != model.effect:
+            raise WorkflowError(
+                f"run.score() was given the model of {model.site} that effect {model.effect} "
+                f"collected, and effect {newest.effect} has collected another one; score it before"
+            )
+        if model.site not in self._sources:
+            path = self._context.run.site_model(model.site)
+            self._sources[model.site] = verified_site_model(path, model.digest, model.effect)
+        return self._sources[model.site]
+
+    def _last_of(self, site: str) -> str:
+        """Give the last model of a site its second name, and return its digest."""
+        run, path = self._context.run, self._last.path(site)
+        digest = self._last.digests[site]
+        temporary_of(path).unlink(missing_ok=True)  # a fold that was cut off has left it
+        verified_site_model(path, digest, self._last.effects[site])
+        target = run.site_model(site)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        run.publish(path, target)
+        return digest
+
+    def _submitted(
+        self, effect: Effect, base: Model, tasks: Mapping[str, SiteTask], seconds: float
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Ask sites for models of their own; return the digests and the failures, by site."""
+        context, source, sites = self._context, self._store.source(base), list(tasks)
+        self._trainer.free(sites)
+        collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
+            "submit their models", sites, 0
+        )
+        settings = replace(context.model_settings, push=False)  # nothing is sent to the sites
+        steps = plan_steps(
+            source.layout,
+            adopting(context.rule),
+            updates=1,
+            chunk_size=settings.frame_size,
+            memory_budget=context.job.aggregation.memory_budget,
+            partial=1,
+        )
+        spec = TaskSpec(
+            kind=SUBMIT_MODEL,
+            effect=effect.number,
+            round=effect.round,
+            total_rounds=context.job.planned_rounds,
+            model=source,
+            sites=tasks,
+            settings=settings,
+            frame=steps.frame,
+            seconds=seconds,
+            keeps_state=False,
+            meta=pack_values(_ASKED_FOR, None),
+        )
+        plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
+        files = UpdateFiles(context.run.updates(effect.number), effect.arguments, source.layout)
+        run = TaskRun(context, spec, plan, collector, files)
+        if plan.waits_in_files:
+            for found in files.recover(run.unsettled).values():
+                run.take_up(found.answer, found)
+        for _ in run.progress():
+            pass
+        self._trainer.check_states(tasks, collector.failures)
+        digests = {}
+        for site, update in run.updates.items():
+            try:
+                digests[site] = self._written(update, source, steps)
+            except UpdateRefusedError as error:
+                run.fail(site, str(error))
+                update.release(str(error))
+            else:
+                update.release()
+        context.run.discard_updates(effect.number)
+        return digests, dict(collector.failures)
+
+    def _written(self, update: CollectedUpdate, base: FileSource, steps: Steps) -> str:
+        """Write the model that a site has submitted to its file, and return its digest."""
+        context, site = self._context, update.answer.site
+        if isinstance(update, RemoteUpdate):
+            update.fetch_in_frames(steps.frame)
+        # What is aggregated does not matter: the model is the site's own, as it sent it.
+        rule = replace(context.rule, include=(".*",), exclude=())
+
+        def check() -> None:
+            if context.abort.is_set():
+                raise AbortedError("the run was stopped")
+
+        path = context.run.site_model(site)
+        return write_site_model(path, base, update.update, rule, steps, check, {})

@@ -1,0 +1,53 @@
+"""Evaluation alone: every site scores one model, and nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from flstream.job.files import File
+from flstream.job.problems import Problem
+from flstream.job.rules import Seconds
+from flstream.job.sections import CHECKPOINTS
+from flstream.workflows import Model, Run, WorkflowArgs, workflow
+from flstream.workflows.cross_site import FINAL, RESULTS
+from flstream.workflows.site_list import SiteList, unknown_sites
+
+if TYPE_CHECKING:
+    from flstream.job import ClientsSection
+
+
+class EvaluateArgs(WorkflowArgs):
+    """Arguments of evaluate."""
+
+    has_rounds: ClassVar[bool] = False
+
+    checkpoint: Annotated[Path | None, File(CHECKPOINTS)] = None
+    """The model to score, in the place of model.initial; null scores that of the job.
+
+    After another workflow it is null: the model is the one that training ended with.
+    """
+
+    participating_sites: Annotated[list[str] | None, SiteList()] = None
+    """The sites that score it; null is all."""
+
+    eval_task_timeout: Annotated[float, Seconds()] = 1200.0
+    """How long a site may take (duration)."""
+
+    def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
+        """Yield the names of sites that the job has not, and a checkpoint that nobody scores."""
+        yield from unknown_sites("participating_sites", self.participating_sites, clients)
+        if self.checkpoint is not None:
+            allowed = "null beside model.initial, and after another workflow"
+            yield Problem("checkpoint", f"given {str(self.checkpoint)!r}", allowed)
+
+
+@workflow("evaluate", EvaluateArgs)
+def evaluate(run: Run, args: EvaluateArgs) -> Model:
+    """Have every site score a model; its mean is that of the run."""
+    model = run.initial_model()
+    sites = args.participating_sites or run.all_sites
+    scores = run.score(model, sites, timeout=args.eval_task_timeout, owner=FINAL, counts=True)
+    run.write_json(RESULTS, {site: {FINAL: dict(scores[site])} for site in scores})
+    return model
