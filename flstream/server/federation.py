@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -12,7 +11,13 @@ from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.arguments import check_model, check_name, check_training, check_values
+from flstream.server.arguments import (
+    check_aggregators,
+    check_model,
+    check_name,
+    check_training,
+    check_values,
+)
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
@@ -26,12 +31,14 @@ from flstream.server.effects import (
 )
 from flstream.server.failures import FailureRecord
 from flstream.server.model_store import ModelStore, UnsoundModelError
+from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.round_totals import FoldResult, RoundTotals
 from flstream.server.sampling import brief_names, check_sites, sample_sites
 from flstream.server.scores import Scores, received_score
 from flstream.server.scoring import Scoring
 from flstream.server.site_tasks import SiteTasks, with_states
+from flstream.server.tasks import UNLIMITED, TaskWaits
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining, TaskCost, TrainResult
 from flstream.server.unchanged import UnchangedUpdates
@@ -131,7 +138,12 @@ class Federation:
             stopping: Judges by their scores whether it goes on.
         """
         self.stage = place
+        self.limit_waiting(UNLIMITED)
         self._scores.begin_stage(source, stopping)
+
+    def limit_waiting(self, waits: TaskWaits) -> None:
+        """Set how long there may be nothing from the sites of a task, from now on."""
+        self._trainer.waits = waits
 
     @property
     def _is_auto(self) -> bool:
@@ -249,7 +261,9 @@ class Federation:
         return Updates(training)
 
     @uncatchable
-    def do_training(self, training: SiteTraining, fold: CohortFold | None = None) -> None:
+    def do_training(
+        self, training: SiteTraining, fold: CohortFold | PeerFold | None = None
+    ) -> None:
         """Have the sites of a training train now.
 
         Args:
@@ -278,15 +292,19 @@ class Federation:
         self._finish_training(training, record)
 
     @uncatchable
-    def fold(self, model: Model, updates: Sequence[Update]) -> Model:
+    def fold(self, model: Model, updates: Sequence[Update], at: Sequence[str] | None) -> Model:
         """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
         check_model("fold", model)
         self._check_round("fold")
         cohort = FoldedUpdates.of(updates)
         cohort.check_base(model)
-        effect = self._ask("fold", model, cohort)
+        if at is not None:
+            check_aggregators(at)
+            self.check_sites("fold", at)
+        effect = self._ask("fold", model, cohort, at)
         if effect.record is None:
-            return self._make(effect, model, cohort, adopts=False)
+            fold = self._new_fold(model, cohort) if at is None else self._fold_at(model, cohort, at)
+            return self._make(effect, model, cohort, fold)
         return self._replay_model(effect.record, model, cohort)
 
     @uncatchable
@@ -303,7 +321,7 @@ class Federation:
         model = found[0].base
         effect = self._ask("adopt", model, cohort)
         if effect.record is None:
-            return self._make(effect, model, cohort, adopts=True)
+            return self._make(effect, model, cohort, self._new_fold(model, cohort, adopts=True))
         return self._replay_model(effect.record, model, cohort)
 
     @uncatchable
@@ -381,40 +399,53 @@ class Federation:
         """Let go of all updates: the workflow is replayed from its beginning."""
         self._trainer.release_all("the workflow is replayed")
 
-    def _ask(self, name: str, model: Model, cohort: FoldedUpdates) -> Effect:
+    def _new_fold(
+        self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False
+    ) -> CohortFold | PeerFold:
+        store, trainer = self._store, self._trainer
+        return CohortFold(self.context, store, trainer, model, cohort, adopts=adopts)
+
+    def _fold_at(self, model: Model, cohort: FoldedUpdates, at: Sequence[str]) -> PeerFold:
+        for training in cohort.trainings:
+            training.at = at
+        return PeerFold(self.context, self._store, self._trainer, model, cohort, at)
+
+    def _ask(
+        self, name: str, model: Model, cohort: FoldedUpdates, at: Sequence[str] | None = None
+    ) -> Effect:
         arguments = {"model": [model.version, model.digest], "updates": cohort.arguments}
+        if at is not None:
+            arguments["at"] = list(at)
         request = f"{name}(model {model.version}, {cohort.request})"
         self._scores.drop_provisional()
         return self._journal.ask(name, self.round, request, arguments)
 
-    def _make(self, effect: Effect, model: Model, cohort: FoldedUpdates, *, adopts: bool) -> Model:
+    def _make(
+        self, effect: Effect, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
+    ) -> Model:
         """Fold updates into the next model, which is durable on return."""
-        fold = CohortFold(self.context, self._store, self._trainer, model, cohort, adopts=adopts)
         for training in cohort.trainings:
             if not training.is_done:
                 self.do_training(training, fold)
-        began = time.monotonic()
-        with self._store.writing(model, self.round, optimizes=not adopts) as draft:
-            outcome = fold.finish(draft)
-            folded = time.monotonic()
-            record = self._store.finish(draft, self.round, outcome.digest)
-        seconds = folded - began
+        made = fold.make(self.round)
+        outcome = made.outcome
         result = FoldResult(
             weights={site: answer.weight for site, answer in outcome.answers.items()},
             metrics=weighted_metrics(list(outcome.answers.values())),
             refused=outcome.refused,
-            fold=seconds,
-            checkpoint=time.monotonic() - folded,
+            fold=made.seconds.fold,
+            checkpoint=made.seconds.checkpoint,
             up=outcome.up,
             updates=cohort.used,
+            at=made.at,
         )
         if result.metrics and self._scores.is_received(model, self.round):
             # Before the record that makes it final, so that it counts as soon as that does.
             self.context.emit(received_score(model, result.metrics))
         self._warn(self._unchanged.warnings(self.round, outcome.unchanged))
-        done = self._journal.record(effect, result.plain(), is_final=True, model=record)
+        done = self._journal.record(effect, result.plain(), is_final=True, model=made.record)
         handle = self._replay_model(done, model, cohort, is_verified=True)
-        self._store.keep_digests(record, draft.digester)
+        self._store.keep_digests(made.record, made.digester)
         return handle
 
     def _replay_model(
@@ -423,7 +454,7 @@ class Federation:
         """Take in a model that is on record, and all that its effect changed."""
         assert done.model is not None
         result = FoldResult.from_plain(result_of(done))
-        handle = self._store.add(done.model, done.effect, is_verified=is_verified)
+        handle = self._store.add(done.model, done.effect, is_verified=is_verified, host=result.at)
         if self._scores.is_received(base, self.round):
             self._warn(self._scores.add_received(base, result.metrics))
         if self._totals is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from flstream.aggregation.optimizers import Optimization, optimizer_for
@@ -52,6 +53,7 @@ class StoredModel:
         is_state_verified: The same of the server optimizer's state beside it.
         source: Its file, once it is open; the header is parsed once.
         chunk_digests: Digests of its chunks, as far as they were taken while it was written.
+        host: Site at which it was folded, whose worker offers it; empty for the server.
     """
 
     record: ModelRecord
@@ -60,6 +62,40 @@ class StoredModel:
     is_state_verified: bool = False
     source: FileSource | None = None
     chunk_digests: ChunkDigests = field(default_factory=ChunkDigests)
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class DraftFiles:
+    """The files of a model that is about to be written.
+
+    Attributes:
+        path: Path of the model.
+        metadata: Strings of its header.
+        state_in: The server optimizer's state that belongs to the model before it; None if there is
+            none.
+    """
+
+    path: Path
+    metadata: dict[str, str]
+    state_in: Path | None
+
+    @property
+    def state_out(self) -> Path:
+        """Path of the optimizer's state that belongs to the model."""
+        return state_file(self.path)
+
+
+class Draft(Protocol):
+    """A model that is being written, by whomever."""
+
+    def finish(self) -> str:
+        """Make it durable, and give it its name; the server optimizer's state before it.
+
+        Returns:
+            The digest of the state; empty without an optimizer.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +111,18 @@ class ModelDraft:
     sink: FileSink
     optimization: Optimization | None
     digester: ChunkDigester | None
+
+    def finish(self) -> str:
+        """Make it durable, and give it its name: see :class:`Draft`."""
+        state = ""
+        if self.optimization is not None:
+            # The state first: where a model is, what goes with it is, too.
+            state_out = self.optimization.state_out
+            assert isinstance(state_out, FileSink)
+            # It was written here and there, a block of each moment at a time; so it is read again.
+            state = body_digest(state_out.finish())
+        self.sink.finish()
+        return state
 
 
 class ModelStore:
@@ -111,16 +159,20 @@ class ModelStore:
         """The model that was made last."""
         return self._models[-1]
 
-    def add(self, record: ModelRecord, effect: int, *, is_verified: bool = False) -> Model:
+    def add(
+        self, record: ModelRecord, effect: int, *, is_verified: bool = False, host: str = ""
+    ) -> Model:
         """Take a model in, and return what a workflow sees of it.
 
         Args:
             record: What the journal says of it; versions come without a gap.
             effect: Number of the effect that made it; 0 for the initial model.
             is_verified: Whether its file is known to be sound.
+            host: Site at which it was folded; empty for the server.
         """
         assert record.version == len(self._models)
-        self._models.append(StoredModel(record, effect, is_verified, is_verified))
+        stored = StoredModel(record, effect, is_verified, is_verified, host=host)
+        self._models.append(stored)
         self._rounds.add(record.round)
         if record.step:
             self._steps.append(self._models[-2])
@@ -149,6 +201,11 @@ class ModelStore:
             stored.source, stored.is_verified = source, True
             self._opened.add(model.version)
         return stored.source
+
+    def hosts(self, model: Model) -> tuple[str, ...]:
+        """The site whose worker offers a model; none where the server does."""
+        host = self._models[model.version].host
+        return (host,) if host else ()
 
     def layout(self, record: ModelRecord) -> Layout:
         """The layout of a model, without looking at its tensors.
@@ -180,7 +237,37 @@ class ModelStore:
             CheckpointError: The disk does not take it.
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
+        files = self.prepare(base, round_number, optimizes=optimizes)
         layout = self.source(base).layout
+        # Sites are sent it in chunks, whose digests are at hand now. Frames that are not lent do
+        # not look them up: those are digested while they are copied.
+        chunk_size = self._context.model_settings.frame_size
+        digester = ChunkDigester(layout.nbytes, chunk_size) if chunk_size >= LEAST_LENT else None
+        with ExitStack() as stack:
+            sink = stack.enter_context(
+                FileSink(files.path, layout, files.metadata, digester=digester)
+            )
+            optimization = None
+            if optimizes and self._optimizer is not None:
+                before = None if files.state_in is None else FileSource(files.state_in)
+                state_layout = self._optimizer.state_layout(layout, self._context.rule)
+                out = stack.enter_context(FileSink(files.state_out, state_layout))
+                optimization = Optimization(self._optimizer, before, out)
+            yield ModelDraft(sink, optimization, digester)
+
+    def prepare(self, base: Model, round_number: int, *, optimizes: bool) -> DraftFiles:
+        """Make room for the files of a round's next model.
+
+        Args:
+            base: The model that it is made from.
+            round_number: Its round.
+            optimizes: Whether the server optimizer makes a step.
+
+        Raises:
+            SimulationError: A file of somebody else has its name, and cannot be moved away.
+            UnsoundModelError: The model, or the state beside it, is damaged or gone.
+        """
+        source = self.source(base)
         path, (_, step) = self._run.checkpoint(round_number), self.next_record(round_number)
         own_name = self._run.step_checkpoint(round_number, step)
         in_the_way = [own_name, state_file(own_name)]
@@ -189,40 +276,21 @@ class ModelStore:
         for each in in_the_way:
             self._set_aside(each)
         self._reuse(path)
-        # Sites are sent it in chunks, whose digests are at hand now. Frames that are not lent do
-        # not look them up: those are digested while they are copied.
-        chunk_size = self._context.model_settings.frame_size
-        digester = ChunkDigester(layout.nbytes, chunk_size) if chunk_size >= LEAST_LENT else None
         metadata = {"format": "pt", "flstream.round": str(round_number)}
-        if order := self.source(base).metadata.get(ORDER):
+        if order := source.metadata.get(ORDER):
             metadata[ORDER] = order
-        with ExitStack() as stack:
-            sink = stack.enter_context(FileSink(path, layout, metadata, digester=digester))
-            optimization = None
-            if optimizes and self._optimizer is not None:
-                optimization = self._optimization(stack, base, path, layout)
-            yield ModelDraft(sink, optimization, digester)
+        return DraftFiles(path, metadata, self._state_of(base) if optimizes else None)
 
-    def finish(self, draft: ModelDraft, round_number: int, digest: str) -> ModelRecord:
+    def finish(self, draft: Draft, round_number: int, digest: str) -> ModelRecord:
         """Make a model that was written durable, and return what the journal is to say of it."""
         version, step = self.next_record(round_number)
-        path = self._run.checkpoint(round_number)
-        state = ""
         # Whoever resumes the run is to know whose the file is, even if nothing else is said of it.
         self._context.emit(ModelWritten(round=round_number, step=step))
         self._written.add((round_number, step))
         self._rounds.add(round_number)
         if step:
             self._rename_earlier(round_number, step - 1)
-        if draft.optimization is not None:
-            # The state first: where a model is, what goes with it is, too.
-            state_out = draft.optimization.state_out
-            assert isinstance(state_out, FileSink)
-            state_out.finish()
-            # It was written here and there, a block of each moment at a time; so it is read again.
-            state = body_digest(FileSource(state_file(path)))
-        draft.sink.finish()
-        return ModelRecord(round_number, version, step, digest, state)
+        return ModelRecord(round_number, version, step, digest, draft.finish())
 
     def keep_digests(self, record: ModelRecord, digester: ChunkDigester | None) -> None:
         """Remember the digests of the chunks of the model that was added last."""
@@ -270,19 +338,17 @@ class ModelStore:
         states = temporary_of(state_file(self._run.checkpoint(round_number)))
         return sum(path.stat().st_size for path in (spare, _ours(states)) if path is not None)
 
-    def _optimization(
-        self, stack: ExitStack, base: Model, path: Path, layout: Layout
-    ) -> Optimization:
-        assert self._optimizer is not None
-        stored, before = self._models[base.version], None
-        if stored.record.optimizer_state:
-            before = _opened(stored, state_file(self.path(stored.record)))
-            if not stored.is_state_verified:
-                _verify(stored, before, stored.record.optimizer_state)
-            stored.is_state_verified = True
-        state_layout = self._optimizer.state_layout(layout, self._context.rule)
-        out = stack.enter_context(FileSink(state_file(path), state_layout))
-        return Optimization(self._optimizer, before, out)
+    def _state_of(self, model: Model) -> Path | None:
+        """Where the server optimizer's state beside a model lies, verified once; None for none."""
+        stored = self._models[model.version]
+        if self._optimizer is None or not stored.record.optimizer_state:
+            return None
+        path = state_file(self.path(stored.record))
+        source = _opened(stored, path)
+        if not stored.is_state_verified:
+            _verify(stored, source, stored.record.optimizer_state)
+        stored.is_state_verified = True
+        return path
 
     def _is_step(self, record: ModelRecord) -> bool:
         """Whether a model has the name of its step, not that of its round."""

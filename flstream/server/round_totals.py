@@ -22,6 +22,7 @@ class FoldResult(NamedTuple):
         checkpoint: Seconds until the model was durable.
         up: Transfers of the updates.
         updates: The updates that were used: pairs of a training's number and its sites.
+        at: Site in whose process they were folded; empty for the server's.
     """
 
     weights: Mapping[str, float]
@@ -31,6 +32,7 @@ class FoldResult(NamedTuple):
     checkpoint: float
     up: Transfer
     updates: list[tuple[int, list[str]]]
+    at: str = ""
 
     def plain(self) -> dict[str, Any]:
         """The result as the journal's encoding takes it."""
@@ -59,6 +61,7 @@ class RoundTotals:
         self._download = self._train = self._fold = self._checkpoint = 0.0
         self._down, self._up = Transfer(), Transfer()
         self._weights: dict[str, float] = {}
+        self._aggregator = ""
         self._metrics: list[tuple[float, Mapping[str, float]]] = []
 
     def add_task(self, cost: TaskCost) -> None:
@@ -73,6 +76,7 @@ class RoundTotals:
         self._fold += result.fold
         self._checkpoint += result.checkpoint
         self._up += result.up
+        self._aggregator = result.at or self._aggregator
         for site, weight in result.weights.items():
             self._weights[site] = self._weights.get(site, 0.0) + weight
         self._metrics.append((sum(result.weights.values()), result.metrics))
@@ -95,6 +99,7 @@ class RoundTotals:
             metrics=self._mean(),
             down=self._down,
             up=msgspec.structs.replace(self._up, seconds=self._fold),
+            aggregator=self._aggregator,
         )
 
     def _mean(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.errors import WorkflowError
 from flstream.server.program_view import BestModel, Model, Update, Updates
+from flstream.server.tasks import TaskWaits
 
 if TYPE_CHECKING:
     from flstream.job.workflow_args import WorkflowArgs
@@ -187,7 +188,9 @@ class Run:
             model, sites, min_updates, timeout, meta=meta, optimizer_params=optimizer_params
         )
 
-    def fold(self, model: Model, updates: Sequence[Update]) -> Model:
+    def fold(
+        self, model: Model, updates: Sequence[Update], *, at: Sequence[str] | None = None
+    ) -> Model:
         """Fold updates into the next model: the job's aggregation, then its server optimizer.
 
         The model is durable when this returns, and the updates are settled.
@@ -195,11 +198,28 @@ class Run:
         Args:
             model: The model that all of them were trained from.
             updates: What :meth:`train` returned, or some of it, of one or several calls.
+            at: Sites, in whose order one is chosen to fold: the first that lives, fed by the
+                others. The server then reads no tensor of what was passed unread. None folds in the
+                server's process. The bits are the same.
 
         Raises:
-            WorkflowError: There are no updates, or one was trained from another model.
+            WorkflowError: There are no updates, or one was trained from another model; or ``at``
+                names no site.
         """
-        return self._federation.fold(model, updates)
+        return self._federation.fold(model, updates, at)
+
+    def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
+        """Set how long sites may be silent in the tasks and folds of this workflow, from now on.
+
+        It decides no bits, so it is no effect.
+
+        Args:
+            start: Seconds in which a site has to acknowledge a task; then it counts as lost. None
+                is as long as the task may take.
+            progress: Seconds after which the run fails if nothing came of a task or a fold; None is
+                without limit.
+        """
+        self._federation.limit_waiting(TaskWaits(start, progress))
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make the update of one site the next model, as it is.

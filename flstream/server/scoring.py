@@ -94,6 +94,8 @@ class Scoring:
             frame=0,
             seconds=context.job.clients.round_timeout,
             order=source.metadata.get(ORDER, ""),
+            hosts=self._store.hosts(model),
+            waits=self._trainer.waits,
         )
         plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
         run = TaskRun(context, spec, plan, collector)

@@ -6,6 +6,7 @@ BUILT_IN = MappingProxyType(
     {
         "fedavg": "flstream.workflows.fedavg:fedavg",
         "cyclic": "flstream.workflows.cyclic:cyclic",
+        "swarm": "flstream.workflows.swarm:swarm",
     }
 )
 """The dotted name of each by the name that a job file gives it. A new one is a file and a line."""
