@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,11 @@ from flstream.model.body import Scratch, Sink, Source
 from flstream.model.copy import ObservedSink, copy
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
+
+
+def adopting(rule: AggregationRule) -> AggregationRule:
+    """The rule by which one update becomes the next model, as it is."""
+    return replace(rule, method="mean", clip_norm=None, factors={})
 
 
 def adopt_update(

@@ -62,10 +62,10 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
     (site,) = task.sites
     add(source, site.index + 1)
     # Opened anew: a source is not to change after it was opened.
-    ref = worker.offer(FileSource(path), task.chunk_size)
     answer = SiteAnswer(site.site, 1.0, {}, has_params=True)
-    worker.send(Answered(task.effect, {MODEL: ref.token}, [answer]))
-    outcome = ref.wait()
+    with worker.offering(task.effect, FileSource(path), task.chunk_size) as ref:
+        worker.send(Answered(task.effect, {MODEL: ref.token}, [answer]))
+        outcome = ref.wait()
     if not outcome.ok:
         raise StreamingError(f"the update of round {task.round} was not used: {outcome.reason}")
     path.unlink()

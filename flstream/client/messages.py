@@ -1,7 +1,8 @@
 """The messages between the server and a worker: a task, and what came of it.
 
 They travel on a channel of their own, beside the two that carry bodies. A worker answers a task
-with, in this order: ``Acknowledged`` once it has the task, ``Received`` once the model is there,
+with, in this order: ``Acknowledged`` once it has the task, ``HostLost`` each time that a peer does
+not deliver the model, whereupon the task is sent again, ``Received`` once the model is there,
 ``Failed`` and ``Logged`` as they happen, and one ``Answered``. Each site of the task is either in
 that answer or in one ``Failed``. A process whose script has raised ends with ``Failed`` and
 ``Goodbye`` instead.
@@ -16,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from flstream.client.state import StateVersion
+from flstream.telemetry.events import Transfer
 
 TaskKind = Literal["train", "evaluate", "submit_model"]
 
@@ -63,6 +65,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
             :mod:`flstream.model.order`.
         joined: Names of the bodies that are joined with the model into one, and with the update
             that is to be sent; see :mod:`flstream.model.joined`.
+        host: Name of the peer that offers the bodies; empty for the server.
+        folder: Folder in which the worker writes the update as a file; empty where it is offered.
     """
 
     kind: TaskKind
@@ -76,6 +80,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     meta: bytes = b""
     order: str = ""
     joined: list[str] = []
+    host: str = ""
+    folder: str = ""
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -110,10 +116,41 @@ class Began(msgspec.Struct, tag=True, frozen=True):
 
 
 class Received(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the model has arrived, after so many repairs."""
+    """Worker: the model has arrived.
+
+    Attributes:
+        effect: Number of the task's effect.
+        retries: Number of repairs.
+        cost: Cost of fetching it, where a peer has offered it; None where the server knows.
+    """
 
     effect: int
     retries: int = 0
+    cost: Transfer | None = None
+
+
+class HostLost(msgspec.Struct, tag=True, frozen=True):
+    """Worker: the peer that offers the model is lost; the task is to be sent with another one.
+
+    Attributes:
+        effect: Number of the task's effect.
+        reason: Clause that says why the model did not arrive.
+    """
+
+    effect: int
+    reason: str
+
+
+class WrittenUpdate(msgspec.Struct, frozen=True):
+    """An update that the worker has written to a file.
+
+    Attributes:
+        digest: Digest of its body.
+        cost: Its bytes, and the seconds that it took.
+    """
+
+    digest: str
+    cost: Transfer
 
 
 class SiteAnswer(msgspec.Struct, frozen=True):
@@ -153,11 +190,14 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
             ``<index>/<name>`` with the site's place in ``sites``, and tensors that the model ties
             are there once.
         sites: In the order of the task.
+        written: What is in the task's folder instead of on offer, in a task for one site; None
+            where nothing is.
     """
 
     effect: int
     bodies: dict[str, bytes]
     sites: list[SiteAnswer]
+    written: WrittenUpdate | None = None
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
@@ -201,4 +241,6 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
 
 
 ToWorker = Task | Stop
-FromWorker = Ready | Acknowledged | Began | Received | Answered | Failed | Logged | Goodbye
+FromWorker = (
+    Ready | Acknowledged | Began | Received | HostLost | Answered | Failed | Logged | Goodbye
+)

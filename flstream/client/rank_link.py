@@ -40,7 +40,7 @@ TOKEN = "FLSTREAM_RANK_TOKEN"
 
 _WORKER = "the site's worker"
 # Those between the server and a worker.
-_SOCKETS = 3
+_SOCKETS = 4
 # What launchers call a process's number and how many there are: torchrun, Open MPI, MPICH, Slurm.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE"),

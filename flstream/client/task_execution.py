@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flstream.client.answers import (
@@ -30,16 +32,20 @@ from flstream.client.messages import (
     SiteAnswer,
     SiteTask,
     Task,
+    WrittenUpdate,
 )
 from flstream.client.meta import pack_meta, unpack_meta
 from flstream.client.seeding import seed_everything
 from flstream.client.worker import Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
 from flstream.model.body import Source
+from flstream.model.checkpoint import FileSink
 from flstream.model.copy import copy
+from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.model.order import in_order
+from flstream.telemetry.events import Transfer
 
 if TYPE_CHECKING:
     import torch
@@ -250,9 +256,12 @@ class TaskExecution:
         if update is None:
             self._worker.send(Answered(effect, {}, self._answers))
             return
-        ref = self._worker.offer(update, self.task.chunk_size)
-        self._worker.send(Answered(effect, {MODEL: ref.token}, self._answers))
-        outcome = ref.wait()
+        if self.task.folder:
+            self._worker.send(Answered(effect, {}, self._answers, self._written(update)))
+            return
+        with self._worker.offering(effect, update, self.task.chunk_size) as ref:
+            self._worker.send(Answered(effect, {MODEL: ref.token}, self._answers))
+            outcome = ref.wait()
         if not outcome.ok:
             names = ", ".join(answer.site for answer in self._answers)
             print(
@@ -262,18 +271,40 @@ class TaskExecution:
                 flush=True,
             )
 
+    def _written(self, update: Source) -> WrittenUpdate:
+        """Write the update of the task's one site to its file, from which it will be folded."""
+        began, digest = time.monotonic(), BodyDigest(update.layout)
+        path = Path(self.task.folder, f"{self._answers[0].site}.safetensors")
+        with FileSink(path, update.layout, durable=False) as sink:
+            copy(update, sink, digest=digest)
+            sink.finish()
+        cost = Transfer(bytes=update.layout.nbytes, seconds=time.monotonic() - began)
+        return WrittenUpdate(digest.hexdigest(), cost)
+
     def _current(self) -> SiteContext:
         if self.site is None:
             raise ClientError("there is no task to answer; call receive() first")
         return self.site
 
     def _fetch(self, sink_for: Callable[[Layout], MemoryBody]) -> MemoryBody:
-        body, cost = self._worker.fetch(self.task.bodies[MODEL], sink_for)
+        body, cost = self._fetched(_same_for_all_attempts(sink_for))
         self._note(body.layout)
         if self._worker.selection is not None and self._layout is not None:
             self._selected = self._worker.selection(self._layout)
-        self._worker.send(Received(self.task.effect, cost.retries))
+        received = Received(self.task.effect, cost.retries, cost if self.task.host else None)
+        self._worker.send(received)
         return body
+
+    def _fetched(self, sink_for: Callable[[Layout], MemoryBody]) -> tuple[MemoryBody, Transfer]:
+        """Fetch the model; from another peer if the one that offers it is lost."""
+        while True:
+            task = self.task
+            try:
+                return self._worker.fetch(task.bodies[MODEL], sink_for, task.host)
+            except StreamingError as error:
+                if not task.host:
+                    raise
+                self.task = self._worker.fetch_again(task, str(error))
 
     def _note(self, layout: Layout) -> JoinedBodies:
         """Take the layout of what is received, and find in it the model's."""
@@ -328,3 +359,17 @@ class TaskExecution:
             return self._new(layout) if into is None else self._existing(into)(layout)
 
         return placed
+
+
+def _same_for_all_attempts(
+    sink_for: Callable[[Layout], MemoryBody],
+) -> Callable[[Layout], MemoryBody]:
+    """Have later attempts to fetch a model use the memory of the first: it is there once."""
+    sinks: list[MemoryBody] = []
+
+    def first(layout: Layout) -> MemoryBody:
+        if not sinks:
+            sinks.append(sink_for(layout))
+        return sinks[0]
+
+    return first

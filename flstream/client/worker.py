@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from flstream.client.messages import Acknowledged, FromWorker, Ready, Stop, Task, ToWorker
+from flstream.client.messages import Acknowledged, FromWorker, HostLost, Ready, Stop, Task, ToWorker
+from flstream.client.peers import Peers
 from flstream.client.worker_info import WorkerInfo
-from flstream.errors import ChannelClosedError, DeadlineError
+from flstream.errors import ChannelClosedError, DeadlineError, RefusedError
 from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.reuse import ModelMemory
@@ -35,6 +37,7 @@ class Worker:
         control: Channel for messages to and from the server.
         down: Receiver of the server's models.
         service: Download service that offers updates to the server.
+        peers: Other workers, which may offer models and be offered updates.
         selection: Function that selects the tensors to send to the server; None for all.
         enter: Function called with the name of each site whose part of a task begins, and with None
             when the task is over.
@@ -52,6 +55,7 @@ class Worker:
         control: MessageChannel[ToWorker],
         down: Receiver,
         service: DownloadService,
+        peers: Peers,
         selection: Selection | None = None,
         enter: Callable[[str | None], None] = lambda site: None,
     ) -> None:
@@ -62,6 +66,7 @@ class Worker:
         self._control = control
         self._down = down
         self._service = service
+        self._peers = peers
         self._is_ready = False
         self._stopped = False
 
@@ -119,12 +124,15 @@ class Worker:
         """Send a message to the server."""
         self._control.send(message)
 
-    def fetch(self, token: bytes, sink_for: Callable[[Layout], SinkT]) -> tuple[SinkT, Transfer]:
+    def fetch(
+        self, token: bytes, sink_for: Callable[[Layout], SinkT], host: str = ""
+    ) -> tuple[SinkT, Transfer]:
         """Download a model.
 
         Args:
             token: Token of the offered model.
             sink_for: Function that returns the sink for a layout.
+            host: Name of the peer that offers it; empty for the server.
 
         Returns:
             The filled sink, and the cost of the download.
@@ -132,18 +140,49 @@ class Worker:
         Raises:
             StreamingError: The model did not arrive.
         """
-        return download(self._down, token, self.info.streaming, sink_for)
+        receiver = self._down
+        if host:
+            receiver = self._peers.receiver(host)
+            receiver.limits = self._down.limits
+        return download(receiver, token, self.info.streaming, sink_for)
 
-    def offer(self, source: Source, chunk_size: int) -> Ref:
-        """Offer an update to the server.
+    def fetch_again(self, task: Task, reason: str) -> Task:
+        """Report that the peer that offers a task's model is lost, and wait for another offer.
 
         Args:
-            source: Body of the update, which must not change before the ref settles.
-            chunk_size: Longest frame in bytes in which it may be pushed.
+            task: The task.
+            reason: Clause that says why the model did not arrive.
 
         Returns:
-            The ref, which settles once the server has used the update or rejected it.
+            The task with its model on offer elsewhere.
+
+        Raises:
+            StreamingError: There is no other offer.
+        """
+        self.send(HostLost(task.effect, reason))
+        message = self._control.receive()
+        if not isinstance(message, Task):
+            self._stopped = True
+            raise RefusedError("the run is over")
+        return message
+
+    @contextmanager
+    def offering(self, effect: int, source: Source, chunk_size: int) -> Iterator[Ref]:
+        """Offer an update to the server, and to the peers that the server names meanwhile.
+
+        Args:
+            effect: Number of the effect whose task it answers.
+            source: Body of the update, which must not change as long as the block lasts.
+            chunk_size: Longest frame in bytes in which it may be pushed to the server; 0 if it may
+                not.
+
+        Yields:
+            The ref, which settles once the update was used or rejected.
         """
         streaming = self.info.streaming
         push = replace(streaming, chunk_size=chunk_size) if streaming.push else None
-        return self._service.offer(source, [SERVER], push=push)
+        self._peers.hold(effect, source)
+        try:
+            yield self._service.offer(source, [SERVER], push=push)
+        finally:
+            self._peers.release(effect)

@@ -39,6 +39,19 @@ class SpawnedWorker(NamedTuple):
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
+    def await_end(self, seconds: float) -> None:
+        """Wait until the worker's process has closed all its files, for at most ``seconds``."""
+        try:
+            process = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            poll.poll(seconds * 1e3)
+        finally:
+            os.close(process)
+
 
 class WorkerSpawner:
     """Client of the launcher's :class:`SpawnService`, for use in the server. It is thread-safe.

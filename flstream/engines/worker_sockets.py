@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class WorkerSockets(NamedTuple):
-    """One process's ends of the three sockets between the server and a worker.
+    """One process's ends of the four sockets between the server and a worker.
 
     Each socket has one purpose: no demultiplexing is needed, and each end of a data socket belongs
     either to a download service or to a receiver.
@@ -17,11 +17,14 @@ class WorkerSockets(NamedTuple):
         control: socket for control messages, in both directions.
         down: socket for models, sent by the server's download service.
         up: socket for updates, sent by the worker's download service.
+        peers: socket for what concerns other workers: connections to them, which come as file
+            descriptors, what is offered to them, and folds.
     """
 
     control: socket.socket
     down: socket.socket
     up: socket.socket
+    peers: socket.socket
 
     def close(self) -> None:
         """Close this process's ends of the sockets."""

@@ -66,6 +66,21 @@ def check_scored(model: object, *, counts: bool) -> None:
     )
 
 
+def check_aggregators(sites: object) -> None:
+    """Refuse what is no list of sites, of which one is to fold.
+
+    Raises:
+        WorkflowError: The message has what it is.
+    """
+    if isinstance(sites, str) or not isinstance(sites, Sequence):
+        raise WorkflowError(f"run.fold() was given at={sites!r}; give it a list of sites' names")
+    if not sites:
+        raise WorkflowError(
+            "run.fold() was given no site to fold at; those that may fold are asked no more "
+            "(clients.bench_after), so name others, or leave out at"
+        )
+
+
 def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
     """Refuse arguments of a training that are of the wrong kind, or out of range.
 

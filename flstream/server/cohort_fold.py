@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -9,25 +10,26 @@ from typing import NamedTuple
 
 import msgspec
 
-from flstream.aggregation.adoption import adopt_update
+from flstream.aggregation.adoption import adopt_update, adopting
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import SimulationError
+from flstream.model.digests import ChunkDigester
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief
-from flstream.server.folding import FoldProgress, UpdateFold, adopting
+from flstream.server.folding import FoldProgress, UpdateFold
 from flstream.server.last_models import FoldKeeper, LastModels
-from flstream.server.model_store import ModelDraft, ModelStore
+from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
 from flstream.server.weights import check_weights
-from flstream.telemetry.events import SiteFailed, Transfer
+from flstream.telemetry.events import ModelRecord, SiteFailed, Transfer
 
 
 class FoldOutcome(NamedTuple):
@@ -50,6 +52,36 @@ class FoldOutcome(NamedTuple):
     kept: Mapping[str, str]
 
 
+class FoldSeconds(NamedTuple):
+    """Where the seconds of a fold went.
+
+    Attributes:
+        fold: Fetching and folding.
+        checkpoint: From then until the model was durable.
+    """
+
+    fold: float
+    checkpoint: float
+
+
+class FoldedModel(NamedTuple):
+    """A model that was made, and is durable.
+
+    Attributes:
+        outcome: What came of the fold beside it.
+        record: What the journal says of it.
+        seconds: How long it took.
+        digester: Took digests of its chunks; None where the server does not send it so.
+        at: Site in whose process it was made; empty for the server's.
+    """
+
+    outcome: FoldOutcome
+    record: ModelRecord
+    seconds: FoldSeconds
+    digester: ChunkDigester | None = None
+    at: str = ""
+
+
 class CohortFold:
     """Folds the updates of trainings into the next model.
 
@@ -61,6 +93,9 @@ class CohortFold:
         cohort: The updates.
         adopts: Whether the one update becomes the next model as it is.
         last: Keeps the last models of the sites; None where nobody collects them.
+
+    Attributes:
+        progress: Tells how far the fold is.
     """
 
     def __init__(
@@ -75,20 +110,21 @@ class CohortFold:
         last: LastModels | None = None,
     ) -> None:
         self._context = context
+        self._store = store
         self._trainer = trainer
         self._cohort = cohort
         self._model = model
         self._adopts = adopts
         self._base = store.joined(model)
         self._refused: dict[str, str] = {}
-        self._progress = FoldProgress(context, self._base.layout.nbytes)
+        self.progress = FoldProgress(context, self._base.layout.nbytes)
         self._rule = adopting(context.rule) if adopts else context.rule
         self._rule = replace(self._rule, bodies=store.bodies(model), fold_rules=cohort.rules)
         self._keeper: FoldKeeper | None = None
         if last is not None:
-            check = self._progress.check
+            check = self.progress.check
             rule = replace(context.rule, bodies=self._rule.bodies)
-            self._keeper = FoldKeeper(last, self._base, rule, self._training_of, check)
+            self._keeper = FoldKeeper(last, self._base, rule, self.training_of, check)
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
         self._run: TaskRun | None = None
@@ -108,45 +144,64 @@ class CohortFold:
         self._run = None
         return run
 
-    def finish(self, draft: ModelDraft) -> FoldOutcome:
-        """Fold what is not part of a sum yet, and write the next model.
+    def make(self, round_number: int) -> FoldedModel:
+        """Fold what is not part of a sum yet, and write the next model, durably.
+
+        Args:
+            round_number: The model's round.
 
         Raises:
             SimulationError: Too few updates are sound; the message names the others.
         """
-        updates = self._left()
-        check_weights({each.answer.site: each.answer for each in updates})
-        self._progress.remote_sites = [
-            each.answer.site for each in updates if isinstance(each, RemoteUpdate)
-        ]
-        digest = self._fold.finish(updates, draft.target, draft.optimization, self._refuse)
-        unchanged = self._fold.unchanged
+        began = time.monotonic()
+        with self._store.writing(self._model, round_number, optimizes=not self._adopts) as draft:
+            updates = self.left()
+            digest = self._fold.finish(updates, draft.target, draft.optimization, self.refuse)
+            outcome, folded = self.outcome(self._fold, digest), time.monotonic()
+            record = self._store.finish(draft, round_number, digest)
+        seconds = FoldSeconds(folded - began, time.monotonic() - folded)
+        return FoldedModel(outcome, record, seconds, draft.digester)
+
+    def new_fold(self) -> UpdateFold:
+        """A fold of all the updates at once."""
+        return self._fold_into(None)
+
+    def outcome(self, fold: UpdateFold, digest: str) -> FoldOutcome:
+        """What came of a fold, given the model's digest."""
+        unchanged = fold.unchanged
         if self._adopts and digest != self._model.digest:
             unchanged = []  # it was copied, and not compared
-        fold = self._fold
         kept = {} if self._keeper is None else self._keeper.digests
         return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged, kept)
 
-    def _left(self) -> Sequence[CollectedUpdate]:
-        """The updates that are not part of a sum yet, in order."""
+    def left(self) -> Sequence[CollectedUpdate]:
+        """The updates that are not part of a sum yet, in order; lost ones are made again.
+
+        Raises:
+            SimulationError: Too few are left; the message names the others.
+        """
         left: list[CollectedUpdate] = []
         members = [
             (training, site)
             for training, site in self._cohort.members
-            if site not in self._fold.answers
+            if site not in self._fold.answers and site not in self._refused
         ]
         for training in self._cohort.trainings:
             sites = [site for each, site in members if each is training]
             updates, failures = self._trainer.complete(training, sites)
             left += updates
             for site, reason in failures.items():
-                self._refuse(site, reason)
+                self.refuse(site, reason)
         places = {site: place for place, (_, site) in enumerate(members)}
         left.sort(key=lambda update: places[update.answer.site])
         if self._adopts:
             # Multiplied by a weight and divided by it again, a float64 need not be what it was.
             for update in left:
                 update.answer = msgspec.structs.replace(update.answer, weight=1.0)
+        check_weights({each.answer.site: each.answer for each in left})
+        self.progress.remote_sites = [
+            each.answer.site for each in left if isinstance(each, RemoteUpdate)
+        ]
         return left
 
     def _begin_sum(self, training: SiteTraining, run: TaskRun) -> None:
@@ -184,7 +239,7 @@ class CohortFold:
         is_full = settled - self._done >= 2 * self._group
         if len(updates) >= self._group or is_full:
             self._done = settled
-            self._fold.add(updates, self._refuse)
+            self._fold.add(updates, self.refuse)
             for update in updates:
                 if update.answer.site in results:
                     results[update.answer.site] = None
@@ -194,15 +249,19 @@ class CohortFold:
         budget = self._context.job.aggregation.memory_budget
         walk = adopt_update if self._adopts else fold_updates
         keep = None if self._keeper is None else self._keeper.keep
-        return UpdateFold(self._base, self._rule, budget, self._progress, sums, walk, keep)
+        return UpdateFold(self._base, self._rule, budget, self.progress, sums, walk, keep)
 
-    def _training_of(self, site: str) -> str:
+    def training_of(self, site: str) -> str:
         """What tells a site's training from others."""
         training = self._cohort.training_of(site)
         return f"{training.number} {training.effect.arguments}"
 
-    def _refuse(self, site: str, reason: str) -> None:
-        """Leave out a site whose update has turned out to be of no use."""
+    def refuse(self, site: str, reason: str) -> None:
+        """Leave out a site whose update has turned out to be of no use.
+
+        Raises:
+            SimulationError: Too few are left; the message names the others.
+        """
         if self._run is not None:
             self._run.fail(site, reason)
             return

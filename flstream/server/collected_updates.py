@@ -8,25 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
+from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
 from flstream.client.messages import SiteAnswer
-from flstream.errors import (
-    AbortedError,
-    FlstreamError,
-    LayoutError,
-    StreamingError,
-    UpdateRefusedError,
-)
-from flstream.model.body import OnRange, Scratch, Sink, Source
+from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
+from flstream.model.body import Source
 from flstream.model.layout import Layout
-from flstream.model.memory import BufferSource, MemoryBody, Params
+from flstream.model.memory import MemoryBody, Params
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.remote import RemoteSource
 from flstream.telemetry.events import Transfer
 
 
@@ -90,6 +83,14 @@ class CollectedUpdate:
     def _open(self) -> Source:
         return self._body
 
+    @property
+    def frame_size(self) -> int:
+        """Bytes of the longest frame in which it is fetched; 0 where it is not, or comes whole."""
+        return 0
+
+    def fetch_in_frames(self, size: int) -> None:
+        """Fetch it in frames of at most so many bytes, if it is fetched in frames."""
+
     def release(self, failure: str = "") -> None:
         """Let go of it: it is in a model that is durable, or, for a reason, in none."""
 
@@ -121,85 +122,35 @@ class RemoteUpdate(CollectedUpdate):
     def __init__(self, answer: SiteAnswer, collection: UpdateCollection) -> None:
         self.answer = answer
         self.collection = collection
-        self._worker, self._token, self._settings, self._model = collection
-        self._remotes: list[RemoteSource] = []
+        worker, token, settings, model = collection
+
+        def check(layout: Layout) -> None:
+            check_fits(answer, layout, model)
+
+        self._remote = RemoteBody(answer.site, worker.up, token, settings, check)
 
     @property
     def cost(self) -> Transfer:
         """Of fetching it so far."""
-        return sum((remote.cost for remote in self._remotes), start=Transfer())
+        return self._remote.cost
 
     @property
     def frame_size(self) -> int:
         """Bytes of the longest frame in which it may be fetched; 0 is the whole of it at once."""
-        return self._settings.frame_size
+        return self._remote.frame_size
 
     def fetch_in_frames(self, size: int) -> None:
         """Fetch it in frames of at most so many bytes, unless it comes whole."""
-        if self._settings.chunk_size:
-            self._settings = replace(self._settings, chunk_size=size)
+        self._remote.fetch_in_frames(size)
 
     def _open(self) -> Source:
-        site = self.answer.site
-        try:
-            remote = RemoteSource(self._worker.up, self._token, self._settings)
-            self._remotes.append(remote)
-            # What was pushed is on its way once. A second walk has to ask.
-            self._settings = replace(self._settings, push=False)
-            if self._settings.chunk_size == 0:
-                # As the old way does: every update whole, in the server's memory, until all of
-                # them have been folded.
-                check_fits(self.answer, remote.layout, self._model)
-                return BufferSource(remote.layout, remote.receive_whole())
-        except (AbortedError, UpdateRefusedError):
-            raise
-        except FlstreamError as error:
-            raise UpdateRefusedError(site, f"could not be fetched: {error}") from error
-        return _Attributed(remote, site)
+        return self._remote.open()
 
     def release(self, failure: str = "") -> None:
         """Let the worker go on."""
         # One that has died since is noticed when it is asked again.
         with suppress(StreamingError):
-            if not self._remotes:
-                settings = replace(self._settings, push=False)
-                self._remotes.append(RemoteSource(self._worker.up, self._token, settings))
-            self._remotes[-1].close(failure)
-
-
-class _Attributed:
-    """A remote source whose failures name the site."""
-
-    random_access = False
-    lendable = False
-    extent = None
-    changed = None
-
-    def __init__(self, remote: RemoteSource, site: str) -> None:
-        self.layout = remote.layout
-        self._remote = remote
-        self._site = site
-
-    def deliver(self, sink: Sink, on_range: OnRange | None) -> None:
-        """Receive the whole update into a sink."""
-        try:
-            self._remote.deliver(sink, on_range)
-        except AbortedError:
-            raise
-        except StreamingError as error:
-            raise self._refused(error) from error
-
-    def views(self, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
-        """Return the next bytes."""
-        try:
-            return self._remote.views(start, stop, scratch)
-        except AbortedError:
-            raise
-        except StreamingError as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: StreamingError) -> UpdateRefusedError:
-        return UpdateRefusedError(self._site, f"could not be fetched: {error}")
+            self._remote.close(failure)
 
 
 def fetch_into_memory(

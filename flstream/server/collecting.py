@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from flstream.aggregation.adoption import adopting
+from flstream.aggregation.site_model import write_site_model
 from flstream.aggregation.steps import Steps, plan_steps
 from flstream.client.messages import SUBMIT_MODEL, SiteTask
 from flstream.client.meta import pack_values
@@ -17,11 +19,10 @@ from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect
-from flstream.server.folding import adopting
 from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
-from flstream.server.site_model_files import verified_site_model, write_site_model
+from flstream.server.site_model_files import verified_site_model
 from flstream.server.site_results import SiteModel, SiteModels
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun

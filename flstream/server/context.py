@@ -45,6 +45,14 @@ class ServerContext:
     emit: Emit
     abort: AbortSignal
 
+    def worker_of(self, site: str) -> str:
+        """Name of the worker that does what is not a task on behalf of a site.
+
+        It is the site's own, or one of those that sites share, always the same.
+        """
+        workers = self.job.clients.worker_names
+        return workers[self.job.clients.site_names.index(site) % len(workers)]
+
     @property
     def model_settings(self) -> StreamSettings:
         """How models are streamed to the sites."""

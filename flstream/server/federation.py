@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -15,6 +14,7 @@ from flstream.runs.best import BestEvaluation
 from flstream.runs.site_scores import columns_of
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import (
+    check_aggregators,
     check_bodies,
     check_model,
     check_name,
@@ -37,6 +37,7 @@ from flstream.server.effects import (
 )
 from flstream.server.failures import FailureRecord
 from flstream.server.model_store import ModelStore, UnsoundModelError
+from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.round_totals import FoldResult, RoundTotals
 from flstream.server.sampling import brief_names, check_sites, sample_sites
@@ -45,6 +46,7 @@ from flstream.server.scoring import Scoring
 from flstream.server.site_effects import SiteEffects
 from flstream.server.site_results import SiteModel, SiteModels, SiteScores
 from flstream.server.site_tasks import SiteTasks, with_states
+from flstream.server.tasks import UNLIMITED, TaskWaits
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining, TaskCost, TrainResult
 from flstream.server.unchanged import UnchangedUpdates
@@ -152,7 +154,12 @@ class Federation:
             stopping: Judges by their scores whether it goes on.
         """
         self.stage = place
+        self.limit_waiting(UNLIMITED)
         self._scores.begin_stage(source, stopping)
+
+    def limit_waiting(self, waits: TaskWaits) -> None:
+        """Set how long there may be nothing from the sites of a task, from now on."""
+        self._trainer.waits = waits
 
     @property
     def _is_auto(self) -> bool:
@@ -270,7 +277,9 @@ class Federation:
         return Updates(training)
 
     @uncatchable
-    def do_training(self, training: SiteTraining, fold: CohortFold | None = None) -> None:
+    def do_training(
+        self, training: SiteTraining, fold: CohortFold | PeerFold | None = None
+    ) -> None:
         """Have the sites of a training train now.
 
         Args:
@@ -305,6 +314,7 @@ class Federation:
         updates: Sequence[Update],
         rule: FoldRule | None,
         bodies: Mapping[str, FoldRule],
+        at: Sequence[str] | None,
     ) -> Model:
         """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
         check_model("fold", model)
@@ -312,9 +322,18 @@ class Federation:
         rules = fold_rules(self.context.rule, self._store.bodies(model), rule, bodies)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
-        effect = self._ask("fold", model, cohort)
+        if at is not None:
+            check_aggregators(at)
+            self.check_sites("fold", at)
+            if cohort.rules:
+                raise WorkflowError(
+                    "run.fold() was given both rules and at; rules are applied in the server's "
+                    "process alone, so leave out one of the two"
+                )
+        effect = self._ask("fold", model, cohort, at)
         if effect.record is None:
-            return self._make(effect, model, cohort, adopts=False)
+            fold = self._new_fold(model, cohort) if at is None else self._fold_at(model, cohort, at)
+            return self._make(effect, model, cohort, fold)
         return self._replay_model(effect.record, model, cohort)
 
     @uncatchable
@@ -336,7 +355,7 @@ class Federation:
             )
         effect = self._ask("adopt", model, cohort)
         if effect.record is None:
-            return self._make(effect, model, cohort, adopts=True)
+            return self._make(effect, model, cohort, self._new_fold(model, cohort, adopts=True))
         return self._replay_model(effect.record, model, cohort)
 
     @uncatchable
@@ -476,41 +495,53 @@ class Federation:
         """Let go of all updates: the workflow is replayed from its beginning."""
         self._trainer.release_all("the workflow is replayed")
 
-    def _ask(self, name: str, model: Model, cohort: FoldedUpdates) -> Effect:
+    def _new_fold(
+        self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False
+    ) -> CohortFold | PeerFold:
+        last = self._per_site.kept_from(self.stage)
+        store, trainer = self._store, self._trainer
+        return CohortFold(self.context, store, trainer, model, cohort, adopts=adopts, last=last)
+
+    def _fold_at(self, model: Model, cohort: FoldedUpdates, at: Sequence[str]) -> PeerFold:
+        for training in cohort.trainings:
+            training.at = at
+        last = self._per_site.kept_from(self.stage)
+        return PeerFold(self.context, self._store, self._trainer, model, cohort, at, last)
+
+    def _ask(
+        self, name: str, model: Model, cohort: FoldedUpdates, at: Sequence[str] | None = None
+    ) -> Effect:
         arguments: dict[str, object] = {
             "model": [model.version, model.digest],
             "updates": cohort.arguments,
         }
         if cohort.rules:
             arguments["rules"] = {body: rule.plain() for body, rule in cohort.rules.items()}
+        if at is not None:
+            arguments["at"] = list(at)
         request = f"{name}(model {model.version}, {cohort.request})"
         self._scores.drop_provisional()
         return self._journal.ask(name, self.round, request, arguments)
 
-    def _make(self, effect: Effect, model: Model, cohort: FoldedUpdates, *, adopts: bool) -> Model:
+    def _make(
+        self, effect: Effect, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
+    ) -> Model:
         """Fold updates into the next model, which is durable on return."""
-        last = self._per_site.kept_from(self.stage)
-        fold = CohortFold(
-            self.context, self._store, self._trainer, model, cohort, adopts=adopts, last=last
-        )
         for training in cohort.trainings:
             if not training.is_done:
                 self.do_training(training, fold)
-        began = time.monotonic()
-        with self._store.writing(model, self.round, optimizes=not adopts) as draft:
-            outcome = fold.finish(draft)
-            folded = time.monotonic()
-            record = self._store.finish(draft, self.round, outcome.digest)
-        seconds = folded - began
+        made = fold.make(self.round)
+        outcome = made.outcome
         result = FoldResult(
             weights={site: answer.weight for site, answer in outcome.answers.items()},
             metrics=weighted_metrics(list(outcome.answers.values())),
             refused=outcome.refused,
-            fold=seconds,
-            checkpoint=time.monotonic() - folded,
+            fold=made.seconds.fold,
+            checkpoint=made.seconds.checkpoint,
             up=outcome.up,
             updates=cohort.used,
             kept=outcome.kept,
+            at=made.at,
         )
         if result.metrics and self._scores.is_received(model, self.round):
             # Before the record that makes it final, so that it counts as soon as that does.
@@ -518,9 +549,9 @@ class Federation:
             columns = columns_of(self._names, found)
             self.context.emit(received_score(model, result.metrics, columns))
         self._warn(self._unchanged.warnings(self.round, outcome.unchanged))
-        done = self._journal.record(effect, result.plain(), is_final=True, model=record)
+        done = self._journal.record(effect, result.plain(), is_final=True, model=made.record)
         handle = self._replay_model(done, model, cohort, is_verified=True)
-        self._store.keep_digests(record, draft.digester)
+        self._store.keep_digests(made.record, made.digester)
         return handle
 
     def _replay_model(
@@ -529,7 +560,7 @@ class Federation:
         """Take in a model that is on record, and all that its effect changed."""
         assert done.model is not None
         result = FoldResult.from_plain(result_of(done))
-        handle = self._store.add(done.model, done.effect, is_verified=is_verified)
+        handle = self._store.add(done.model, done.effect, is_verified=is_verified, host=result.at)
         self._per_site.last.add(result.kept, done.effect)
         if self._scores.is_received(base, self.round):
             self._warn(self._scores.add_received(base, result.metrics))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import TypeVar
 
 from flstream.aggregation.ahead import WriteBehind
@@ -19,7 +18,7 @@ from flstream.client.messages import SiteAnswer
 from flstream.errors import AbortedError, UpdateRefusedError
 from flstream.model.body import Sink, Source
 from flstream.model.joined import WritesRanges
-from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
+from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.context import ServerContext
 from flstream.server.worker_pool import REPORT_SECONDS
 from flstream.telemetry.events import Progress, Transfer
@@ -147,7 +146,7 @@ class UpdateFold:
             if sound:
                 sums.add(sound, steps, self._on_range)
 
-        for update in self._without_refused(updates, add, refuse):
+        for update in self.fold_sound(updates, add, refuse):
             update.release()
 
     def finish(
@@ -190,16 +189,23 @@ class UpdateFold:
             base, rule, walk = self._base, self._rule, self._walk
             digest = walk(base, sound, rule, sink, steps, self._on_range, optimization)
 
-        self._without_refused(updates, fold, refuse)
+        self.fold_sound(updates, fold, refuse)
         return digest
 
-    def _without_refused(
+    def fold_sound(
         self,
         collected: Sequence[CollectedUpdate],
         fold: Callable[[Sequence[UpdateSource], Steps], None],
         refuse: Refuse,
     ) -> Sequence[CollectedUpdate]:
-        """Fold those updates that are sound, and return them."""
+        """Fold those updates that are sound, and return them.
+
+        Args:
+            collected: The updates, in order.
+            fold: Folds them; raises :class:`UpdateRefusedError` for one that is of no use, and is
+                then called again without it.
+            refuse: Takes each site whose update is of no use.
+        """
         sound = list(collected)
         steps = self._steps(sound)
         while True:
@@ -221,8 +227,7 @@ class UpdateFold:
         return sound
 
     def _steps(self, updates: Sequence[CollectedUpdate]) -> Steps:
-        remote = [each for each in updates if isinstance(each, RemoteUpdate)]
-        frames = [each.frame_size for each in remote if each.frame_size]
+        frames = [each.frame_size for each in updates if each.frame_size]
         steps = plan_steps(
             self._base.layout,
             self._rule,
@@ -232,11 +237,6 @@ class UpdateFold:
             partial=sum(each.answer.partial for each in updates),
             summing=self._sums is not None,
         )
-        for each in remote:
+        for each in updates:
             each.fetch_in_frames(steps.frame)
         return steps
-
-
-def adopting(rule: AggregationRule) -> AggregationRule:
-    """The rule by which one update becomes the next model, as it is."""
-    return replace(rule, method="mean", clip_norm=None, factors={})

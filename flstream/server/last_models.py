@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.site_model import TRAINING, kept_update, write_site_model
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import CheckpointError
@@ -15,10 +15,6 @@ from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
 from flstream.runs.run_directory import RunDirectory
-from flstream.server.site_model_files import write_site_model
-
-# In the file's header: the training that the model came of.
-_TRAINING = "flstream.training"
 
 
 class LastModels:
@@ -110,13 +106,10 @@ class FoldKeeper:
             self._rule,
             steps,
             self._check,
-            {_TRAINING: self._trainings(update.site)},
+            {TRAINING: self._trainings(update.site)},
         )
         self.digests[update.site] = digest
-        is_whole = update.params_type == "FULL" and not update.partial
-        is_same = is_whole and not self._rule.bodies
-        kept = replace(update, open=lambda: FileSource(path)) if is_same else update
-        self._kept[update.site] = kept
+        kept = self._kept[update.site] = kept_update(path, update, self._rule)
         return kept
 
     def recover(self, sites: Sequence[str]) -> bool:
@@ -128,6 +121,6 @@ class FoldKeeper:
         for site in sites:
             with suppress(CheckpointError):
                 source = FileSource(self._last.path(site))
-                if source.metadata.get(_TRAINING) == self._trainings(site):
+                if source.metadata.get(TRAINING) == self._trainings(site):
                     self.digests[site] = body_digest(source)
         return self.digests.keys() >= set(sites)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from flstream.aggregation.elements import FLOATS
@@ -58,6 +59,7 @@ class StoredModel:
             and those on record count.
         joined: The model with the bodies beside it, once they are open.
         chunk_digests: Digests of its chunks, as far as they were taken while it was written.
+        host: Site at which it was folded, whose worker offers it; empty for the server.
     """
 
     record: ModelRecord
@@ -68,6 +70,41 @@ class StoredModel:
     begun: Sequence[str] | None = None
     joined: Source | None = None
     chunk_digests: ChunkDigests = field(default_factory=ChunkDigests)
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class DraftFiles:
+    """The files of a model that is about to be written.
+
+    Attributes:
+        path: Path of the model.
+        metadata: Strings of its header.
+        state_in: The server optimizer's state that belongs to the model before it; None if there is
+            none.
+    """
+
+    path: Path
+    metadata: dict[str, str]
+    state_in: Path | None
+
+    @property
+    def state_out(self) -> Path:
+        """Path of the optimizer's state that belongs to the model."""
+        return body_file(self.path, OPTIMIZER)
+
+
+class Draft(Protocol):
+    """A model that is being written, by whomever."""
+
+    def finish(self) -> dict[str, str]:
+        """Make it durable, and give it its name; before it, the bodies beside it.
+
+        Returns:
+            The digests of these by name, among them that of the server optimizer's state; and that
+            of the model, under an empty name, where that was taken here.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -87,6 +124,22 @@ class ModelDraft:
     target: FileSink | SplitWriter
     optimization: Optimization | None
     digester: ChunkDigester | None
+
+    def finish(self) -> dict[str, str]:
+        """Make it durable, and give it its name: see :class:`Draft`."""
+        digests: dict[str, str] = {}
+        # The model last: where it is, what goes with it is, too.
+        for sink in self.bodies.values():
+            sink.finish()
+        if isinstance(self.target, SplitWriter):
+            digests |= self.target.digests()
+        if self.optimization is not None:
+            state_out = self.optimization.state_out
+            assert isinstance(state_out, FileSink)
+            # It was written here and there, a block of each moment at a time; so it is read again.
+            digests[OPTIMIZER] = body_digest(state_out.finish())
+        self.sink.finish()
+        return digests
 
 
 class ModelStore:
@@ -123,17 +176,20 @@ class ModelStore:
         """The model that was made last."""
         return self._models[-1]
 
-    def add(self, record: ModelRecord, effect: int, *, is_verified: bool = False) -> Model:
+    def add(
+        self, record: ModelRecord, effect: int, *, is_verified: bool = False, host: str = ""
+    ) -> Model:
         """Take a model in, and return what a workflow sees of it.
 
         Args:
             record: What the journal says of it; versions come without a gap.
             effect: Number of the effect that made it; 0 for the initial model.
             is_verified: Whether its file is known to be sound.
+            host: Site at which it was folded; empty for the server.
         """
         assert record.version == len(self._models)
         verified = set(bodies_beside(record)) if is_verified else set()
-        self._models.append(StoredModel(record, effect, is_verified, verified))
+        self._models.append(StoredModel(record, effect, is_verified, verified, host=host))
         self._retention.add_bodies(record.bodies)
         self._rounds.add(record.round)
         if record.step:
@@ -212,6 +268,11 @@ class ModelStore:
             stored.verified.add(name)
         return source
 
+    def hosts(self, model: Model) -> tuple[str, ...]:
+        """The site whose worker offers a model; none where the server does."""
+        host = self._models[model.version].host
+        return (host,) if host else ()
+
     def layout(self, record: ModelRecord) -> Layout:
         """The layout of a model, without looking at its tensors.
 
@@ -242,7 +303,44 @@ class ModelStore:
             CheckpointError: The disk does not take it.
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
-        layout, bodies = self.source(base).layout, self.bodies(base)
+        files = self.prepare(base, round_number, optimizes=optimizes)
+        layout = self.source(base).layout
+        # Sites are sent it in chunks, whose digests are at hand now. Frames that are not lent do
+        # not look them up: those are digested while they are copied.
+        chunk_size = self._context.model_settings.frame_size
+        digester = ChunkDigester(layout.nbytes, chunk_size) if chunk_size >= LEAST_LENT else None
+        with ExitStack() as stack:
+            sink = stack.enter_context(
+                FileSink(files.path, layout, files.metadata, digester=digester)
+            )
+            beside = {
+                body: stack.enter_context(
+                    FileSink(body_file(files.path, body), float_layout(layout, FLOATS))
+                )
+                for body in self.bodies(base)
+            }
+            optimization = None
+            if optimizes and self._optimizer is not None:
+                before = None if files.state_in is None else FileSource(files.state_in)
+                state_layout = self._optimizer.state_layout(layout, self._context.rule)
+                out = stack.enter_context(FileSink(files.state_out, state_layout))
+                optimization = Optimization(self._optimizer, before, out)
+            target = SplitWriter({MAIN: sink, **beside}) if beside else sink
+            yield ModelDraft(sink, beside, target, optimization, digester)
+
+    def prepare(self, base: Model, round_number: int, *, optimizes: bool) -> DraftFiles:
+        """Make room for the files of a round's next model.
+
+        Args:
+            base: The model that it is made from.
+            round_number: Its round.
+            optimizes: Whether the server optimizer makes a step.
+
+        Raises:
+            SimulationError: A file of somebody else has its name, and cannot be moved away.
+            UnsoundModelError: The model, or the state beside it, is damaged or gone.
+        """
+        source, bodies = self.source(base), self.bodies(base)
         path, (_, step) = self._run.checkpoint(round_number), self.next_record(round_number)
         own_name = self._run.step_checkpoint(round_number, step)
         in_the_way = [own_name]
@@ -253,53 +351,23 @@ class ModelStore:
             for body in (OPTIMIZER, *bodies):
                 self._set_aside(body_file(each, body))
         self._reuse(path)
-        # Sites are sent it in chunks, whose digests are at hand now. Frames that are not lent do
-        # not look them up: those are digested while they are copied.
-        chunk_size = self._context.model_settings.frame_size
-        digester = ChunkDigester(layout.nbytes, chunk_size) if chunk_size >= LEAST_LENT else None
         metadata = {"format": "pt", "flstream.round": str(round_number)}
-        if order := self.source(base).metadata.get(ORDER):
+        if order := source.metadata.get(ORDER):
             metadata[ORDER] = order
-        with ExitStack() as stack:
-            sink = stack.enter_context(FileSink(path, layout, metadata, digester=digester))
-            beside = {
-                body: stack.enter_context(
-                    FileSink(body_file(path, body), float_layout(layout, FLOATS))
-                )
-                for body in bodies
-            }
-            optimization = None
-            if optimizes and self._optimizer is not None:
-                optimization = self._optimization(stack, base, path, layout)
-            target = SplitWriter({MAIN: sink, **beside}) if beside else sink
-            yield ModelDraft(sink, beside, target, optimization, digester)
+        return DraftFiles(path, metadata, self._state_of(base) if optimizes else None)
 
-    def finish(self, draft: ModelDraft, round_number: int, digest: str) -> ModelRecord:
+    def finish(self, draft: Draft, round_number: int, digest: str) -> ModelRecord:
         """Make a model that was written durable, and return what the journal is to say of it."""
         version, step = self.next_record(round_number)
-        path = self._run.checkpoint(round_number)
-        state = ""
         # Whoever resumes the run is to know whose the file is, even if nothing else is said of it.
         self._context.emit(ModelWritten(round=round_number, step=step))
         self._written.add((round_number, step))
         self._rounds.add(round_number)
         if step:
             self._rename_earlier(round_number, step - 1)
-        # The model last: where it is, what goes with it is, too.
-        for sink in draft.bodies.values():
-            sink.finish()
-        digests: dict[str, str] = {}
-        if isinstance(draft.target, SplitWriter):
-            digests = draft.target.digests()
-            digest = digests.pop(MAIN)
-        if draft.optimization is not None:
-            state_out = draft.optimization.state_out
-            assert isinstance(state_out, FileSink)
-            state_out.finish()
-            # It was written here and there, a block of each moment at a time; so it is read again.
-            state = body_digest(FileSource(body_file(path, OPTIMIZER)))
-        draft.sink.finish()
-        return ModelRecord(round_number, version, step, digest, state, digests)
+        beside = draft.finish()
+        digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
+        return ModelRecord(round_number, version, step, digest, state, beside)
 
     def keep_digests(self, record: ModelRecord, digester: ChunkDigester | None) -> None:
         """Remember the digests of the chunks of the model that was added last."""
@@ -349,15 +417,12 @@ class ModelStore:
         beside = [_ours(temporary_of(self._run.body_file(body, round_number))) for body in bodies]
         return sum(path.stat().st_size for path in (spare, *beside) if path is not None)
 
-    def _optimization(
-        self, stack: ExitStack, base: Model, path: Path, layout: Layout
-    ) -> Optimization:
-        assert self._optimizer is not None
-        stored = self._models[base.version]
-        before = self._body(stored, OPTIMIZER) if stored.record.optimizer_state else None
-        state_layout = self._optimizer.state_layout(layout, self._context.rule)
-        out = stack.enter_context(FileSink(body_file(path, OPTIMIZER), state_layout))
-        return Optimization(self._optimizer, before, out)
+    def _state_of(self, model: Model) -> Path | None:
+        """Where the server optimizer's state beside a model lies, verified once; None for none."""
+        stored = self._models[model.version]
+        if self._optimizer is None or not stored.record.optimizer_state:
+            return None
+        return self._body(stored, OPTIMIZER).path
 
     def _is_step(self, record: ModelRecord) -> bool:
         """Whether a model has the name of its step, not that of its round."""

@@ -24,6 +24,7 @@ class FoldResult(NamedTuple):
         up: Transfers of the updates.
         updates: The updates that were used: pairs of a training's number and its sites.
         kept: By site, the digest of its last model, where that is kept.
+        at: Site in whose process they were folded; empty for the server's.
     """
 
     weights: Mapping[str, float]
@@ -34,6 +35,7 @@ class FoldResult(NamedTuple):
     up: Transfer
     updates: list[tuple[int, list[str]]]
     kept: Mapping[str, str] = MappingProxyType({})
+    at: str = ""
 
     def plain(self) -> dict[str, Any]:
         """The result as the journal's encoding takes it."""
@@ -64,6 +66,7 @@ class RoundTotals:
         self._download = self._train = self._fold = self._checkpoint = 0.0
         self._down, self._up = Transfer(), Transfer()
         self._weights: dict[str, float] = {}
+        self._aggregator = ""
         self._metrics: list[tuple[float, Mapping[str, float]]] = []
 
     def add_task(self, cost: TaskCost) -> None:
@@ -78,6 +81,7 @@ class RoundTotals:
         self._fold += result.fold
         self._checkpoint += result.checkpoint
         self._up += result.up
+        self._aggregator = result.at or self._aggregator
         for site, weight in result.weights.items():
             self._weights[site] = self._weights.get(site, 0.0) + weight
         self._metrics.append((sum(result.weights.values()), result.metrics))
@@ -100,6 +104,7 @@ class RoundTotals:
             metrics=self._mean(),
             down=self._down,
             up=msgspec.structs.replace(self._up, seconds=self._fold),
+            aggregator=self._aggregator,
         )
 
     def _mean(self) -> dict[str, float]:

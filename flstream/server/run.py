@@ -10,6 +10,7 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.errors import WorkflowError
 from flstream.server.program_view import BestModel, Model, Update, Updates
 from flstream.server.site_results import SiteModel, SiteModels, SiteScores
+from flstream.server.tasks import TaskWaits
 
 if TYPE_CHECKING:
     from flstream.job.workflow_args import WorkflowArgs
@@ -221,6 +222,8 @@ class Run:
         model: Model,
         updates: Sequence[Update],
         rule: FoldRule | None = None,
+        *,
+        at: Sequence[str] | None = None,
         **bodies: FoldRule,
     ) -> Model:
         """Fold updates into the next model: the job's aggregation, then its server optimizer.
@@ -231,13 +234,30 @@ class Run:
             model: The model that all of them were trained from.
             updates: What :meth:`train` returned, or some of it, of one or several calls.
             rule: How the model's floats are combined; None for the job's ``aggregation``.
-            bodies: The same for each of the bodies beside the model, by name.
+            at: Sites, in whose order one is chosen to fold: the first that lives, fed by the
+                others. The server then reads no tensor of what was passed unread. None folds in the
+                server's process. The bits are the same.
+            bodies: Rules of the bodies beside the model, by name.
 
         Raises:
             WorkflowError: There are no updates, one was trained from another model, a body beside
-                the model has no rule, or ``aggregation.method`` is not the mean, which rules need.
+                the model has no rule, or ``aggregation.method`` is not the mean, which rules need;
+                or ``at`` names no site, or stands beside rules.
         """
-        return self._federation.fold(model, updates, rule, bodies)
+        return self._federation.fold(model, updates, rule, bodies, at)
+
+    def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
+        """Set how long sites may be silent in the tasks and folds of this workflow, from now on.
+
+        It decides no bits, so it is no effect.
+
+        Args:
+            start: Seconds in which a site has to acknowledge a task; then it counts as lost. None
+                is as long as the task may take.
+            progress: Seconds after which the run fails if nothing came of a task or a fold; None is
+                without limit.
+        """
+        self._federation.limit_waiting(TaskWaits(start, progress))
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make the update of one site the next model, as it is.

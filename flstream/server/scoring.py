@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flstream.client.messages import SiteAnswer, SiteTask
@@ -107,7 +107,8 @@ class Scoring:
         least = min(clients.min_updates or len(tasks), len(tasks))
         what = f"evaluate the model of round {model.round}"
         task = ScoringTask(what, effect, model.round, least, clients.round_timeout)
-        run = self._ask(source, tasks, task, is_auto=is_auto)
+        hosts = self._store.hosts(model)
+        run = self._ask(source, tasks, task, hosts, is_auto=is_auto)
         answers = run.in_order
         plain = {
             "metrics": weighted_metrics(list(answers.values())),
@@ -144,7 +145,9 @@ class Scoring:
             ResumeRefusedError: One has failed for want of its state.
         """
         began = time.monotonic()
-        run = self._ask(source, tasks, task, is_auto=False, meta=pack_values(_meta_of(owner)))
+        hosts = self._store.hosts(model) if isinstance(model, Model) else ()
+        meta = pack_values(_meta_of(owner))
+        run = self._ask(source, tasks, task, hosts, is_auto=False, meta=meta)
         for site, answer in run.in_order.items():
             if not answer.metrics:
                 run.fail(site, "it has answered an evaluation without metrics")
@@ -176,6 +179,7 @@ class Scoring:
         source: FileSource,
         tasks: Mapping[str, SiteTask],
         task: ScoringTask,
+        hosts: Sequence[str],
         *,
         is_auto: bool,
         meta: bytes = b"",
@@ -197,6 +201,8 @@ class Scoring:
             seconds=task.seconds,
             meta=meta,
             order=source.metadata.get(ORDER, ""),
+            hosts=hosts,
+            waits=self._trainer.waits,
         )
         plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
         run = TaskRun(context, spec, plan, collector)

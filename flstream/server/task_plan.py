@@ -39,7 +39,9 @@ class TaskPlan(NamedTuple):
         return not (self.own or self.in_memory)
 
 
-def plan_task(job: Job, model_bytes: int, cohort: int, *, is_ranked: bool) -> TaskPlan:
+def plan_task(
+    job: Job, model_bytes: int, cohort: int, *, is_ranked: bool, at_site: bool = False
+) -> TaskPlan:
     """Plan a task.
 
     Args:
@@ -47,10 +49,14 @@ def plan_task(job: Job, model_bytes: int, cohort: int, *, is_ranked: bool) -> Ta
         model_bytes: Size of the model in bytes.
         cohort: Number of sites.
         is_ranked: Whether the aggregation ranks values, and so needs all updates at once.
+        at_site: Whether a site folds the updates. Where workers are shared, these write them to
+            files: nothing comes to the server.
     """
     workers = job.clients.workers
     if workers == job.clients.count:
         return TaskPlan(own=True, sites=1, in_memory=False, group=0)
+    if at_site:
+        return TaskPlan(own=False, sites=1, in_memory=False, group=0)
     size = max(model_bytes, 1)
     if size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
         sites = min(-(-cohort // workers), _TASK_BYTES // size, _MOST_SITES)

@@ -21,6 +21,7 @@ from flstream.server.context import ServerContext
 from flstream.server.failures import brief
 from flstream.server.pool_events import Report, SiteLost, WorkerAbandoned
 from flstream.server.reporting import TaskReport, report_message, report_replaced
+from flstream.server.sampling import brief_names
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -36,6 +37,7 @@ from flstream.telemetry.events import (
     Transfer,
     UpdateTakenUp,
 )
+from flstream.units import format_seconds
 
 
 class SiteResult(NamedTuple):
@@ -148,9 +150,11 @@ class TaskRun:
             SimulationError: Too few sites are left; the message names the others.
             AbortedError: The run is being stopped.
         """
-        began = time.monotonic()
+        began = moved = time.monotonic()
         if workers := self._workers():
             for event in self._context.pool.perform(self._queue, self._perform, workers):
+                moved = moved if event is None else time.monotonic()
+                self._expect_progress(time.monotonic() - moved)
                 self._take(event)
                 self._leave_late()
                 if isinstance(event, ResultsDelivered | SiteLost):
@@ -229,7 +233,10 @@ class TaskRun:
     def _collect(
         self, worker: WorkerHandle, answered: Answered, asked: int
     ) -> Sequence[CollectedUpdate]:
-        first, token = answered.sites[0], answered.bodies[MODEL]
+        first, written = answered.sites[0], answered.written
+        if written is not None and self._files is not None:
+            return [self._files.take(first, written)]
+        token = answered.bodies[MODEL]
         settings = stream_settings(self._context.job, first.framework)
         model = self._spec.model.layout
         worker.up.limits = limits_for_updates(model, asked)
@@ -302,6 +309,20 @@ class TaskRun:
         for site in asked:
             reason = f"it was not ready {waited} after enough others (clients.wait_after_min)"
             self.fail(site, reason, late=True)
+
+    def _expect_progress(self, seconds: float) -> None:
+        """Give the run up if nothing has come of the task for too long.
+
+        Raises:
+            SimulationError: The message names the sites that are waited for.
+        """
+        most = self._spec.waits.progress
+        if most is not None and seconds > most:
+            raise SimulationError(
+                f"nothing came of the {self._spec.kind} task of round {self._spec.round} for "
+                f"{format_seconds(most)} (workflow.args.progress_timeout); "
+                f"{brief_names(self.unsettled)} did not answer: see their logs, or allow more"
+            )
 
     def _elapsed(self, began: float, workers: int) -> TaskSeconds:
         ended = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -15,6 +15,7 @@ from flstream.client.messages import (
     Answered,
     Began,
     Failed,
+    HostLost,
     Received,
     SiteTask,
     Task,
@@ -22,13 +23,36 @@ from flstream.client.messages import (
 )
 from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
+from flstream.model.checkpoint import FileSource
 from flstream.server.context import ServerContext
+from flstream.server.model_offers import ModelOffer, offers_by_peers, offers_by_server
 from flstream.server.pool_events import Report, SiteLost
 from flstream.server.site_queue import SiteBatch
 from flstream.server.worker_handle import WorkerHandle
+from flstream.server.worker_monitor import TIMEOUT_KEY
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import Transfer
+
+START_KEY = "workflow.args.start_task_timeout"
+"""The key whose value a site has exceeded that did not acknowledge a task in time."""
+
+
+class TaskWaits(NamedTuple):
+    """How long there may be nothing from the sites of a task, beside the time that each may take.
+
+    Attributes:
+        start: Seconds in which a site has to acknowledge it; None for as long as it may take.
+        progress: Seconds after which the run fails if nothing has come of the task, from no site;
+            None is without limit.
+    """
+
+    start: float | None = None
+    progress: float | None = None
+
+
+UNLIMITED = TaskWaits()
+"""As long as each site may take."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,9 @@ class TaskSpec:
         meta: Payload message of the values sent along; empty for none.
         order: Order in which training code is to find the tensors; empty for the layout's.
         bodies: Names of the bodies that travel with the model, joined with it into one.
+        hosts: Sites whose workers offer the model, the first that lives; none for the server.
+        folder: Folder in which workers write updates as files; empty where they are on offer.
+        waits: How long there may be nothing from the sites.
     """
 
     kind: TaskKind
@@ -64,26 +91,38 @@ class TaskSpec:
     meta: bytes = b""
     order: str = ""
     bodies: Sequence[str] = ()
+    hosts: Sequence[str] = ()
+    folder: str = ""
+    waits: TaskWaits = UNLIMITED
 
     @property
     def cohort(self) -> Sequence[str]:
         """The sites' names, in order."""
         return list(self.sites)
 
-    def message(self, token: bytes, sites: SiteBatch) -> Task:
+    def offers(self, context: ServerContext, worker: WorkerHandle) -> Generator[ModelOffer]:
+        """Offers of the model to a worker, to be closed once its task is over."""
+        if not self.hosts:
+            return offers_by_server(context, self.model, worker, self.settings)
+        assert isinstance(self.model, FileSource)
+        return offers_by_peers(context, self.model, worker, self.hosts)
+
+    def message(self, offer: ModelOffer, sites: SiteBatch) -> Task:
         """The message that gives a worker the task for some of the sites."""
         return Task(
             kind=self.kind,
             effect=self.effect,
             round=self.round,
             total_rounds=self.total_rounds,
-            bodies={MODEL: token},
+            bodies={MODEL: offer.token},
             chunk_size=self.frame,
             sites=[self.sites[site] for site in sites],
             keeps_state=self.keeps_state,
             meta=self.meta,
             order=self.order,
             joined=list(self.bodies),
+            host=offer.host,
+            folder=self.folder,
         )
 
 
@@ -127,32 +166,40 @@ def ask(
         AbortedError: The run is being stopped.
     """
     began = monotonic()
-    push = spec.settings if spec.settings.push else None
-    ref = context.service.offer(spec.model, [worker.receiver], push=push)
-    delivery = ref.deliveries[worker.receiver]
-    deadline = began + spec.seconds
+    offers = spec.offers(context, worker)
+    deadline, key = began + spec.seconds, TIMEOUT_KEY
+    if spec.waits.start is not None and spec.waits.start < spec.seconds:
+        deadline, key = began + spec.waits.start, START_KEY
     at_work = sites[0] if len(sites) == 1 else None
     turn = Turn(0, time.time())
     acknowledged = False
     try:
+        offer = _next_offer(offers)
         # A worker that has just ended has most likely said why, and that is still to be received.
         with suppress(ChannelClosedError):
-            worker.control.send(spec.message(ref.token, sites))
-        report(TaskGiven(worker.name, sites, delivery, turn))
+            worker.control.send(spec.message(offer, sites))
+        report(TaskGiven(worker.name, sites, offer.delivery, turn))
         failed: set[str] = set()
         while True:
             message = context.pool.monitor.next_message(
-                worker, deadline, f"answer its {spec.kind} task"
+                worker, deadline, f"answer its {spec.kind} task", key
             )
             match message:
                 case Acknowledged(effect) if effect == spec.effect:
+                    if not acknowledged:
+                        deadline, key = began + spec.seconds, TIMEOUT_KEY
                     acknowledged = True
+                case HostLost(effect) if effect == spec.effect and spec.hosts:
+                    offer = _next_offer(offers)
+                    with suppress(ChannelClosedError):
+                        worker.control.send(spec.message(offer, sites))
                 case Began(_, site) if site in sites:
                     # Each has as long as if it were alone.
                     at_work, deadline = site, monotonic() + spec.seconds
                     turn.begun, turn.since = turn.begun + 1, time.time()
-                case Received(effect, retries) if effect == spec.effect:
-                    report(ModelArrived(worker.name, sites, _cost(delivery, retries, began)))
+                case Received(effect, retries, cost) if effect == spec.effect:
+                    cost = cost or _cost(offer.delivery, retries, began)
+                    report(ModelArrived(worker.name, sites, cost))
                 case Failed(site, _, reason) if site in sites and site not in failed:
                     failed.add(site)
                     report(SiteLost(site, reason), site)
@@ -168,7 +215,14 @@ def ask(
         error.is_acknowledged = acknowledged
         raise
     finally:
-        ref.abort(f"the {spec.kind} task of round {spec.round} is over")
+        offers.close()
+
+
+def _next_offer(offers: Generator[ModelOffer]) -> ModelOffer:
+    offer = next(offers, None)
+    if offer is None:
+        raise WorkerLostError("it received the model from no other worker, nor from the file")
+    return offer
 
 
 def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
@@ -176,7 +230,8 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
         raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
     if {each.site for each in answer.sites} != due or len(answer.sites) != len(due):
         raise WorkerLostError("it answered for sites that it was not asked for")
-    if spec.kind != "evaluate" and due and MODEL not in answer.bodies:
+    has_update = MODEL in answer.bodies or (bool(spec.folder) and answer.written is not None)
+    if spec.kind != "evaluate" and due and not has_update:
         raise WorkerLostError(f"it answered a {spec.kind} task without a model")
 
 

@@ -19,7 +19,7 @@ from flstream.server.disk import check_round
 from flstream.server.model_store import ModelStore
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
-from flstream.server.tasks import TaskSpec
+from flstream.server.tasks import UNLIMITED, TaskSpec
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import RoundStarted
@@ -31,6 +31,9 @@ class Trainer:
     Args:
         context: The server.
         store: The models.
+
+    Attributes:
+        waits: How long there may be nothing from the sites of a task.
     """
 
     def __init__(self, context: ServerContext, store: ModelStore) -> None:
@@ -38,6 +41,7 @@ class Trainer:
         self._store = store
         # Trainings with updates that are not settled, by their numbers.
         self._open: dict[int, SiteTraining] = {}
+        self.waits = UNLIMITED
 
     @property
     def versions_in_use(self) -> set[int]:
@@ -78,9 +82,8 @@ class Trainer:
             training: The training.
             is_lazy: Whether its updates may be folded as they come.
         """
-        nbytes = self._store.joined(training.base).layout.nbytes
         is_ranked = self._context.rule.is_ranked or not is_lazy
-        return plan_task(self._context.job, nbytes, len(training.tasks), is_ranked=is_ranked)
+        return self._plan(training, len(training.tasks), is_ranked=is_ranked)
 
     def complete(
         self, training: SiteTraining, sites: Sequence[str]
@@ -106,12 +109,7 @@ class Trainer:
             collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
                 f"train round {training.effect.round} again", lost, 0
             )
-            plan = plan_task(
-                self._context.job,
-                self._store.joined(training.base).layout.nbytes,
-                len(lost),
-                is_ranked=True,
-            )
+            plan = self._plan(training, len(lost), is_ranked=True)
             spec = self._spec(training, tasks, keeps_state=False)
             run = TaskRun(self._context, spec, plan, collector, files)
             for _ in run.progress():
@@ -182,6 +180,11 @@ class Trainer:
                         files = self.files(training)
                         training.bodies[site] = files.fetch(update.answer, update.collection)
 
+    def _plan(self, training: SiteTraining, sites: int, *, is_ranked: bool) -> TaskPlan:
+        nbytes = self._store.joined(training.base).layout.nbytes
+        at_site = bool(training.at)
+        return plan_task(self._context.job, nbytes, sites, is_ranked=is_ranked, at_site=at_site)
+
     def _spec(
         self,
         training: SiteTraining,
@@ -208,10 +211,20 @@ class Trainer:
             model=source,
             sites=sites,
             settings=settings,
-            frame=steps.frame,
+            # What is folded at a site is not pushed to the server.
+            frame=0 if training.at else steps.frame,
             seconds=training.seconds,
             keeps_state=keeps_state,
             meta=training.meta,
             order=self._store.source(training.base).metadata.get(ORDER, ""),
             bodies=bodies,
+            hosts=self._store.hosts(training.base) or training.at,
+            folder=self._folder(training),
+            waits=self.waits,
         )
+
+    def _folder(self, training: SiteTraining) -> str:
+        """Where workers write a training's updates themselves; empty if these are fetched."""
+        if not (training.at and self._plan(training, 1, is_ranked=True).waits_in_files):
+            return ""
+        return str(self._context.run.updates(training.number))

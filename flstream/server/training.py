@@ -149,6 +149,7 @@ class SiteTraining:
         bodies: Updates at hand, by site; those that are settled or lost are not.
         settled: Sites whose updates are part of a model that is durable.
         result: What came of it; None before its sites have trained.
+        at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
     """
 
     federation: Federation
@@ -161,6 +162,7 @@ class SiteTraining:
     bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
     result: TrainResult | None = None
+    at: Sequence[str] = ()
 
     @property
     def number(self) -> int:

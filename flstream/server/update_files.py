@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from flstream.client.messages import SiteAnswer
+from flstream.client.messages import SiteAnswer, WrittenUpdate
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.digests import body_digest
+from flstream.model.copy import copy
+from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
 from flstream.streaming.download import download
@@ -49,11 +50,14 @@ class UpdateFile(CollectedUpdate):
     Args:
         record: The update's record.
         path: Path of the update's file.
+
+    Attributes:
+        path: As given.
     """
 
     def __init__(self, record: UpdateRecord, path: Path) -> None:
         super().__init__(record.answer, FileSource(path), record.cost)
-        self._path = path
+        self.path = path
 
     def release(self, failure: str = "") -> None:
         """Remove the update's file, but keep its record until the round is durable.
@@ -61,9 +65,9 @@ class UpdateFile(CollectedUpdate):
         Args:
             failure: Reason why the update is not used; then its record is removed, too.
         """
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
         if failure:
-            _beside(self._path).unlink(missing_ok=True)
+            _beside(self.path).unlink(missing_ok=True)
 
 
 class UpdateFiles:
@@ -102,7 +106,34 @@ class UpdateFiles:
         with ExitStack() as stack:
             receiver, token, settings = collection.worker.up, collection.token, collection.settings
             _, cost = download(receiver, token, settings, sink_for, finish=FileSink.finish)
-        record = UpdateRecord(answer, self._base, body_digest(FileSource(path)), cost)
+        return self._keep(UpdateRecord(answer, self._base, body_digest(FileSource(path)), cost))
+
+    def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
+        """Take an update that its worker has written to its file in this folder.
+
+        Args:
+            answer: The site's answer.
+            written: Its digest, and what it cost.
+
+        Raises:
+            UpdateRefusedError: Its layout does not fit the model's.
+            CheckpointError: A file cannot be read or written.
+        """
+        check_fits(answer, FileSource(self._path(answer.site)).layout, self._model)
+        return self._keep(UpdateRecord(answer, self._base, written.digest, written.cost))
+
+    def store(self, update: CollectedUpdate) -> UpdateFile:
+        """Write an update that is in memory to its file, for another process to read."""
+        source, path = update.update.open(), self._path(update.answer.site)
+        digest = BodyDigest(source.layout)
+        with FileSink(path, source.layout, durable=False) as sink:
+            copy(source, sink, digest=digest)
+            sink.finish()
+        record = UpdateRecord(update.answer, self._base, digest.hexdigest(), update.cost)
+        return self._keep(record)
+
+    def _keep(self, record: UpdateRecord) -> UpdateFile:
+        path = self._path(record.answer.site)
         # Written last: a record that exists shows that its update is whole.
         temporary = path.with_suffix(".answer.tmp")
         try:

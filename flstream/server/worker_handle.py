@@ -6,6 +6,7 @@ from itertools import count
 
 from flstream.client.messages import FromWorker
 from flstream.engines.spawning import SpawnedWorker
+from flstream.server.peer_link import PeerLink
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
@@ -31,6 +32,7 @@ class WorkerHandle:
         receiver: Name under which the process receives models; its replacement has another.
         control: Channel for messages to and from the worker.
         up: Receiver that fetches the worker's updates.
+        peers: Requests to the worker about other workers.
         ready: Whether the worker has reported that it is ready.
     """
 
@@ -43,18 +45,29 @@ class WorkerHandle:
             PipeChannel(spawned.end.control, name), name, FromWorker
         )
         self.up = Receiver(PipeChannel(spawned.end.up, name), name, abort)
+        self.peers = PeerLink(spawned.end.peers, name, self.receiver, abort)
         self.ready = False
         self._spawned = spawned
         self._service = service
         # A process of the same user, which may look into this one's memory by other means.
         service.attach(PipeChannel(spawned.end.down, name, lends=True), receiver=self.receiver)
 
+    @property
+    def lives(self) -> bool:
+        """Whether the process is ready and alive; any thread may ask."""
+        return self.ready and self.peers.is_open
+
     def kill(self) -> None:
         """Kill the process; safe to call from any thread."""
         self._spawned.kill()
+
+    def await_end(self, seconds: float) -> None:
+        """Wait until the process, which was killed, has closed all its files."""
+        self._spawned.await_end(seconds)
 
     def close(self) -> None:
         """Close the pipes to the process."""
         self._service.detach(self.receiver)
         self._spawned.end.control.close()
         self._spawned.end.up.close()
+        self.peers.close()

@@ -17,6 +17,9 @@ from flstream.errors import (
 from flstream.server.worker_handle import WorkerHandle
 from flstream.transport.channel import AbortSignal
 
+TIMEOUT_KEY = "clients.round_timeout, or a timeout of its workflow"
+"""The key that says how long a task may take, unless another one does."""
+
 # Seconds that a worker whose code has failed may take to end.
 _END_SECONDS = 5.0
 
@@ -79,13 +82,16 @@ class WorkerMonitor:
             return False
         return True
 
-    def next_message(self, worker: WorkerHandle, deadline: float, task: str) -> FromWorker:
+    def next_message(
+        self, worker: WorkerHandle, deadline: float, task: str, key: str = TIMEOUT_KEY
+    ) -> FromWorker:
         """Wait for a worker's next message, and pass on those that may arrive at any time.
 
         Args:
             worker: The worker.
             deadline: Deadline in seconds, on the clock of ``time.monotonic()``.
             task: Verb phrase for the error's message: what the worker has to do by the deadline.
+            key: Key of the job file that sets the deadline, for the message too.
 
         Raises:
             WorkerLostError: The worker ended, died or missed the deadline.
@@ -96,8 +102,7 @@ class WorkerMonitor:
                 message = self._take(worker, max(deadline - monotonic(), 0.0))
             except DeadlineError as error:
                 raise WorkerLostError(
-                    f"it did not {task} in the time it was given (clients.round_timeout, or a "
-                    "timeout of its workflow)"
+                    f"it did not {task} in the time it was given ({key})"
                 ) from error
             except StreamingError as error:
                 if isinstance(error, AbortedError):

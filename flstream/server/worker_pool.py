@@ -23,6 +23,7 @@ from flstream.errors import (
 )
 from flstream.server.pool_events import Perform, PoolEvent, SiteLost, WorkerAbandoned
 from flstream.server.site_queue import SiteBatch, SiteQueue
+from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import WorkerMonitor, WorkerReplaced
 from flstream.server.worker_supervisor import WorkerSupervisor
 from flstream.streaming.service import DownloadService
@@ -30,6 +31,9 @@ from flstream.transport.channel import AbortSignal
 
 REPORT_SECONDS = 0.1
 """Seconds between yields of None, so that the caller can act while nothing happens."""
+
+# Seconds that a killed process may take to be gone.
+_END_SECONDS = 10.0
 
 # Failed starts in a row after which a shared worker is abandoned: the next one would fail, too.
 _MOST_FAILED_STARTS = 3
@@ -80,6 +84,39 @@ class WorkerPool:
     def monitor(self) -> WorkerMonitor:
         """Monitor that receives the workers' messages."""
         return self._monitor
+
+    def living(self, name: str) -> WorkerHandle | None:
+        """A worker's process, if it is ready and lives; any thread may ask."""
+        worker = self._supervisors[name].worker
+        return worker if worker is not None and worker.lives else None
+
+    def ready(self, name: str) -> WorkerHandle:
+        """A worker's process, ready for requests, started if need be. No task may be under way.
+
+        Raises:
+            WorkerLostError: It did not become ready.
+            AbortedError: The run is being stopped.
+        """
+        supervisor = self._supervisors[name]
+        supervisor.open()
+        try:
+            return supervisor.ready_worker()
+        except WorkerLostError:
+            supervisor.drop()
+            raise
+
+    def drop(self, name: str) -> None:
+        """Kill a worker's process, which is started anew for its next task. None may be under way.
+
+        When this returns, no file is open there any more: another worker may write the same one.
+
+        Args:
+            name: Name of the worker.
+        """
+        worker = self._supervisors[name].worker
+        self._supervisors[name].drop()
+        if worker is not None:
+            worker.await_end(_END_SECONDS)
 
     def prepare(self) -> Iterator[PoolEvent | None]:
         """Start all workers, and wait until they are ready.

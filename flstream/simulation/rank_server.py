@@ -233,6 +233,7 @@ class RankServer:
             # They are rank 0's alone now: its death closes them.
             self._end.down.close()
             self._end.up.close()
+            self._end.peers.close()
             return
         if self._announced:
             connection.channel.send(*self._announced)

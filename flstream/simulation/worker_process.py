@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.client.alias import install as install_alias
 from flstream.client.code import LearnerCode, ScriptCode, TrainCode
 from flstream.client.messages import Goodbye, ToWorker
+from flstream.client.peers import Peers
 from flstream.client.run_learner import serve_learner
 from flstream.client.run_script import serve_own_site, serve_sites
 from flstream.client.worker import Selection, Worker
@@ -87,10 +88,14 @@ def serving(
         PipeChannel(end.control, SERVER), SERVER, ToWorker
     )
     limits = limits_for(info.streaming)
-    with DownloadService(limits=limits) as service:
+    with (
+        DownloadService(limits=limits) as service,
+        closing(Peers(end.peers, service, info.streaming, limits)) as peers,
+    ):
+        os.register_at_fork(after_in_child=peers.abandon)
         service.attach(PipeChannel(end.up, SERVER, lends=True), receiver=SERVER)
         down = Receiver(PipeChannel(end.down, SERVER), SERVER, limits=limits)
-        yield Worker(info, control, down, service, _selection(info), enter)
+        yield Worker(info, control, down, service, peers, _selection(info), enter)
 
 
 def have_fork_as_default() -> None:

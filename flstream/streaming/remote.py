@@ -275,6 +275,25 @@ class RemoteSource:
         return len(self._early) * self._chunks.unit <= _MOST_EARLY_BYTES or start == self._cursor
 
 
+def close_ref(
+    receiver: Receiver, token: bytes, settings: StreamSettings, failure: str = ""
+) -> None:
+    """Inform the sender of a ref that this receiver is done with it, without having read it.
+
+    Args:
+        receiver: Receiving side of the channel.
+        token: Token of the ref.
+        settings: Timeouts.
+        failure: Reason for which it is of no use; empty if it was used by other means.
+
+    Raises:
+        StreamingError: The sender cannot be informed, or does not agree.
+    """
+    patience = Patience(receiver, min(_CLOSE_SECONDS, settings.request_timeout))
+    request = Close(token, receiver.next_number(), not failure, failure)
+    DownloadMessages(receiver, token, settings).ask(request, Closed, patience)
+
+
 def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None:
     sink.commit(start, stop)
     if on_range is not None:

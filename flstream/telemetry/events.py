@@ -209,6 +209,13 @@ class SitesBeganAnew(Event, tag="sites_began_anew"):
     sites: list[str]
 
 
+class FoldStarted(Event, tag="fold_started"):
+    """A site began to fold the updates of a round, in its own process."""
+
+    round: int
+    site: str
+
+
 class SiteFailed(Event, tag="site_failed"):
     """A site takes no part in a round, for a reason.
 
@@ -320,6 +327,7 @@ class RoundFinished(Event, tag="round_finished"):
         down: Cost of transferring the model to the sites.
         up: Cost of transferring the updates to the server.
         optimizer_state: Digest of the server optimizer's state; empty without an optimizer.
+        aggregator: Site in whose process the updates were folded; empty for the server's.
     """
 
     round: int
@@ -333,6 +341,7 @@ class RoundFinished(Event, tag="round_finished"):
     down: Transfer
     up: Transfer
     optimizer_state: str = ""
+    aggregator: str = ""
 
     @property
     def phases(self) -> tuple[float, float, float, float]:
@@ -459,6 +468,7 @@ AnyEvent = (
     | SiteLog
     | UpdateTakenUp
     | SitesBeganAnew
+    | FoldStarted
     | SiteFailed
     | SiteBenched
     | EndedEarly

@@ -9,6 +9,7 @@ BUILT_IN = MappingProxyType(
         "scaffold": "flstream.workflows.scaffold:scaffold",
         "cross_site": "flstream.workflows.cross_site:cross_site",
         "evaluate": "flstream.workflows.evaluate:evaluate",
+        "swarm": "flstream.workflows.swarm:swarm",
     }
 )
 """The dotted name of each by the name that a job file gives it. A new one is a file and a line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -22,6 +22,7 @@ from flstream.client.messages import (
     TaskKind,
     ToWorker,
 )
+from flstream.client.peers import Peers
 from flstream.client.state import StateVersion
 from flstream.client.worker import Selection, Worker
 from flstream.client.worker_info import WorkerInfo
@@ -29,6 +30,7 @@ from flstream.engines.worker_sockets import WorkerSockets, worker_socket_pairs
 from flstream.errors import ChannelClosedError
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming.download import download
+from flstream.streaming.limits import DEFAULT_LIMITS
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
@@ -187,10 +189,14 @@ class Serving:
         control: MessageChannel[ToWorker] = MessageChannel(
             PipeChannel(end.control, SERVER), SERVER, ToWorker
         )
-        with DownloadService() as service:
+        with (
+            DownloadService() as service,
+            closing(Peers(end.peers, service, SETTINGS, DEFAULT_LIMITS)) as peers,
+        ):
             service.attach(PipeChannel(end.up, SERVER), SERVER)
             down = Receiver(PipeChannel(end.down, SERVER), SERVER)
-            worker = Worker(self._info, control, down, service, self._selection, self.turns.append)
+            turn = self.turns.append
+            worker = Worker(self._info, control, down, service, peers, self._selection, turn)
             try:
                 self._serve(worker)
             except BaseException as error:

@@ -1,0 +1,188 @@
+"""The fold of a cohort's updates in a worker: the walk that a server would do, fed by its peers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Protocol
+
+from flstream.aggregation.ahead import WriteBehind
+from flstream.aggregation.optimizers import Optimization, optimizer_for
+from flstream.aggregation.remote_body import RemoteBody
+from flstream.aggregation.rules import AggregationRule, rule_for
+from flstream.aggregation.site_model import TRAINING, kept_update, write_site_model
+from flstream.aggregation.steps import Steps
+from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.walk import fold_updates
+from flstream.client.peer_messages import (
+    Folded,
+    Folding,
+    FoldRefused,
+    FoldTask,
+    Kept,
+    UpdatePlace,
+)
+from flstream.errors import StreamingError, UpdateRefusedError
+from flstream.job.sections import AggregationSection, ServerOptimizerSection
+from flstream.model.body import Source
+from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.digests import ChunkDigester, body_digest
+from flstream.model.layout import Layout
+from flstream.streaming.frames import LEAST_LENT
+from flstream.streaming.limits import limits_for_updates
+from flstream.streaming.receiver import Receiver
+
+# Seconds between reports of how far a fold is.
+_REPORT_SECONDS = 0.1
+
+
+class UpdateHolder(Protocol):
+    """What knows the updates in a process, and the way to those of its peers."""
+
+    def held(self, effect: int) -> Source:
+        """The update of an effect's task that waits in this process."""
+        ...
+
+    def receiver(self, peer: str) -> Receiver:
+        """The receiving side of the channel to a peer."""
+        ...
+
+
+class WorkerFold:
+    """One fold. The order of calls is :meth:`walk`, :meth:`keep` if that went well, :meth:`close`.
+
+    Args:
+        task: What is folded, and into which file.
+        holder: Where the updates lie.
+        report: Takes how far the walk is, now and then.
+
+    Raises:
+        FlstreamError: The model cannot be read, or there is no disk for the next one.
+    """
+
+    def __init__(
+        self, task: FoldTask, holder: UpdateHolder, report: Callable[[Folding], None]
+    ) -> None:
+        self._task = task
+        self._holder = holder
+        self._report = report
+        self._reported = time.monotonic()
+        self._rule = _rule_of(task)
+        self._remotes: dict[str, RemoteBody] = {}
+        self._changed: set[str] = set()
+        self._kept: dict[str, str] = {}
+        with ExitStack() as stack:
+            self._base = FileSource(Path(task.base))
+            layout = self._base.layout
+            digester = None
+            if task.sent_in >= LEAST_LENT:  # see ModelStore.writing
+                digester = ChunkDigester(layout.nbytes, task.sent_in)
+            self._sink = stack.enter_context(
+                FileSink(Path(task.path), layout, task.metadata, digester=digester)
+            )
+            self._state: FileSink | None = None
+            self._optimization = self._optimization_of(stack)
+            self._stack = stack.pop_all()
+
+    def walk(self) -> Folded | FoldRefused:
+        """Fold the updates into the file of the next model, which stays without a name.
+
+        Raises:
+            AggregationError: The updates are sound, and still the next model would not be finite.
+            CheckpointError: The disk refused it, or the model is damaged.
+            ChannelClosedError: The server is gone.
+        """
+        steps = Steps(self._task.step, self._task.frame)
+        try:
+            sources = [self._kept_source(place, steps) for place in self._task.updates]
+            with closing(WriteBehind(self._sink.layout, self._sink.write)) as sink:
+                digest = fold_updates(
+                    self._base, sources, self._rule, sink, steps, self._done, self._optimization
+                )
+        except UpdateRefusedError as error:
+            self.close()
+            return FoldRefused(error.site, error.reason)
+        costs = {site: remote.cost for site, remote in self._remotes.items()}
+        for remote in self._remotes.values():
+            with suppress(StreamingError):  # its bytes are here, and sound
+                remote.close()
+        sites = [place.site for place in self._task.updates]
+        unchanged = [site for site in sites if site not in self._changed]
+        return Folded(digest, unchanged, costs, self._kept)
+
+    def keep(self) -> tuple[Kept, FileSource]:
+        """Make the model durable, and give it its name; the optimizer's state before it.
+
+        Raises:
+            CheckpointError: The disk refused it.
+        """
+        with self._stack:
+            state = ""
+            if self._state is not None:
+                # It was written here and there, so it is read again: see ModelStore.finish.
+                state = body_digest(self._state.finish())
+            return Kept(state), self._sink.finish()
+
+    def close(self) -> None:
+        """Remove what was written, unless it was kept."""
+        self._stack.close()
+
+    def _kept_source(self, place: UpdatePlace, steps: Steps) -> UpdateSource:
+        """An update, once its site's model is kept where a later workflow collects it."""
+        source = self._source(place)
+        if not place.last:
+            return source
+        path, header = Path(place.last), {TRAINING: place.training}
+        self._kept[place.site] = write_site_model(
+            path, self._base, source, self._rule, steps, lambda: self._done(0), header
+        )
+        return kept_update(path, source, self._rule)
+
+    def _source(self, place: UpdatePlace) -> UpdateSource:
+        return UpdateSource(
+            place.site,
+            self._opener(place),
+            place.weight,
+            place.params_type,
+            place.partial,
+            lambda: self._changed.add(place.site),
+        )
+
+    def _opener(self, place: UpdatePlace) -> Callable[[], Source]:
+        if place.path:
+            return lambda: FileSource(Path(place.path))
+        if not place.peer:
+            own = self._holder.held(place.effect)
+            return lambda: own
+        receiver = self._holder.receiver(place.peer)
+        receiver.limits = limits_for_updates(self._base.layout, 1)
+
+        def check(layout: Layout) -> None:
+            if (difference := self._base.layout.difference(layout)) and not place.partial:
+                raise UpdateRefusedError(place.site, f"does not fit the model: {difference}")
+
+        remote = RemoteBody(place.site, receiver, place.token, self._task.settings, check)
+        self._remotes[place.site] = remote
+        return remote.open
+
+    def _done(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._reported >= _REPORT_SECONDS:
+            self._reported = now
+            self._report(Folding(done))
+
+    def _optimization_of(self, stack: ExitStack) -> Optimization | None:
+        task = self._task
+        optimizer = optimizer_for(ServerOptimizerSection.model_validate(task.optimizer))
+        if optimizer is None or not task.state_out:
+            return None
+        layout = optimizer.state_layout(self._base.layout, self._rule)
+        self._state = stack.enter_context(FileSink(Path(task.state_out), layout))
+        before = FileSource(Path(task.state_in)) if task.state_in else None
+        return Optimization(optimizer, before, self._state)
+
+
+def _rule_of(task: FoldTask) -> AggregationRule:
+    return rule_for(AggregationSection.model_validate(task.aggregation))

@@ -1,0 +1,229 @@
+"""A worker's end of what the server has workers do with each other: connect, offer, fold.
+
+A thread of its own takes the server's requests, since the training code has the main thread: an
+update is offered, and others are folded, while the site that trained waits in ``send``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flstream.client.peer_fold import WorkerFold
+from flstream.client.peer_messages import (
+    FoldTask,
+    Keep,
+    Offered,
+    OfferModel,
+    OfferUpdate,
+    PeerDone,
+    PeerFailed,
+    PeerReply,
+    PeerRequest,
+    Reach,
+    Serve,
+    Withdraw,
+)
+from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, StreamingError
+from flstream.model.body import Source
+from flstream.model.checkpoint import FileSource
+from flstream.streaming.limits import Limits
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.refs import Ref
+from flstream.streaming.service import DownloadService
+from flstream.telemetry.events import SERVER
+from flstream.transport.channel import Deadline
+from flstream.transport.messages import PATIENCE, MessageChannel
+from flstream.transport.passing import receive_socket
+from flstream.transport.pipe import PipeChannel
+
+
+@dataclass
+class HeldUpdate:
+    """An update that waits in this process until it is settled.
+
+    Attributes:
+        source: Its body.
+        refs: What peers were offered of it, by token.
+    """
+
+    source: Source
+    refs: dict[bytes, Ref] = field(default_factory=dict)
+
+
+class Peers:
+    """The peers of a worker, and what it does for them.
+
+    Args:
+        sock: The worker's end of the socket for the server's requests.
+        service: Offers bodies to peers.
+        settings: How bodies are streamed.
+        limits: What a peer may cause.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        service: DownloadService,
+        settings: StreamSettings,
+        limits: Limits,
+    ) -> None:
+        self._socket = sock
+        self._service = service
+        self._settings = settings
+        self._limits = limits
+        self._channel: MessageChannel[PeerRequest] = MessageChannel(
+            PipeChannel(sock, SERVER), SERVER, PeerRequest
+        )
+        self._receivers: dict[str, Receiver] = {}
+        # The sockets to peers, which a forked child must not keep open.
+        self._sockets: dict[str, socket.socket] = {}
+        self._held: dict[int, HeldUpdate] = {}
+        self._models: dict[bytes, Ref] = {}
+        # The model that was offered or made last: its header was read, its digests are known.
+        self._newest: FileSource | None = None
+        self._fold: WorkerFold | None = None
+        self._thread = threading.Thread(target=self._serve, name="peers", daemon=True)
+        self._thread.start()
+
+    def receiver(self, peer: str) -> Receiver:
+        """The receiving side of the channel to a peer.
+
+        Raises:
+            RefusedError: There is no such channel.
+        """
+        try:
+            return self._receivers[peer]
+        except KeyError as error:
+            raise RefusedError(f"there is no connection to {peer}") from error
+
+    def held(self, effect: int) -> Source:
+        """The update of an effect's task that waits here.
+
+        Raises:
+            RefusedError: There is none.
+        """
+        return self._held_update(effect).source
+
+    def hold(self, effect: int, source: Source) -> None:
+        """Have an update at hand for peers, until :meth:`release`."""
+        self._held[effect] = HeldUpdate(source)
+
+    def release(self, effect: int) -> None:
+        """Offer an update to no peer any more: its owner may do with the memory what it likes."""
+        held = self._held.pop(effect, None)
+        if held is not None:
+            for ref in list(held.refs.values()):
+                ref.abort("the update is settled")
+
+    def abandon(self) -> None:
+        """Close the descriptors of the sockets to peers, in a forked child that inherited them."""
+        for each in self._sockets.values():
+            if each.fileno() >= 0:
+                os.close(each.detach())
+
+    def close(self) -> None:
+        """End the thread, and what it is doing."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            # Closed by the server at the end of the run, or because this worker is given up.
+            with suppress(StreamingError):
+                while True:
+                    request = self._channel.receive()
+                    self._channel.send(self._answer(request))
+        finally:
+            self._end_fold()
+
+    def _answer(self, request: PeerRequest) -> PeerReply:
+        try:
+            return self._meet(request)
+        except ChannelClosedError:
+            raise  # of the server, or of a peer that the next request tells of
+        except FlstreamError as error:
+            return PeerFailed(type(error).__name__, str(error))
+
+    def _meet(self, request: PeerRequest) -> PeerReply:
+        match request:
+            case Serve(peer):
+                channel = PipeChannel(self._received(), peer, lends=True)
+                self._service.attach(channel, receiver=peer)
+                return PeerDone()
+            case Reach(peer):
+                self._reach(peer, self._received())
+                return PeerDone()
+            case OfferUpdate(effect, peer, chunk_size):
+                return self._offer_update(effect, peer, chunk_size)
+            case OfferModel(path, peer):
+                return self._offer_model(Path(path), peer)
+            case Withdraw(token, reason):
+                self._withdraw(token, reason)
+                return PeerDone()
+            case FoldTask():
+                self._end_fold()
+                self._fold = WorkerFold(request, self, self._channel.send)
+                return self._fold.walk()
+            case Keep():
+                return self._keep()
+
+    def _received(self) -> socket.socket:
+        return receive_socket(self._socket, Deadline(PATIENCE))
+
+    def _reach(self, peer: str, sock: socket.socket) -> None:
+        worker = peer.rpartition("/")[0]
+        for name in list(self._sockets):  # an earlier process of that worker
+            if name.rpartition("/")[0] == worker:
+                self._receivers.pop(name, None)
+                self._sockets.pop(name).close()
+        self._sockets[peer] = sock
+        self._receivers[peer] = Receiver(PipeChannel(sock, worker), worker, limits=self._limits)
+
+    def _offer_update(self, effect: int, peer: str, chunk_size: int) -> Offered:
+        held, settings = self._held_update(effect), self._settings
+        for earlier in list(held.refs.values()):
+            # Of a fold that was given up: what is left of it is not to be sent any more.
+            earlier.abort("the fold is done again")
+        held.refs.clear()
+        push = replace(settings, chunk_size=chunk_size) if settings.push else None
+        ref = self._service.offer(held.source, [peer], push=push)
+        held.refs[ref.token] = ref
+        return Offered(ref.token)
+
+    def _offer_model(self, path: Path, peer: str) -> Offered:
+        source = self._newest
+        if source is None or source.path != path:
+            source = self._newest = FileSource(path)
+        push = self._settings if self._settings.push else None
+        ref = self._service.offer(source, [peer], push=push)
+        self._models[ref.token] = ref
+        return Offered(ref.token)
+
+    def _held_update(self, effect: int) -> HeldUpdate:
+        held = self._held.get(effect)
+        if held is None:
+            raise RefusedError(f"the update of effect {effect} is not held here any more")
+        return held
+
+    def _withdraw(self, token: bytes, reason: str) -> None:
+        if (ref := self._models.pop(token, None)) is not None:
+            ref.abort(reason)
+
+    def _keep(self) -> PeerReply:
+        fold = self._fold
+        if fold is None:
+            raise RefusedError("no model was folded here that could be kept")
+        kept, self._newest = fold.keep()
+        self._fold = None
+        return kept
+
+    def _end_fold(self) -> None:
+        fold, self._fold = self._fold, None
+        if fold is not None:
+            fold.close()

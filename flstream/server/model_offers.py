@@ -1,0 +1,83 @@
+"""Offers of a model to a worker: by the server, or by other workers, which can open its file."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from flstream.client.peer_messages import Offered, OfferModel, PeerDone, Withdraw
+from flstream.errors import AbortedError, StreamingError
+from flstream.model.body import Source
+from flstream.model.checkpoint import FileSource
+from flstream.server.context import ServerContext
+from flstream.server.worker_handle import WorkerHandle
+from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.refs import Delivery
+
+
+class ModelOffer(NamedTuple):
+    """An offer of a model to one worker.
+
+    Attributes:
+        token: Token of the model.
+        host: Name of the worker's process that offers it; empty for the server.
+        delivery: What the worker was sent so far; nothing is known of what a peer sends.
+    """
+
+    token: bytes
+    host: str
+    delivery: Delivery
+
+
+def offers_by_server(
+    context: ServerContext, model: Source, worker: WorkerHandle, settings: StreamSettings
+) -> Generator[ModelOffer]:
+    """Offer a model to a worker, once; closing the iterator withdraws it.
+
+    Args:
+        context: The server.
+        model: The model.
+        worker: Who receives it.
+        settings: How models are streamed.
+    """
+    push = settings if settings.push else None
+    ref = context.service.offer(model, [worker.receiver], push=push)
+    try:
+        yield ModelOffer(ref.token, "", ref.deliveries[worker.receiver])
+    finally:
+        ref.abort("the task is over")
+
+
+def offers_by_peers(
+    context: ServerContext, model: FileSource, worker: WorkerHandle, sites: Sequence[str]
+) -> Generator[ModelOffer]:
+    """Have workers offer a model to another, one after another until one has delivered it.
+
+    The next one takes its turn when the iterator goes on; closing it withdraws the offer. Any
+    worker can open the file, so the last one that is asked is the receiving one itself.
+
+    Args:
+        context: The server, which reads nothing of the model.
+        model: The model.
+        worker: Who receives it.
+        sites: Sites whose workers are asked first.
+    """
+    pool = context.pool
+    names = [*(context.worker_of(site) for site in sites), *pool.names]
+    for name in [each for each in dict.fromkeys(names) if each != worker.name] + [worker.name]:
+        host = worker if name == worker.name else pool.living(name)
+        if host is None:
+            continue
+        try:
+            peer = host.peers.serve(worker.peers)
+            token = host.peers.ask(OfferModel(str(model.path), peer), Offered).token
+        except AbortedError:
+            raise
+        except StreamingError:
+            continue  # it has just died
+        try:
+            yield ModelOffer(token, host.receiver, Delivery())
+        finally:
+            with suppress(StreamingError):
+                host.peers.ask(Withdraw(token, "the task is over"), PeerDone)

@@ -1,0 +1,160 @@
+"""The server's end of the socket over which it has a worker deal with its peers."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from flstream.client.peer_messages import (
+    Folded,
+    Folding,
+    FoldRefused,
+    FoldTask,
+    PeerFailed,
+    PeerReply,
+    PeerRequest,
+    Reach,
+    Serve,
+)
+from flstream.errors import (
+    AggregationError,
+    CheckpointError,
+    FlstreamError,
+    LayoutError,
+    ProtocolError,
+    RefusedError,
+    UsageError,
+)
+from flstream.transport.channel import AbortSignal, Deadline
+from flstream.transport.messages import PATIENCE, MessageChannel
+from flstream.transport.passing import send_socket
+from flstream.transport.pipe import PipeChannel
+
+# What a worker may answer with that is not the fault of its process.
+_ERRORS: dict[str, type[FlstreamError]] = {
+    each.__name__: each for each in (AggregationError, CheckpointError, LayoutError, UsageError)
+}
+
+ReplyT = TypeVar("ReplyT", bound=PeerReply)
+
+
+class PeerLink:
+    """Requests to one worker about its peers. Threads may share it: one request goes at a time.
+
+    Args:
+        sock: The server's end of the socket.
+        worker: Name of the worker.
+        process: Name of its process, which no other one has.
+        abort: Signal that stops the run.
+    """
+
+    def __init__(self, sock: socket.socket, worker: str, process: str, abort: AbortSignal) -> None:
+        self._socket = sock
+        self._process = process
+        self._abort = abort
+        self._channel: MessageChannel[PeerReply] = MessageChannel(
+            PipeChannel(sock, worker), worker, PeerReply
+        )
+        self._turn = threading.Lock()
+        # Names of the processes that the worker serves, guarded by a lock of its own: a worker is
+        # asked for one end of a connection while the other end waits.
+        self._serves: set[str] = set()
+        self._connecting = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process at the other end lives."""
+        if self._socket.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return not poll.poll(0)
+
+    def serve(self, other: PeerLink) -> str:
+        """Have the worker offer bodies to another worker, or to itself, from now on.
+
+        Returns:
+            The name under which the other has to be offered them.
+
+        Raises:
+            StreamingError: One of the two is gone.
+        """
+        with self._connecting:
+            if other._process not in self._serves:
+                # Engines of workers on other machines would have one of them dial the other here.
+                ours, theirs = socket.socketpair()
+                with ours, theirs:
+                    self._ask(Serve(other._process), ours)
+                    other._ask(Reach(self._process), theirs)
+                self._serves.add(other._process)
+        return other._process
+
+    def ask(
+        self,
+        request: PeerRequest,
+        answer: type[ReplyT],
+        *,
+        seconds: float | None = PATIENCE,
+    ) -> ReplyT:
+        """Make a request, and wait for the answer.
+
+        Args:
+            request: The request.
+            answer: Kind of the answer.
+            seconds: How long the worker may be silent; None is without limit.
+
+        Raises:
+            AbortedError: The run is being stopped.
+            StreamingError: The worker is gone or silent, or cannot do it.
+            FlstreamError: What it was given cannot be folded, or the disk refused it.
+        """
+        reply = self._ask(request, None, seconds)
+        if not isinstance(reply, answer):
+            raise _out_of_turn(reply)
+        return reply
+
+    def fold(
+        self, task: FoldTask, seconds: float | None, on_folding: Callable[[int], None]
+    ) -> Folded | FoldRefused:
+        """Have the worker fold, and wait for what comes of it.
+
+        Args:
+            task: What is folded.
+            seconds: How long the worker may be silent; None is without limit.
+            on_folding: Called with the bytes of the model that are done, now and then.
+
+        Raises:
+            FlstreamError: As for :meth:`ask`.
+        """
+        reply = self._ask(task, None, seconds, on_folding)
+        if not isinstance(reply, Folded | FoldRefused):
+            raise _out_of_turn(reply)
+        return reply
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _ask(
+        self,
+        request: PeerRequest,
+        handed: socket.socket | None = None,
+        seconds: float | None = PATIENCE,
+        on_folding: Callable[[int], None] = lambda done: None,
+    ) -> PeerReply:
+        with self._turn:
+            self._channel.send(request)
+            if handed is not None:
+                send_socket(self._socket, handed, Deadline(PATIENCE))
+            while isinstance(reply := self._channel.receive(seconds, self._abort), Folding):
+                on_folding(reply.done)
+        if isinstance(reply, PeerFailed):
+            raise _ERRORS.get(reply.kind, RefusedError)(reply.reason)
+        return reply
+
+
+def _out_of_turn(reply: PeerReply) -> ProtocolError:
+    return ProtocolError(f"it answered {type(reply).__name__}, out of turn")

@@ -1,0 +1,59 @@
+"""Swarm learning (Warnat-Herresthal et al. 2021, doi:10.1038/s41586-021-03583-3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from flstream.job.problems import Problem, given
+from flstream.job.rules import Seconds
+from flstream.job.site_names import SiteNames
+from flstream.workflows import Model, Run, WorkflowArgs, workflow
+
+if TYPE_CHECKING:
+    from flstream.job import ClientsSection
+
+
+class SwarmArgs(WorkflowArgs):
+    """Arguments of swarm."""
+
+    aggregators: Annotated[list[str] | None, SiteNames()] = None
+    """The sites of which one is drawn in each round to fold the updates; null is all of them.
+
+    If it is lost, the next one of the draw folds. The seed decides the draws, and who folds decides
+    no bits.
+    """
+
+    start_task_timeout: Annotated[float, Seconds()] = 300.0
+    """How long a site may take to acknowledge a task (seconds); then it counts as lost.
+
+    What the task takes from there on is up to clients.round_timeout.
+    """
+
+    progress_timeout: Annotated[float, Seconds()] = 7200.0
+    """How long nothing may come of a task or a fold, from no site (seconds); then the run fails."""
+
+    def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
+        """Yield the names of aggregators that no site of the job has."""
+        sites = clients.site_names
+        allowed = f"a site of the job, which are {sites[0]} to {sites[-1]}"
+        for name in sorted(set(self.aggregators or ()).difference(sites)):
+            yield Problem("aggregators", given(name), allowed)
+
+
+@workflow("swarm", SwarmArgs)
+def swarm(run: Run, args: SwarmArgs) -> Model:
+    """Have one of the sites, drawn anew in each round, fold what sampled sites make of the model.
+
+    Updates go straight to it, and it offers the next model to its peers: the server coordinates,
+    and reads no tensor.
+    """
+    run.limit_waiting(start=args.start_task_timeout, progress=args.progress_timeout)
+    model, draw = run.initial_model(), run.random("aggregators")
+    for number in run.rounds():
+        updates = run.train(model, run.sample(number))
+        asked = set(run.sites)
+        aggregators = [site for site in args.aggregators or run.all_sites if site in asked]
+        model = run.fold(model, updates, at=draw.sample(aggregators, len(aggregators)))
+        run.evaluate(model)
+    return model
