@@ -35,6 +35,7 @@ class AggregationRule:
         exclude: Regular expressions of which none may be found there.
         on_nonfinite: Whether an update with an infinity or a NaN is refused or folded.
         factors: Factors of the weights of updates, by site; 1 for others.
+        counts_alike: Whether every update has the same weight.
     """
 
     method: Method = "mean"
@@ -44,6 +45,7 @@ class AggregationRule:
     exclude: Sequence[str] = ()
     on_nonfinite: Literal["reject", "allow"] = "reject"
     factors: Mapping[str, float] = field(default_factory=dict)
+    counts_alike: bool = False
 
     @property
     def is_ranked(self) -> bool:
@@ -60,6 +62,8 @@ class AggregationRule:
         Raises:
             AggregationError: That is too large or too small for sums in float64.
         """
+        if self.counts_alike:
+            return replace(update, weight=1.0)
         factor = self.factors.get(update.site, 1.0)
         if factor == 1.0:
             return update
@@ -77,11 +81,8 @@ class AggregationRule:
         Raises:
             UsageError: A pattern is found in no name; the message has the key and the pattern.
         """
-        names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
-        for alias, name in layout.aliases.items():
-            names[name].append(alias)
-        included = _matching("include", self.include, names)
-        return frozenset(included) - frozenset(_matching("exclude", self.exclude, names))
+        included = found_names("aggregation.include", self.include, layout)
+        return included - found_names("aggregation.exclude", self.exclude, layout)
 
 
 def rule_for(section: AggregationSection) -> AggregationRule:
@@ -104,6 +105,23 @@ _FOLDS: dict[Method, Callable[[AggregationRule], Fold]] = {
 }
 
 
+def found_names(key: str, patterns: Sequence[str], layout: Layout) -> frozenset[str]:
+    """Return the names of the tensors in whose name, or a name tied to it, a pattern is found.
+
+    Args:
+        key: Key of the job file that has the patterns, for messages.
+        patterns: Regular expressions.
+        layout: Layout of the model.
+
+    Raises:
+        UsageError: A pattern is found in no name; the message has the key and the pattern.
+    """
+    names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
+    for alias, name in layout.aliases.items():
+        names[name].append(alias)
+    return frozenset(_matching(key, patterns, names))
+
+
 def _matching(key: str, patterns: Sequence[str], names: dict[str, list[str]]) -> Iterator[str]:
     for pattern in patterns:
         found = [
@@ -113,7 +131,7 @@ def _matching(key: str, patterns: Sequence[str], names: dict[str, list[str]]) ->
         ]
         if not found and names:
             raise UsageError(
-                f"aggregation.{key}: the pattern {pattern!r} is found in no tensor's name; "
+                f"{key}: the pattern {pattern!r} is found in no tensor's name; "
                 "flstream inspect lists the names"
             )
         yield from found

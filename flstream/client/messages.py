@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from flstream.client.personal import PersonalPart
 from flstream.client.state import StateVersion
 
 TaskKind = Literal["train", "evaluate"]
@@ -56,6 +57,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         meta: Payload message of the values that the workflow sends along; empty for none.
         order: Order in which training code is to find the tensors; see
             :mod:`flstream.model.order`.
+        personal: What each site has a version of its own of; None for nothing.
     """
 
     kind: TaskKind
@@ -68,6 +70,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     keeps_state: bool = True
     meta: bytes = b""
     order: str = ""
+    personal: PersonalPart | None = None
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -140,10 +143,10 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         effect: Number of the effect whose task is answered.
         bodies: Token of each body on offer, by its name, until the token is settled; none for an
-            evaluation, or where every site has failed. If the task was for one site, a body has the
-            tensors under their own names. If it was for several, they are named
-            ``<index>/<name>`` with the site's place in ``sites``, and tensors that the model ties
-            are there once.
+            evaluation, for models of the sites' own, or where every site has failed. If the task
+            was for one site, a body has the tensors under their own names. If it was for several,
+            they are named ``<index>/<name>`` with the site's place in ``sites``, and tensors that
+            the model ties are there once.
         sites: In the order of the task.
     """
 

@@ -26,11 +26,13 @@ class Stage(Section):
     """
 
     type: Annotated[str, WorkflowType()] = Field(default=DEFAULT_WORKFLOW, validate_default=True)
-    """The workflow: fedavg, cyclic, or a function of your own beside the job file.
+    """The workflow: fedavg, cyclic, ditto, feddyn, fedper, or a function beside the job file.
 
     fedavg averages the clients' updates, weighted by number of examples. cyclic hands the model on
-    from client to client. A function of (run) or (run, args) is named `file.py:name` or
-    `module:name`; its file is imported when the job is loaded.
+    from client to client. With ditto each client has a model of its own beside the global one, and
+    with fedper a part of it. feddyn corrects for the drift of clients' losses. A function of (run)
+    or (run, args) is named `file.py:name` or `module:name`; its file is imported when the job is
+    loaded.
     """
 
     args: SerializeAsAny[WorkflowArgs] = Field(default_factory=WorkflowArgs, validate_default=True)

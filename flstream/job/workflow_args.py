@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, model_validator
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from flstream.job.sections import ClientsSection
 
 
+ServerStep = Literal["feddyn"]
+"""A step of the server's that belongs to a workflow, in the place of a server optimizer."""
+
 _EVALUATE = ("auto", "task", "received")
 
 
@@ -25,6 +28,8 @@ class WorkflowArgs(Section):
     A function of your own adds those of the section that its decorator names. One without a
     decorator takes any others, as they are written; one of (run) alone takes no others.
     """
+
+    server_step: ClassVar[ServerStep | None] = None
 
     evaluate: Annotated[Literal["auto", "task", "received"], Choice(_EVALUATE)] = "auto"
     """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -56,6 +57,7 @@ class CohortFold:
         model: The model that the updates were trained from.
         cohort: The updates.
         adopts: Whether the one update becomes the next model as it is.
+        counts_alike: Whether every update has the same weight.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class CohortFold:
         cohort: FoldedUpdates,
         *,
         adopts: bool,
+        counts_alike: bool = False,
     ) -> None:
         self._context = context
         self._trainer = trainer
@@ -76,7 +79,8 @@ class CohortFold:
         self._base = store.source(model)
         self._refused: dict[str, str] = {}
         self._progress = FoldProgress(context, self._base.layout.nbytes)
-        self._rule = adopting(context.rule) if adopts else context.rule
+        rule = replace(context.rule, counts_alike=True) if counts_alike else context.rule
+        self._rule = adopting(rule) if adopts else rule
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
         self._run: TaskRun | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from flstream.aggregation.optimizers import Optimization, optimizer_for
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.errors import CheckpointError, SimulationError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.descriptors import is_ours_alone
@@ -93,7 +93,6 @@ class ModelStore:
         job, self._run = context.job, context.run
         self._context = context
         self._written = set(written)
-        self._optimizer = optimizer_for(job.server_optimizer)
         self._retention = Retention(
             self._run, job.checkpoints.keep, job.planned_rounds, [self._run.optimizer_state]
         )
@@ -168,13 +167,15 @@ class ModelStore:
         return len(self._models), step
 
     @contextmanager
-    def writing(self, base: Model, round_number: int, *, optimizes: bool) -> Iterator[ModelDraft]:
+    def writing(
+        self, base: Model, round_number: int, *, optimizer: ServerOptimizer | None
+    ) -> Iterator[ModelDraft]:
         """Write the next model of a round.
 
         Args:
             base: The model that it is made from, with the server optimizer's state.
             round_number: Its round.
-            optimizes: Whether the server optimizer makes a step.
+            optimizer: The server optimizer that makes a step; None for none.
 
         Raises:
             CheckpointError: The disk does not take it.
@@ -199,8 +200,8 @@ class ModelStore:
         with ExitStack() as stack:
             sink = stack.enter_context(FileSink(path, layout, metadata, digester=digester))
             optimization = None
-            if optimizes and self._optimizer is not None:
-                optimization = self._optimization(stack, base, path, layout)
+            if optimizer is not None:
+                optimization = self._optimization(optimizer, stack, base, path, layout)
             yield ModelDraft(sink, optimization, digester)
 
     def finish(self, draft: ModelDraft, round_number: int, digest: str) -> ModelRecord:
@@ -271,18 +272,22 @@ class ModelStore:
         return sum(path.stat().st_size for path in (spare, _ours(states)) if path is not None)
 
     def _optimization(
-        self, stack: ExitStack, base: Model, path: Path, layout: Layout
+        self,
+        optimizer: ServerOptimizer,
+        stack: ExitStack,
+        base: Model,
+        path: Path,
+        layout: Layout,
     ) -> Optimization:
-        assert self._optimizer is not None
         stored, before = self._models[base.version], None
         if stored.record.optimizer_state:
             before = _opened(stored, state_file(self.path(stored.record)))
             if not stored.is_state_verified:
                 _verify(stored, before, stored.record.optimizer_state)
             stored.is_state_verified = True
-        state_layout = self._optimizer.state_layout(layout, self._context.rule)
+        state_layout = optimizer.state_layout(layout, self._context.rule)
         out = stack.enter_context(FileSink(state_file(path), state_layout))
-        return Optimization(self._optimizer, before, out)
+        return Optimization(optimizer, before, out)
 
     def _is_step(self, record: ModelRecord) -> bool:
         """Whether a model has the name of its step, not that of its round."""

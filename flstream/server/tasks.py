@@ -20,6 +20,7 @@ from flstream.client.messages import (
     Task,
     TaskKind,
 )
+from flstream.client.personal import PersonalPart
 from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
 from flstream.server.context import ServerContext
@@ -48,6 +49,7 @@ class TaskSpec:
         keeps_state: Whether what the sites leave in their state is kept.
         meta: Payload message of the values sent along; empty for none.
         order: Order in which training code is to find the tensors; empty for the layout's.
+        personal: What each site has a version of its own of; None for nothing.
     """
 
     kind: TaskKind
@@ -62,6 +64,13 @@ class TaskSpec:
     keeps_state: bool = True
     meta: bytes = b""
     order: str = ""
+    personal: PersonalPart | None = None
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether sites send an update: in a training, unless it is of a model of their own."""
+        is_beside = self.personal is not None and self.personal.is_beside
+        return self.kind == "train" and not is_beside
 
     @property
     def cohort(self) -> Sequence[str]:
@@ -81,6 +90,7 @@ class TaskSpec:
             keeps_state=self.keeps_state,
             meta=self.meta,
             order=self.order,
+            personal=self.personal,
         )
 
 
@@ -173,7 +183,7 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
         raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
     if {each.site for each in answer.sites} != due or len(answer.sites) != len(due):
         raise WorkerLostError("it answered for sites that it was not asked for")
-    if spec.kind == "train" and due and MODEL not in answer.bodies:
+    if spec.has_updates and due and MODEL not in answer.bodies:
         raise WorkerLostError("it answered a train task without a model")
 
 

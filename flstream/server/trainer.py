@@ -211,4 +211,5 @@ class Trainer:
             keeps_state=keeps_state,
             meta=training.meta,
             order=source.metadata.get(ORDER, ""),
+            personal=training.personal,
         )

@@ -9,6 +9,7 @@ from pyparsing import ParserElement
 
 from flstream.errors import UsageError
 from flstream.job import JobError, load_job
+from flstream.workflows.registry import BUILT_IN
 
 Write = Callable[..., Path]
 
@@ -45,7 +46,7 @@ def test_five_mistakes_are_named_in_one_message(write: Write, folder: Path) -> N
             "  clients.cuont: unknown key; did you mean clients.count?",
             '  train.script: given "clinet.py"; must be the path of an existing Python file; '
             f"there is no {folder}/clinet.py; did you mean client.py?",
-            '  workflow.type: given "fedavgg"; must be fedavg, cyclic, '
+            f'  workflow.type: given "fedavgg"; must be {", ".join(BUILT_IN)}, '
             "path/to/file.py:function or module:function; did you mean fedavg?",
             '  streaming.tensor_download_chunk_size: given "-2 MiB"; must be 0 (streaming off) or '
             "a multiple of 16 bytes from 16 B to 1 GiB; write a size such as 2097152, 2 MiB or "
@@ -165,8 +166,8 @@ def test_a_value_that_is_not_allowed_is_answered_with_what_is(
 def test_arguments_of_an_unknown_workflow_are_not_judged(write: Write) -> None:
     [line] = lines(write("workflow { type = gossip, args { peers = 3 } }"))
     assert line == (
-        'workflow.type: given "gossip"; must be fedavg, cyclic, path/to/file.py:function or '
-        "module:function"
+        f'workflow.type: given "gossip"; must be {", ".join(BUILT_IN)}, path/to/file.py:function '
+        "or module:function"
     )
 
 

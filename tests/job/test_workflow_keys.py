@@ -13,6 +13,7 @@ from flstream.errors import UsageError
 from flstream.job import Job, JobError, job_keys, load_job, render_job
 from flstream.job.problems import given
 from flstream.job.workflow_code import find_workflow, load_program
+from flstream.workflows.registry import BUILT_IN
 
 Write = Callable[..., Path]
 
@@ -170,9 +171,10 @@ def test_a_list_of_one_is_a_section(write: Write) -> None:
         ("workflow = []", "workflow: given []; must be a section { type, args }, or a list of such "
          "sections"),
         ("workflow = [{}, 3]", "workflow[1]: given 3; must be a section { type, "
-         "args.evaluate, args.evaluate_every, args.key_metric, args.key_metric_mode }"),
+         "args.evaluate, args.evaluate_every, args.key_metric, args.key_metric_mode, "
+         "args.fedprox_mu }"),
         ("workflow.args = 3", "workflow.args: given 3; must be a section { evaluate, "
-         "evaluate_every, key_metric, key_metric_mode }"),
+         "evaluate_every, key_metric, key_metric_mode, fedprox_mu }"),
         ("workflow.args.order = random", "workflow.args.order: unknown key"),
         ("workflow.type = cyclic, order = 1", "order: unknown key; did you mean "
          "workflow.args.order?"),
@@ -250,7 +252,8 @@ def test_code_that_is_no_workflow_is_a_mistake_of_the_type_alone(
 def test_a_file_or_a_module_that_is_not_there_is_a_mistake_of_the_type(
     write: Write, folder: Path
 ) -> None:
-    allowed = "must be fedavg, cyclic, path/to/file.py:function or module:function"
+    names = ", ".join(BUILT_IN)
+    allowed = f"must be {names}, path/to/file.py:function or module:function"
     assert lines(write('workflow.type = "realy.py:relay"')) == [
         f'workflow.type: given "realy.py:relay"; {allowed}; there is no {folder}/realy.py; did you '
         "mean relay.py?"
