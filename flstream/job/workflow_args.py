@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, model_validator
@@ -30,6 +30,11 @@ class WorkflowArgs(Section):
     """
 
     server_step: ClassVar[ServerStep | None] = None
+
+    @property
+    def personal_tensors(self) -> Sequence[str]:
+        """Patterns of the names of tensors that stay with their sites, for the forecast."""
+        return ()
 
     evaluate: Annotated[Literal["auto", "task", "received"], Choice(_EVALUATE)] = "auto"
     """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.

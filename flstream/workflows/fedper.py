@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from flstream.job.rules import Patterns
@@ -17,6 +18,11 @@ class FedPerArgs(WorkflowArgs):
     Such as `["^head"]`. A site trains and scores the model with its own last values of it. In the
     global model it keeps its initial value, with which a site begins.
     """
+
+    @property
+    def personal_tensors(self) -> Sequence[str]:
+        """Patterns of the names of tensors that stay with their sites, for the forecast."""
+        return self.personal
 
 
 @workflow("fedper", FedPerArgs)

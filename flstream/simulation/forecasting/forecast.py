@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.steps import plan_steps
+from flstream.client.personal import part_of
 from flstream.engines.imports import library_imports
 from flstream.job import Job
 from flstream.model.layout import Layout
@@ -138,14 +139,16 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         layout: layout of the job's model.
 
     Raises:
-        UsageError: a pattern of ``aggregation.include`` or ``exclude`` matches no tensor's name.
+        UsageError: a pattern of ``aggregation.include`` or ``exclude``, or of personal tensors,
+            matches no tensor's name.
     """
     clients = job.clients
     rule, cohort = rule_for(job.aggregation), clients.cohort_size
     settings = stream_settings(job, job.train.exchange_format)
     plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
-    update = _update_layout(layout, rule)
+    selected = rule.selected(layout)
+    update = _update_layout(layout, selected - _personal(job, layout))
     disk = plan_disk(job, layout, cohort)
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
@@ -157,7 +160,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     if job.train.source is not None and library_imports(job.train.source):
         shared += _LIBRARIES_BYTES
     use = None if job.train.source is None else optimizer_of(job.train.source)
-    training = 0 if use is None else use.training_bytes(_trained_bytes(update))
+    training = 0 if use is None else use.training_bytes(_trained_bytes(layout, selected))
     one = _download(layout.nbytes, settings, settings.frame_size, pushed=settings.push)
     return Forecast(
         model_bytes=layout.nbytes,
@@ -201,15 +204,26 @@ def _evaluate_every(job: Job) -> Sequence[int]:
     ]
 
 
-def _update_layout(layout: Layout, rule: AggregationRule) -> Layout:
-    """Return the layout of the tensors of an update that are aggregated, and so sent."""
-    selected = rule.selected(layout)
+def _personal(job: Job, layout: Layout) -> frozenset[str]:
+    """Return the names of the tensors that stay with their sites in the first workflow.
+
+    Raises:
+        UsageError: a pattern of any workflow is found in no tensor's name.
+    """
+    parts = [part_of(stage.args.personal_tensors, is_beside=False) for stage in job.stages]
+    names = [frozenset[str]() if part is None else part.names(layout) for part in parts]
+    return names[0]
+
+
+def _update_layout(layout: Layout, selected: frozenset[str]) -> Layout:
+    """Return the layout of the tensors of an update that are sent."""
     return Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors if s.name in selected)
 
 
-def _trained_bytes(update: Layout) -> int:
+def _trained_bytes(layout: Layout, selected: frozenset[str]) -> int:
     """Return the size of what may be trained: numbers that are not whole."""
-    floats = (spec for spec in update.tensors if spec.dtype.startswith(("F", "BF")))
+    update = (spec for spec in layout.tensors if spec.name in selected)
+    floats = (spec for spec in update if spec.dtype.startswith(("F", "BF")))
     return sum(spec.nbytes for spec in floats)
 
 
