@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flstream.client import session
+from flstream.client.distance import squared_distance
 from flstream.client.own_files import KeptTensors
 from flstream.errors import ClientError
 
@@ -69,10 +70,9 @@ class DynamicRegulariser:
 
         total = torch.zeros(())
         for name, parameter in self._parameters.items():
-            wide = _widened(parameter)
-            drift = wide - self._received[name]
-            linear = (self._gradients[name] * wide).sum()
-            term = drift.square().sum() * (self._alpha / 2) - linear
+            squares = squared_distance(parameter, self._received[name])
+            linear = (self._gradients[name] * _widened(parameter)).sum()
+            term = squares * (self._alpha / 2) - linear
             total = total.to(term.device) + term
         return total
 

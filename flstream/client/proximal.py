@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flstream.client import session
+from flstream.client.distance import squared_distance
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
@@ -62,10 +63,7 @@ def proximal_term(
         if not parameter.requires_grad:
             continue
         origin = _counterpart(name, parameter, global_params)
-        # In half precision, squares overflow and small terms are lost in their sum.
-        wide = torch.promote_types(parameter.dtype, torch.float32)
-        drift = parameter.to(wide) - origin.to(device=parameter.device, dtype=wide)
-        squares = drift.abs().square().sum()
+        squares = squared_distance(parameter, origin.to(parameter.device))
         total = squares if total is None else total + squares.to(total.device)
     if total is None:
         return torch.zeros(())
