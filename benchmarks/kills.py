@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from simulating import JOBS, StartedRun, command, lines_of, records, simulate
 
 SMALL_JOB = Path(__file__).parent / "small_job" / "job.conf"
+PERSONAL_JOB = Path(__file__).parent / "personal_job" / "job.conf"
 VICTIMS = ("client", "worker", "server", "all")
 # Where a workflow goes on without a site that is lost, the bits are others, and rightly so.
 WHOLE_RUN = ("server", "all")
@@ -65,6 +66,9 @@ UNSEEDED = ("rounds=8", "clients.count=20", "clients.parallel=2", "model.args.el
 SCENARIOS = {
     "fedavg": Scenario(cases=50),
     "cyclic": Scenario(("workflow.type=cyclic", "rounds=8"), WHOLE_RUN),
+    "fedper": Scenario(('workflow={type=fedper, args{personal=["^head"]}}',), job=PERSONAL_JOB),
+    "ditto": Scenario(("workflow.type=ditto",), job=PERSONAL_JOB),
+    "feddyn": Scenario(("workflow.type=feddyn",), job=PERSONAL_JOB),
     "exchange": Scenario(
         ("workflow.type=cyclic", "rounds=8", "clients.count=4", "model.args.size=1MiB"),
         WHOLE_RUN,

@@ -45,10 +45,16 @@ class NextModel:
         old: Values of the model before.
         rule: Rule that selects the tensors, and says whether all numbers must be finite.
         optimization: Server optimizer and its state; without one, the aggregate is the next model.
+        updates: Number of updates in the fold.
     """
 
     def __init__(
-        self, sink: Sink, old: BaseValues, rule: AggregationRule, optimization: Optimization | None
+        self,
+        sink: Sink,
+        old: BaseValues,
+        rule: AggregationRule,
+        optimization: Optimization | None,
+        updates: int,
     ) -> None:
         self._sink = sink
         self._old = old
@@ -57,7 +63,7 @@ class NextModel:
         self._optimizer: OptimizerWalk | None = None
         if optimization is not None:
             selected = {name for name in rule.selected(sink.layout) if not rule.body_of(name)}
-            self._optimizer = OptimizerWalk(optimization, sink.layout, selected)
+            self._optimizer = OptimizerWalk(optimization, sink.layout, selected, updates)
         self._block = np.empty(SMALL_BLOCK)
 
     @property

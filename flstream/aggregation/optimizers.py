@@ -1,7 +1,8 @@
 """Server optimizers: the aggregate's difference from the model is taken as a gradient.
 
 FedAvgM is of Hsu et al. 2019 (arXiv:1909.06335); FedAdagrad, FedAdam and FedYogi are algorithm 2 of
-Reddi et al. 2021 (arXiv:2003.00295). As there, none corrects a bias of its first rounds.
+Reddi et al. 2021 (arXiv:2003.00295). As there, none corrects a bias of its first rounds. FedDyn's
+step is of algorithm 1 of Acar et al. 2021 (arXiv:2111.04263); its momentum is -h / alpha there.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.side_layout import SideLayout, SideRange, SideTensor
 from flstream.aggregation.update import join
 from flstream.errors import CheckpointError
+from flstream.job import Job
 from flstream.job.sections import ServerOptimizerSection
 from flstream.model.body import Scratch, Sink, Source
 from flstream.model.layout import Layout
 
-OptimizerType = Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
+OptimizerType = Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn"]
 Moment = Literal["momentum", "second_moment"]
 
 
@@ -36,6 +38,7 @@ class ServerOptimizer:
         beta_1: Share of the momentum kept in a round, from 0 to below 1.
         beta_2: Share of the second moment kept in a round, from 0 to below 1; FedAdagrad keeps all.
         tau: Degree of adaptivity, above 0: the smaller, the more adaptive.
+        sites: Number of the job's sites, for FedDyn alone.
     """
 
     type: OptimizerType
@@ -43,12 +46,13 @@ class ServerOptimizer:
     beta_1: float
     beta_2: float
     tau: float
+    sites: int = 1
 
     @property
     def moments(self) -> tuple[Moment, ...]:
         """Names of the values that are kept for each number from round to round."""
         momentum: tuple[Moment, ...] = ("momentum",) if self.beta_1 else ()
-        return momentum if self.type == "fedavgm" else (*momentum, "second_moment")
+        return momentum if self.type in ("fedavgm", "feddyn") else (*momentum, "second_moment")
 
     def state_layout(self, model: Layout, rule: AggregationRule) -> Layout:
         """Return the layout of the state, which belongs to the floats that a rule aggregates."""
@@ -67,16 +71,21 @@ class ServerOptimizer:
         """Return the value of a moment before the first round."""
         return 0.0 if moment == "momentum" else self.tau**2
 
-    def step(self, difference: Array, moments: dict[Moment, Array]) -> Array:
+    def step(self, difference: Array, moments: dict[Moment, Array], updates: int = 1) -> Array:
         """Make a step.
 
         Args:
             difference: Float64 aggregate minus model; overwritten.
             moments: Float64 moments before the round by name; overwritten by those after it.
+            updates: Number of updates in the aggregate.
 
         Returns:
             Float64 values to be added to the model.
         """
+        if self.type == "feddyn":
+            moments["momentum"] += updates / self.sites * difference
+            difference += moments["momentum"]
+            return difference
         if self.type != "fedavgm":
             difference *= 1 - self.beta_1
         momentum = difference
@@ -111,6 +120,19 @@ def optimizer_for(section: ServerOptimizerSection) -> ServerOptimizer | None:
     return ServerOptimizer(section.type, rate, beta_1, section.beta_2, section.tau)
 
 
+def stage_optimizer(job: Job, stage: int) -> ServerOptimizer | None:
+    """Make the server optimizer of one of a job's workflows, which may have a step of its own.
+
+    Args:
+        job: The job.
+        stage: Place of the workflow among those of the job, from 0.
+    """
+    if job.stages[stage].args.server_step is None:
+        return optimizer_for(job.server_optimizer)
+    # Its momentum is kept whole; the other settings are those of other optimizers.
+    return ServerOptimizer("feddyn", 1.0, 1.0, 0.0, 1.0, job.clients.count)
+
+
 class Optimization(NamedTuple):
     """An optimizer and its state in one round.
 
@@ -131,13 +153,20 @@ class Optimization(NamedTuple):
 class OptimizerWalk:
     """The steps of an optimizer on one model, block by block.
 
+    Args:
+        optimization: The optimizer with its state.
+        model: Layout of the model.
+        selected: Names of the tensors that are aggregated.
+        updates: Number of updates in the aggregate.
+
     Raises:
         CheckpointError: The state is of another model or optimizer.
     """
 
     def __init__(
-        self, optimization: Optimization, model: Layout, selected: Collection[str]
+        self, optimization: Optimization, model: Layout, selected: Collection[str], updates: int
     ) -> None:
+        self._updates = updates
         self._optimizer, self._in, self._out = optimization
         self._side_layout = self._optimizer.side_layout(model, selected)
         self._scratch, self._joined = Scratch(), Scratch()
@@ -162,7 +191,7 @@ class OptimizerWalk:
         for moment in self._optimizer.moments:
             moments[moment] = self._read(moment, self._place(moment, region, part))
         np.subtract(values, old, out=values)
-        np.add(old, self._optimizer.step(values, moments), out=values)
+        np.add(old, self._optimizer.step(values, moments, self._updates), out=values)
         for moment, after in moments.items():
             self._write(self._place(moment, region, part), after)
 

@@ -133,7 +133,7 @@ class PartialSum:
             raise AggregationError("no update was added to the partial sum, so it has no mean")
         cohort = UpdateSet(self._base, [], self._rule, steps, before=self._weights)
         mean = WeightedMean()
-        model = NextModel(sink, cohort.old, self._rule, optimization)
+        model = NextModel(sink, cohort.old, self._rule, optimization, len(self.sites))
         for start, stop in self._base.layout.ranges(steps.step):
             regions = cohort.begin(start, stop)
             mean.begin(regions)

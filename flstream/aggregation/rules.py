@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from flstream.aggregation.fold import Fold
@@ -40,6 +41,7 @@ class AggregationRule:
         bodies: Names of the bodies that are folded with the model, beside it.
         fold_rules: Rules of bodies that are combined otherwise, by name of the body; that of the
             model has the empty name.
+        counts_alike: Whether every update has the same weight.
     """
 
     method: Method = "mean"
@@ -51,6 +53,7 @@ class AggregationRule:
     factors: Mapping[str, float] = field(default_factory=dict)
     bodies: Sequence[str] = ()
     fold_rules: Mapping[str, FoldRule] = field(default_factory=dict)
+    counts_alike: bool = False
 
     @property
     def is_ranked(self) -> bool:
@@ -67,6 +70,8 @@ class AggregationRule:
         Raises:
             AggregationError: That is too large or too small for sums in float64.
         """
+        if self.counts_alike:
+            return replace(update, weight=1.0)
         factor = self.factors.get(update.site, 1.0)
         if factor == 1.0:
             return update
@@ -86,21 +91,15 @@ class AggregationRule:
         Raises:
             UsageError: A pattern is found in no name; the message has the key and the pattern.
         """
-        names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
-        for alias, name in layout.aliases.items():
-            names[name].append(alias)
-        if self.bodies:
-            names = {name: self._own_names(each) for name, each in names.items()}
-        included = _matching("include", self.include, names)
-        return frozenset(included) - frozenset(_matching("exclude", self.exclude, names))
+        included = self._found("include", self.include, layout)
+        return included - self._found("exclude", self.exclude, layout)
 
     def body_of(self, name: str) -> str:
         """Name of the body that a tensor belongs to; empty for the model itself."""
         return body_of(name, self.bodies) if self.bodies else MAIN
 
-    def _own_names(self, names: Sequence[str]) -> list[str]:
-        parts = split(dict.fromkeys(names), self.bodies)
-        return [name for part in parts.values() for name in part]
+    def _found(self, key: str, patterns: Sequence[str], layout: Layout) -> frozenset[str]:
+        return found_names(f"aggregation.{key}", patterns, layout, self.bodies)
 
 
 def rule_for(section: AggregationSection) -> AggregationRule:
@@ -123,6 +122,30 @@ _FOLDS: dict[Method, Callable[[AggregationRule], Fold]] = {
 }
 
 
+def found_names(
+    key: str, patterns: Sequence[str], layout: Layout, bodies: Sequence[str] = ()
+) -> frozenset[str]:
+    """Return the names of the tensors in whose name, or a name tied to it, a pattern is found.
+
+    Args:
+        key: Key of the job file that has the patterns, for messages.
+        patterns: Regular expressions.
+        layout: Layout of the model.
+        bodies: Names of the bodies that are joined with the model in the layout; patterns are
+            looked for in their tensors' own names.
+
+    Raises:
+        UsageError: A pattern is found in no name; the message has the key and the pattern.
+    """
+    names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
+    for alias, name in layout.aliases.items():
+        names[name].append(alias)
+    if bodies:
+        parts = {name: split(dict.fromkeys(each), bodies) for name, each in names.items()}
+        names = {name: list(chain(*each.values())) for name, each in parts.items()}
+    return frozenset(_matching(key, patterns, names))
+
+
 def _matching(key: str, patterns: Sequence[str], names: dict[str, list[str]]) -> Iterator[str]:
     for pattern in patterns:
         found = [
@@ -132,7 +155,7 @@ def _matching(key: str, patterns: Sequence[str], names: dict[str, list[str]]) ->
         ]
         if not found and names:
             raise UsageError(
-                f"aggregation.{key}: the pattern {pattern!r} is found in no tensor's name; "
+                f"{key}: the pattern {pattern!r} is found in no tensor's name; "
                 "flstream inspect lists the names"
             )
         yield from found

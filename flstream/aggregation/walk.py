@@ -53,7 +53,7 @@ def fold_updates(
     scales = clip_scales(base, updates, rule, steps, on_range)
     cohort = UpdateSet(base, updates, rule, steps, scales=scales, checks_finite=rule.is_ranked)
     fold = rule.fold()
-    model = NextModel(sink, cohort.old, rule, optimization)
+    model = NextModel(sink, cohort.old, rule, optimization, len(updates))
     bad = None
     with cohort.reading_ahead(steps.step):
         for start, stop in base.layout.ranges(steps.step):

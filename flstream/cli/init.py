@@ -42,6 +42,15 @@ TEMPLATES = {
         "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
     ),
     "scaffold": Template("scaffold", "digits with SCAFFOLD", "sklearn", "scikit-learn"),
+    "fedper": Template(
+        "fedper", "digits, a head of its own at each site", "sklearn", "scikit-learn", "digits"
+    ),
+    "ditto": Template(
+        "ditto", "digits, a model of its own at each site", "sklearn", "scikit-learn", "digits"
+    ),
+    "feddyn": Template(
+        "feddyn", "digits, dynamic regularisation", "sklearn", "scikit-learn", "digits"
+    ),
     "exchange": Template("exchange", "no training: only moves a model, of whatever size"),
 }
 _DEFAULT = "script"

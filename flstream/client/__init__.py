@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 from flstream.client.context import SiteContext
 from flstream.client.decorators import evaluate, train
+from flstream.client.dynamic import DynamicRegulariser
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import Learner
+from flstream.client.optimizer_state import restore_optimizer
 from flstream.client.proximal import proximal_term
 from flstream.client.scaffold import ScaffoldControl
 from flstream.client.session import current as _current
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "DynamicRegulariser",
     "FLModel",
     "Learner",
     "ParamsType",
@@ -58,6 +61,7 @@ __all__ = [
     "log",
     "proximal_term",
     "receive",
+    "restore_optimizer",
     "send",
     "shutdown",
     "system_info",

@@ -160,6 +160,18 @@ def copies_of(body: MemoryBody) -> Params:
     return tensors | {alias: tensors[name] for alias, name in body.layout.aliases.items()}
 
 
+def clones(tensors: Params) -> Params:
+    """Return copies of tensors by name; names of one tensor are names of one copy."""
+    made: dict[int, Any] = {}
+    for value in tensors.values():
+        if id(value) not in made:
+            if isinstance(value, np.ndarray):
+                made[id(value)] = value.copy()
+            else:
+                made[id(value)] = value.detach().clone()
+    return {name: made[id(value)] for name, value in tensors.items()}
+
+
 class Piece(NamedTuple):
     """Copy of one tensor.
 

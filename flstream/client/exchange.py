@@ -203,8 +203,13 @@ def meta_of(module: object, steps: int) -> dict[str, Any]:
 
 
 def state_path(name: str) -> Path:
-    """Return the path of a file among those that the site keeps from training to training."""
-    return current().state_dir / name
+    """Return the path of a file among those that the site keeps from training to training.
+
+    A model of the site's own, beside the global one, has files of its own.
+    """
+    here = current()
+    beside = here.received is not None and here.received.meta.get("personal")
+    return here.state_dir / (f"beside.{name}" if beside else name)
 
 
 def seed_setup() -> None:

@@ -25,6 +25,7 @@ from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_task
 from flstream.client.fl_model import FLModel
 from flstream.client.number import number_of
+from flstream.client.optimizer_state import restores_state
 from flstream.client.ranks import check_processes
 from flstream.client.session import current
 from flstream.client.tensor_scope import TensorScope
@@ -73,7 +74,8 @@ def patch(
     Args:
         trainer: A ``transformers.Trainer`` or a subclass, in each of the site's processes.
         restore_state: Whether ``train`` goes on with the state of optimizer, scheduler and
-            counters; if not, each task begins with new ones.
+            counters, unless ``train.optimizer_state`` says so; if not, each task begins with new
+            ones.
         load_state_dict_strict: Whether the model must have all tensors of the received one, and no
             others.
         params_scope: ``"model"`` for all tensors; ``"adapter"`` for those of a PEFT adapter, under
@@ -96,7 +98,7 @@ def patch(
         raise ClientError("patch() was given local_epochs and local_steps; give it one of them")
     current().init()
     scope = TensorScope(trainer, params_scope, server_key_prefix or "")
-    rounds = TrainerRounds(trainer, restore_state, local_epochs, local_steps)
+    rounds = TrainerRounds(trainer, restores_state(restore_state), local_epochs, local_steps)
     training = _Training(
         trainer, ModelExchange(strict=load_state_dict_strict), scope, rounds, stream_metrics
     )

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task, state_path
+from flstream.client.optimizer_state import restores_state
 from flstream.client.ranks import check_processes, is_first_rank
 from flstream.client.session import current
 from flstream.errors import ClientError
@@ -62,7 +63,7 @@ def patch(
     Args:
         trainer: Trainer with as many devices as the site has processes.
         restore_state: Whether ``fit`` goes on with the state of optimizers, schedulers and
-            callbacks; the counters go on in any case.
+            callbacks, unless ``train.optimizer_state`` says so; the counters go on in any case.
         load_state_dict_strict: Whether the module must have all tensors of the received model, and
             no others.
         update_fit_loop: Whether ``max_epochs`` and ``max_steps`` count for each ``fit``, and not
@@ -86,7 +87,7 @@ def patch(
     current().init()
     exchange = ModelExchange(strict=load_state_dict_strict)
     made = type("FederatedCallback", (_Hooks, base), {})
-    callback = made(exchange, restore_state, update_fit_loop)
+    callback = made(exchange, restores_state(restore_state), update_fit_loop)
     trainer.callbacks.insert(0, callback)  # the others begin with the received model
     setattr(trainer, _PATCHED, callback)
     fit, validate = trainer.fit, trainer.validate

@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from flstream.client.personal_part import PersonalPart
 from flstream.client.state import StateVersion
 from flstream.telemetry.events import Transfer
 
@@ -67,6 +68,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
             that is to be sent; see :mod:`flstream.model.joined`.
         host: Name of the peer that offers the bodies; empty for the server.
         folder: Folder in which the worker writes the update as a file; empty where it is offered.
+        personal: What each site has a version of its own of; None for nothing.
     """
 
     kind: TaskKind
@@ -82,6 +84,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     joined: list[str] = []
     host: str = ""
     folder: str = ""
+    personal: PersonalPart | None = None
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -185,10 +188,10 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         effect: Number of the effect whose task is answered.
         bodies: Token of each body on offer, by its name, until the token is settled; none for an
-            evaluation, or where every site has failed. If the task was for one site, a body has the
-            tensors under their own names. If it was for several, they are named
-            ``<index>/<name>`` with the site's place in ``sites``, and tensors that the model ties
-            are there once.
+            evaluation, for models of the sites' own, or where every site has failed. If the task
+            was for one site, a body has the tensors under their own names. If it was for several,
+            they are named ``<index>/<name>`` with the site's place in ``sites``, and tensors that
+            the model ties are there once.
         sites: In the order of the task.
         written: What is in the task's folder instead of on offer, in a task for one site; None
             where nothing is.

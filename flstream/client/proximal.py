@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from flstream.client import session
+from flstream.client.distance import squared_distance
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
@@ -13,46 +15,93 @@ if TYPE_CHECKING:
     from flstream.model.memory import Params
 
 
-def proximal_term(module: torch.nn.Module, global_params: Params, mu: float) -> torch.Tensor:
-    """Proximal term of FedProx: ``mu / 2 * ||w - w_global||^2``.
+PROXIMAL_MU = "fedprox_mu"
+"""Key of a received model's ``meta`` that has the weight of the term, as the server gives it."""
+
+
+def proximal_term(
+    module: torch.nn.Module, global_params: Params | None = None, mu: float | None = None
+) -> torch.Tensor:
+    """Proximal term of FedProx and Ditto: ``mu / 2 * ||w - w_global||^2``.
 
     FedProx (Li et al. 2020, arXiv:1812.06127) adds it to the loss of each step, so that sites
     with different data do not drift apart::
 
-        loss = criterion(net(inputs), labels) + flare.proximal_term(net, model.params, mu=0.01)
+        loss = criterion(net(inputs), labels) + flare.proximal_term(net)
+
+    Ditto (Li et al. 2021, arXiv:2012.04221) draws a site's own model to the global one with it: in
+    such a task (``meta["personal"]``), the received model stands for the global one.
 
     Args:
         module: Module in training. Only parameters that require a gradient are included.
         global_params: Received tensors or arrays, by the names of the module's state dict, of the
             parameters' shapes and on any device. They must not share memory with the module, as
-            they do after ``receive(into=module)``.
-        mu: Weight of the term; 0 or more.
+            they do after ``receive(into=module)``. None takes the global model of the task.
+        mu: Weight of the term; 0 or more. None takes what the server gives (``fedprox_mu`` of the
+            received ``meta``), and 0 where it gives nothing.
 
     Returns:
         A scalar on the parameters' device, differentiable with respect to them: float64 if one of
         the parameters is float64, else float32.
 
     Raises:
-        ClientError: ``mu`` is negative, or a parameter has no received tensor of its shape or
-            shares memory with it; the message names the parameter.
+        ClientError: ``mu`` is negative; or a parameter has no received tensor of its shape or
+            shares memory with it, and the message names the parameter; or there is no task to take
+            either from.
     """
     import torch
 
+    if mu is None:
+        mu = _given_mu()
+        if mu == 0:
+            return torch.zeros(())
     if not mu >= 0:
         raise ClientError(f"proximal_term was given mu = {mu}; it must be 0 or more")
+    global_params = _global_params(global_params)
     total: torch.Tensor | None = None
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
         origin = _counterpart(name, parameter, global_params)
-        # In half precision, squares overflow and small terms are lost in their sum.
-        wide = torch.promote_types(parameter.dtype, torch.float32)
-        drift = parameter.to(wide) - origin.to(device=parameter.device, dtype=wide)
-        squares = drift.abs().square().sum()
+        squares = squared_distance(parameter, origin.to(parameter.device))
         total = squares if total is None else total + squares.to(total.device)
     if total is None:
         return torch.zeros(())
     return total * (mu / 2)
+
+
+def _given_mu() -> float:
+    received = session.current().received
+    if received is None:
+        raise ClientError(
+            "proximal_term was given no mu before a model was received; call receive() first"
+        )
+    return float(received.meta.get(PROXIMAL_MU, 0.0))
+
+
+def _global_params(given: Params | None) -> Params:
+    """Return the tensors of the global model.
+
+    Args:
+        given: What the training code takes them to be; None for nothing.
+    """
+    here = session.present()
+    kept = None if here is None else here.global_params
+    if given is None and kept is None:
+        raise ClientError(
+            "the global model's tensors were not kept in this task, as the server gives no mu; "
+            "give proximal_term a copy of what was received"
+        )
+    if given is None or (
+        # In a task about the site's own model that is what training code has received.
+        kept is not None
+        and here is not None
+        and here.received is not None
+        and given is here.received.params
+    ):
+        assert kept is not None
+        return kept
+    return given
 
 
 def _counterpart(

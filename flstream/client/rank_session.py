@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from flstream.client.worker_info import WorkerInfo
 from flstream.errors import ChannelClosedError, ClientError
 
 if TYPE_CHECKING:
+    from flstream.client.optimizer_state import OptimizerStatePolicy
     from flstream.client.task_execution import Into, Place
 
 
@@ -74,6 +75,24 @@ class RankSession:
     def kind(self) -> str | None:
         """Kind of the current task, ``"train"`` for one; None between tasks."""
         return None if self._current is None else self._current.task.kind
+
+    @property
+    def received(self) -> FLModel | None:
+        """The model of the current task without its tensors; None before it was received."""
+        return None if self._current is None else self._current.model
+
+    @property
+    def global_params(self) -> None:
+        """No tensors: rank 0 alone has those that were received."""
+        return None
+
+    @property
+    def optimizer_state(self) -> OptimizerStatePolicy | None:
+        """Value of ``train.optimizer_state``; None where the training code decides."""
+        return self._info.optimizer_state
+
+    def before_keeping(self, action: Callable[[], None]) -> None:
+        """Do nothing: rank 0 alone keeps files."""
 
     @property
     def task_seed(self) -> int:

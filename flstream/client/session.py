@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from flstream.client.worker import Worker
 from flstream.errors import ClientError, ProtocolError
 
 if TYPE_CHECKING:
+    from flstream.client.optimizer_state import OptimizerStatePolicy
     from flstream.client.task_execution import Into, Place
+    from flstream.model.memory import Params
 
 # Times that a loop may ask whether the run goes on while it has a model.
 _MOST_UNANSWERED = 2
@@ -94,6 +96,27 @@ class Session:
         if self._execution is None or self._execution.site is None:
             raise ClientError("there is no task; call receive() first")
         return self._execution.site
+
+    @property
+    def received(self) -> FLModel | None:
+        """The model of the current task as it was received; None before."""
+        return None if self._execution is None else self._execution.received
+
+    @property
+    def global_params(self) -> Params | None:
+        """Tensors of the global model as they were received, where the task needs them."""
+        return None if self._execution is None else self._execution.global_params
+
+    @property
+    def optimizer_state(self) -> OptimizerStatePolicy | None:
+        """Value of ``train.optimizer_state``; None where the training code decides."""
+        return self.worker.info.optimizer_state
+
+    def before_keeping(self, action: Callable[[], None]) -> None:
+        """Do something once the current task is answered, before the site's files are kept."""
+        if self._execution is None or self._execution.site is None:
+            raise ClientError("there is no task; call receive() first")
+        self._execution.before_keeping(action)
 
     @property
     def task_seed(self) -> int:
@@ -278,6 +301,11 @@ def enter(session: Session | RankSession) -> None:
     """Set the session of this process's training code."""
     global _session
     _session = session
+
+
+def present() -> Session | RankSession | None:
+    """Return the session of this process's training code; None outside of a run."""
+    return _session
 
 
 def current() -> Session | RankSession:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from flstream.client.answers import (
     Bundle,
     check_kinds,
+    clones,
     copied,
     copies_of,
     framework_of,
@@ -35,6 +36,8 @@ from flstream.client.messages import (
     WrittenUpdate,
 )
 from flstream.client.meta import pack_meta, unpack_meta
+from flstream.client.personal import PersonalTensors
+from flstream.client.proximal import PROXIMAL_MU
 from flstream.client.seeding import seed_everything
 from flstream.client.worker import Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
@@ -66,12 +69,13 @@ def received_model(
         bodies: Those of the bodies that travel with the model, by name of the body.
     """
     sent = unpack_meta(task.meta)
+    own = {"personal": True} if task.personal is not None and task.personal.is_beside else {}
     return FLModel(
         params=tensors,
         optimizer_params=sent.optimizer_params,
         current_round=task.round - 1,
         total_rounds=task.total_rounds,
-        meta={**sent.meta, **(bodies or {}), "site_name": site, "task": task.kind},
+        meta={**sent.meta, **own, **(bodies or {}), "site_name": site, "task": task.kind},
     )
 
 
@@ -92,11 +96,16 @@ class TaskExecution:
     Attributes:
         task: The task.
         site: The current site; None once it has answered or failed.
+        received: The model as the current site has received it; None before.
+        global_params: Tensors of the global model, which stay as they were received; None where
+            nothing asks for them.
     """
 
     def __init__(self, worker: Worker, task: Task) -> None:
         self.task = task
         self.site: SiteContext | None = None
+        self.received: FLModel | None = None
+        self.global_params: Params | None = None
         self._worker = worker
         self._is_shared = len(task.sites) > 1
         # Of the received model: training may break the ties between the tensors that it sends.
@@ -106,6 +115,9 @@ class TaskExecution:
         self._joined: JoinedBodies | None = None
         self._selected: Collection[str] | None = None
         self._was_received = False
+        # What is done once the current site has answered, before its files are kept.
+        self._before_keeping: list[Callable[[], None]] = []
+        self._personal: PersonalTensors | None = None
         # In a task for several sites: the received model, or the reason why it did not arrive.
         self._shared_model: MemoryBody | None = None
         self._failure = ""
@@ -128,6 +140,8 @@ class TaskExecution:
             The site's context; None if its folder cannot be used, which has failed the site.
         """
         self._was_received = False
+        self.received = self.global_params = self._personal = None
+        self._before_keeping = []
         if self._is_shared:
             self._worker.send(Began(self.task.effect, site.site))
         try:
@@ -172,8 +186,18 @@ class TaskExecution:
         if into is None and self._layout is not None:
             tensors = in_order(tensors, self._layout, self.task.order)
         self._was_received = True
+        received = received_model(self.task, site.name, tensors, bodies)
+        self._keep_global(received, tensors, is_lent=into is not None or place is not None)
+        if self.task.personal is not None and self._layout is not None:
+            self._personal = PersonalTensors(self.task.personal, self._layout, site.state)
+            self._personal.put_into(tensors)
         seed_everything(site.seed)
-        return received_model(self.task, site.name, tensors, bodies)
+        self.received = received
+        return received
+
+    def before_keeping(self, action: Callable[[], None]) -> None:
+        """Do something once the current site has answered, before its files are kept."""
+        self._before_keeping.append(action)
 
     def answer(self, model: FLModel) -> None:
         """Take the current site's answer; in a task for a single site, send it at once.
@@ -195,16 +219,28 @@ class TaskExecution:
             meta = pack_meta(model.meta, model.optimizer_params)
         has_params = model.params is not None
         update: MemoryBody | None = None
+        for action in self._before_keeping:
+            action()
+        self.received = self.global_params = None
         if self.task.kind == "evaluate":
             site.state.keep()
             answer = SiteAnswer(site.name, weight, metrics, has_params=has_params, meta=meta)
+        elif self._is_beside:
+            self._own_tensors().keep(model)
+            answer = SiteAnswer(
+                site.name, weight, metrics, has_params=True, state=site.state.keep(), meta=meta
+            )
         else:
+            selected = self._selected
+            if self.task.personal is not None:
+                self._own_tensors().keep(model)
+                selected = self._own_tensors().others(selected)
             params, partial = params_to_send(
-                model, site.round, self._layout, self._selected, self.task.kind
+                model, site.round, self._layout, selected, self.task.kind
             )
             kind, framework = ParamsType(model.params_type), framework_of(params)
             if self._joined is not None:
-                params = self._joined.put_together(params, model.meta, self._selected)
+                params = self._joined.put_together(params, model.meta, selected)
             elif self.task.joined:
                 raise ClientError(
                     "the answer was sent before the model was received, and the workflow folds "
@@ -248,7 +284,32 @@ class TaskExecution:
         self._shared_model = None
         if not self._is_delivered:
             has_bodies = self.task.kind != "evaluate" and bool(self._answers)
+            has_bodies = has_bodies and not self._is_beside
             self._deliver(self._bundle.source() if has_bodies else None)
+
+    @property
+    def _is_beside(self) -> bool:
+        """Whether the task is about a model of the site's own, of which nothing is sent."""
+        return self.task.personal is not None and self.task.personal.is_beside
+
+    def _own_tensors(self) -> PersonalTensors:
+        if self._personal is None:
+            raise ClientError(
+                "the task was answered without receive(), and the site has tensors of its own; "
+                "receive the model first"
+            )
+        return self._personal
+
+    def _keep_global(self, received: FLModel, tensors: Params, *, is_lent: bool) -> None:
+        """Keep the global model's values where a proximal term is to compare with them.
+
+        Args:
+            received: The received model.
+            tensors: Its tensors.
+            is_lent: Whether they are the memory that is trained.
+        """
+        if self.task.kind == "train" and received.meta.get(PROXIMAL_MU):
+            self.global_params = clones(tensors) if is_lent or self._is_beside else tensors
 
     def _deliver(self, update: Source | None) -> None:
         self._is_delivered = True

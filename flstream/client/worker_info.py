@@ -32,6 +32,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         include: Regular expressions of the names of tensors that are aggregated; see
             :class:`flstream.job.sections.AggregationSection`.
         exclude: Regular expressions of the names of tensors that are not aggregated.
+        optimizer_state: Value of ``train.optimizer_state``.
     """
 
     name: str
@@ -51,3 +52,4 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     streaming: StreamSettings
     include: list[str]
     exclude: list[str]
+    optimizer_state: Literal["reset", "local"] | None = None

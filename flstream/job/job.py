@@ -29,6 +29,7 @@ from flstream.job.submitting import submits_models
 from flstream.job.tracking import RUN, TrackingSection
 
 _ONE_BEST = "the best round is that of all workflows"
+_OWN_STEP = "its own step counts every site alike, and is the server's"
 
 
 class Job(Section):
@@ -162,6 +163,26 @@ class Job(Section):
             hint = did_you_mean(unknown[0], names)
             found = f"given {', '.join(unknown)}"
             raise refuse(Problem("aggregation.weights", found, allowed, hint))
+        return value
+
+    @field_validator("aggregation", "server_optimizer")
+    @classmethod
+    def _nothing_beside_a_step_of_the_workflow(
+        cls, value: Section, info: ValidationInfo
+    ) -> Section:
+        stages: tuple[Stage, ...] = info.data.get("stages", ())
+        owners = [stage.name for stage in stages if stage.args.server_step is not None]
+        plain = {"method": "mean", "weights": {}, "type": "none"}
+        problems = [
+            Problem(
+                f"{info.field_name}.{name}", given(getattr(value, name)), f"left out in {owner}"
+            )
+            for owner in owners[:1]
+            for name, due in plain.items()
+            if getattr(value, name, due) != due
+        ]
+        if problems:
+            raise refuse(*(replace(each, hint=_OWN_STEP) for each in problems))
         return value
 
     @field_validator("tracking")

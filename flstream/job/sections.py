@@ -285,6 +285,14 @@ class TrainSection(Section):
     It decides which of the two chunk sizes applies on the way to the client.
     """
 
+    optimizer_state: Annotated[Literal["reset", "local"] | None, Choice(("reset", "local"))] = None
+    """What a client's optimizer begins a training with: a new state (reset) or its last (local).
+
+    It is for code that calls restore_optimizer, and for trainers of Lightning and Hugging Face that
+    are patched; null leaves it to them (restore_state), and restore_optimizer restores. A client
+    keeps the state in its own files.
+    """
+
     @field_validator("learner")
     @classmethod
     def _one_of_the_two(cls, value: str | None, info: ValidationInfo) -> str | None:

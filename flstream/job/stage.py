@@ -28,8 +28,10 @@ class Stage(Section):
     type: Annotated[str, WorkflowType()] = Field(default=DEFAULT_WORKFLOW, validate_default=True)
     """The workflow: one that comes with flstream, or a function of your own beside the job file.
 
-    fedavg averages the clients' updates, weighted by number of examples. cyclic hands the model on
-    from client to client. cross_site has every client score all models once they are trained, and
+    fedavg averages the clients' updates, weighted by number of examples, and cyclic hands the model
+    on from client to client. scaffold and feddyn correct for clients whose data differ. With ditto
+    each client has a model of its own beside the global one, and with fedper a part of it. swarm
+    has a client fold. cross_site has every client score all models once they are trained, and
     evaluate scores one model. A function of (run) or (run, args) is named `file.py:name` or
     `module:name`; its file is imported when the job is loaded.
     """

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from flstream.job.sections import ClientsSection
 
 
+ServerStep = Literal["feddyn"]
+"""A step of the server's that belongs to a workflow, in the place of a server optimizer."""
+
 _EVALUATE = ("auto", "task", "received")
 
 
@@ -33,6 +36,12 @@ class WorkflowArgs(Section):
 
     collects_models: ClassVar[bool] = False
     """Whether it collects the sites' models with `run.collect`, so that the last ones are kept."""
+    server_step: ClassVar[ServerStep | None] = None
+
+    @property
+    def personal_tensors(self) -> Sequence[str]:
+        """Patterns of the names of tensors that stay with their sites, for the forecast."""
+        return ()
 
     evaluate: Annotated[Literal["auto", "task", "received"], Choice(_EVALUATE)] = "auto"
     """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.

@@ -17,6 +17,7 @@ from flstream.recipe.components import (
     TransferType,
 )
 from flstream.recipe.fed_job import FedJob
+from flstream.recipe.fedavg_variants import FedOptRecipe, FedProxRecipe
 from flstream.recipe.recipes import (
     FedAvgRecipe,
     NumpyFedAvgRecipe,
@@ -32,6 +33,8 @@ __all__ = [
     "FedAvg",
     "FedAvgRecipe",
     "FedJob",
+    "FedOptRecipe",
+    "FedProxRecipe",
     "FrameworkType",
     "IntimeModelSelector",
     "NumpyFedAvgRecipe",

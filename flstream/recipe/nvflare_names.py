@@ -67,6 +67,31 @@ def metric_mode(key_metric: str, stop_cond: str | None) -> Literal["max", "min"]
     return "min" if _SMALLER_IS_BETTER.search(key_metric) else "max"
 
 
+def fedavgm_keys(optimizer: object) -> dict[str, Any] | str:
+    """Return the keys for torch's SGD on the server, which is what fedavgm computes.
+
+    Args:
+        optimizer: ``{"path": "torch.optim.SGD", "args": {...}}``, or the arguments alone.
+
+    Returns:
+        Values by key of a job file; or why there are none, as a clause.
+    """
+    if not isinstance(optimizer, Mapping):
+        return "server_optimizer is a section"
+    is_class = "path" in optimizer or "name" in optimizer
+    named = str(optimizer.get("path", optimizer.get("name", "SGD")))
+    args = optimizer.get("args") or {} if is_class else optimizer
+    if named.rpartition(".")[2] != "SGD" or not isinstance(args, Mapping):
+        return "server_optimizer has formulas of its own for what is not SGD"
+    if extra := set(args) - {"lr", "momentum"}:
+        return f"server_optimizer has no {', '.join(sorted(extra))}"
+    return {
+        "server_optimizer.type": "fedavgm",
+        "server_optimizer.learning_rate": args.get("lr", 1.0),
+        "server_optimizer.beta_1": args.get("momentum", 0.0),
+    }
+
+
 def class_and_args(model: Mapping[Any, Any]) -> tuple[str, Mapping[str, Any]] | None:
     """Return the factory and the arguments of a model that is given as a class.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from flstream.aggregation.adoption import adopt_update, adopting
+from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
@@ -92,6 +93,8 @@ class CohortFold:
         model: The model that the updates were trained from.
         cohort: The updates.
         adopts: Whether the one update becomes the next model as it is.
+        optimizer: The server optimizer that makes a step; None for none.
+        counts_alike: Whether every update has the same weight.
         last: Keeps the last models of the sites; None where nobody collects them.
 
     Attributes:
@@ -107,6 +110,8 @@ class CohortFold:
         cohort: FoldedUpdates,
         *,
         adopts: bool,
+        optimizer: ServerOptimizer | None = None,
+        counts_alike: bool = False,
         last: LastModels | None = None,
     ) -> None:
         self._context = context
@@ -115,16 +120,16 @@ class CohortFold:
         self._cohort = cohort
         self._model = model
         self._adopts = adopts
+        self._optimizer = optimizer
         self._base = store.joined(model)
         self._refused: dict[str, str] = {}
         self.progress = FoldProgress(context, self._base.layout.nbytes)
-        self._rule = adopting(context.rule) if adopts else context.rule
-        self._rule = replace(self._rule, bodies=store.bodies(model), fold_rules=cohort.rules)
+        rule = replace(context.rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
         if last is not None:
             check = self.progress.check
-            rule = replace(context.rule, bodies=self._rule.bodies)
             self._keeper = FoldKeeper(last, self._base, rule, self.training_of, check)
+        self._rule = replace(adopting(rule) if adopts else rule, fold_rules=cohort.rules)
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
         self._run: TaskRun | None = None
@@ -154,7 +159,7 @@ class CohortFold:
             SimulationError: Too few updates are sound; the message names the others.
         """
         began = time.monotonic()
-        with self._store.writing(self._model, round_number, optimizes=not self._adopts) as draft:
+        with self._store.writing(self._model, round_number, optimizer=self._optimizer) as draft:
             updates = self.left()
             digest = self._fold.finish(updates, draft.target, draft.optimization, self.refuse)
             outcome, folded = self.outcome(self._fold, digest), time.monotonic()

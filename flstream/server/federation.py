@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from flstream.aggregation.fold_rule import FoldRule
+from flstream.aggregation.optimizers import stage_optimizer
 from flstream.client.meta import pack_values
+from flstream.client.personal_part import part_of
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation
@@ -233,6 +235,8 @@ class Federation:
         *,
         meta: Mapping[str, Any] | None,
         optimizer_params: Mapping[str, Any] | None,
+        personal: Sequence[str] = (),
+        beside: bool = False,
     ) -> Updates:
         """Ask for a training; see :meth:`flstream.server.run.Run.train`."""
         job = self.context.job
@@ -240,6 +244,7 @@ class Federation:
         check_training(sites, min_updates, timeout)
         check_values("meta", meta)
         check_values("optimizer_params", optimizer_params)
+        part = part_of(personal, is_beside=beside)
         self.check_sites("train", sites)
         self._check_round("train")
         asked = set(self.sites)
@@ -256,6 +261,8 @@ class Federation:
             "timeout": timeout,
             "meta": message,
         }
+        if part is not None:
+            arguments["personal"] = [part.patterns, part.is_beside]
         request = f"train(model {model.version}, {brief_names(names)})"
         self._scores.drop_provisional()
         effect = self._journal.ask("train", self.round, request, arguments)
@@ -270,8 +277,10 @@ class Federation:
             min(least, len(names)),
             job.clients.wait_after_min,
         )
-        tasks = self._tasks.new("train", names, self.round)
-        training = SiteTraining(self, effect, model, tasks, collector, seconds, message)
+        tasks = self._tasks.new("train_beside" if beside else "train", names, self.round)
+        training = SiteTraining(self, effect, model, tasks, collector, seconds, message, part)
+        if effect.record is None and part is not None:
+            part.names(self._store.source(model).layout)
         if effect.record is not None:
             self._finish_training(training, effect.record)
         return Updates(training)
@@ -410,25 +419,41 @@ class Federation:
         return names, default if timeout is None else float(timeout)
 
     @uncatchable
-    def evaluate(self, model: Model, *, is_provisional: bool) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: Model,
+        *,
+        is_provisional: bool,
+        personal: Sequence[str] = (),
+        beside: bool = False,
+    ) -> dict[str, float]:
         """Have all sites score a model.
 
         Args:
             model: The model.
             is_provisional: Whether the model is scored only because its round is the last: that is
                 no effect, has no number, and is void once an effect follows.
+            personal: Patterns of the tensors that are each site's own.
+            beside: Whether sites score a whole model of their own, too.
         """
+        part = part_of(personal, is_beside=beside)
+        score = partial(self._scoring.evaluate, is_auto=self._is_auto, personal=part)
         if is_provisional:
             tasks = self._tasks.new("evaluate", self.sites, model.round)
-            plain = self._scoring.evaluate(model, tasks, 0, is_auto=self._is_auto)
+            plain = score(model, tasks, 0)
         else:
             request = f"evaluate(model {model.version})"
-            arguments = {"model": [model.version, model.digest], "sites": self.sites}
+            arguments: dict[str, Any] = {
+                "model": [model.version, model.digest],
+                "sites": self.sites,
+            }
+            if part is not None:
+                arguments["personal"] = [part.patterns, part.is_beside]
             effect = self._journal.ask("evaluate", self.round, request, arguments)
             tasks = self._tasks.new("evaluate", self.sites, model.round)
             record = effect.record
             if record is None:
-                plain = self._scoring.evaluate(model, tasks, effect.number, is_auto=self._is_auto)
+                plain = score(model, tasks, effect.number)
                 record = self._journal.record(effect, plain, is_final=True)
             plain = result_of(record)
             self._failures.failed(plain["failures"])
@@ -498,9 +523,18 @@ class Federation:
     def _new_fold(
         self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False
     ) -> CohortFold | PeerFold:
-        last = self._per_site.kept_from(self.stage)
-        store, trainer = self._store, self._trainer
-        return CohortFold(self.context, store, trainer, model, cohort, adopts=adopts, last=last)
+        job = self.context.job
+        return CohortFold(
+            self.context,
+            self._store,
+            self._trainer,
+            model,
+            cohort,
+            adopts=adopts,
+            optimizer=None if adopts else stage_optimizer(job, self.stage),
+            counts_alike=job.stages[self.stage].args.server_step is not None,
+            last=self._per_site.kept_from(self.stage),
+        )
 
     def _fold_at(self, model: Model, cohort: FoldedUpdates, at: Sequence[str]) -> PeerFold:
         for training in cohort.trainings:

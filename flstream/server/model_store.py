@@ -11,7 +11,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from flstream.aggregation.elements import FLOATS
-from flstream.aggregation.optimizers import Optimization, optimizer_for
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.errors import CheckpointError, SimulationError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
@@ -158,7 +158,6 @@ class ModelStore:
         job, self._run = context.job, context.run
         self._context = context
         self._written = set(written)
-        self._optimizer = optimizer_for(job.server_optimizer)
         self._retention = Retention(
             self._run, job.checkpoints.keep, job.planned_rounds, [OPTIMIZER]
         )
@@ -291,19 +290,21 @@ class ModelStore:
         return len(self._models), step
 
     @contextmanager
-    def writing(self, base: Model, round_number: int, *, optimizes: bool) -> Iterator[ModelDraft]:
+    def writing(
+        self, base: Model, round_number: int, *, optimizer: ServerOptimizer | None
+    ) -> Iterator[ModelDraft]:
         """Write the next model of a round.
 
         Args:
             base: The model that it is made from, with the server optimizer's state.
             round_number: Its round.
-            optimizes: Whether the server optimizer makes a step.
+            optimizer: The server optimizer that makes a step; None for none.
 
         Raises:
             CheckpointError: The disk does not take it.
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
-        files = self.prepare(base, round_number, optimizes=optimizes)
+        files = self.prepare(base, round_number, optimizes=optimizer is not None)
         layout = self.source(base).layout
         # Sites are sent it in chunks, whose digests are at hand now. Frames that are not lent do
         # not look them up: those are digested while they are copied.
@@ -320,11 +321,11 @@ class ModelStore:
                 for body in self.bodies(base)
             }
             optimization = None
-            if optimizes and self._optimizer is not None:
+            if optimizer is not None:
                 before = None if files.state_in is None else FileSource(files.state_in)
-                state_layout = self._optimizer.state_layout(layout, self._context.rule)
+                state_layout = optimizer.state_layout(layout, self._context.rule)
                 out = stack.enter_context(FileSink(files.state_out, state_layout))
-                optimization = Optimization(self._optimizer, before, out)
+                optimization = Optimization(optimizer, before, out)
             target = SplitWriter({MAIN: sink, **beside}) if beside else sink
             yield ModelDraft(sink, beside, target, optimization, digester)
 
@@ -420,7 +421,7 @@ class ModelStore:
     def _state_of(self, model: Model) -> Path | None:
         """Where the server optimizer's state beside a model lies, verified once; None for none."""
         stored = self._models[model.version]
-        if self._optimizer is None or not stored.record.optimizer_state:
+        if not stored.record.optimizer_state:
             return None
         return self._body(stored, OPTIMIZER).path
 

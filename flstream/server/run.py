@@ -197,6 +197,7 @@ class Run:
         *,
         meta: Mapping[str, Any] | None = None,
         optimizer_params: Mapping[str, Any] | None = None,
+        personal: Sequence[str] = (),
     ) -> Updates:
         """Have sites train a model; they begin once the updates are read or folded.
 
@@ -209,13 +210,46 @@ class Run:
             timeout: Seconds that a site may take; None takes ``clients.round_timeout``.
             meta: Plain values by name that each site finds in its model's ``meta``.
             optimizer_params: The same, for its model's ``optimizer_params``.
+            personal: Regular expressions; tensors in whose name one is found stay with their site,
+                which trains its own last values of them and does not send them.
 
         Raises:
             WorkflowError: A name is none of the job's sites, or there is none.
         """
         return self._federation.train(
-            model, sites, min_updates, timeout, meta=meta, optimizer_params=optimizer_params
+            model,
+            sites,
+            min_updates,
+            timeout,
+            meta=meta,
+            optimizer_params=optimizer_params,
+            personal=personal,
         )
+
+    def train_beside(
+        self, model: Model, sites: Sequence[str], *, meta: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Mapping[str, float]]:
+        """Have sites train models of their own beside the global one, now.
+
+        A site receives both: ``params`` are its own model's, which begins as the global one, and
+        :func:`flstream.client.proximal_term` compares with the global one's. What it answers stays
+        at the site.
+
+        Args:
+            model: The global model.
+            sites: Who trains. Sites that are asked no more are left out.
+            meta: Plain values by name that each site finds in its model's ``meta``.
+
+        Returns:
+            The metrics that each site has answered.
+
+        Raises:
+            WorkflowError: A name is none of the job's sites, or there is none.
+        """
+        answers = self._federation.train(
+            model, sites, None, None, meta=meta, optimizer_params=None, beside=True
+        )
+        return {each.site: each.metrics for each in answers}
 
     def fold(
         self,
@@ -270,12 +304,21 @@ class Run:
         """
         return self._federation.adopt(updates)
 
-    def evaluate(self, model: Model) -> dict[str, float] | None:
+    def evaluate(
+        self, model: Model, *, personal: Sequence[str] = (), beside: bool = False
+    ) -> dict[str, float] | None:
         """Have all sites score a model, if its round is due for it.
 
         It is due every ``workflow.args.evaluate_every`` rounds, and after the last one. None is
         due where the metrics that sites send with their updates score the model that they had
         received (``workflow.args.evaluate``): the fold of these updates is what scores it then.
+
+        Args:
+            model: The model.
+            personal: Regular expressions; each site scores the model with its own last values of
+                the tensors in whose name one is found.
+            beside: Whether each site scores its own model, too (see :meth:`train_beside`), whose
+                metrics are then named ``personal_<name>``.
 
         Returns:
             The mean of each metric, weighted by the sites' own weights; None where none is due.
@@ -288,7 +331,9 @@ class Run:
         is_last = self._is_last_stage and model.round == self._last_round
         if not (is_regular or is_last):
             return None
-        return self._federation.evaluate(model, is_provisional=not is_regular)
+        return self._federation.evaluate(
+            model, is_provisional=not is_regular, personal=personal, beside=beside
+        )
 
     def collect(self, name: str, sites: Sequence[str], timeout: float | None = None) -> SiteModels:
         """Collect a model of each site: one that its code submits, or the last one that it sent.

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flstream.client.messages import SiteAnswer, SiteTask
+from flstream.client.messages import SiteTask
 from flstream.client.meta import pack_values
+from flstream.client.personal_part import PersonalPart
 from flstream.errors import FlstreamError
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
@@ -23,8 +24,11 @@ from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.trainer import Trainer
 from flstream.server.weights import weighted_metrics
-from flstream.telemetry.events import Evaluated, ModelScored, Warned
+from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
 from flstream.telemetry.exact import decode_exact, encode_exact
+
+PERSONAL = "personal_"
+"""What the metrics of sites' own models begin with, beside those of the global model."""
 
 _TRAINS_TO_EVALUATE = (
     "the code answers evaluation tasks with a model too, so it may train where it need not; "
@@ -84,6 +88,7 @@ class Scoring:
         effect: int,
         *,
         is_auto: bool,
+        personal: PersonalPart | None = None,
     ) -> dict[str, Any]:
         """Have sites score a model of the run, and tell of it.
 
@@ -92,6 +97,8 @@ class Scoring:
             tasks: Each site's own part, in order.
             effect: Number of the effect; 0 for an evaluation that is none.
             is_auto: Whether nobody has said that this is how models are to be scored.
+            personal: What each site has a version of its own of. Models beside the global one are
+                scored after it, and their metrics are named ``personal_<name>``.
 
         Returns:
             The mean of each ``metrics``, weighted by the sites' own weights, and ``failures`` by
@@ -108,13 +115,20 @@ class Scoring:
         what = f"evaluate the model of round {model.round}"
         task = ScoringTask(what, effect, model.round, least, clients.round_timeout)
         hosts = self._store.hosts(model)
-        run = self._ask(source, tasks, task, hosts, is_auto=is_auto)
-        answers = run.in_order
-        plain = {
-            "metrics": weighted_metrics(list(answers.values())),
-            "failures": dict(run.collector.failures),
-        }
-        return self._evaluated(model, plain, answers, run, time.monotonic() - began, effect)
+        is_beside = personal is not None and personal.is_beside
+        shared = None if is_beside else personal
+        run = self._ask(source, tasks, task, hosts, is_auto=is_auto, personal=shared)
+        found = {site: dict(answer.metrics) for site, answer in run.in_order.items()}
+        metrics = weighted_metrics(list(run.in_order.values()))
+        failures, down = dict(run.collector.failures), run.down
+        if is_beside:
+            other = self._ask(source, tasks, task, hosts, is_auto=is_auto, personal=personal)
+            for site, answer in other.in_order.items():
+                found.setdefault(site, {}).update(_of_own_models(answer.metrics))
+            metrics |= _of_own_models(weighted_metrics(list(other.in_order.values())))
+            failures, down = {**other.collector.failures, **failures}, down + other.down
+        plain = {"metrics": metrics, "failures": failures}
+        return self._evaluated(model, plain, found, down, time.monotonic() - began, effect)
 
     def score(
         self,
@@ -160,7 +174,7 @@ class Scoring:
         }
         seconds = time.monotonic() - began
         if counts and isinstance(model, Model):
-            return self._evaluated(model, plain, answers, run, seconds, task.effect)
+            return self._evaluated(model, plain, metrics, run.down, seconds, task.effect)
         found: dict[str, Any] = decode_exact(encode_exact(plain))
         self._context.emit(
             ModelScored(
@@ -183,6 +197,7 @@ class Scoring:
         *,
         is_auto: bool,
         meta: bytes = b"",
+        personal: PersonalPart | None = None,
     ) -> TaskRun:
         context, sites = self._context, list(tasks)
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
@@ -203,6 +218,7 @@ class Scoring:
             order=source.metadata.get(ORDER, ""),
             hosts=hosts,
             waits=self._trainer.waits,
+            personal=personal,
         )
         plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
         run = TaskRun(context, spec, plan, collector)
@@ -220,26 +236,29 @@ class Scoring:
         self,
         model: Model,
         plain: Mapping[str, Any],
-        answers: Mapping[str, SiteAnswer],
-        run: TaskRun,
+        metrics: Mapping[str, Mapping[str, float]],
+        down: Transfer,
         seconds: float,
         effect: int,
     ) -> dict[str, Any]:
         """Tell of the score of a round, and return it as the journal keeps it."""
-        metrics = {site: answer.metrics for site, answer in answers.items()}
         found: dict[str, Any] = decode_exact(encode_exact(plain))
         self._context.emit(
             Evaluated(
                 round=model.round,
                 metrics=found["metrics"],
                 seconds=seconds,
-                down=run.down,
+                down=down,
                 is_provisional=not effect,
                 version=model.version,
                 sites=columns_of(self._context.job.clients.site_names, metrics),
             )
         )
         return found
+
+
+def _of_own_models(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {f"{PERSONAL}{name}": value for name, value in metrics.items()}
 
 
 def _meta_of(owner: str) -> dict[str, str]:

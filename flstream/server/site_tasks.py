@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
-from flstream.client.messages import SiteTask, TaskKind
+from flstream.client.messages import SiteTask
 from flstream.client.state import StateVersion
 from flstream.server.sampling import site_seed
+
+SeedKind = Literal["train", "evaluate", "submit_model", "train_beside"]
+"""What a task is, as far as its random numbers go."""
 
 
 class SiteTasks:
@@ -24,17 +28,18 @@ class SiteTasks:
         # Place in the journal of what each state was left by.
         self._places: dict[str, int] = {}
         # How many tasks of a kind a site has had in the current round.
-        self._counts: dict[tuple[str, TaskKind], int] = {}
+        self._counts: dict[tuple[str, SeedKind], int] = {}
 
     def begin_round(self) -> None:
         """Count the tasks of sites anew."""
         self._counts.clear()
 
-    def new(self, kind: TaskKind, sites: Iterable[str], number: int) -> Mapping[str, SiteTask]:
+    def new(self, kind: SeedKind, sites: Iterable[str], number: int) -> Mapping[str, SiteTask]:
         """The parts of a new task, by site.
 
         Args:
-            kind: What the sites do.
+            kind: What the sites do. A training of their own models counts apart, so that it changes
+                nothing in that of the global one.
             sites: Names of the sites, in order.
             number: Number of the round by which they are seeded.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flstream.aggregation.optimizers import optimizer_for
+from flstream.aggregation.optimizers import stage_optimizer
 from flstream.aggregation.rules import rule_for
 from flstream.job import Job
 from flstream.model.layout import Layout
@@ -74,7 +74,8 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
         cohort: Number of sites that train in a round.
         plan: Plan of their task; None for that of a task whose updates are folded as they come.
     """
-    rule, optimizer = rule_for(job.aggregation), optimizer_for(job.server_optimizer)
+    rule = rule_for(job.aggregation)
+    optimizers = [stage_optimizer(job, stage) for stage in range(len(job.stages))]
     if plan is None:
         plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
     waiting = cohort if plan.waits_in_files else 0
@@ -82,5 +83,6 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
     if plan.group:
         waiting = 2 * plan.group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
-    state = optimizer.state_layout(layout, rule).nbytes if optimizer is not None else 0
+    states = [each.state_layout(layout, rule).nbytes for each in optimizers if each is not None]
+    state = max(states, default=0)
     return DiskPlan(job.planned_rounds, job.checkpoints.keep, layout.nbytes, waiting, sums, state)

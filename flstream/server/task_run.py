@@ -215,7 +215,7 @@ class TaskRun:
         answer = ask(self._context, self._spec, worker, sites, report)
         if not answer.sites:
             return
-        if self._spec.kind == "evaluate":
+        if not self._spec.has_updates:
             results = [SiteResult(each) for each in answer.sites]
             report(ResultsDelivered(results), *(each.site for each in answer.sites))
             return
@@ -284,7 +284,7 @@ class TaskRun:
             self.answers[answer.site] = answer
             self._report.answered(answer.site)
             taken.append(answer)
-        if taken and self._spec.kind == "train":
+        if taken and self._spec.has_updates:
             number = self._spec.round
             self._context.emit(
                 *(

@@ -21,6 +21,7 @@ from flstream.client.messages import (
     Task,
     TaskKind,
 )
+from flstream.client.personal_part import PersonalPart
 from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
@@ -76,6 +77,7 @@ class TaskSpec:
         hosts: Sites whose workers offer the model, the first that lives; none for the server.
         folder: Folder in which workers write updates as files; empty where they are on offer.
         waits: How long there may be nothing from the sites.
+        personal: What each site has a version of its own of; None for nothing.
     """
 
     kind: TaskKind
@@ -94,6 +96,13 @@ class TaskSpec:
     hosts: Sequence[str] = ()
     folder: str = ""
     waits: TaskWaits = UNLIMITED
+    personal: PersonalPart | None = None
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether sites send tensors: in all but evaluations and trainings of their own models."""
+        is_beside = self.personal is not None and self.personal.is_beside
+        return self.kind != "evaluate" and not is_beside
 
     @property
     def cohort(self) -> Sequence[str]:
@@ -123,6 +132,7 @@ class TaskSpec:
             joined=list(self.bodies),
             host=offer.host,
             folder=self.folder,
+            personal=self.personal,
         )
 
 
@@ -231,7 +241,7 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
     if {each.site for each in answer.sites} != due or len(answer.sites) != len(due):
         raise WorkerLostError("it answered for sites that it was not asked for")
     has_update = MODEL in answer.bodies or (bool(spec.folder) and answer.written is not None)
-    if spec.kind != "evaluate" and due and not has_update:
+    if spec.has_updates and due and not has_update:
         raise WorkerLostError(f"it answered a {spec.kind} task without a model")
 
 

@@ -221,6 +221,7 @@ class Trainer:
             hosts=self._store.hosts(training.base) or training.at,
             folder=self._folder(training),
             waits=self.waits,
+            personal=training.personal,
         )
 
     def _folder(self, training: SiteTraining) -> str:

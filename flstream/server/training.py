@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flstream.client.messages import SiteAnswer, SiteTask
+from flstream.client.personal_part import PersonalPart
 from flstream.client.state import StateVersion
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
@@ -146,6 +147,7 @@ class SiteTraining:
         collector: Takes the sites' results, and knows how many have to come.
         seconds: How long a site may take.
         meta: Payload message of the values sent along.
+        personal: What each site has a version of its own of; None for nothing.
         bodies: Updates at hand, by site; those that are settled or lost are not.
         settled: Sites whose updates are part of a model that is durable.
         result: What came of it; None before its sites have trained.
@@ -159,6 +161,7 @@ class SiteTraining:
     collector: ResultCollector[CollectedUpdate | None]
     seconds: float
     meta: bytes
+    personal: PersonalPart | None = None
     bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
     result: TrainResult | None = None

@@ -198,6 +198,7 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         streaming=stream_settings(job, job.train.exchange_format),
         include=job.aggregation.include,
         exclude=job.aggregation.exclude,
+        optimizer_state=job.train.optimizer_state,
     )
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from flstream.job.rules import Real
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 
 class FedAvgArgs(WorkflowArgs):
     """Arguments of fedavg."""
+
+    fedprox_mu: Annotated[float, Real(0)] = 0.0
+    """How strongly sites are drawn to the global model while they train (mu of FedProx); 0 is not.
+
+    Training code adds `proximal_term(net)` to its loss, which takes it from here.
+    """
 
 
 @workflow("fedavg", FedAvgArgs)
@@ -16,8 +25,9 @@ def fedavg(run: Run, args: FedAvgArgs) -> Model:
     Updates are weighted by their numbers of examples, unless ``aggregation.method`` says otherwise.
     """
     model = run.initial_model()
+    meta = {"fedprox_mu": args.fedprox_mu} if args.fedprox_mu else None
     for number in run.rounds():
-        updates = run.train(model, run.sample(number))
+        updates = run.train(model, run.sample(number), meta=meta)
         model = run.fold(model, updates)
         run.evaluate(model)
     return model

@@ -10,6 +10,9 @@ BUILT_IN = MappingProxyType(
         "cross_site": "flstream.workflows.cross_site:cross_site",
         "evaluate": "flstream.workflows.evaluate:evaluate",
         "swarm": "flstream.workflows.swarm:swarm",
+        "ditto": "flstream.workflows.ditto:ditto",
+        "feddyn": "flstream.workflows.feddyn:feddyn",
+        "fedper": "flstream.workflows.fedper:fedper",
     }
 )
 """The dotted name of each by the name that a job file gives it. A new one is a file and a line."""

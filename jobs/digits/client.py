@@ -17,11 +17,15 @@ parser.add_argument("--split_seed", type=int)
 parser.add_argument("--epochs", type=int)
 parser.add_argument("--lr", type=float)
 parser.add_argument("--batch_size", type=int)
+parser.add_argument("--test", choices=["common", "own"], default="common")
 args = parser.parse_args()
 
 
 def my_data():
-    """This site's training images, and its part of the test set that no site trains on."""
+    """This site's training images, and those that it scores a model on.
+
+    The latter are its part of a test set that no site trains on, or a fifth of its own images.
+    """
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
@@ -36,6 +40,8 @@ def my_data():
     mine = train[parts[site]]
     partition.record(digits.target[mine])  # the report draws the split
     unseen = test[site::sites]
+    if args.test == "own":
+        unseen, mine = np.split(rng.permutation(mine), [len(mine) // 5])
     return images[mine], labels[mine], images[unseen], labels[unseen]
 
 
@@ -43,10 +49,13 @@ def train(net, images, labels):
     """A few epochs of stochastic gradient descent; returns the mean loss of the last one."""
     net.train()
     optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+    regulariser = flare.DynamicRegulariser(net)
     for _ in range(args.epochs):
         losses = []
         for batch in torch.randperm(len(labels)).split(args.batch_size):
             loss = cross_entropy(net(images[batch]), labels[batch])
+            # Each is 0 unless the workflow asks for it: FedProx and Ditto do, and FedDyn.
+            loss = loss + flare.proximal_term(net) + regulariser.term()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -6,6 +6,7 @@ from kills import SCENARIOS, Reference, disturbed, mismatched
 pytestmark = pytest.mark.slow
 
 ROUNDS = {"fedavg": 8, "cyclic": 3, "exchange": 3, "odd_even": 4, "odd_even_20": 5}
+ROUNDS |= {"fedper": 4, "ditto": 4, "feddyn": 4}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def test_a_kill_at_a_random_instant_changes_no_bit(undisturbed, tmp_path, case):
     assert result.verdict == "", f"killed {result.killed}"
 
 
-@pytest.mark.parametrize("name", ["cyclic", "exchange", "odd_even"])
+@pytest.mark.parametrize("name", ["cyclic", "exchange", "odd_even", "fedper", "ditto", "feddyn"])
 def test_a_kill_in_any_workflow_changes_no_bit(undisturbed, tmp_path, name):
     scenario, reference = undisturbed(name)
     # Case 1 kills everything, or a worker where that is among the victims.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from flstream.client.messages import (
     MODEL,
@@ -56,6 +56,7 @@ def worker_info(
     exchange_format: Framework = "pytorch",
     push: bool = False,
     exclude: tuple[str, ...] = (),
+    optimizer_state: Literal["reset", "local"] | None = None,
 ) -> WorkerInfo:
     return WorkerInfo(
         name=site or "worker-1",
@@ -75,6 +76,7 @@ def worker_info(
         streaming=replace(SETTINGS, push=push),
         include=[".*"],
         exclude=list(exclude),
+        optimizer_state=optimizer_state,
     )
 
 
@@ -100,8 +102,12 @@ class Server:
         *sites: str,
         round_number: int = 1,
         token: bytes | None = None,
+        **more: Any,
     ) -> None:
-        """Send a task; a site's seed is its number. A token may name another model, or none."""
+        """Send a task; a site's seed is its number. A token may name another model, or none.
+
+        Further arguments are fields of the task.
+        """
         push = self.settings if self.settings.push else None
         ref = self.service.offer(MemoryBody.of(params), [PEER], push=push)
         named = [
@@ -110,7 +116,8 @@ class Server:
         ]
         bodies = {MODEL: token or ref.token}
         # Effects are numbered as rounds are: a test asks for one task of a kind in each.
-        self.control.send(Task(kind, round_number, round_number, 5, bodies, 1 << 20, named))
+        task = Task(kind, round_number, round_number, 5, bodies, 1 << 20, named, **more)
+        self.control.send(task)
 
     def hear(self, kind: type[MessageT]) -> MessageT:
         """The next message of a kind; those before it are in ``heard``."""
@@ -135,14 +142,14 @@ class Server:
         body, _ = download(self.up, answer.bodies[MODEL], self.settings, MemoryBody.allocate)
         return body.tensors
 
-    def train(self, params: Params, *sites: str, round_number: int = 1) -> Answered:
+    def train(self, params: Params, *sites: str, round_number: int = 1, **more: Any) -> Answered:
         """Have sites train, and take what they send."""
-        self.ask("train", params, *sites, round_number=round_number)
+        self.ask("train", params, *sites, round_number=round_number, **more)
         return self.hear(Answered)
 
-    def evaluate(self, params: Params, *sites: str, round_number: int = 1) -> Answered:
+    def evaluate(self, params: Params, *sites: str, round_number: int = 1, **more: Any) -> Answered:
         """Have sites evaluate."""
-        self.ask("evaluate", params, *sites, round_number=round_number)
+        self.ask("evaluate", params, *sites, round_number=round_number, **more)
         return self.hear(Answered)
 
 

@@ -27,7 +27,14 @@ FILE = re.compile(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", flags=re.MULTILINE | re.DO
 NVFLARE, FLOWER = "The same job twice", "As an app of Flower"
 SCRIPT, LEARNER = "As a script", "As a learner"
 # What flstream.client has and NVFlare has not.
-OWN = {"Learner", "SiteContext", "get_state_dir", "proximal_term"}
+OWN = {
+    "DynamicRegulariser",
+    "Learner",
+    "SiteContext",
+    "get_state_dir",
+    "proximal_term",
+    "restore_optimizer",
+}
 
 
 def section(heading: str) -> str:

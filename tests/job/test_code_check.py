@@ -66,7 +66,7 @@ def test_names_that_the_client_api_has_not_are_named_with_their_lines(problems: 
     assert running == (
         f"train.script: client.py line 8 uses is_runing, {where}; did you mean is_running?"
     )
-    assert patch.startswith(f"train.script: client.py line 10 uses patch, {where}; it has FLModel")
+    assert patch.startswith(f"train.script: client.py line 10 uses patch, {where}; it has Dynamic")
 
 
 def test_who_imports_nvflare_is_told_what_to_import_instead(problems: Problems) -> None:

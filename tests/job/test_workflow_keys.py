@@ -171,9 +171,10 @@ def test_a_list_of_one_is_a_section(write: Write) -> None:
         ("workflow = []", "workflow: given []; must be a section { type, args }, or a list of such "
          "sections"),
         ("workflow = [{}, 3]", "workflow[1]: given 3; must be a section { type, "
-         "args.evaluate, args.evaluate_every, args.key_metric, args.key_metric_mode }"),
+         "args.evaluate, args.evaluate_every, args.key_metric, args.key_metric_mode, "
+         "args.fedprox_mu }"),
         ("workflow.args = 3", "workflow.args: given 3; must be a section { evaluate, "
-         "evaluate_every, key_metric, key_metric_mode }"),
+         "evaluate_every, key_metric, key_metric_mode, fedprox_mu }"),
         ("workflow.args.order = random", "workflow.args.order: unknown key"),
         ("workflow.type = cyclic, order = 1", "order: unknown key; did you mean "
          "workflow.args.order?"),

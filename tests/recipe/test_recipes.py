@@ -16,6 +16,8 @@ from flstream.job import JobError, load_job
 from flstream.recipe import (
     FedAvgRecipe,
     FedJob,
+    FedOptRecipe,
+    FedProxRecipe,
     NumpyFedAvgRecipe,
     RunFailedError,
     ScriptRunner,
@@ -436,3 +438,31 @@ def test_a_run_of_a_recipe_goes_on_from_the_command_line_to_the_same_bits(folder
     summary = simulate(first / "job.conf", "--resume", "--run-dir", str(first), "-r", "3")
     whole = recipe(model=net, num_rounds=3).execute(quiet())
     assert summary["model"]["digest"] == whole.digest
+
+
+def test_fedprox_and_fedopt_are_keys_of_the_job(folder):
+    given = {"model": "model:Net", "train_script": "client.py", "min_clients": 2}
+    assert resolved(FedProxRecipe(**given)).stages[0].args.fedprox_mu == 0.01
+    optimizer = {"path": "torch.optim.SGD", "args": {"lr": 0.5, "momentum": 0.6}}
+    made = FedOptRecipe(optimizer_args=optimizer, num_rounds=3, **given)
+    job = resolved(made)
+    found = job.server_optimizer
+    assert (job.name, job.rounds) == ("fedopt", 3)
+    assert (found.type, found.learning_rate, found.beta_1) == ("fedavgm", 0.5, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: FedProxRecipe(fedprox_mu=-1), "fedprox_mu is -1; it must be a number of at"),
+        (lambda: FedOptRecipe(optimizer_args={"path": "torch.optim.Adam"}), "formulas of its own"),
+        (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": True}), "has no nesterov; give"),
+        (
+            lambda: FedOptRecipe(optimizer_args={"lr": 1}, lr_scheduler_args={"path": "x"}),
+            "lr_scheduler_args has no counterpart",
+        ),
+    ],
+)
+def test_what_a_server_optimizer_cannot_be_is_named(make, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        make()

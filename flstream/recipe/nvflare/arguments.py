@@ -9,6 +9,7 @@ from typing import Any
 from flstream.job.workflow_code import find_workflow
 from flstream.recipe.nvflare.draft import Argument, ConfiguredClass, JobDraft, KeyMetric
 from flstream.recipe.nvflare.notes import Note
+from flstream.recipe.nvflare_names import fedavgm_keys
 
 Rule = Callable[[JobDraft, Argument], Note]
 """Converts a setting, and returns the note on it."""
@@ -216,21 +217,9 @@ def negate(draft: JobDraft, argument: Argument) -> Note:
 
 def server_optimizer(draft: JobDraft, argument: Argument) -> Note:
     """Convert torch's SGD on the server, which is what fedavgm computes."""
-    value = argument.value
-    if not isinstance(value, dict):
-        return argument.lost("server_optimizer is a section")
-    is_class = "path" in value or "name" in value
-    named = str(value.get("path", value.get("name", "SGD")))
-    args = value.get("args") or {} if is_class else value
-    if named.rpartition(".")[2] != "SGD" or not isinstance(args, dict):
-        return argument.lost("server_optimizer has formulas of its own for what is not SGD")
-    if extra := set(args) - {"lr", "momentum"}:
-        return argument.lost(f"server_optimizer has no {', '.join(sorted(extra))}")
-    keys = {
-        "server_optimizer.type": "fedavgm",
-        "server_optimizer.learning_rate": args.get("lr", 1.0),
-        "server_optimizer.beta_1": args.get("momentum", 0.0),
-    }
+    keys = fedavgm_keys(argument.value)
+    if isinstance(keys, str):
+        return argument.lost(keys)
     for key, each in keys.items():
         if refused := draft.put(key, each):
             return argument.lost(refused)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.steps import plan_steps
+from flstream.client.personal_part import part_of
 from flstream.engines.imports import library_imports
 from flstream.job import Job
 from flstream.model.joined import MAIN, float_layout, joint_layout
@@ -140,7 +141,8 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         layout: layout of the job's model.
 
     Raises:
-        UsageError: a pattern of ``aggregation.include`` or ``exclude`` matches no tensor's name.
+        UsageError: a pattern of ``aggregation.include`` or ``exclude``, or of personal tensors,
+            matches no tensor's name.
     """
     clients, bodies = job.clients, job.stages[0].args.bodies
     rule, cohort = replace(rule_for(job.aggregation), bodies=bodies), clients.cohort_size
@@ -149,7 +151,8 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     joint = joint_layout({MAIN: layout, **beside}) if bodies else layout
     plan = plan_task(job, joint.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
-    update = _update_layout(joint, rule)
+    selected = rule.selected(joint)
+    update = _update_layout(joint, selected - _personal(job, layout))
     disk = plan_disk(job, joint, cohort)
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
@@ -161,8 +164,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     if job.train.source is not None and library_imports(job.train.source):
         shared += _LIBRARIES_BYTES
     use = None if job.train.source is None else optimizer_of(job.train.source)
-    trained = _trained_bytes(_update_layout(layout, replace(rule, bodies=())))
-    training = 0 if use is None else use.training_bytes(trained)
+    training = 0 if use is None else use.training_bytes(_trained_bytes(layout, selected))
     one, scored = (
         _download(nbytes, settings, settings.frame_size, pushed=settings.push)
         for nbytes in (joint.nbytes, layout.nbytes)
@@ -209,15 +211,26 @@ def _evaluate_every(job: Job) -> Sequence[int]:
     ]
 
 
-def _update_layout(layout: Layout, rule: AggregationRule) -> Layout:
-    """Return the layout of the tensors of an update that are aggregated, and so sent."""
-    selected = rule.selected(layout)
+def _personal(job: Job, layout: Layout) -> frozenset[str]:
+    """Return the names of the tensors that stay with their sites in the first workflow.
+
+    Raises:
+        UsageError: a pattern of any workflow is found in no tensor's name.
+    """
+    parts = [part_of(stage.args.personal_tensors, is_beside=False) for stage in job.stages]
+    names = [frozenset[str]() if part is None else part.names(layout) for part in parts]
+    return names[0]
+
+
+def _update_layout(layout: Layout, selected: frozenset[str]) -> Layout:
+    """Return the layout of the tensors of an update that are sent."""
     return Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors if s.name in selected)
 
 
-def _trained_bytes(update: Layout) -> int:
+def _trained_bytes(layout: Layout, selected: frozenset[str]) -> int:
     """Return the size of what may be trained: numbers that are not whole."""
-    floats = (spec for spec in update.tensors if spec.dtype.startswith(("F", "BF")))
+    update = (spec for spec in layout.tensors if spec.name in selected)
+    floats = (spec for spec in update if spec.dtype.startswith(("F", "BF")))
     return sum(spec.nbytes for spec in floats)
 
 

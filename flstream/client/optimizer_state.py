@@ -1,0 +1,109 @@
+"""What becomes of a training's optimizer state at its site, from one task to the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from flstream.client import session
+from flstream.client.own_files import KeptTensors
+from flstream.errors import ClientError
+
+if TYPE_CHECKING:
+    import torch
+
+OptimizerStatePolicy = Literal["reset", "local"]
+"""Whether a training begins with a new optimizer state, or the one that the site has left."""
+
+_PLAIN = "flstream.plain"
+
+
+def restores_state(wanted: bool) -> bool:
+    """Return whether a trainer goes on with the state that the last training has left.
+
+    Args:
+        wanted: What the training code says, which ``train.optimizer_state`` overrules.
+    """
+    policy = session.current().optimizer_state
+    return wanted if policy is None else policy == "local"
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, name: str = "optimizer") -> bool:
+    """Go on with the state that the site's last training has left of an optimizer.
+
+    Call it once in each training, when the optimizer is made. The state, such as momenta and counts
+    of steps, is kept when the task is answered, in the site's own files. Learning rates and other
+    settings are those of the optimizer that is given. With ``train.optimizer_state = reset``, and
+    in an evaluation, nothing is restored or kept::
+
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        flare.restore_optimizer(optimizer)
+
+    It is OpenFL's ``CONTINUE_LOCAL``; ``reset`` is its ``RESET``.
+
+    Args:
+        optimizer: A torch optimizer that has made no step yet.
+        name: Name of the optimizer, where a script has several.
+
+    Returns:
+        Whether a state was restored.
+
+    Raises:
+        ClientError: There is no task, or the state is of an optimizer of other parameters.
+    """
+    here = session.current()
+    if here.kind != "train" or not restores_state(True):
+        return False
+    kept = KeptTensors(name)
+    found = kept.read()
+    if found is not None:
+        tensors, text = found
+        _load(optimizer, tensors, json.loads(text[_PLAIN]))
+    here.before_keeping(lambda: kept.write(*_split(optimizer)))
+    return found is not None
+
+
+def _split(
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of an optimizer's state by name, and the rest of it as text."""
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, Any] = {}
+    for place, values in optimizer.state_dict()["state"].items():
+        for key, value in values.items():
+            if torch.is_tensor(value):
+                tensors[f"{place}.{key}"] = value
+            elif value is None or isinstance(value, bool | int | float | str):
+                plain[f"{place}.{key}"] = value
+            else:
+                raise ClientError(
+                    f"the state {key!r} of the optimizer is a {type(value).__name__}, and tensors "
+                    "and plain values alone are kept; set train.optimizer_state = reset"
+                )
+    return tensors, {_PLAIN: json.dumps(plain)}
+
+
+def _load(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]
+) -> None:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in [*plain.items(), *tensors.items()]:
+        place, _, key = name.partition(".")
+        index = int(place)
+        shape = None if name in plain else tuple(tensors[name].shape)
+        if index >= len(parameters) or shape not in (None, (), tuple(parameters[index].shape)):
+            here = list(parameters[index].shape) if index < len(parameters) else "no tensor"
+            raise ClientError(
+                f"the state {key!r} that the site's last training has left of parameter {index} of "
+                f"the optimizer has shape {None if shape is None else list(shape)}, and there it "
+                f"has {here}; make the optimizer of the same parameters in each task, or give each "
+                "optimizer a name"
+            )
+        state.setdefault(index, {})[key] = value
+    # The settings are those of the script, which may lower a learning rate from round to round.
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

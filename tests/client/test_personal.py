@@ -1,0 +1,172 @@
+"""Tensors that stay with their site: training code finds its own values of them."""
+
+import pytest
+import torch
+from serving import Serving
+from support import assert_same_tensors
+
+from flstream.client.messages import Answered
+from flstream.client.meta import pack_values
+from flstream.client.personal_part import PersonalPart
+from flstream.errors import UsageError
+from flstream.model.layout import Layout
+
+HEAD = PersonalPart(["^head"])
+BESIDE = PersonalPart([".*"], is_beside=True)
+MU = pack_values({"fedprox_mu": 0.5})
+
+# Each training adds one to each tensor, in whatever way the model was received.
+LEARNER = """
+import numpy as np
+import flstream.client as flare
+
+class Mine:
+    def train(self, model):
+        for name, value in model.params.items():
+            value += 1
+        return flare.FLModel(params=model.params)
+
+    def evaluate(self, model):
+        sums = {name: float(np.asarray(v).sum()) for name, v in model.params.items()}
+        return flare.FLModel(metrics=sums)
+"""
+SCRIPT = """
+import torch
+import flstream.client as flare
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = torch.nn.Parameter(torch.zeros(3))
+        self.head = torch.nn.Parameter(torch.zeros(2))
+
+net = Net()
+flare.init()
+while flare.is_running():
+    model = flare.receive(into=net)
+    term = flare.proximal_term(net).item()
+    explicit = flare.proximal_term(net, model.params).item() if term else term
+    if flare.is_evaluate():
+        metrics = {"base": net.base.sum(), "head": net.head.sum(), "term": term}
+        flare.send(flare.FLModel(metrics=metrics))
+        continue
+    with torch.no_grad():
+        net.base += 1
+        net.head += 1
+    sent = flare.FLModel(params=net.state_dict(), metrics={"term": term, "explicit": explicit})
+    flare.send(sent)
+"""
+
+
+def model(value: float) -> dict[str, torch.Tensor]:
+    return {"base": torch.full((3,), value), "head": torch.full((2,), value)}
+
+
+def scores(answer: Answered) -> list[dict[str, float]]:
+    return [each.metrics for each in answer.sites]
+
+
+def sent(serving: Serving, *sites: str, round_number: int, **more: object) -> dict[str, object]:
+    """Have sites train a model of zeros, and return what they send."""
+    server = serving.server
+    return server.fetch(server.train(model(0.0), *sites, round_number=round_number, **more))
+
+
+def test_a_learner_of_several_sites_finds_each_sites_own_head(learner):
+    with learner(LEARNER) as serving:
+        first = sent(serving, "site-1", "site-2", round_number=1, personal=HEAD)
+        assert first.keys() == {"0/base", "1/base"}  # the heads have not left their sites
+        serving.server.fetch(
+            serving.server.train(model(5.0), "site-2", round_number=2, personal=HEAD)
+        )
+        answer = serving.server.evaluate(
+            model(7.0), "site-1", "site-2", "site-3", round_number=3, personal=HEAD
+        )
+    # One training, two trainings, and none: then the head is the one that was received.
+    assert [each["head"] for each in scores(answer)] == [2.0, 4.0, 14.0]
+    assert [each["base"] for each in scores(answer)] == [21.0, 21.0, 21.0]
+
+
+@pytest.mark.parametrize("site", [None, "site-1"])
+def test_a_script_that_receives_into_its_module_finds_its_own_head_there(script, site):
+    with script(SCRIPT, site=site) as serving:
+        update = sent(serving, "site-1", round_number=1, personal=HEAD)
+        assert_same_tensors(update, {"base": torch.ones(3)})
+        sent(serving, "site-1", round_number=2, personal=HEAD)
+        answer = serving.server.evaluate(model(7.0), "site-1", round_number=3, personal=HEAD)
+    assert scores(answer) == [{"base": 21.0, "head": 4.0, "term": 0.0}]
+
+
+def test_arrays_are_put_in_place_too(learner):
+    with learner(LEARNER, exchange_format="numpy") as serving:
+        sent(serving, "site-1", round_number=1, personal=HEAD)
+        answer = serving.server.evaluate(model(7.0), "site-1", round_number=2, personal=HEAD)
+    assert scores(answer) == [{"base": 21.0, "head": 2.0}]
+
+
+def test_a_model_beside_the_global_one_is_trained_near_it_and_never_sent(script):
+    with script(SCRIPT, site="site-1") as serving:
+        server = serving.server
+        for number in (1, 2):
+            answer = server.train(
+                model(0.0), "site-1", round_number=number, personal=BESIDE, meta=MU
+            )
+            assert answer.bodies == {}
+            # It begins as the global one, and is one away from it in each number after a training:
+            # 0.5 / 2 times five numbers. The received model stands for the global one.
+            assert scores(answer) == [
+                {"term": 1.25 * (number - 1), "explicit": 1.25 * (number - 1)}
+            ]
+        own = server.evaluate(model(7.0), "site-1", round_number=3, personal=BESIDE)
+        common = server.evaluate(model(7.0), "site-1", round_number=4)
+    assert scores(own) == [{"base": 6.0, "head": 4.0, "term": 0.0}]
+    assert scores(common) == [{"base": 21.0, "head": 14.0, "term": 0.0}]
+
+
+def test_a_task_repeated_for_its_update_begins_with_the_same_head_and_keeps_nothing(learner):
+    with learner(LEARNER) as serving:
+        sent(serving, "site-1", round_number=1, personal=HEAD)
+        for _ in range(2):
+            server = serving.server
+            answer = server.train(
+                model(0.0), "site-1", round_number=2, personal=HEAD, keeps_state=False
+            )
+            server.fetch(answer)
+        answer = server.evaluate(model(0.0), "site-1", round_number=3, personal=HEAD)
+    assert scores(answer)[0]["head"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            "return flare.FLModel(params={'base': model.params['base']})",
+            "the answer lacks tensor 'head', which is the site's own; send it with the others",
+        ),
+        (
+            "return flare.FLModel(params=model.params, params_type='DIFF')",
+            "the answer has differences (params_type DIFF)",
+        ),
+        (
+            "return flare.FLModel(params=dict.fromkeys(model.params, model.params['base']))",
+            "tensor 'head' has shape [3] instead of [2]",
+        ),
+    ],
+)
+def test_an_answer_that_cannot_be_kept_fails_the_site_with_a_sentence(learner, change, sentence):
+    with learner(LEARNER.replace("return flare.FLModel(params=model.params)", change)) as serving:
+        serving.server.ask("train", model(0.0), "site-1", personal=HEAD)
+        serving.server.hear(Answered)
+        [(site, _, reason)] = serving.server.failures()
+    assert site == "site-1"
+    assert sentence in reason
+
+
+def test_patterns_that_fit_nothing_or_leave_nothing_are_refused():
+    layout = Layout.of([("base", "F32", (3,)), ("head.w", "F32", (2,))], {"tied": "head.w"})
+    assert PersonalPart(["^tied$"]).names(layout) == {"head.w"}
+    with pytest.raises(UsageError, match=r"args.personal: the pattern 'tail' is found in no "):
+        PersonalPart(["^head", "tail"]).names(layout)
+    with pytest.raises(UsageError, match="so nothing is left to aggregate"):
+        PersonalPart(["."]).names(layout)
+    assert BESIDE.names(layout) == {"base", "head.w"}
