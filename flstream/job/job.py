@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
+from flstream.job.aggregation_method import cohort_problems
 from flstream.job.conditions import StopCondition
 from flstream.job.key import join, workflow_name
 from flstream.job.problems import Problem, did_you_mean, given
@@ -154,6 +155,20 @@ class Job(Section):
             hint = did_you_mean(unknown[0], names)
             found = f"given {', '.join(unknown)}"
             raise refuse(Problem("aggregation.weights", found, allowed, hint))
+        return value
+
+    @field_validator("aggregation")
+    @classmethod
+    def _updates_enough_for_the_method(
+        cls, value: AggregationSection, info: ValidationInfo
+    ) -> AggregationSection:
+        clients = info.data.get("clients")
+        if clients is not None:
+            problems = list(
+                cohort_problems(value.method, value.byzantine, value.selected, clients.cohort_size)
+            )
+            if problems:
+                raise refuse(*problems)
         return value
 
     @field_validator("tracking")

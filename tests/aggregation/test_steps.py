@@ -21,7 +21,12 @@ from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
 MIB = 1 << 20
-RULES = [AggregationRule(), AggregationRule(method="median"), AggregationRule(clip_norm=1.0)]
+RULES = [
+    AggregationRule(),
+    AggregationRule(method="median"),
+    AggregationRule(clip_norm=1.0),
+    AggregationRule(method="krum"),
+]
 
 
 @given(
@@ -138,6 +143,9 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
         (AggregationRule(method="median"), 64, 4 * MIB),
         (AggregationRule(method="trimmed_mean", clip_norm=1.0), 100, 8 * MIB),
         (AggregationRule(method="median"), 1000, 48 * MIB),
+        (AggregationRule(method="krum"), 16, 4 * MIB),
+        (AggregationRule(method="bulyan"), 100, 8 * MIB),
+        (AggregationRule(method="geometric_median", clip_norm="median"), 64, 8 * MIB),
         (AggregationRule(), 300, 4 * MIB),
         (AggregationRule(clip_norm=1.0), 64, 4 * MIB),
     ],
