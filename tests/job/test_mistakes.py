@@ -130,8 +130,8 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
          "path/to/file.py:Class or module:Class; did you mean krum?"),
         ("aggregation.trim = 0.5", "aggregation.trim: given 0.5; must be a number of at least 0 "
          "and below 0.5"),
-        ("aggregation.clip_norm = 0", "aggregation.clip_norm: given 0; must be a number above 0, or "
-         "median"),
+        ("aggregation.clip_norm = 0", "aggregation.clip_norm: given 0; must be a number above "
+         "0, or median"),
         ("aggregation.clip_norm = true", "aggregation.clip_norm: given true; must be a number "
          "above 0, or median"),
         ('aggregation.exclude = ["a", "(b"]', 'aggregation.exclude: given "(b"; must be a list of '

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from flstream.aggregation.methods import folded_updates
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.steps import plan_steps
 from flstream.engines.imports import library_imports
@@ -266,15 +267,15 @@ def _updates(
         return batch.times(whole).plus(download(rest * update.nbytes, settings.frame_size))
     is_partial = len(update.tensors) < len(layout.tensors)
     limit = frame_of(cohort if is_partial else 0)
-    walks = download(update.nbytes, limit)
-    for _ in range(1, _walks(rule)):
-        walks = walks.plus(download(update.nbytes, limit, again=True))
-    return walks.times(cohort)
+    first, again = download(update.nbytes, limit), download(update.nbytes, limit, again=True)
+    return first.times(cohort).plus(again.times(_fetched_again(rule, cohort)))
 
 
-def _walks(rule: AggregationRule) -> int:
-    """Return how often an update is fetched from its worker: twice if clipping needs its norm."""
-    return 1 if rule.clip_norm is None else 2
+def _fetched_again(rule: AggregationRule, cohort: int) -> int:
+    """Return how many updates are fetched twice: a first pass clips or compares them."""
+    if rule.clip_norm is None and not rule.compares:
+        return 0
+    return folded_updates(rule, cohort)
 
 
 def _memory(
