@@ -33,11 +33,11 @@ class OwnRule:
         if self._where.endswith(".py"):
             first_on_path(Path(self._where))
         self.folds, self.weighs = code.folds, code.weighs
-        self._rule = self._call(name, lambda: code.make(**args))
+        self._rule = self._call(self._name, lambda: code.make(**args))
 
     def fold(self, values: Array, weights: Array) -> Array:
         """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""
-        combined = self._call("fold", lambda: self._rule.fold(values, weights))
+        combined = self._call(f"{self._name}.fold", lambda: self._rule.fold(values, weights))
         # Copied, since it is overwritten later, and may be part of what the rule keeps.
         return self._floats("fold", combined, values.shape[1])
 
@@ -48,7 +48,7 @@ class OwnRule:
             gram: Inner products of the updates' differences, shape (n, n).
             weights: Weights of the updates, shape (n,).
         """
-        made = self._call("weigh", lambda: self._rule.weigh(gram, weights))
+        made = self._call(f"{self._name}.weigh", lambda: self._rule.weigh(gram, weights))
         found = self._floats("weigh", made, len(gram))
         if not (np.isfinite(found).all() and (found >= 0).all() and (found > 0).any()):
             shown = ", ".join(f"{weight:g}" for weight in found[:8])
@@ -73,13 +73,13 @@ class OwnRule:
             )
         return found
 
-    def _call(self, function: str, call: Callable[[], Any]) -> Any:
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:
             lines = traceback.extract_tb(error.__traceback__)
             own = [f" in line {each.lineno}" for each in lines if each.filename == self._where]
             raise AggregationError(
-                f"{self._name}.{function} raised {type(error).__name__}{''.join(own[-1:])}: "
+                f"{what} raised {type(error).__name__}{''.join(own[-1:])}: "
                 f"{error}; mend the rule, and start the run again"
             ) from error
