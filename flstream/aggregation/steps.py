@@ -18,8 +18,12 @@ GROUPS_READ = 2
 RANGES_READ = RANGES_TOGETHER * GROUPS_READ
 """Number of updates' ranges in memory."""
 
-TILE_NUMBERS = 1 << 16
-"""Numbers of all updates that are multiplied with each other at a time, where they are compared."""
+TILE_NUMBERS = 1 << 15
+"""Numbers of all updates that are multiplied with each other at a time, where they are compared.
+
+With their products they take 512 KiB, half of the least budget; twice as many are 1.1 times as
+fast.
+"""
 
 # Below this, Python's overhead for a range is noticeable beside the work on its bytes. A longer
 # step gains nothing.
