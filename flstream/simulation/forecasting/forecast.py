@@ -33,6 +33,8 @@ _OTHER_PROCESSES = 4
 # Memory of streaming in a process over its idle, whatever the size of the model: mostly pages of
 # libraries that are used for the first time.
 _STREAMING_BYTES = 24 << 20
+# Memory for each pair of updates where they are compared: inner products, distances, and copies.
+_PAIR_BYTES = 32
 # Memory of the server for each worker: threads, channels and messages.
 _LINE_BYTES = 256 << 10
 
@@ -153,6 +155,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     passing = sum(part.size for part in disk.of_a_round) - disk.model - disk.optimizer_state
     every = max(_evaluate_every(job))
     server, client = _memory(job, plan, settings, layout.nbytes, update.nbytes)
+    server += _PAIR_BYTES * cohort**2 if rule.compares else 0
     processes = clients.workers + _OTHER_PROCESSES
     shared = _SHARED_BYTES + processes * _PROCESS_BYTES
     if job.train.source is not None and library_imports(job.train.source):
