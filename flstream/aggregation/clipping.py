@@ -8,7 +8,9 @@ arXiv:1710.06963).
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -48,7 +50,6 @@ def clip_scales(
     """
     if rule.clip_norm is None:
         return None
-    scales = []
     norms = _norms(base, updates, rule, steps, on_range)
     for update, norm in zip(updates, norms, strict=True):
         if not math.isfinite(norm):
@@ -57,8 +58,13 @@ def clip_scales(
                 f"differs from the model by the L2 norm {norm}, which cannot be clipped; "
                 "lower the learning rate",
             )
-        scales.append(min(1.0, rule.clip_norm / norm) if norm else 1.0)
-    return scales
+    return scales_for(norms, rule.clip_norm)
+
+
+def scales_for(norms: Sequence[float], limit: float | Literal["median"]) -> list[float]:
+    """Return the factors that bring norms down to a limit, or to the median of them all."""
+    most = statistics.median(norms) if limit == "median" else limit
+    return [min(1.0, most / norm) if norm else 1.0 for norm in norms]
 
 
 def _norms(

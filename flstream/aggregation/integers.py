@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flstream.aggregation.elements import Array
@@ -51,3 +53,13 @@ def _round_for(first: Array, by: Array) -> Array:
     rest = by - rounded
     tie = (np.abs(rest) == 0.5) & (first & 1).astype(np.bool_)
     return np.where(tie, rounded + 2 * rest, rounded)
+
+
+def whole_numbers(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Round finite float64 half to even, to the nearest number that an integer type has."""
+    limits = np.iinfo(dtype)
+    whole = np.rint(values)
+    above, below = whole >= float(limits.max), whole <= float(limits.min)
+    rounded = np.where(above | below, 0.0, whole).astype(dtype)
+    rounded[above], rounded[below] = limits.max, limits.min
+    return rounded

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
-from flstream.aggregation.fold import Fold
 from flstream.aggregation.fold_rule import FoldRule
-from flstream.aggregation.mean import WeightedMean
-from flstream.aggregation.ranked import TrimmedMean, fraction_trim, median_trim
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
+from flstream.job.aggregation_method import CHOOSING, find_own_rule, is_own
 from flstream.job.sections import AggregationSection
 from flstream.model.joined import MAIN, body_of, split
 from flstream.model.layout import Layout
 
 # Products with values, and sums of a million of them, stay normal numbers of float64.
-_LEAST_WEIGHT, _MOST_WEIGHT = 1e-200, 1e200
-
-Method = Literal["mean", "median", "trimmed_mean"]
+LEAST_WEIGHT, MOST_WEIGHT = 1e-200, 1e200
 
 
 @dataclass(frozen=True)
@@ -29,10 +25,15 @@ class AggregationRule:
     """Rule by which updates become the next model.
 
     Attributes:
-        method: How the values of each coordinate are combined.
+        method: How updates are combined: one of ``METHODS`` but ``norm_bounded_mean``, which is the
+            mean with a limit of the norm; or the place of a user's own rule.
+        args: Keyword arguments of a user's own rule.
         trim: For ``trimmed_mean``, the fraction of values left out at each end; below 0.5.
         clip_norm: Limit of the L2 norm of an update's difference from the model, over all its
-        aggregated floats; None for no limit.
+        aggregated floats; ``median`` for the median of the updates' norms; None for no limit.
+        byzantine: For methods that choose among updates, how many of them may be Byzantine; None
+            for as many as their number allows.
+        chosen: For ``multi_krum``, how many updates are averaged; None for all but ``byzantine``.
         include: Regular expressions, one of which must be found in a tensor's name (or in that of a
         tensor tied to it) for it to be aggregated.
         exclude: Regular expressions of which none may be found there.
@@ -44,9 +45,9 @@ class AggregationRule:
         counts_alike: Whether every update has the same weight.
     """
 
-    method: Method = "mean"
+    method: str = "mean"
     trim: float = 0.1
-    clip_norm: float | None = None
+    clip_norm: float | Literal["median"] | None = None
     include: Sequence[str] = (".*",)
     exclude: Sequence[str] = ()
     on_nonfinite: Literal["reject", "allow"] = "reject"
@@ -54,15 +55,26 @@ class AggregationRule:
     bodies: Sequence[str] = ()
     fold_rules: Mapping[str, FoldRule] = field(default_factory=dict)
     counts_alike: bool = False
+    args: Mapping[str, Any] = field(default_factory=dict)
+    byzantine: int | None = None
+    chosen: int | None = None
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it needs the values of all updates at once, and not only their sum."""
+        """Whether it needs all updates at once, and not only their sum."""
+        return self.holds_ranges or self.clip_norm == "median"
+
+    @property
+    def holds_ranges(self) -> bool:
+        """Whether a range of every update, in float64, is in memory at a time."""
         return self.method != "mean"
 
-    def fold(self) -> Fold:
-        """Make the fold of one walk."""
-        return _FOLDS[self.method](self)
+    @property
+    def compares(self) -> bool:
+        """Whether it takes a pass over all updates to compare them, before it folds any."""
+        if is_own(self.method):
+            return find_own_rule(self.method).weighs
+        return self.method in (*CHOOSING, "geometric_median")
 
     def weighted(self, update: UpdateSource) -> UpdateSource:
         """Return an update with the weight that it has in a fold.
@@ -76,7 +88,7 @@ class AggregationRule:
         if factor == 1.0:
             return update
         weight = update.weight * factor
-        if not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
             raise AggregationError(
                 f"the weight of {update.site}, {update.weight:g}, times its factor in "
                 f"aggregation.weights, {factor:g}, is beyond what can be added up; change one"
@@ -105,21 +117,17 @@ class AggregationRule:
 def rule_for(section: AggregationSection) -> AggregationRule:
     """Make the rule of a job file."""
     return AggregationRule(
-        method=section.method,
+        method="mean" if section.method == "norm_bounded_mean" else section.method,
         trim=section.trim,
         clip_norm=section.clip_norm,
         include=section.include,
         exclude=section.exclude,
         on_nonfinite=section.on_nonfinite,
         factors=section.weights,
+        args=section.args,
+        byzantine=section.byzantine,
+        chosen=section.selected,
     )
-
-
-_FOLDS: dict[Method, Callable[[AggregationRule], Fold]] = {
-    "mean": lambda _: WeightedMean(),
-    "median": lambda _: TrimmedMean(median_trim),
-    "trimmed_mean": lambda rule: TrimmedMean(fraction_trim(rule.trim)),
-}
 
 
 def found_names(

@@ -1,5 +1,7 @@
 """The walk: one pass over the body, folding range k of every update into range k of the next model.
 
+A rule that clips or compares updates has a pass over them before that.
+
 It needs a few ranges of memory, whatever the model's size and however many updates there are.
 """
 
@@ -7,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from flstream.aggregation.clipping import clip_scales
 from flstream.aggregation.elements import quietly
+from flstream.aggregation.methods import combination
 from flstream.aggregation.next_model import NextModel
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet, element_at, find_not_finite
+from flstream.aggregation.weighing import weigh_updates
 from flstream.errors import AggregationError
 from flstream.model.body import Sink, Source
 
@@ -48,11 +51,15 @@ def fold_updates(
         UpdateRefusedError: An update does not fit the model or is not finite; the message names
             site
         and tensor. The walk may be repeated without that site.
-        AggregationError: The updates are sound, and still the next model would not be finite.
+        AggregationError: The updates are too few for the rule; or they are sound, and still the
+            next model would not be finite.
     """
-    scales = clip_scales(base, updates, rule, steps, on_range)
-    cohort = UpdateSet(base, updates, rule, steps, scales=scales, checks_finite=rule.is_ranked)
-    fold = rule.fold()
+    fold, weigh = combination(rule, len(updates))
+    weighed = weigh_updates(base, updates, rule, weigh, steps, on_range)
+    checks_finite = rule.is_ranked and not weighed.are_checked
+    cohort = UpdateSet(
+        base, weighed.updates, rule, steps, scales=weighed.scales, checks_finite=checks_finite
+    )
     model = NextModel(sink, cohort.old, rule, optimization, len(updates))
     bad = None
     with cohort.reading_ahead(steps.step):

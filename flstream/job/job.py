@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
+from flstream.job.aggregation_method import cohort_problems
 from flstream.job.conditions import StopCondition
 from flstream.job.key import join, workflow_name
 from flstream.job.problems import Problem, did_you_mean, given
@@ -183,6 +184,20 @@ class Job(Section):
         ]
         if problems:
             raise refuse(*(replace(each, hint=_OWN_STEP) for each in problems))
+        return value
+
+    @field_validator("aggregation")
+    @classmethod
+    def _updates_enough_for_the_method(
+        cls, value: AggregationSection, info: ValidationInfo
+    ) -> AggregationSection:
+        clients = info.data.get("clients")
+        if clients is not None:
+            problems = list(
+                cohort_problems(value.method, value.byzantine, value.selected, clients.cohort_size)
+            )
+            if problems:
+                raise refuse(*problems)
         return value
 
     @field_validator("tracking")

@@ -254,15 +254,20 @@ class Real(ValueRule):
     least: float
     below: float = math.inf
     above_least: bool = False
+    word: str = ""
+    """Word allowed instead of a number, such as `median`; empty for none."""
 
     @property
     def allowed(self) -> str:
         """Description of allowed values."""
         lower = f"{'above' if self.above_least else 'of at least'} {self.least:g}"
-        return f"a number {lower}{'' if self.below == math.inf else f' and below {self.below:g}'}"
+        number = f"a number {lower}{'' if self.below == math.inf else f' and below {self.below:g}'}"
+        return f"{number}, or {self.word}" if self.word else number
 
-    def parse(self, value: Any, folder: Path) -> float:
-        """Return the number as a float."""
+    def parse(self, value: Any, folder: Path) -> float | str:
+        """Return the number as a float, or the word."""
+        if self.word and value == self.word:
+            return self.word
         number = read_number(value)
         # A whole number may be too large for a float.
         if number is None or not self.least <= number < min(self.below, sys.float_info.max):

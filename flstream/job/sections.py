@@ -10,6 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from flstream.job.aggregation_method import (
+    CHOOSING,
+    WEIGHTED,
+    MethodName,
+    check_args,
+    find_own_rule,
+    is_own,
+)
 from flstream.job.command import CommandLine
 from flstream.job.files import Factory, File, Modules, ScriptFile
 from flstream.job.free_values import CodeArgs, FreeArgs
@@ -335,13 +343,28 @@ class TrainSection(Section):
 class AggregationSection(Section):
     """How updates become the next model."""
 
-    method: Annotated[
-        Literal["mean", "median", "trimmed_mean"], Choice(("mean", "median", "trimmed_mean"))
-    ] = "mean"
-    """How updates are folded: mean (weighted by number of examples), median or trimmed_mean.
+    method: Annotated[str, MethodName()] = "mean"
+    """How updates are folded: mean (weighted by number of examples), another rule, or one's own.
 
-    The last two rank the values of each coordinate, and count every update alike.
+    norm_bounded_mean is the mean with a limit, `clip_norm`. median and trimmed_mean rank the values
+    of each coordinate. krum, multi_krum and bulyan choose updates by their distances to each other;
+    geometric_median is the point that is nearest to all of them. All but the means count every
+    update alike. A class of your own is named `file.py:Class` or `module:Class`; its file is
+    imported when the job is loaded.
     """
+
+    args: Annotated[dict[str, Any], FreeArgs()] = Field(default_factory=dict, validate_default=True)
+    """Keyword arguments of a class of your own, as written."""
+
+    byzantine: Annotated[int | None, Whole(0)] = None
+    """How many updates krum, multi_krum and bulyan stand, whatever they are; null is the most.
+
+    Of n updates that is (n - 3) / 2 for krum and multi_krum and (n - 3) / 4 for bulyan, rounded
+    down. Fewer updates than that asks for fail the fold.
+    """
+
+    selected: Annotated[int | None, Whole(1)] = None
+    """How many updates multi_krum averages; null is all but aggregation.byzantine."""
 
     weights: Annotated[dict[str, float], SiteFactors()] = Field(default_factory=dict)
     """Factors of sites' weights in the mean, by site: `{ ward = 2.0 }`; the others have 1.
@@ -353,10 +376,13 @@ class AggregationSection(Section):
     trim: Annotated[float, Real(0, below=0.5)] = 0.1
     """The fraction of values that trimmed_mean leaves out at either end, rounded down."""
 
-    clip_norm: Annotated[float | None, Real(0, above_least=True)] = None
+    clip_norm: Annotated[
+        float | Literal["median"] | None, Real(0, above_least=True, word="median")
+    ] = Field(default=None, validate_default=True)
     """The most an update may differ from the global model (L2 norm); null is any distance.
 
     A larger difference is scaled down to it. The norm is over all aggregated floats of the update.
+    `median` is the median of the norms of the updates that are folded together.
     """
 
     include: Annotated[list[str], Patterns(1)] = Field(default_factory=lambda: [".*"])
@@ -374,11 +400,46 @@ class AggregationSection(Section):
     memory_budget: Annotated[int, Bytes(least=MIB)] = 48 * MIB
     """The most memory the server's fold buffers may take (bytes)."""
 
+    @field_validator("method")
+    @classmethod
+    def _can_be_imported(cls, value: str) -> str:
+        if is_own(value):
+            find_own_rule(value)
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _of_a_rule_of_ones_own(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        # A method that was refused is not in info.data: that mistake is reported already.
+        if "method" in info.data:
+            check_args(info.data["method"], value)
+        return value
+
+    @field_validator("byzantine", "selected")
+    @classmethod
+    def _of_a_rule_that_chooses(cls, value: int | None, info: ValidationInfo) -> int | None:
+        method = info.data.get("method", "krum")
+        takes = CHOOSING if info.field_name == "byzantine" else ("multi_krum",)
+        if value is not None and "method" in info.data and method not in takes:
+            allowed = f"null, as aggregation.method is {method}; it is of {', '.join(takes)}"
+            raise refuse(Problem("", given(value), allowed))
+        return value
+
+    @field_validator("clip_norm")
+    @classmethod
+    def _given_where_norms_are_bounded(
+        cls, value: float | str | None, info: ValidationInfo
+    ) -> float | str | None:
+        if value is None and info.data.get("method") == "norm_bounded_mean":
+            allowed = "a number above 0, or median, as aggregation.method is norm_bounded_mean"
+            raise refuse(Problem("", MISSING, allowed))
+        return value
+
     @field_validator("weights")
     @classmethod
     def _only_in_a_mean(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
         method = info.data.get("method", "mean")
-        if value and method != "mean":
+        if value and method not in WEIGHTED and not is_own(method):
             allowed = f"left out where aggregation.method is {method}, which counts all alike"
             raise refuse(Problem("", given(value), allowed))
         return value

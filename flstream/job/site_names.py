@@ -121,7 +121,7 @@ class SiteFactors(ValueRule):
         for quoted, factor in value.items():
             site = _site(quoted)
             try:
-                found[site] = rule.parse(factor, folder)
+                found[site] = float(rule.parse(factor, folder))
             except PydanticCustomError as error:
                 allowed = f"a number from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
                 raise refuse(Problem(site, given(factor), allowed)) from error

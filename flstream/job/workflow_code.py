@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from flstream.errors import UsageError
 from flstream.job.code import first_on_path, import_once
 from flstream.job.files import Factory
 from flstream.job.key import join, keys_of, named, problems_of
+from flstream.job.named_code import import_named
 from flstream.job.problems import Problem, did_you_mean, given
 from flstream.job.rules import refuse
 from flstream.job.workflow_args import (
@@ -92,15 +92,8 @@ def find_workflow(kind: str) -> WorkflowCode:
         PydanticCustomError: It cannot be imported, or is not a workflow.
     """
     program = built_ins().get(kind, kind)
-    where, _, name = program.rpartition(":")
-    try:
-        module = import_once(where)
-    except (Exception, SystemExit) as error:
-        raise refuse(_import_failed(kind, where, error)) from error
-    if not hasattr(module, name):
-        allowed = f"the name of a function at the top level of {where}"
-        raise refuse(Problem("", given(kind), allowed, did_you_mean(name, vars(module))))
-    return _checked(kind, name, getattr(module, name))
+    name = program.rpartition(":")[2]
+    return _checked(kind, name, import_named(kind, program, "function"))
 
 
 def load_program(stage: Stage) -> Program:
@@ -200,14 +193,3 @@ def _takes(function: FunctionType, count: int) -> bool:
 
 def _no_workflow(kind: str, hint: str) -> PydanticCustomError:
     return refuse(Problem("", given(kind), "a function of (run) or (run, args)", hint))
-
-
-def _import_failed(kind: str, where: str, error: BaseException) -> Problem:
-    """Return the problem of a failed import, with the line of the user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == where] or frames[-1:]
-    place = f"{Path(own[-1].filename).name} line {own[-1].lineno}"
-    hint = f"{place} raised {type(error).__name__}: {error}".rstrip(": ")
-    if isinstance(error, ModuleNotFoundError):
-        hint += "; install it where flstream is, or put it beside the file"
-    return Problem("", given(kind), "in Python that can be imported", hint)

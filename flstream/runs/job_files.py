@@ -118,7 +118,11 @@ def _change(name: str, there: JobFile, here: JobFile) -> Iterator[str]:
 
 def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
     """Yield each key of a job that names a file, with the file's path."""
-    code = {"train.learner": job.train.learner, "model.factory": job.model.factory}
+    code = {
+        "train.learner": job.train.learner,
+        "model.factory": job.model.factory,
+        "aggregation.method": job.aggregation.method,
+    }
     for index, stage in enumerate(job.stages):
         code[f"{workflow_name(index, len(job.stages))}.type"] = stage.program
     for key, path in (("train.script", job.train.script), ("model.initial", job.model.initial)):

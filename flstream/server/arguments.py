@@ -169,7 +169,7 @@ def fold_rules(
             f"run.fold() has no rule for the body {missing[0]!r} beside the model; give it "
             f"{missing[0]}=FoldRule(...)"
         )
-    if found and aggregation.is_ranked:
+    if found and aggregation.holds_ranges:
         raise WorkflowError(
             "run.fold() was given rules, which are sums, and aggregation.method is "
             f"{aggregation.method}; set it to mean"

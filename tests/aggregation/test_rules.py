@@ -5,8 +5,6 @@ import torch
 from folding import fold, update
 from support import assert_same_tensors
 
-from flstream.aggregation.mean import WeightedMean
-from flstream.aggregation.ranked import TrimmedMean
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.errors import UsageError
 from flstream.job.sections import AggregationSection
@@ -62,5 +60,9 @@ def test_the_job_file_says_which_rule():
         on_nonfinite="allow",
     )
     assert rule_for(section) == AggregationRule("trimmed_mean", 0.2, 3.0, ["a"], ["b"], "allow")
-    assert isinstance(rule_for(AggregationSection()).fold(), WeightedMean)
-    assert isinstance(rule_for(section).fold(), TrimmedMean)
+    robust = AggregationSection(method="multi_krum", byzantine=1, selected=2)
+    assert rule_for(robust) == AggregationRule(
+        "multi_krum", include=[".*"], exclude=[], byzantine=1, chosen=2
+    )
+    bounded = AggregationSection(method="norm_bounded_mean", clip_norm="median")
+    assert rule_for(bounded) == rule_for(AggregationSection(clip_norm="median"))

@@ -21,7 +21,12 @@ from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
 MIB = 1 << 20
-RULES = [AggregationRule(), AggregationRule(method="median"), AggregationRule(clip_norm=1.0)]
+RULES = [
+    AggregationRule(),
+    AggregationRule(method="median"),
+    AggregationRule(clip_norm=1.0),
+    AggregationRule(method="krum"),
+]
 
 
 @given(
@@ -53,7 +58,8 @@ def test_a_step_is_whole_frames_no_longer_than_a_chunk(
 @pytest.mark.parametrize("code", sorted(BY_CODE))
 def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
     layout = Layout.of([("a", code, (4 * MIB,))])
-    for rule, updates, summing in [(AggregationRule(), 4, False), (AggregationRule(), 1000, True)]:
+    cases = [(AggregationRule(), 4, False), (AggregationRule(), 1000, True)]
+    for rule, updates, summing in [*cases, (AggregationRule("krum"), 3, False)]:
         step, frame = plan_steps(
             layout,
             rule,
@@ -62,7 +68,7 @@ def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
             memory_budget=budget,
             summing=summing,
         )
-        assert step >= frame >= 8 << 10
+        assert step >= frame >= (4 if rule.compares else 8) << 10
 
 
 def slowly(*values):
@@ -138,6 +144,9 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
         (AggregationRule(method="median"), 64, 4 * MIB),
         (AggregationRule(method="trimmed_mean", clip_norm=1.0), 100, 8 * MIB),
         (AggregationRule(method="median"), 1000, 48 * MIB),
+        (AggregationRule(method="krum"), 16, 4 * MIB),
+        (AggregationRule(method="bulyan"), 100, 8 * MIB),
+        (AggregationRule(method="geometric_median", clip_norm="median"), 64, 8 * MIB),
         (AggregationRule(), 300, 4 * MIB),
         (AggregationRule(clip_norm=1.0), 64, 4 * MIB),
     ],

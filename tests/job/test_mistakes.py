@@ -126,13 +126,15 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
          "native; did you mean pull?"),
         ("aggregation.memory_budget = 1 KiB", 'aggregation.memory_budget: given "1 KiB"; must be '
          "a size of at least 1 MiB"),
-        ("aggregation.method = krum", 'aggregation.method: given "krum"; must be one of mean, '
-         "median, trimmed_mean"),
+        ("aggregation.method = Krum", 'aggregation.method: given "Krum"; must be mean, median, '
+         "trimmed_mean, krum, multi_krum, bulyan, geometric_median, norm_bounded_mean, "
+         "path/to/file.py:Class or module:Class; did you mean krum?"),
         ("aggregation.trim = 0.5", "aggregation.trim: given 0.5; must be a number of at least 0 "
          "and below 0.5"),
-        ("aggregation.clip_norm = 0", "aggregation.clip_norm: given 0; must be a number above 0"),
+        ("aggregation.clip_norm = 0", "aggregation.clip_norm: given 0; must be a number above "
+         "0, or median"),
         ("aggregation.clip_norm = true", "aggregation.clip_norm: given true; must be a number "
-         "above 0"),
+         "above 0, or median"),
         ('aggregation.exclude = ["a", "(b"]', 'aggregation.exclude: given "(b"; must be a list of '
          "regular expressions; it does not parse: missing ), unterminated subpattern at "
          "position 0"),

@@ -43,3 +43,9 @@ def test_exchange_adds_the_mean_of_the_sites_numbers_every_round(size, tmp_path)
     assert summary["model"]["bytes"] == {"4MiB": 4 << 20, "1MB": 1_000_000}[size]
     weights = load_file(tmp_path / "run" / "global.safetensors")
     assert all(bool((tensor == 3 * 2.5).all()) for tensor in weights.values())
+
+
+@pytest.mark.slow
+def test_byzantine_learns_though_three_of_ten_sites_attack(tmp_path):
+    summary = simulate("byzantine", tmp_path / "run")
+    assert summary["metrics"][-1]["accuracy"] >= 0.9

@@ -64,8 +64,10 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
             "aggregation.exclude=[b]",
             "workflow.args.evaluate_every=0",
         ),
+        # All updates are compared, and the one that is chosen is fetched again.
+        (*CUT, LARGE, "clients.count=3", "aggregation.method=krum"),
     ],
-    ids=["a process each, pushed", "fewer processes, pulled"],
+    ids=["a process each, pushed", "fewer processes, pulled", "one of them is chosen"],
 )
 def test_a_run_moves_to_the_byte_what_was_foretold(jobs, overrides):
     job = jobs.make(EXCHANGE, *overrides)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from flstream.aggregation.elements import FLOATS
+from flstream.aggregation.methods import folded_updates
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.steps import plan_steps
 from flstream.client.personal_part import part_of
@@ -35,6 +36,8 @@ _OTHER_PROCESSES = 4
 # Memory of streaming in a process over its idle, whatever the size of the model: mostly pages of
 # libraries that are used for the first time.
 _STREAMING_BYTES = 24 << 20
+# Memory for each pair of updates where they are compared: inner products, distances, and copies.
+_PAIR_BYTES = 32
 # Memory of the server for each worker: threads, channels and messages.
 _LINE_BYTES = 256 << 10
 
@@ -159,6 +162,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     passing = sum(part.size for part in disk.of_a_round) - disk.model - disk.optimizer_state
     every = max(_evaluate_every(job))
     server, client = _memory(job, plan, settings, joint.nbytes, update.nbytes)
+    server += _PAIR_BYTES * cohort**2 if rule.compares else 0
     processes = clients.workers + _OTHER_PROCESSES
     shared = _SHARED_BYTES + processes * _PROCESS_BYTES
     if job.train.source is not None and library_imports(job.train.source):
@@ -287,15 +291,15 @@ def _updates(
         return batch.times(whole).plus(download(rest * update.nbytes, settings.frame_size))
     is_partial = len(update.tensors) < len(layout.tensors)
     limit = frame_of(cohort if is_partial else 0)
-    walks = download(update.nbytes, limit)
-    for _ in range(1, _walks(rule)):
-        walks = walks.plus(download(update.nbytes, limit, again=True))
-    return walks.times(cohort)
+    first, again = download(update.nbytes, limit), download(update.nbytes, limit, again=True)
+    return first.times(cohort).plus(again.times(_fetched_again(rule, cohort)))
 
 
-def _walks(rule: AggregationRule) -> int:
-    """Return how often an update is fetched from its worker: twice if clipping needs its norm."""
-    return 1 if rule.clip_norm is None else 2
+def _fetched_again(rule: AggregationRule, cohort: int) -> int:
+    """Return how many updates are fetched twice: a first pass clips or compares them."""
+    if rule.clip_norm is None and not rule.compares:
+        return 0
+    return folded_updates(rule, cohort)
 
 
 def _memory(

@@ -1,0 +1,69 @@
+"""The geometric median of updates: the point with the least sum of distances to them.
+
+Robust federated aggregation, RFA (Pillutla et al. 2022, arXiv:1912.13445), with the smoothed
+Weiszfeld algorithm. There, each iteration asks all sites. But all its points are weighted means of
+the updates, whose distances follow from the inner products of the updates; so here an iteration
+costs n^2 operations for n updates, and no further look at them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flstream.aggregation.elements import Array
+from flstream.aggregation.krum import squared_distances
+
+# The least distance that counts, as a part of the median distance of two updates (RFA's nu, which
+# is 1e-6 there for updates of any size).
+_SMOOTHING = 1e-6
+_MOST_ITERATIONS = 1000
+_CONVERGED = 1e-12
+
+
+def geometric_median_weights(gram: Array, weights: Array) -> Array:
+    """Compute the weights of the mean that is the geometric median.
+
+    Args:
+        gram: Inner products of the updates' differences, shape (n, n).
+        weights: Weights of the updates, which do not count: all count alike.
+
+    Returns:
+        Weights of shape (n,) whose sum is 1.
+    """
+    distances = np.sqrt(squared_distances(gram))
+    apart = distances[distances > 0]
+    if not apart.size:
+        return np.full(len(gram), 1 / len(gram))
+    least = _SMOOTHING * float(np.median(apart))
+    # From the update in the middle, and not from the plain mean: with one that is far off, that is
+    # a long way back.
+    typical = np.median(distances, axis=1)
+    centred, found = _centred(gram, int(np.argmin(typical))), _inverse(typical, least)
+    for _ in range(_MOST_ITERATIONS):
+        before, found = found, _inverse(_distances_to_mean(centred, found), least)
+        if np.max(np.abs(found - before)) < _CONVERGED:
+            break
+    return found
+
+
+def _centred(gram: Array, place: int) -> Array:
+    """Return the inner products of vectors less one of them, whose distances lose less digits."""
+    centre = gram[place]
+    centred: Array = gram - centre[:, None] - centre + centre[place]
+    return centred
+
+
+def _inverse(distances: Array, least: float) -> Array:
+    """Return weights in inverse proportion to distances."""
+    inverse = 1 / np.maximum(distances, least)
+    weights: Array = inverse / np.add.reduce(inverse)
+    return weights
+
+
+def _distances_to_mean(gram: Array, weights: Array) -> Array:
+    """Return the distances of vectors to their weighted mean."""
+    # Not by matrix products, whose last bits depend on the processor.
+    inner = np.add.reduce(gram * weights, axis=1)
+    squares = np.diagonal(gram) - 2 * inner + np.add.reduce(inner * weights)
+    distances: Array = np.sqrt(np.maximum(squares, 0))
+    return distances

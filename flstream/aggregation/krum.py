@@ -1,0 +1,136 @@
+"""Krum, Multi-Krum and Bulyan: rules that choose updates by their distances to each other.
+
+Krum and Multi-Krum are of Blanchard et al. 2017 (arXiv:1703.02757), Bulyan is of El Mhamdi et al.
+2018 (arXiv:1802.07927). With n updates of which f may be Byzantine, an update's score is the sum of
+its squared distances to the n - f - 2 others that are nearest to it: f updates, whatever they are,
+cannot be near to one that has as many honest ones around it. All updates count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from flstream.aggregation.elements import SMALL_BLOCK, Array, blocks
+from flstream.aggregation.integers import difference, shift
+
+
+def squared_distances(gram: Array) -> Array:
+    """Compute the squared distances of all pairs of vectors from their inner products.
+
+    Args:
+        gram: Inner products, float64 of shape (n, n).
+
+    Returns:
+        Float64 of shape (n, n), of which none is below 0.
+    """
+    norms = np.diagonal(gram)
+    distances: Array = norms[:, None] + norms - 2 * gram
+    return np.maximum(distances, 0, out=distances)
+
+
+def krum_weights(gram: Array, weights: Array, *, byzantine: int, chosen: int) -> Array:
+    """Weigh the updates with the lowest scores 1, and the others 0.
+
+    Of two with the same score, the first in the cohort's order is chosen.
+
+    Args:
+        gram: Inner products of the updates' differences, shape (n, n).
+        weights: Weights of the updates, which do not count.
+        byzantine: Number f of updates that may be Byzantine; n is at least 2 f + 3.
+        chosen: Number of updates to choose, from 1 to n: 1 is Krum, more is Multi-Krum.
+
+    Returns:
+        Weights of shape (n,).
+    """
+    scores = _scores(squared_distances(gram), byzantine)
+    return _marked(len(gram), np.argsort(scores, kind="stable")[:chosen].tolist())
+
+
+def bulyan_weights(gram: Array, weights: Array, *, byzantine: int) -> Array:
+    """Weigh n - 2 f updates 1, which Krum chooses one after the other, and the others 0.
+
+    Args:
+        gram: Inner products of the updates' differences, shape (n, n).
+        weights: Weights of the updates, which do not count.
+        byzantine: Number f of updates that may be Byzantine; n is at least 4 f + 3.
+
+    Returns:
+        Weights of shape (n,).
+    """
+    distances = squared_distances(gram)
+    left = list(range(len(gram)))
+    for _ in range(len(gram) - 2 * byzantine):
+        scores = _scores(distances[np.ix_(left, left)], byzantine)
+        left.pop(int(np.argmin(scores)))
+    return 1 - _marked(len(gram), left)
+
+
+class AroundMedian:
+    """The mean of each coordinate's values that are nearest to their median, the end of Bulyan.
+
+    Of two that are equally near, the lower one is taken.
+
+    Args:
+        left_out: Number of values left out, 2 f; at least one value is left.
+    """
+
+    def __init__(self, left_out: int) -> None:
+        self._left_out = left_out
+
+    def __call__(self, values: Array, weights: Array) -> Array:
+        """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""
+        values.sort(axis=0)
+        left_out = min(self._left_out, len(values) - 1)
+        combined: Array = values[0]
+        for part in blocks(values.shape[1], SMALL_BLOCK):
+            combined[part] = _around_median(values[:, part], left_out)
+        return combined
+
+
+def _around_median(ranked: Array, left_out: int) -> Array:
+    """Return the mean of the values around the median, of sorted values of shape (n, numbers)."""
+    count = len(ranked)
+    lower, upper = ranked[(count - 1) // 2].copy(), ranked[count // 2]
+    if ranked.dtype.kind in "iu":
+        # As distances from the middle one, which are exact where the values would not be.
+        steps = _window_mean(
+            lambda place: difference(ranked[place], lower),
+            count,
+            difference(upper, lower) / 2,
+            left_out,
+        )
+        return shift(lower, steps)
+    # Halved first, since the sum of two large numbers may be beyond float64.
+    median = np.where(lower == upper, lower, lower / 2 + upper / 2)
+    return _window_mean(lambda place: ranked[place], count, median, left_out)
+
+
+def _window_mean(row: Callable[[int], Array], count: int, median: Array, left_out: int) -> Array:
+    """Return the mean of the values nearest to the median, which are neighbours in the order."""
+    kept = count - left_out
+    first = np.zeros(median.shape, np.intp)
+    for low in range(left_out):
+        # The window moves up as long as its lowest value is farther off than the next above it.
+        first += (median - row(low) > row(low + kept) - median) & (first == low)
+    total = np.zeros(median.shape)
+    for place in range(count):
+        is_kept = (first <= place) & (place < first + kept)
+        np.add(total, row(place), out=total, where=is_kept)
+    mean: Array = np.divide(total, kept, out=total)
+    return mean
+
+
+def _scores(distances: Array, byzantine: int) -> Array:
+    """Return the sum of each update's least distances to others, of squared distances (n, n)."""
+    others = np.sort(distances + np.diag(np.full(len(distances), np.inf)), axis=1)
+    neighbours = max(len(distances) - byzantine - 2, 0)
+    scores: Array = np.add.reduce(others[:, :neighbours], axis=1)
+    return scores
+
+
+def _marked(count: int, places: Sequence[int]) -> Array:
+    marked = np.zeros(count)
+    marked[places] = 1
+    return marked

@@ -1,0 +1,85 @@
+"""A user's own rule for combining updates, from a file beside the job."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flstream.aggregation.elements import Array
+from flstream.errors import AggregationError
+from flstream.job.aggregation_method import find_own_rule
+from flstream.job.code import first_on_path
+
+
+class OwnRule:
+    """A user's own rule in one walk. Its object is new, so that a resumed run has the same.
+
+    Args:
+        method: Place of its class: ``package.module:Class`` or ``/abs/path.py:Class``.
+        args: Keyword arguments of the class.
+
+    Raises:
+        AggregationError: The class cannot be called with them.
+    """
+
+    def __init__(self, method: str, args: Mapping[str, Any]) -> None:
+        self._where, _, name = method.rpartition(":")
+        self._name = f"{Path(self._where).name}:{name}"
+        code = find_own_rule(method)
+        if self._where.endswith(".py"):
+            first_on_path(Path(self._where))
+        self.folds, self.weighs = code.folds, code.weighs
+        self._rule = self._call(self._name, lambda: code.make(**args))
+
+    def fold(self, values: Array, weights: Array) -> Array:
+        """Combine a block: see :data:`flstream.aggregation.coordinates.Combine`."""
+        combined = self._call(f"{self._name}.fold", lambda: self._rule.fold(values, weights))
+        # Copied, since it is overwritten later, and may be part of what the rule keeps.
+        return self._floats("fold", combined, values.shape[1])
+
+    def weigh(self, gram: Array, weights: Array) -> Array:
+        """Return the weight of each update, of which one at least is above 0 and none below.
+
+        Args:
+            gram: Inner products of the updates' differences, shape (n, n).
+            weights: Weights of the updates, shape (n,).
+        """
+        made = self._call(f"{self._name}.weigh", lambda: self._rule.weigh(gram, weights))
+        found = self._floats("weigh", made, len(gram))
+        if not (np.isfinite(found).all() and (found >= 0).all() and (found > 0).any()):
+            shown = ", ".join(f"{weight:g}" for weight in found[:8])
+            raise AggregationError(
+                f"{self._name}.weigh returned the weights {shown}{', ...' * (len(found) > 8)}; "
+                "return finite ones of at least 0, not all of them 0"
+            )
+        return found
+
+    def _floats(self, function: str, made: Any, length: int) -> Array:
+        try:
+            found = np.array(made, np.float64)
+        except (TypeError, ValueError) as error:
+            raise AggregationError(
+                f"{self._name}.{function} returned a {type(made).__name__}, which is no array of "
+                f"{length} numbers: {error}; return a NumPy array"
+            ) from error
+        if found.shape != (length,):
+            raise AggregationError(
+                f"{self._name}.{function} returned an array of shape {found.shape}; "
+                f"return one of shape ({length},)"
+            )
+        return found
+
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            lines = traceback.extract_tb(error.__traceback__)
+            own = [f" in line {each.lineno}" for each in lines if each.filename == self._where]
+            raise AggregationError(
+                f"{what} raised {type(error).__name__}{''.join(own[-1:])}: "
+                f"{error}; mend the rule, and start the run again"
+            ) from error

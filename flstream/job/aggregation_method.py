@@ -1,0 +1,154 @@
+"""Names of the ways to combine updates, and how many updates they need."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flstream.job.files import Factory
+from flstream.job.named_code import import_named
+from flstream.job.problems import Problem, did_you_mean, given
+from flstream.job.rules import refuse
+
+METHODS = (
+    "mean",
+    "median",
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "bulyan",
+    "geometric_median",
+    "norm_bounded_mean",
+)
+"""The methods that come with flstream."""
+
+WEIGHTED = ("mean", "norm_bounded_mean")
+"""Those of them that weight updates; others count all alike."""
+
+# Updates needed for f that may be Byzantine, as (a, b) of a f + b: Blanchard et al. 2017
+# (arXiv:1703.02757) and El Mhamdi et al. 2018 (arXiv:1802.07927).
+_NEEDED = {"krum": (2, 3), "multi_krum": (2, 3), "bulyan": (4, 3)}
+
+CHOOSING = tuple(_NEEDED)
+"""Those that choose among the updates, for a number of them that may be Byzantine."""
+
+
+def least_updates(method: str, byzantine: int) -> int:
+    """Return the least number of updates for a number of them that may be Byzantine."""
+    each, more = _NEEDED[method]
+    return each * byzantine + more
+
+
+def most_byzantine(method: str, updates: int) -> int:
+    """Return how many of the updates may be Byzantine at most; -1 if there are too few for any."""
+    each, more = _NEEDED[method]
+    return max((updates - more) // each, -1)
+
+
+def cohort_problems(
+    method: str, byzantine: int | None, selected: int | None, cohort: int
+) -> Iterator[Problem]:
+    """Yield the problems of a method for a cohort, which may only become smaller in a round."""
+    if method not in CHOOSING:
+        return
+    needed, most = least_updates(method, byzantine or 0), most_byzantine(method, cohort)
+    hint = f"a round has {cohort} updates at most: clients.count, clients.per_round"
+    if most < 0:
+        allowed = f"a method for fewer than {needed} updates, such as median"
+        yield Problem("aggregation.method", given(method), allowed, hint)
+    elif byzantine is not None and byzantine > most:
+        allowed = f"at most {most}, since {method} needs {needed} updates for {byzantine}"
+        yield Problem("aggregation.byzantine", given(byzantine), allowed, hint)
+    if selected is not None and selected > cohort:
+        yield Problem("aggregation.selected", given(selected), f"at most {cohort}", hint)
+
+
+def is_own(method: str) -> bool:
+    """Whether a method is a user's own, in a file or a module."""
+    return ":" in method
+
+
+@dataclass(frozen=True)
+class MethodName(Factory):
+    """Name of a method that comes with flstream, or a class in a file or a module."""
+
+    what: str = "Class"
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return f"{', '.join(METHODS)}, path/to/file.py:Class or module:Class"
+
+    def parse(self, value: Any, folder: Path) -> str:
+        """Return a method's name, or the class's absolute place; no code is imported."""
+        if value in METHODS:
+            return str(value)
+        if not isinstance(value, str) or ":" not in value:
+            raise self.refused(value, did_you_mean(str(value).lower(), METHODS))
+        return super().parse(value, folder)
+
+
+class OwnRuleCode(NamedTuple):
+    """Class of a user's own rule, imported and checked.
+
+    Attributes:
+        make: The class.
+        folds: Whether its objects have a method ``fold``.
+        weighs: Whether they have a method ``weigh``.
+    """
+
+    make: Any
+    folds: bool
+    weighs: bool
+
+
+def find_own_rule(method: str) -> OwnRuleCode:
+    """Import the class of a user's own rule, unless this process has it already.
+
+    Args:
+        method: Place of the class, as `MethodName` resolves it.
+
+    Raises:
+        PydanticCustomError: It cannot be imported, or is not a rule.
+    """
+    found = import_named(method, method, "class")
+    allowed = "a class with a method fold(values, weights) or weigh(gram, weights), or both"
+    if not isinstance(found, type):
+        raise refuse(
+            Problem("", given(method), allowed, f"it is of the type {type(found).__name__}")
+        )
+    methods = {name: getattr(found, name, None) for name in ("fold", "weigh")}
+    there = {name: each for name, each in methods.items() if each is not None}
+    if not there:
+        raise refuse(Problem("", given(method), allowed, f"{found.__name__} has neither"))
+    for name, each in there.items():
+        if not callable(each):
+            raise refuse(Problem("", given(method), allowed, f"its {name} is not a method"))
+        try:
+            inspect.signature(each).bind("self", "first", "weights")
+        except TypeError as error:
+            hint = f"its {name} takes {inspect.signature(each)}"
+            raise refuse(Problem("", given(method), allowed, hint)) from error
+    return OwnRuleCode(found, "fold" in there, "weigh" in there)
+
+
+def check_args(method: str, args: dict[str, Any]) -> None:
+    """Check that a method takes arguments.
+
+    Raises:
+        PydanticCustomError: It does not.
+    """
+    if not is_own(method):
+        if args:
+            allowed = f"none, as aggregation.method is {method}"
+            raise refuse(Problem("", given(args), allowed))
+        return
+    make = find_own_rule(method).make
+    try:
+        inspect.signature(make).bind(**args)
+    except TypeError as error:
+        takes = f"what {make.__name__}{inspect.signature(make)} takes"
+        raise refuse(Problem("", given(args), takes, str(error))) from error

@@ -1,0 +1,98 @@
+"""What each site does: as in the job digits, except that some sites attack."""
+
+import argparse
+
+import numpy as np
+import torch
+from model import Net
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+
+import flstream.client as flare
+from flstream.client import partition
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--alpha", type=float)
+parser.add_argument("--split_seed", type=int)
+parser.add_argument("--epochs", type=int)
+parser.add_argument("--lr", type=float)
+parser.add_argument("--batch_size", type=int)
+parser.add_argument("--attack", choices=["none", "sign_flip", "noise", "label_flip"])
+parser.add_argument("--scale", type=float, default=1.0)
+args = parser.parse_args()
+
+
+def my_data():
+    """This site's training images, and its part of the test set that no site trains on."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+    rng = np.random.default_rng(args.split_seed)
+    order = rng.permutation(len(labels))
+    test, train = order[:360], order[360:]
+    site, sites = flare.system_info()["site_index"], flare.system_info()["clients"]
+    least = args.batch_size  # drawn again rather than starve a site
+    parts = partition.dirichlet(
+        digits.target[train], sites, args.alpha, seed=rng, min_examples=least
+    )
+    mine = train[parts[site]]
+    partition.record(digits.target[mine])  # the report draws the split
+    unseen = test[site::sites]
+    taught = 9 - labels[mine] if args.attack == "label_flip" else labels[mine]
+    return images[mine], taught, images[unseen], labels[unseen]
+
+
+def train(net, images, labels):
+    """A few epochs of stochastic gradient descent; returns the mean loss of the last one."""
+    net.train()
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+    for _ in range(args.epochs):
+        losses = []
+        for batch in torch.randperm(len(labels)).split(args.batch_size):
+            loss = cross_entropy(net(images[batch]), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+@torch.no_grad()
+def accuracy(net, images, labels):
+    """The share of images whose digit the network names."""
+    net.eval()
+    return (net(images).argmax(dim=1) == labels).float().mean().item()
+
+
+def attacked(received, trained):
+    """What an attacker sends: its update flipped, or noise, `scale` times as large; else `trained`.
+
+    Honest sites and those that have learned flipped labels send what they have trained.
+    """
+    match args.attack:
+        case "sign_flip":
+            return {n: received[n] - args.scale * (trained[n] - received[n]) for n in trained}
+        case "noise":
+            return {n: received[n] + args.scale * torch.randn_like(trained[n]) for n in trained}
+    return trained
+
+
+net = Net()
+flare.init()
+images, labels, unseen_images, unseen_labels = my_data()
+
+while flare.is_running():
+    flare.receive(into=net)  # the bytes go straight into the network's own parameters
+    if flare.is_evaluate():
+        metrics = {"accuracy": accuracy(net, unseen_images, unseen_labels)}
+        flare.send(flare.FLModel(metrics=metrics, meta={"num_examples": len(unseen_labels)}))
+    else:
+        received = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        loss = train(net, images, labels)
+        flare.send(
+            flare.FLModel(
+                params=attacked(received, net.state_dict()),
+                metrics={"loss": loss},
+                meta={"num_examples": len(labels)},
+            )
+        )

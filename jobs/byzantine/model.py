@@ -1,0 +1,1 @@
+../digits/model.py
