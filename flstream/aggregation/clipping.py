@@ -58,6 +58,8 @@ def clip_scales(
                 "lower the learning rate",
             )
         scales.append(min(1.0, rule.clip_norm / norm) if norm else 1.0)
+        if update.on_clip is not None:
+            update.on_clip(scales[-1] < 1.0)
     return scales
 
 

@@ -18,6 +18,7 @@ from flstream.aggregation.elements import (
 )
 from flstream.aggregation.fold import Fold
 from flstream.aggregation.optimizers import Optimization, OptimizerWalk
+from flstream.aggregation.private import PrivateMean
 from flstream.aggregation.regions import Region
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update_set import BaseValues
@@ -43,7 +44,8 @@ class NextModel:
     Args:
         sink: Sink of the next model.
         old: Values of the model before.
-        rule: Rule that selects the tensors, and says whether all numbers must be finite.
+        rule: Rule that selects the tensors, says whether all numbers must be finite, and has the
+            mechanism that makes them private, if one does.
         optimization: Server optimizer and its state; without one, the aggregate is the next model.
     """
 
@@ -58,6 +60,9 @@ class NextModel:
         if optimization is not None:
             selected = rule.selected(sink.layout)
             self._optimizer = OptimizerWalk(optimization, sink.layout, selected)
+        self._private: PrivateMean | None = None
+        if rule.mechanism is not None:
+            self._private = PrivateMean(rule.mechanism, sink.layout)
         self._block = np.empty(SMALL_BLOCK)
 
     @property
@@ -76,7 +81,8 @@ class NextModel:
         (out,) = self._sink.views(start, stop)
         for index, region in enumerate(regions):
             target = out[region.start - start : region.stop - start]
-            if region.is_kept:
+            # Of numbers that are private, it must not show whether anybody sent them.
+            if region.is_kept and not (self._private and region.is_selected):
                 self._keep(region, target)
                 continue
             bad = self._fill(index, region, fold, Elements(region.dtype, target))
@@ -97,8 +103,14 @@ class NextModel:
                 target.native()[part] = fold.result(index, part)
             return None
         is_float = region.dtype in FLOATS
-        for part in blocks(region.numbers, SMALL_BLOCK if self._optimizer else BLOCK):
-            values = fold.result(index, part)
+        is_small = self._optimizer or self._private
+        for part in blocks(region.numbers, SMALL_BLOCK if is_small else BLOCK):
+            if region.is_kept:
+                values = self._old_block(region, part).copy()
+            else:
+                values = fold.result(index, part)
+            if self._private and is_float:
+                self._private.apply(region, part, values, self._old_block(region, part))
             if self._optimizer and is_float:
                 self._optimizer.advance(region, part, values, self._old_block(region, part))
             target.store(part, values)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.fold import Fold
 from flstream.aggregation.mean import WeightedMean
+from flstream.aggregation.private import GaussianMechanism
 from flstream.aggregation.ranked import TrimmedMean, fraction_trim, median_trim
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
@@ -35,6 +37,8 @@ class AggregationRule:
         exclude: Regular expressions of which none may be found there.
         on_nonfinite: Whether an update with an infinity or a NaN is refused or folded.
         factors: Factors of the weights of updates, by site; 1 for others.
+        mechanism: What makes the mean private; None for the mean as it is. With one, all updates
+            count alike, and only floats are aggregated, since no noise is added to other numbers.
     """
 
     method: Method = "mean"
@@ -44,6 +48,7 @@ class AggregationRule:
     exclude: Sequence[str] = ()
     on_nonfinite: Literal["reject", "allow"] = "reject"
     factors: Mapping[str, float] = field(default_factory=dict)
+    mechanism: GaussianMechanism | None = None
 
     @property
     def is_ranked(self) -> bool:
@@ -54,12 +59,18 @@ class AggregationRule:
         """Make the fold of one walk."""
         return _FOLDS[self.method](self)
 
+    def private(self, mechanism: GaussianMechanism) -> AggregationRule:
+        """Return the rule of a fold that a mechanism makes private."""
+        return replace(self, clip_norm=mechanism.clip_norm, mechanism=mechanism)
+
     def weighted(self, update: UpdateSource) -> UpdateSource:
         """Return an update with the weight that it has in a fold.
 
         Raises:
             AggregationError: That is too large or too small for sums in float64.
         """
+        if self.mechanism is not None:
+            return replace(update, weight=1.0)
         factor = self.factors.get(update.site, 1.0)
         if factor == 1.0:
             return update
@@ -80,8 +91,11 @@ class AggregationRule:
         names: dict[str, list[str]] = {spec.name: [spec.name] for spec in layout.tensors}
         for alias, name in layout.aliases.items():
             names[name].append(alias)
-        included = _matching("include", self.include, names)
-        return frozenset(included) - frozenset(_matching("exclude", self.exclude, names))
+        included = frozenset(_matching("include", self.include, names))
+        selected = included - frozenset(_matching("exclude", self.exclude, names))
+        if self.mechanism is None:
+            return selected
+        return frozenset(name for name in selected if layout.by_name[name].dtype in FLOATS)
 
 
 def rule_for(section: AggregationSection) -> AggregationRule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, model_validator
 
@@ -44,6 +44,9 @@ class WorkflowArgs(Section):
 
     key_metric_mode: Annotated[Literal["max", "min"], Choice(("max", "min"))] = "max"
     """Whether the best value of the key metric is the largest or the smallest."""
+
+    only_folds: ClassVar[bool] = False
+    """Whether nothing but plain folds brings sites' updates into models, as privacy needs it."""
 
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
         """Yield the problems of these arguments for a job with these clients.

@@ -48,7 +48,13 @@ class SiteFailure(msgspec.Struct):
 
 
 class RoundSummary(msgspec.Struct):
-    """Where the seconds of a round went."""
+    """Where the seconds of a round went, and what a private job has spent up to its end.
+
+    Attributes:
+        epsilon: Epsilon of all folds so far; None where it is infinite.
+        clip_norm: Clipping norm of the round's last fold.
+        clipped: Fraction of that fold's updates that were scaled down.
+    """
 
     round: int
     download: float
@@ -56,6 +62,9 @@ class RoundSummary(msgspec.Struct):
     upload_and_fold: float
     checkpoint: float
     evaluate: float = 0.0
+    epsilon: float | msgspec.UnsetType | None = msgspec.UNSET
+    clip_norm: float | msgspec.UnsetType = msgspec.UNSET
+    clipped: float | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def phases(self) -> tuple[float, float, float, float, float]:
@@ -185,8 +194,15 @@ def summarize(history: History) -> Summary:
         failures=[SiteFailure(each.round, each.site, each.reason) for each in totals.failures],
         benched=list(totals.benched),
         transfer=TransferSummary(totals.mode, totals.chunk_size, totals.down, totals.up),
-        rounds=[RoundSummary(each.number, *each.phases) for each in history.rounds],
+        rounds=[_round(each) for each in history.rounds],
     )
+
+
+def _round(record: RoundRecord) -> RoundSummary:
+    found = RoundSummary(record.number, *record.phases)
+    if record.privacy is None:
+        return found
+    return msgspec.structs.replace(found, **msgspec.structs.asdict(record.privacy))
 
 
 def _initial_metrics(totals: CountedEvents) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from flstream.aggregation.adoption import adopt_update
 from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import SimulationError
@@ -37,6 +38,7 @@ class FoldOutcome(NamedTuple):
         refused: By site, the reason why its update turned out to be of no use.
         up: Cost of fetching the updates.
         unchanged: Sites whose update is the model that they had received.
+        clipped: Sites whose update was scaled down.
     """
 
     digest: str
@@ -44,6 +46,7 @@ class FoldOutcome(NamedTuple):
     refused: Mapping[str, str]
     up: Transfer
     unchanged: Sequence[str]
+    clipped: Sequence[str] = ()
 
 
 class CohortFold:
@@ -55,6 +58,7 @@ class CohortFold:
         trainer: Has sites train.
         model: The model that the updates were trained from.
         cohort: The updates.
+        rule: How the updates are combined.
         adopts: Whether the one update becomes the next model as it is.
     """
 
@@ -65,6 +69,7 @@ class CohortFold:
         trainer: Trainer,
         model: Model,
         cohort: FoldedUpdates,
+        rule: AggregationRule,
         *,
         adopts: bool,
     ) -> None:
@@ -76,7 +81,7 @@ class CohortFold:
         self._base = store.source(model)
         self._refused: dict[str, str] = {}
         self._progress = FoldProgress(context, self._base.layout.nbytes)
-        self._rule = adopting(context.rule) if adopts else context.rule
+        self._rule = adopting(rule) if adopts else rule
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
         self._run: TaskRun | None = None
@@ -112,7 +117,7 @@ class CohortFold:
         if self._adopts and digest != self._model.digest:
             unchanged = []  # it was copied, and not compared
         fold = self._fold
-        return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged)
+        return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged, fold.clipped)
 
     def _left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order."""
@@ -151,7 +156,7 @@ class CohortFold:
             sums.discard()
             return
         costs = [each.cost for each in records.values() if each is not None]
-        self._fold.take_up(answers, sum(costs, start=Transfer()))
+        self._fold.take_up(answers, sum(costs, start=Transfer()), sums.clipped)
         for answer in answers.values():
             run.take_up(answer, None)
         self._done = len(answers)

@@ -26,6 +26,7 @@ from flstream.server.effects import (
 )
 from flstream.server.failures import FailureRecord
 from flstream.server.model_store import ModelStore, UnsoundModelError
+from flstream.server.privacy import PrivateFolds
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.round_totals import FoldResult, RoundTotals
 from flstream.server.sampling import brief_names, check_sites, sample_sites
@@ -99,6 +100,10 @@ class Federation:
         self._scoring = Scoring(context, store, self._trainer)
         self._scores = Scores(context.job)
         self._unchanged = UnchangedUpdates()
+        self._private: PrivateFolds | None = None
+        if context.accountant is not None:
+            self._private = PrivateFolds(context.job, context.accountant)
+            self._private.check_first_round()
         self.failure: FlstreamError | None = None
 
     @property
@@ -132,6 +137,8 @@ class Federation:
         """
         self.stage = place
         self._scores.begin_stage(source, stopping)
+        if self._private is not None:
+            self._private.begin_stage(stopping)
 
     @property
     def _is_auto(self) -> bool:
@@ -176,8 +183,12 @@ class Federation:
     def sample(self, number: int) -> list[str]:
         """Draw the sites of a round; see :meth:`flstream.server.run.Run.sample`."""
         clients, sites = self.context.job.clients, self.sites
-        drawn = sample_sites(sites, clients.cohort_size, self.seed, number)
         least = clients.min_updates or clients.cohort_size
+        if self._private is not None:
+            drawn = self._private.sample(sites, number)
+            least = min(least, len(drawn))
+        else:
+            drawn = sample_sites(sites, clients.cohort_size, self.seed, number)
         ResultCollector[None](f"train round {number}", drawn, least).check_size()
         return drawn
 
@@ -219,6 +230,8 @@ class Federation:
         least = job.clients.min_updates or len(names) or 1
         if min_updates is not None:
             least = min_updates
+        elif self._private is not None and self._private.is_draw(names, self.round):
+            least = min(least, len(names))  # by chance, nobody may be drawn
         message = pack_values(meta or {}, optimizer_params)
         seconds = job.clients.round_timeout if timeout is None else float(timeout)
         arguments = {
@@ -298,6 +311,11 @@ class Federation:
             raise WorkflowError(
                 f"run.adopt() takes the update of one site, and was given {len(found)}; "
                 "use run.fold() for several, and skip the round where there is none"
+            )
+        if self._private is not None:
+            raise WorkflowError(
+                "run.adopt() makes an update the next model as it is, and privacy.type is central; "
+                "use run.fold(), or set privacy.type = none"
             )
         cohort = FoldedUpdates.of(found, "adopt")
         model = found[0].base
@@ -389,7 +407,14 @@ class Federation:
 
     def _make(self, effect: Effect, model: Model, cohort: FoldedUpdates, *, adopts: bool) -> Model:
         """Fold updates into the next model, which is durable on return."""
-        fold = CohortFold(self.context, self._store, self._trainer, model, cohort, adopts=adopts)
+        private, rule = self._private, self.context.rule
+        _, step = self._store.next_record(self.round)
+        if private is not None:
+            self._warn(private.warnings(rule, self._store.source(model).layout))
+            rule = private.rule(rule, self.round, step)
+        fold = CohortFold(
+            self.context, self._store, self._trainer, model, cohort, rule, adopts=adopts
+        )
         for training in cohort.trainings:
             if not training.is_done:
                 self.do_training(training, fold)
@@ -407,6 +432,7 @@ class Federation:
             checkpoint=time.monotonic() - folded,
             up=outcome.up,
             updates=cohort.used,
+            privacy=private.record(cohort, self.round, step, outcome) if private else None,
         )
         if result.metrics and self._scores.is_received(model, self.round):
             # Before the record that makes it final, so that it counts as soon as that does.
@@ -424,6 +450,8 @@ class Federation:
         assert done.model is not None
         result = FoldResult.from_plain(result_of(done))
         handle = self._store.add(done.model, done.effect, is_verified=is_verified)
+        if self._private is not None and result.privacy is not None:
+            self._private.take(result.privacy, self.round)
         if self._scores.is_received(base, self.round):
             self._warn(self._scores.add_received(base, result.metrics))
         if self._totals is not None:

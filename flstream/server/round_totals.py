@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from flstream.server.privacy import FoldPrivacy
 from flstream.server.training import TaskCost, plain_transfer
-from flstream.telemetry.events import ModelRecord, RoundFinished, Transfer
+from flstream.telemetry.events import ModelRecord, PrivacySpent, RoundFinished, Transfer
 
 
 class FoldResult(NamedTuple):
@@ -22,6 +23,7 @@ class FoldResult(NamedTuple):
         checkpoint: Seconds until the model was durable.
         up: Transfers of the updates.
         updates: The updates that were used: pairs of a training's number and its sites.
+        privacy: What it has spent; None where the job is not private.
     """
 
     weights: Mapping[str, float]
@@ -31,6 +33,7 @@ class FoldResult(NamedTuple):
     checkpoint: float
     up: Transfer
     updates: list[tuple[int, list[str]]]
+    privacy: FoldPrivacy | None = None
 
     def plain(self) -> dict[str, Any]:
         """The result as the journal's encoding takes it."""
@@ -38,13 +41,17 @@ class FoldResult(NamedTuple):
             **self._asdict(),
             "up": plain_transfer(self.up),
             "updates": [list(each) for each in self.updates],
+            "privacy": None if self.privacy is None else self.privacy.plain(),
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> FoldResult:
         """The result that was encoded."""
         updates = [(number, sites) for number, sites in plain["updates"]]
-        return cls(**{**plain, "up": Transfer(*plain["up"]), "updates": updates})
+        spent = plain.get("privacy")
+        privacy = None if spent is None else FoldPrivacy.from_plain(spent)
+        found = {"up": Transfer(*plain["up"]), "updates": updates, "privacy": privacy}
+        return cls(**{**plain, **found})
 
 
 class RoundTotals:
@@ -60,6 +67,7 @@ class RoundTotals:
         self._down, self._up = Transfer(), Transfer()
         self._weights: dict[str, float] = {}
         self._metrics: list[tuple[float, Mapping[str, float]]] = []
+        self._privacy: PrivacySpent | None = None
 
     def add_task(self, cost: TaskCost) -> None:
         """Add what a training cost."""
@@ -76,6 +84,8 @@ class RoundTotals:
         for site, weight in result.weights.items():
             self._weights[site] = self._weights.get(site, 0.0) + weight
         self._metrics.append((sum(result.weights.values()), result.metrics))
+        if result.privacy is not None:
+            self._privacy = result.privacy.spent
 
     def finished(self, newest: ModelRecord) -> RoundFinished:
         """The event that ends the round.
@@ -95,6 +105,7 @@ class RoundTotals:
             metrics=self._mean(),
             down=self._down,
             up=msgspec.structs.replace(self._up, seconds=self._fold),
+            privacy=self._privacy,
         )
 
     def _mean(self) -> dict[str, float]:

@@ -267,6 +267,20 @@ class Evaluated(Event, tag="evaluated"):
     received: bool = False
 
 
+class PrivacySpent(msgspec.Struct, frozen=True):
+    """Privacy that a private run has spent up to the end of a round.
+
+    Attributes:
+        epsilon: Epsilon of all folds so far, at the job's delta; None where it is infinite.
+        clip_norm: Clipping norm of the round's last fold.
+        clipped: Fraction of that fold's updates that were scaled down.
+    """
+
+    epsilon: float | None
+    clip_norm: float
+    clipped: float
+
+
 class RoundFinished(Event, tag="round_finished"):
     """The model of a round is durable on disk.
 
@@ -281,6 +295,7 @@ class RoundFinished(Event, tag="round_finished"):
         down: Cost of transferring the model to the sites.
         up: Cost of transferring the updates to the server.
         optimizer_state: Digest of the server optimizer's state; empty without an optimizer.
+        privacy: Privacy spent; None where the job is not private.
     """
 
     round: int
@@ -294,6 +309,7 @@ class RoundFinished(Event, tag="round_finished"):
     down: Transfer
     up: Transfer
     optimizer_state: str = ""
+    privacy: PrivacySpent | None = None
 
     @property
     def phases(self) -> tuple[float, float, float, float]:

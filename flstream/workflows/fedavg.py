@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 
 class FedAvgArgs(WorkflowArgs):
     """Arguments of fedavg."""
+
+    only_folds: ClassVar[bool] = True
 
 
 @workflow("fedavg", FedAvgArgs)
