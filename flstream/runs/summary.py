@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from flstream.runs.counted_events import CountedEvents, Status
 from flstream.runs.history import History
 from flstream.runs.round_record import RoundRecord
-from flstream.telemetry.events import SERVER, AnyEvent, Transfer
+from flstream.telemetry.events import SERVER, AnyEvent, PrivacySpent, Transfer
 from flstream.telemetry.memory import ProcessMemory
 
 
@@ -62,9 +63,17 @@ class RoundSummary(msgspec.Struct):
     upload_and_fold: float
     checkpoint: float
     evaluate: float = 0.0
-    epsilon: float | msgspec.UnsetType | None = msgspec.UNSET
-    clip_norm: float | msgspec.UnsetType = msgspec.UNSET
-    clipped: float | msgspec.UnsetType = msgspec.UNSET
+    epsilon: float | UnsetType | None = UNSET
+    clip_norm: float | UnsetType = UNSET
+    clipped: float | UnsetType = UNSET
+
+    @property
+    def privacy(self) -> PrivacySpent | None:
+        """Privacy spent up to the round's end; None where the job is not private."""
+        match self.epsilon, self.clip_norm, self.clipped:
+            case (float() | None as epsilon, float() as clip_norm, float() as clipped):
+                return PrivacySpent(epsilon, clip_norm, clipped)
+        return None
 
     @property
     def phases(self) -> tuple[float, float, float, float, float]:
@@ -112,6 +121,11 @@ class Summary(msgspec.Struct):
     rounds: list[RoundSummary] = msgspec.field(default_factory=list)
     memory: MemorySummary = msgspec.field(default_factory=MemorySummary)
     wall_seconds: float = 0.0
+
+    @property
+    def privacy(self) -> PrivacySpent | None:
+        """Privacy that a private job has spent; None before its first fold, and for others."""
+        return next((each.privacy for each in reversed(self.rounds) if each.privacy), None)
 
     def to_json(self) -> str:
         """The summary as indented JSON."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from flstream.aggregation.accountant import Accounting, epsilon
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.steps import plan_steps
 from flstream.engines.imports import library_imports
@@ -86,6 +87,7 @@ class Forecast:
             is counted once.
         round_disk_bytes: bytes that a round writes before any file can be removed.
         disk_bytes: peak size of all files together in bytes.
+        epsilon: what all rounds of a private job spend; None if the job is not private.
     """
 
     model_bytes: int
@@ -107,6 +109,7 @@ class Forecast:
     total_bytes: int
     round_disk_bytes: int
     disk_bytes: int
+    epsilon: float | None = None
 
     @property
     def run_down(self) -> Traffic:
@@ -142,6 +145,8 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     """
     clients = job.clients
     rule, cohort = rule_for(job.aggregation), clients.cohort_size
+    if job.privacy.is_on:  # clipping takes a walk of its own
+        rule = replace(rule, clip_norm=job.privacy.clipping.norm)
     settings = stream_settings(job, job.train.exchange_format)
     plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
@@ -179,7 +184,16 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         total_bytes=shared + server + clients.workers * (client + training),
         round_disk_bytes=sum(part.size for part in disk.of_a_round),
         disk_bytes=disk.model + more * (disk.model + disk.optimizer_state) + passing,
+        epsilon=_epsilon(job),
     )
+
+
+def _epsilon(job: Job) -> float | None:
+    """Return what a private job spends if each round folds, once, what was drawn for it."""
+    if not job.privacy.is_on:
+        return None
+    accounting = Accounting.of(job)
+    return epsilon(accounting, {accounting.population: job.planned_rounds})
 
 
 def _evaluations(job: Job) -> int:
