@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 # torch first and alone: a resolver that meets it among others may look at newer builds, with CUDA.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[jobs,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[jobs,tensorboard,privacy,dev]'
 	@touch $@
 
 demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/digits)

@@ -23,7 +23,7 @@ from flstream.model.layout import Layout
 
 def adopting(rule: AggregationRule) -> AggregationRule:
     """The rule by which one update becomes the next model, as it is."""
-    return replace(rule, method="mean", clip_norm=None, factors={})
+    return replace(rule, method="mean", clip_norm=None, factors={}, mechanism=None)
 
 
 def adopt_update(

@@ -58,7 +58,11 @@ def clip_scales(
                 f"differs from the model by the L2 norm {norm}, which cannot be clipped; "
                 "lower the learning rate",
             )
-    return scales_for(norms, rule.clip_norm)
+    scales = scales_for(norms, rule.clip_norm)
+    for update, scale in zip(updates, scales, strict=True):
+        if update.on_clip is not None:
+            update.on_clip(scale < 1.0)
+    return scales
 
 
 def scales_for(norms: Sequence[float], limit: float | Literal["median"]) -> list[float]:

@@ -18,6 +18,7 @@ from flstream.aggregation.elements import (
 )
 from flstream.aggregation.fold import Fold
 from flstream.aggregation.optimizers import Optimization, OptimizerWalk
+from flstream.aggregation.private import PrivateMean
 from flstream.aggregation.regions import Region
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update_set import BaseValues
@@ -43,7 +44,8 @@ class NextModel:
     Args:
         sink: Sink of the next model.
         old: Values of the model before.
-        rule: Rule that selects the tensors, and says whether all numbers must be finite.
+        rule: Rule that selects the tensors, says whether all numbers must be finite, and has the
+            mechanism that makes them private, if one does.
         optimization: Server optimizer and its state; without one, the aggregate is the next model.
         updates: Number of updates in the fold.
     """
@@ -64,6 +66,9 @@ class NextModel:
         if optimization is not None:
             selected = {name for name in rule.selected(sink.layout) if not rule.body_of(name)}
             self._optimizer = OptimizerWalk(optimization, sink.layout, selected, updates)
+        self._private: PrivateMean | None = None
+        if rule.mechanism is not None:
+            self._private = PrivateMean(rule.mechanism, sink.layout)
         self._block = np.empty(SMALL_BLOCK)
 
     @property
@@ -82,7 +87,8 @@ class NextModel:
         (out,) = self._sink.views(start, stop)
         for index, region in enumerate(regions):
             target = out[region.start - start : region.stop - start]
-            if region.is_kept:
+            # Of numbers that are private, it must not show whether anybody sent them.
+            if region.is_kept and not (self._private and region.is_selected):
                 self._keep(region, target)
                 continue
             bad = self._fill(index, region, fold, Elements(region.dtype, target))
@@ -103,12 +109,17 @@ class NextModel:
                 target.native()[part] = fold.result(index, part)
             return None
         is_float = region.dtype in FLOATS
-        needs_old = self._optimizer is not None or region.fold_rule is not None
+        needs_old = self._optimizer or self._private or region.fold_rule is not None
         for part in blocks(region.numbers, SMALL_BLOCK if needs_old else BLOCK):
-            values = fold.result(index, part)
+            if region.is_kept:
+                values = self._old_block(region, part).copy()
+            else:
+                values = fold.result(index, part)
             if region.fold_rule is not None:
                 np.multiply(values, region.fold_rule.scale, out=values)
                 np.add(values, self._old_block(region, part), out=values)
+            if self._private and is_float:
+                self._private.apply(region, part, values, self._old_block(region, part))
             if self._optimizer and _is_optimized(region):
                 self._optimizer.advance(region, part, values, self._old_block(region, part))
             target.store(part, values)

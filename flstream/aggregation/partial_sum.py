@@ -24,6 +24,7 @@ from flstream.model.body import Scratch, Sink, Source
 from flstream.model.checkpoint import FileSink, FileSource
 
 _SITES = "flstream.sites"
+_CLIPPED = "flstream.clipped"
 _LABEL = "flstream.partial_sum"
 _WEIGHTS = "weights"
 
@@ -49,6 +50,7 @@ class PartialSum:
     Attributes:
         path: Path of the file.
         sites: Names of the sites whose updates are in it, in the order in which they were added.
+        clipped: Names of those among them whose updates were scaled down to the rule's norm.
 
     Raises:
         CheckpointError: The file cannot be read, or is of another model, rule or label.
@@ -59,6 +61,7 @@ class PartialSum:
             raise ValueError(f"{rule.method} needs all updates at once; it has no partial sum")
         self.path = path
         self.sites: tuple[str, ...] = ()
+        self.clipped: tuple[str, ...] = ()
         self._base = base
         self._rule = rule
         self._label = label
@@ -95,6 +98,9 @@ class PartialSum:
         scales = clip_scales(base, updates, rule, steps, on_range)
         cohort = UpdateSet(base, updates, rule, steps, scales=scales, before=self._weights)
         metadata = {_LABEL: self._label, _SITES: json.dumps([*self.sites, *sites])}
+        if scales is not None:
+            scaled = [site for site, each in zip(sites, scales, strict=True) if each < 1.0]
+            metadata[_CLIPPED] = json.dumps([*self.clipped, *scaled])
         mean = WeightedMean()
         with FileSink(self.path, self._side_layout.layout, metadata) as sink:
             self._save_weights(sink, cohort, updates)
@@ -149,7 +155,7 @@ class PartialSum:
 
     def discard(self) -> None:
         """Remove the file, once the next model is durable."""
-        self._file, self.sites = None, ()
+        self._file, self.sites, self.clipped = None, (), ()
         self._weights = [0.0] * len(self._weights)
         self.path.unlink(missing_ok=True)
 
@@ -165,6 +171,7 @@ class PartialSum:
             )
         self._file = file
         self.sites = tuple(json.loads(file.metadata[_SITES]))
+        self.clipped = tuple(json.loads(file.metadata.get(_CLIPPED, "[]")))
         spec = file.layout.by_name[_WEIGHTS]
         data = join(file.views(spec.start, spec.stop, self._scratches[0]), self._scratches[1])
         self._weights = np.frombuffer(data, dtype=np.float64).tolist()

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
+from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.fold_rule import FoldRule
+from flstream.aggregation.private import GaussianMechanism
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
 from flstream.job.aggregation_method import CHOOSING, find_own_rule, is_own
@@ -43,6 +45,8 @@ class AggregationRule:
         fold_rules: Rules of bodies that are combined otherwise, by name of the body; that of the
             model has the empty name.
         counts_alike: Whether every update has the same weight.
+        mechanism: What makes the mean private; None for the mean as it is. With one, all updates
+            count alike, and only floats are aggregated, since no noise is added to other numbers.
     """
 
     method: str = "mean"
@@ -58,6 +62,7 @@ class AggregationRule:
     args: Mapping[str, Any] = field(default_factory=dict)
     byzantine: int | None = None
     chosen: int | None = None
+    mechanism: GaussianMechanism | None = None
 
     @property
     def is_ranked(self) -> bool:
@@ -76,13 +81,17 @@ class AggregationRule:
             return find_own_rule(self.method).weighs
         return self.method in (*CHOOSING, "geometric_median")
 
+    def private(self, mechanism: GaussianMechanism) -> AggregationRule:
+        """Return the rule of a fold that a mechanism makes private."""
+        return replace(self, clip_norm=mechanism.clip_norm, mechanism=mechanism)
+
     def weighted(self, update: UpdateSource) -> UpdateSource:
         """Return an update with the weight that it has in a fold.
 
         Raises:
             AggregationError: That is too large or too small for sums in float64.
         """
-        if self.counts_alike:
+        if self.counts_alike or self.mechanism is not None:
             return replace(update, weight=1.0)
         factor = self.factors.get(update.site, 1.0)
         if factor == 1.0:
@@ -104,7 +113,10 @@ class AggregationRule:
             UsageError: A pattern is found in no name; the message has the key and the pattern.
         """
         included = self._found("include", self.include, layout)
-        return included - self._found("exclude", self.exclude, layout)
+        selected = included - self._found("exclude", self.exclude, layout)
+        if self.mechanism is None:
+            return selected
+        return frozenset(name for name in selected if layout.by_name[name].dtype in FLOATS)
 
     def body_of(self, name: str) -> str:
         """Name of the body that a tensor belongs to; empty for the model itself."""

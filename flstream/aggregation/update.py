@@ -30,6 +30,7 @@ class UpdateSource:
         params_type: ``FULL`` for the new weights, ``DIFF`` for new minus old.
         partial: Whether it may lack tensors of the model. Otherwise a missing tensor is an error.
         on_change: Called once a byte of it is not the model's; None where nobody wants to know.
+        on_clip: Called with whether it is scaled down, where a rule limits its norm; None likewise.
     """
 
     site: str
@@ -38,6 +39,7 @@ class UpdateSource:
     params_type: ParamsType = "FULL"
     partial: bool = False
     on_change: Callable[[], None] | None = None
+    on_clip: Callable[[bool], None] | None = None
 
 
 class Reading:

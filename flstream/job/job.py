@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from flstream.job.aggregation_method import cohort_problems
-from flstream.job.conditions import StopCondition
+from flstream.job.conditions import StopCondition, read_condition
 from flstream.job.key import join, workflow_name
+from flstream.job.privacy import EPSILON, PrivacySection, privacy_problems
 from flstream.job.problems import Problem, did_you_mean, given
 from flstream.job.rules import Text, Whole, refuse
 from flstream.job.scoring import ScoreSource, score_source
@@ -54,7 +55,8 @@ class Job(Section):
     stop_when: Annotated[str | None, StopCondition()] = None
     """The job ends early once an evaluation's metric is there (`accuracy >= 0.97`); null is never.
 
-    The operators are >= <= > <. A metric that is NaN, infinite or missing does not end it.
+    The operators are >= <= > <. A metric that is NaN, infinite or missing does not end it. In a
+    private job, `epsilon > 3` ends it before a round that would spend more.
     """
 
     patience: Annotated[int | None, Whole(1)] = None
@@ -70,6 +72,7 @@ class Job(Section):
     """The workflows, one after another; most jobs have one."""
 
     aggregation: AggregationSection = AggregationSection()
+    privacy: PrivacySection = Field(default=PrivacySection(), validate_default=True)
     server_optimizer: ServerOptimizerSection = ServerOptimizerSection()
     streaming: StreamingSection = StreamingSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
@@ -131,22 +134,35 @@ class Job(Section):
             raise refuse(*problems)
         return value
 
-    @field_validator("stages")
+    @field_validator("privacy")
     @classmethod
-    def _something_to_stop_by(
-        cls, value: tuple[Stage, ...], info: ValidationInfo
-    ) -> tuple[Stage, ...]:
+    def _sound_together(cls, value: PrivacySection, info: ValidationInfo) -> PrivacySection:
+        clients, aggregation = info.data.get("clients"), info.data.get("aggregation")
+        stages, condition = info.data.get("stages", ()), info.data.get("stop_when")
+        problems = list(privacy_problems(value, clients, aggregation, stages, condition))
+        if problems:
+            raise refuse(*problems)
+        return value
+
+    @field_validator("privacy")
+    @classmethod
+    def _something_to_stop_by(cls, value: PrivacySection, info: ValidationInfo) -> PrivacySection:
         early = [key for key in ("stop_when", "patience") if info.data.get(key) is not None]
+        if "stop_when" in early and value.is_on:
+            # What is spent is known of each round, evaluated or not.
+            by = read_condition(info.data["stop_when"]).metric
+            early = [key for key in early if key != "stop_when" or by != EPSILON]
+        stages = info.data.get("stages", ())
         never = [
             index
-            for index, stage in enumerate(value)
+            for index, stage in enumerate(stages)
             if stage.has_rounds and stage.args.evaluate_every == 0
         ]
         train = info.data.get("train")
         if train is not None:
-            never = [each for each in never if score_source(value[each].args, train) == "task"]
+            never = [each for each in never if score_source(stages[each].args, train) == "task"]
         if early and never:
-            section = workflow_name(never[0], len(value))
+            section = workflow_name(never[0], len(stages))
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
             raise refuse(*(Problem(key, given(info.data[key]), allowed) for key in early))
         return value

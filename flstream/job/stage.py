@@ -61,6 +61,11 @@ class Stage(Section):
         return built_ins().get(self.type, self.type)
 
     @property
+    def is_own(self) -> bool:
+        """Whether the workflow is the user's, and not one that comes with flstream."""
+        return self.type not in built_ins()
+
+    @property
     def name(self) -> str:
         """Name of the workflow for messages: `fedavg`, or `relay.py:relay` without a folder."""
         where, colon, name = self.type.rpartition(":")

@@ -62,6 +62,9 @@ class WorkflowArgs(Section):
     key_metric_mode: Annotated[Literal["max", "min"], Choice(("max", "min"))] = "max"
     """Whether the best value of the key metric is the largest or the smallest."""
 
+    only_folds: ClassVar[bool] = False
+    """Whether nothing but plain folds brings sites' updates into models, as privacy needs it."""
+
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
         """Yield the problems of these arguments for a job with these clients.
 

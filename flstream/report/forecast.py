@@ -66,6 +66,9 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
     def way(traffic: Traffic) -> dict[str, int]:
         return traffic._asdict()
 
+    privacy = {}
+    if need.epsilon is not None:
+        privacy["privacy"] = {"epsilon": need.epsilon, "delta": job.privacy.delta}
     return {
         "job": job.name,
         "rounds": job.planned_rounds,
@@ -103,6 +106,7 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "fits": fit.fits,
         "lacking": list(fit.lacking),
         "advice": list(fit.advice),
+        **privacy,
     }
 
 
@@ -122,13 +126,17 @@ def _facts(job: Job, need: Forecast) -> list[tuple[str, str]]:
         workflows += " (counted as one fold a round)"
     if "received" in job.score_sources:
         evaluated += ", scored by metrics that come with updates of the next"
-    return [
+    facts = [
         ("job", f"{job.name}, {counted(job.planned_rounds, 'round')}{evaluated}"),
         ("workflow", workflows),
         ("sites", f"{sites}, {where}"),
         ("training code", _training(job)),
         ("model", f"{size}, from {_model(job)}"),
     ]
+    if need.epsilon is not None:
+        spent = f"epsilon {need.epsilon:.4g} at delta {job.privacy.delta:g}"
+        facts.append(("privacy", f"{spent} after {counted(job.planned_rounds, 'round')}"))
+    return facts
 
 
 def _training(job: Job) -> str:

@@ -22,6 +22,7 @@ from flstream.report.text import (
     format_metrics,
     format_rate,
     pieces,
+    privacy_words,
     shown_path,
 )
 from flstream.runs.run_directory import RunDirectory
@@ -164,6 +165,8 @@ def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, T
         facts.append(("final model", Text(clip(UNSCORED, width - _LABEL_WIDTH))))
     elif scored is not None:
         facts.append(("final model", Text(format_metrics(scored.metrics, width - _LABEL_WIDTH))))
+    if summary.privacy is not None:
+        facts.append(("privacy", Text(privacy_words(summary.privacy))))
     style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
     rounds = counted(summary.rounds_completed, "round")
     ended = Text(summary.status, style=style)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from flstream.report.console import new_table
 from flstream.report.metrics import Metric, metrics_of, values_by_round
-from flstream.report.text import elide, format_metric
+from flstream.report.text import elide, format_epsilon, format_metric
 from flstream.runs.summary import RoundSummary, Summary
 
 _PHASES = ("download", "train", "up+fold", "checkpoint", "evaluate")
@@ -43,19 +43,21 @@ def rounds_table(console: Console, summary: Summary) -> tuple[Table, int]:
 
 
 def _table(summary: Summary, metrics: Sequence[Metric]) -> Table:
-    table = new_table("round", *map(_heading, metrics), *_PHASES)
+    privacy = ("epsilon",) if summary.privacy else ()
+    table = new_table("round", *map(_heading, metrics), *privacy, *_PHASES)
     best = summary.best.round if summary.best else None
     scores = values_by_round(summary)
     if 0 in scores:
         first = (format_metric(scores[0].get(metric)) for metric in metrics)
-        table.add_row(_marked(0, best), *first, *("-" for _ in _PHASES))
+        table.add_row(_marked(0, best), *first, *("-" for _ in (*privacy, *_PHASES)))
     for each in _chosen(summary.rounds, best):
         if each is None:
             table.add_row("...")
             continue
         row = scores.get(each.round, {})
         values = (format_metric(row.get(metric)) for metric in metrics)
-        table.add_row(_marked(each.round, best), *values, *_seconds(each))
+        spent = [format_epsilon(each.privacy)] if privacy else []
+        table.add_row(_marked(each.round, best), *values, *spent, *_seconds(each))
     return table
 
 

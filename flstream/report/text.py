@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 
-from flstream.telemetry.events import Metrics
+from flstream.telemetry.events import Metrics, PrivacySpent
 from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
@@ -64,6 +64,18 @@ def format_metrics(metrics: Metrics, width: int | None = None) -> str:
         texts.pop()
         line = ", ".join([*texts, ELLIPSIS])
     return line if width is None else elide(line, width)
+
+
+def format_epsilon(spent: PrivacySpent | None) -> str:
+    """Format the epsilon of a round: `2.31`, or a dash where the job is not private."""
+    if spent is None:
+        return "-"
+    return "infinite" if spent.epsilon is None else f"{spent.epsilon:.4g}"
+
+
+def privacy_words(spent: PrivacySpent) -> str:
+    """Format what a private job has spent: `epsilon 2.31, 40% clipped to 0.5`."""
+    return f"epsilon {format_epsilon(spent)}, {spent.clipped:.0%} clipped to {spent.clip_norm:.4g}"
 
 
 def format_rate(bytes_per_second: float) -> str:

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from flstream.telemetry.events import Evaluated, Metrics, RoundFinished, SiteFailed, Transfer
+from flstream.telemetry.events import (
+    Evaluated,
+    Metrics,
+    PrivacySpent,
+    RoundFinished,
+    SiteFailed,
+    Transfer,
+)
 
 PHASES = ("download", "train", "upload and fold", "checkpoint", "evaluate")
 """Phases of a round, in order."""
@@ -30,6 +37,7 @@ class RoundRecord(NamedTuple):
         down: Transfers of models to the sites, evaluations included.
         up: Transfers of the updates.
         failures: Sites that had no part in it, in order.
+        privacy: Privacy spent up to its end; None where the job is not private.
     """
 
     number: int
@@ -46,6 +54,7 @@ class RoundRecord(NamedTuple):
     down: Transfer = Transfer()
     up: Transfer = Transfer()
     failures: Sequence[SiteFailed] = ()
+    privacy: PrivacySpent | None = None
 
     @property
     def phases(self) -> tuple[float, float, float, float, float]:
@@ -70,6 +79,7 @@ class RoundRecord(NamedTuple):
             weights=event.weights,
             down=self.down + event.down,
             up=self.up + event.up,
+            privacy=event.privacy,
         )
 
     def evaluated(self, event: Evaluated) -> RoundRecord:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from flstream.job import Job
 from flstream.job.conditions import Condition, read_condition
+from flstream.job.privacy import EPSILON
 from flstream.job.problems import did_you_mean
 from flstream.runs.best import BestEvaluation, BestRound, finite_value
 from flstream.telemetry.events import Metrics
@@ -41,6 +42,9 @@ class EarlyStopping:
 
     def __init__(self, job: Job, history: Iterable[tuple[int, Metrics]] = ()) -> None:
         self._condition = read_condition(job.stop_when) if job.stop_when else None
+        self._budget: Condition | None = None
+        if job.privacy.is_on and self._condition and self._condition.metric == EPSILON:
+            self._budget, self._condition = self._condition, None
         self._patience = job.patience
         self._best_round = BestRound(job.key_metric, job.key_metric_mode)
         self._without_improvement = 0
@@ -71,6 +75,21 @@ class EarlyStopping:
         self._compare(metrics)
         self.reason = self.reason or self._reached(metrics) or self._no_improvement()
         return Verdict(self.reason, self._warnings(metrics) if is_first else ())
+
+    def spent(self, round_number: int, epsilon: float, another: float) -> None:
+        """End the job where another round would spend more than it may.
+
+        Args:
+            round_number: Number of the round.
+            epsilon: What was spent up to its end.
+            another: What will have been spent after another one.
+        """
+        budget = self._budget
+        if budget is not None and self.reason is None and budget.holds(another):
+            self.reason = (
+                f"{EPSILON} is {epsilon:.4g} after round {round_number}, and another round would "
+                f"make it {_shown(another, budget)} {budget.bound}"
+            )
 
     def _compare(self, metrics: Metrics) -> None:
         if self._best_round.compare(self._round, metrics):

@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from flstream.runs.counted_events import Status
 from flstream.runs.history import History
 from flstream.runs.round_record import RoundRecord
 from flstream.runs.site_scores import by_site
-from flstream.telemetry.events import SERVER, AnyEvent, Transfer, default_site_names
+from flstream.telemetry.events import (
+    SERVER,
+    AnyEvent,
+    PrivacySpent,
+    Transfer,
+    default_site_names,
+)
 from flstream.telemetry.memory import ProcessMemory
 
 BESIDE_METRICS = frozenset({"round", "sites", "train"})
@@ -52,7 +59,13 @@ class SiteFailure(msgspec.Struct):
 
 
 class RoundSummary(msgspec.Struct):
-    """Where the seconds of a round went."""
+    """Where the seconds of a round went, and what a private job has spent up to its end.
+
+    Attributes:
+        epsilon: Epsilon of all folds so far; None where it is infinite.
+        clip_norm: Clipping norm of the round's last fold.
+        clipped: Fraction of that fold's updates that were scaled down.
+    """
 
     round: int
     download: float
@@ -60,6 +73,17 @@ class RoundSummary(msgspec.Struct):
     upload_and_fold: float
     checkpoint: float
     evaluate: float = 0.0
+    epsilon: float | UnsetType | None = UNSET
+    clip_norm: float | UnsetType = UNSET
+    clipped: float | UnsetType = UNSET
+
+    @property
+    def privacy(self) -> PrivacySpent | None:
+        """Privacy spent up to the round's end; None where the job is not private."""
+        match self.epsilon, self.clip_norm, self.clipped:
+            case (float() | None as epsilon, float() as clip_norm, float() as clipped):
+                return PrivacySpent(epsilon, clip_norm, clipped)
+        return None
 
     @property
     def phases(self) -> tuple[float, float, float, float, float]:
@@ -108,6 +132,11 @@ class Summary(msgspec.Struct):
     rounds: list[RoundSummary] = msgspec.field(default_factory=list)
     memory: MemorySummary = msgspec.field(default_factory=MemorySummary)
     wall_seconds: float = 0.0
+
+    @property
+    def privacy(self) -> PrivacySpent | None:
+        """Privacy that a private job has spent; None before its first fold, and for others."""
+        return next((each.privacy for each in reversed(self.rounds) if each.privacy), None)
 
     def to_json(self) -> str:
         """The summary as indented JSON."""
@@ -190,7 +219,7 @@ def summarize(history: History) -> Summary:
         failures=[SiteFailure(each.round, each.site, each.reason) for each in totals.failures],
         benched=list(totals.benched),
         transfer=TransferSummary(totals.mode, totals.chunk_size, totals.down, totals.up),
-        rounds=[RoundSummary(each.number, *each.phases) for each in history.rounds],
+        rounds=[_round(each) for each in history.rounds],
     )
 
 
@@ -209,3 +238,10 @@ def _metrics(history: History) -> list[dict[str, Any]]:
             table["train"] = record.trained
         tables.append(table)
     return tables
+
+
+def _round(record: RoundRecord) -> RoundSummary:
+    found = RoundSummary(record.number, *record.phases)
+    if record.privacy is None:
+        return found
+    return msgspec.structs.replace(found, **msgspec.structs.asdict(record.privacy))

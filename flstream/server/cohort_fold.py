@@ -13,6 +13,7 @@ import msgspec
 from flstream.aggregation.adoption import adopt_update, adopting
 from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
 from flstream.errors import SimulationError
@@ -43,6 +44,7 @@ class FoldOutcome(NamedTuple):
         up: Cost of fetching the updates.
         unchanged: Sites whose update is the model that they had received.
         kept: By site, the digest of its last model, where that is kept.
+        clipped: Sites whose update was scaled down.
     """
 
     digest: str
@@ -51,6 +53,7 @@ class FoldOutcome(NamedTuple):
     up: Transfer
     unchanged: Sequence[str]
     kept: Mapping[str, str]
+    clipped: Sequence[str] = ()
 
 
 class FoldSeconds(NamedTuple):
@@ -92,6 +95,7 @@ class CohortFold:
         trainer: Has sites train.
         model: The model that the updates were trained from.
         cohort: The updates.
+        rule: How the updates are combined.
         adopts: Whether the one update becomes the next model as it is.
         optimizer: The server optimizer that makes a step; None for none.
         counts_alike: Whether every update has the same weight.
@@ -108,6 +112,7 @@ class CohortFold:
         trainer: Trainer,
         model: Model,
         cohort: FoldedUpdates,
+        rule: AggregationRule,
         *,
         adopts: bool,
         optimizer: ServerOptimizer | None = None,
@@ -124,7 +129,7 @@ class CohortFold:
         self._base = store.joined(model)
         self._refused: dict[str, str] = {}
         self.progress = FoldProgress(context, self._base.layout.nbytes)
-        rule = replace(context.rule, counts_alike=counts_alike, bodies=store.bodies(model))
+        rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
         if last is not None:
             check = self.progress.check
@@ -177,7 +182,9 @@ class CohortFold:
         if self._adopts and digest != self._model.digest:
             unchanged = []  # it was copied, and not compared
         kept = {} if self._keeper is None else self._keeper.digests
-        return FoldOutcome(digest, fold.answers, self._refused, fold.cost, unchanged, kept)
+        return FoldOutcome(
+            digest, fold.answers, self._refused, fold.cost, unchanged, kept, fold.clipped
+        )
 
     def left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order; lost ones are made again.
@@ -225,7 +232,7 @@ class CohortFold:
             sums.discard()
             return
         costs = [each.cost for each in records.values() if each is not None]
-        self._fold.take_up(answers, sum(costs, start=Transfer()))
+        self._fold.take_up(answers, sum(costs, start=Transfer()), sums.clipped)
         for answer in answers.values():
             run.take_up(answer, None)
         self._done = len(answers)

@@ -50,9 +50,11 @@ class CollectedUpdate:
     Attributes:
         answer: What the site answered beside it.
         has_changed: Whether a fold has found that it is not the model that was received.
+        is_clipped: Whether the last fold has scaled it down.
     """
 
     has_changed = False
+    is_clipped = False
 
     def __init__(self, answer: SiteAnswer, body: Source, cost: Transfer) -> None:
         self.answer = answer
@@ -75,10 +77,14 @@ class CollectedUpdate:
             answer.params_type,
             answer.partial,
             self._note_change,
+            self._note_clip,
         )
 
     def _note_change(self) -> None:
         self.has_changed = True
+
+    def _note_clip(self, is_clipped: bool) -> None:
+        self.is_clipped = is_clipped
 
     def _open(self) -> Source:
         return self._body

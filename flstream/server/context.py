@@ -8,6 +8,7 @@ from typing import Protocol
 from flstream.aggregation.rules import AggregationRule
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
+from flstream.server.accountant_process import AccountantProcess
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.receiver import StreamSettings
@@ -35,6 +36,7 @@ class ServerContext:
         rule: How updates are folded.
         emit: Takes every event.
         abort: Set once the run is to stop.
+        accountant: Computes what a private job spends; None for other jobs.
     """
 
     job: Job
@@ -44,6 +46,7 @@ class ServerContext:
     rule: AggregationRule
     emit: Emit
     abort: AbortSignal
+    accountant: AccountantProcess | None = None
 
     def worker_of(self, site: str) -> str:
         """Name of the worker that does what is not a task on behalf of a site.

@@ -40,6 +40,7 @@ from flstream.server.effects import (
 from flstream.server.failures import FailureRecord
 from flstream.server.model_store import ModelStore, UnsoundModelError
 from flstream.server.peer_fold import PeerFold
+from flstream.server.privacy import PrivateFolds
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.round_totals import FoldResult, RoundTotals
 from flstream.server.sampling import brief_names, check_sites, sample_sites
@@ -119,6 +120,10 @@ class Federation:
             context, journal, store, self._trainer, self._tasks, self._scoring
         )
         self._unchanged = UnchangedUpdates()
+        self._private: PrivateFolds | None = None
+        if context.accountant is not None:
+            self._private = PrivateFolds(context.job, context.accountant)
+            self._private.check_first_round()
         self.failure: FlstreamError | None = None
 
     @property
@@ -158,6 +163,8 @@ class Federation:
         self.stage = place
         self.limit_waiting(UNLIMITED)
         self._scores.begin_stage(source, stopping)
+        if self._private is not None:
+            self._private.begin_stage(stopping)
 
     def limit_waiting(self, waits: TaskWaits) -> None:
         """Set how long there may be nothing from the sites of a task, from now on."""
@@ -206,8 +213,12 @@ class Federation:
     def sample(self, number: int) -> list[str]:
         """Draw the sites of a round; see :meth:`flstream.server.run.Run.sample`."""
         clients, sites = self.context.job.clients, self.sites
-        drawn = sample_sites(sites, clients.cohort_size, self.seed, number)
         least = clients.min_updates or clients.cohort_size
+        if self._private is not None:
+            drawn = self._private.sample(sites, number)
+            least = min(least, len(drawn))
+        else:
+            drawn = sample_sites(sites, clients.cohort_size, self.seed, number)
         ResultCollector[None](f"train round {number}", drawn, least).check_size()
         return drawn
 
@@ -252,6 +263,8 @@ class Federation:
         least = job.clients.min_updates or len(names) or 1
         if min_updates is not None:
             least = min_updates
+        elif self._private is not None and self._private.is_draw(names, self.round):
+            least = min(least, len(names))  # by chance, nobody may be drawn
         message = pack_values(meta or {}, optimizer_params)
         seconds = job.clients.round_timeout if timeout is None else float(timeout)
         arguments = {
@@ -331,9 +344,19 @@ class Federation:
         rules = fold_rules(self.context.rule, self._store.bodies(model), rule, bodies)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
+        if cohort.rules and self._private is not None:
+            raise WorkflowError(
+                "run.fold() was given rules, and privacy.type is central, which knows what a site "
+                "can do to a mean alone; leave them out, or set privacy.type = none"
+            )
         if at is not None:
             check_aggregators(at)
             self.check_sites("fold", at)
+            if self._private is not None:
+                raise WorkflowError(
+                    "run.fold() was given at, and privacy.type is central, whose noise the server "
+                    "adds; leave it out, or set privacy.type = none"
+                )
             if cohort.rules:
                 raise WorkflowError(
                     "run.fold() was given both rules and at; rules are applied in the server's "
@@ -354,6 +377,11 @@ class Federation:
             raise WorkflowError(
                 f"run.adopt() takes the update of one site, and was given {len(found)}; "
                 "use run.fold() for several, and skip the round where there is none"
+            )
+        if self._private is not None:
+            raise WorkflowError(
+                "run.adopt() makes an update the next model as it is, and privacy.type is central; "
+                "use run.fold(), or set privacy.type = none"
             )
         cohort = FoldedUpdates.of(found, "adopt")
         model = found[0].base
@@ -523,13 +551,17 @@ class Federation:
     def _new_fold(
         self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False
     ) -> CohortFold | PeerFold:
-        job = self.context.job
+        job, rule, private = self.context.job, self.context.rule, self._private
+        if private is not None:
+            self._warn(private.warnings(rule, self._store.source(model).layout))
+            rule = private.rule(rule, self.round, self._store.next_record(self.round)[1])
         return CohortFold(
             self.context,
             self._store,
             self._trainer,
             model,
             cohort,
+            rule,
             adopts=adopts,
             optimizer=None if adopts else stage_optimizer(job, self.stage),
             counts_alike=job.stages[self.stage].args.server_step is not None,
@@ -561,6 +593,8 @@ class Federation:
         self, effect: Effect, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
     ) -> Model:
         """Fold updates into the next model, which is durable on return."""
+        private = self._private
+        _, step = self._store.next_record(self.round)
         for training in cohort.trainings:
             if not training.is_done:
                 self.do_training(training, fold)
@@ -576,6 +610,7 @@ class Federation:
             updates=cohort.used,
             kept=outcome.kept,
             at=made.at,
+            privacy=private.record(cohort, self.round, step, outcome) if private else None,
         )
         if result.metrics and self._scores.is_received(model, self.round):
             # Before the record that makes it final, so that it counts as soon as that does.
@@ -596,6 +631,8 @@ class Federation:
         result = FoldResult.from_plain(result_of(done))
         handle = self._store.add(done.model, done.effect, is_verified=is_verified, host=result.at)
         self._per_site.last.add(result.kept, done.effect)
+        if self._private is not None and result.privacy is not None:
+            self._private.take(result.privacy, self.round)
         if self._scores.is_received(base, self.round):
             self._warn(self._scores.add_received(base, result.metrics))
         if self._totals is not None:

@@ -104,6 +104,7 @@ class UpdateFold:
         answers: What the sites answered whose updates were folded, in order.
         cost: Cost of fetching the updates that were folded.
         unchanged: Sites whose update was found to be the model that they had received.
+        clipped: Sites whose update was scaled down.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class UpdateFold:
         self.answers: dict[str, SiteAnswer] = {}
         self.cost = Transfer()
         self.unchanged: list[str] = []
+        self.clipped: list[str] = []
         self._base = base
         self._rule = rule
         self._memory_budget = memory_budget
@@ -127,10 +129,13 @@ class UpdateFold:
         self._walk = walk
         self._keep = keep
 
-    def take_up(self, answers: Mapping[str, SiteAnswer], cost: Transfer) -> None:
+    def take_up(
+        self, answers: Mapping[str, SiteAnswer], cost: Transfer, clipped: Sequence[str] = ()
+    ) -> None:
         """Count the updates that an earlier server has added to the sum."""
         self.answers |= answers
         self.cost += cost
+        self.clipped += clipped
 
     def add(self, updates: Sequence[CollectedUpdate], refuse: Refuse) -> None:
         """Add updates to the sum, and let go of them.
@@ -222,6 +227,7 @@ class UpdateFold:
             else:
                 break
         self.unchanged += [each.answer.site for each in sound if not each.has_changed]
+        self.clipped += [each.answer.site for each in sound if each.is_clipped]
         self.answers |= {each.answer.site: each.answer for each in sound}
         self.cost = sum((each.cost for each in sound), start=self.cost)
         return sound

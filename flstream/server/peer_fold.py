@@ -121,7 +121,7 @@ class PeerFold:
         self._last = last
         # Digests of the sites' models that were kept.
         self._kept: dict[str, str] = {}
-        self._fold = CohortFold(context, store, trainer, model, cohort, adopts=False)
+        self._fold = CohortFold(context, store, trainer, model, cohort, context.rule, adopts=False)
         # Why each site that was to fold has not.
         self._lost: dict[str, str] = {}
 

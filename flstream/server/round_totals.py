@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from flstream.server.privacy import FoldPrivacy
 from flstream.server.training import TaskCost, plain_transfer
-from flstream.telemetry.events import ModelRecord, RoundFinished, Transfer
+from flstream.telemetry.events import ModelRecord, PrivacySpent, RoundFinished, Transfer
 
 
 class FoldResult(NamedTuple):
@@ -25,6 +26,7 @@ class FoldResult(NamedTuple):
         updates: The updates that were used: pairs of a training's number and its sites.
         kept: By site, the digest of its last model, where that is kept.
         at: Site in whose process they were folded; empty for the server's.
+        privacy: What it has spent; None where the job is not private.
     """
 
     weights: Mapping[str, float]
@@ -36,6 +38,7 @@ class FoldResult(NamedTuple):
     updates: list[tuple[int, list[str]]]
     kept: Mapping[str, str] = MappingProxyType({})
     at: str = ""
+    privacy: FoldPrivacy | None = None
 
     def plain(self) -> dict[str, Any]:
         """The result as the journal's encoding takes it."""
@@ -45,13 +48,17 @@ class FoldResult(NamedTuple):
             **kept,
             "up": plain_transfer(self.up),
             "updates": [list(each) for each in self.updates],
+            "privacy": None if self.privacy is None else self.privacy.plain(),
         }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> FoldResult:
         """The result that was encoded."""
         updates = [(number, sites) for number, sites in plain["updates"]]
-        return cls(**{**plain, "up": Transfer(*plain["up"]), "updates": updates})
+        spent = plain.get("privacy")
+        privacy = None if spent is None else FoldPrivacy.from_plain(spent)
+        found = {"up": Transfer(*plain["up"]), "updates": updates, "privacy": privacy}
+        return cls(**{**plain, **found})
 
 
 class RoundTotals:
@@ -68,6 +75,7 @@ class RoundTotals:
         self._weights: dict[str, float] = {}
         self._aggregator = ""
         self._metrics: list[tuple[float, Mapping[str, float]]] = []
+        self._privacy: PrivacySpent | None = None
 
     def add_task(self, cost: TaskCost) -> None:
         """Add what a training cost."""
@@ -85,6 +93,8 @@ class RoundTotals:
         for site, weight in result.weights.items():
             self._weights[site] = self._weights.get(site, 0.0) + weight
         self._metrics.append((sum(result.weights.values()), result.metrics))
+        if result.privacy is not None:
+            self._privacy = result.privacy.spent
 
     def finished(self, newest: ModelRecord) -> RoundFinished:
         """The event that ends the round.
@@ -105,6 +115,7 @@ class RoundTotals:
             down=self._down,
             up=msgspec.structs.replace(self._up, seconds=self._fold),
             aggregator=self._aggregator,
+            privacy=self._privacy,
         )
 
     def _mean(self) -> dict[str, float]:

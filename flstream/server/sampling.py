@@ -21,6 +21,25 @@ def sample_sites(sites: Sequence[str], count: int, seed: int, round_number: int)
     return [site for site in sites if site in drawn]
 
 
+def draw_sites(sites: Sequence[str], share: float, seed: int, round_number: int) -> list[str]:
+    """Draw each site by itself with the same probability, by the seed and the round alone.
+
+    Args:
+        sites: Names of the sites.
+        share: The probability; from 1, all are drawn.
+        seed: Seed of the job.
+        round_number: Number of the round.
+
+    Returns:
+        Names, in the order of ``sites``; there may be none.
+    """
+    return [
+        site
+        for site in sites
+        if random.Random(f"flstream/draw/{seed}/{round_number}/{site}").random() < share
+    ]
+
+
 def site_seed(seed: int, site: str, round_number: int, kind: str, ordinal: int = 0) -> int:
     """The seed of one site's task in one round, a number of 63 bits.
 

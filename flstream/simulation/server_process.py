@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 import traceback
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import msgspec
 
@@ -18,10 +18,12 @@ from flstream.errors import AbortedError, ChannelClosedError, FlstreamError, Sim
 from flstream.job import Job
 from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
+from flstream.server.accountant_process import AccountantProcess
 from flstream.server.context import ServerContext
 from flstream.server.initial_model import BuildReport
 from flstream.server.lost_variables import watch_variables
 from flstream.server.play import Replay, await_initial, dismiss, play, prepare
+from flstream.server.privacy import first_request
 from flstream.server.started import run_started
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
@@ -155,10 +157,16 @@ def _run(
         with (
             DownloadService(limits=limits_for(settings)) as service,
             closing(WorkerPool(names, own, spawner, service, abort, seconds)) as pool,
+            ExitStack() as stack,
         ):
+            accountant = None
+            if job.privacy.is_on:
+                accountant = stack.enter_context(closing(AccountantProcess()))
+                if not replay.records:
+                    accountant.begin(first_request(job))  # while the workers start
             rule = rule_for(job.aggregation)
             emit = watch_variables(job, reporter.emit, is_resumed=bool(replay.records))
-            context = ServerContext(job, run, pool, service, rule, emit, abort)
+            context = ServerContext(job, run, pool, service, rule, emit, abort, accountant)
             prepare(context)
             initial = replay.initial
             if initial is None:

@@ -313,6 +313,20 @@ class ModelScored(Event, tag="model_scored"):
     down: Transfer
 
 
+class PrivacySpent(msgspec.Struct, frozen=True):
+    """Privacy that a private run has spent up to the end of a round.
+
+    Attributes:
+        epsilon: Epsilon of all folds so far, at the job's delta; None where it is infinite.
+        clip_norm: Clipping norm of the round's last fold.
+        clipped: Fraction of that fold's updates that were scaled down.
+    """
+
+    epsilon: float | None
+    clip_norm: float
+    clipped: float
+
+
 class RoundFinished(Event, tag="round_finished"):
     """The model of a round is durable on disk.
 
@@ -328,6 +342,7 @@ class RoundFinished(Event, tag="round_finished"):
         up: Cost of transferring the updates to the server.
         optimizer_state: Digest of the server optimizer's state; empty without an optimizer.
         aggregator: Site in whose process the updates were folded; empty for the server's.
+        privacy: Privacy spent; None where the job is not private.
     """
 
     round: int
@@ -342,6 +357,7 @@ class RoundFinished(Event, tag="round_finished"):
     up: Transfer
     optimizer_state: str = ""
     aggregator: str = ""
+    privacy: PrivacySpent | None = None
 
     @property
     def phases(self) -> tuple[float, float, float, float]:

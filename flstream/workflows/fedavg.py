@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from flstream.job.rules import Real
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
@@ -10,6 +10,8 @@ from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 class FedAvgArgs(WorkflowArgs):
     """Arguments of fedavg."""
+
+    only_folds: ClassVar[bool] = True
 
     fedprox_mu: Annotated[float, Real(0)] = 0.0
     """How strongly sites are drawn to the global model while they train (mu of FedProx); 0 is not.

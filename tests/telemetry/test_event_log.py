@@ -20,6 +20,7 @@ from flstream.telemetry.events import (
     AnyEvent,
     Metrics,
     ModelRecord,
+    PrivacySpent,
     RoundFinished,
     RunFinished,
     SiteLog,
@@ -50,6 +51,8 @@ VALUES = {
     ),
     ModelRecord | None: st.none()
     | st.builds(ModelRecord, *[st.integers(0, 2**31)] * 3, st.text(), st.text()),
+    PrivacySpent | None: st.none()
+    | st.builds(PrivacySpent, st.none() | st.floats(0, 1e9), st.floats(1e-9, 1e9), st.floats(0, 1)),
     msgspec.Raw: st.sampled_from([b"null", b'{"a": [1, 2.5]}', b'"\\n"']).map(msgspec.Raw),
 }
 

@@ -36,7 +36,7 @@ from flstream.report.html.tables import (
 )
 from flstream.report.metrics import UNSCORED, metrics_of
 from flstream.report.record.run import RunRecord, read_run
-from flstream.report.text import counted, format_metric, pieces
+from flstream.report.text import counted, format_epsilon, format_metric, pieces
 from flstream.runs.history import History
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import RunResumed
@@ -202,6 +202,10 @@ def facts(run: RunRecord) -> list[Fact]:
         best = summary.best
         where = f"best, after round {best.round:,}" if best.round else "best, of the initial model"
         found.append(Fact(printable(best.metric), format_metric(best.value), where))
+    spent = summary.privacy
+    if spent is not None:
+        note = f"{spent.clipped:.0%} of updates clipped to {spent.clip_norm:.4g}"
+        found.append(Fact("epsilon", format_epsilon(spent), note))
     found.append(Fact("time", format_seconds(run.seconds), counted(len(summary.rounds), "round")))
     over = memory.server.over_idle
     if over:

@@ -9,10 +9,10 @@ from flstream.report.charts.seconds import PHASE_COLORS
 from flstream.report.metrics import metrics_of, values_by_round
 from flstream.report.record.run import RunRecord
 from flstream.report.record.settings import Setting
-from flstream.report.text import format_metric, format_rate
+from flstream.report.text import format_epsilon, format_metric, format_rate
 from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
-from flstream.telemetry.events import Transfer
+from flstream.telemetry.events import PrivacySpent, Transfer
 from flstream.telemetry.memory import ProcessMemory
 from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
@@ -24,6 +24,9 @@ _MOST_PROCESSES = 9
 _MOST_SITES = 12
 # Maximum number of rows in the second table; more make a page slow.
 _MOST_MORE = 2000
+
+
+_PRIVACY_HEADS = ("epsilon", "clipping norm", "clipped")
 
 
 class TableRow(NamedTuple):
@@ -61,18 +64,28 @@ def rounds_table(run: RunRecord) -> Table:
     metrics = metrics_of([run.summary])
     scores = values_by_round(run.summary)
     best = run.summary.best.round if run.summary.best else None
+    privacy = _PRIVACY_HEADS if run.summary.privacy else ()
     rows = []
     if 0 in scores:
         values = [format_metric(scores[0].get(metric)) for metric in metrics]
         rows.append(
-            TableRow(["0", *values, *(NOTHING for _ in PHASES)], "best" if best == 0 else "")
+            TableRow(
+                ["0", *values, *(NOTHING for _ in (*privacy, *PHASES))], "best" if best == 0 else ""
+            )
         )
     for each in run.summary.rounds:
         values = [format_metric(scores.get(each.round, {}).get(metric)) for metric in metrics]
-        cells = [str(each.round), *values, *(f"{seconds:.2f}" for seconds in each.phases)]
+        spent = _privacy_cells(each.privacy) if privacy else []
+        cells = [str(each.round), *values, *spent, *(f"{seconds:.2f}" for seconds in each.phases)]
         rows.append(TableRow(cells, "best" if each.round == best else ""))
     titles = [metric.title for metric in metrics]
-    return Table(["round", *titles, *(f"{phase} s" for phase in PHASES)], rows)
+    return Table(["round", *titles, *privacy, *(f"{phase} s" for phase in PHASES)], rows)
+
+
+def _privacy_cells(spent: PrivacySpent | None) -> list[str]:
+    if spent is None:
+        return [NOTHING] * len(_PRIVACY_HEADS)
+    return [format_epsilon(spent), f"{spent.clip_norm:.4g}", f"{spent.clipped:.0%}"]
 
 
 def process_tables(run: RunRecord) -> tuple[Table, Table]:

@@ -16,6 +16,7 @@ from flstream.report.text import (
     counted,
     elide,
     format_elapsed,
+    format_epsilon,
     format_left,
     format_metric,
     format_metrics,
@@ -234,6 +235,8 @@ def _past(state: RunState, width: int, room: int) -> list[Text]:
         head = elide(printable(f"train {name}" if kind == "train" else name), 12)
         rank = 7 if name != first[kind] else 2 if kind == "score" else 4
         columns.append(Column(f"{kind} {name}", head, max(cell_len(head), 9), rank))
+    if any(each.privacy for each in shown):
+        columns.append(Column("epsilon", "epsilon", 9, 2))
     rows = []
     for each in shown:
         seconds = (each.download, each.train, each.upload_and_fold, each.checkpoint)
@@ -242,6 +245,7 @@ def _past(state: RunState, width: int, room: int) -> list[Text]:
         )
         cells |= {"round": str(each.number), "seconds": _two(each.seconds)}
         cells["evaluate"] = _two(each.evaluate) if each.evaluate else "-"
+        cells["epsilon"] = format_epsilon(each.privacy)
         for kind, name in names:
             known = each.scores or {} if kind == "score" else each.trained
             cells[f"{kind} {name}"] = format_metric(known.get(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from flstream.report.text import counted, format_clock, format_metrics, pieces
+from flstream.report.text import counted, format_clock, format_metrics, pieces, privacy_words
 from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import (
     AnyEvent,
@@ -184,4 +184,5 @@ def _finished(event: RoundFinished) -> str:
     steps = zip(PHASES, event.phases, strict=False)
     split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in steps)
     trained = f"; sites report {format_metrics(event.metrics)}" if event.metrics else ""
-    return f"done in {format_seconds(sum(event.phases))} ({split}){trained}"
+    spent = "" if event.privacy is None else f"; {privacy_words(event.privacy)}"
+    return f"done in {format_seconds(sum(event.phases))} ({split}){trained}{spent}"

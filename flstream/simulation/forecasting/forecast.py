@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from flstream.aggregation.accountant import Accounting, epsilon
 from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.methods import folded_updates
 from flstream.aggregation.rules import AggregationRule, rule_for
@@ -92,6 +93,7 @@ class Forecast:
             is counted once.
         round_disk_bytes: bytes that a round writes before any file can be removed.
         disk_bytes: peak size of all files together in bytes.
+        epsilon: what all rounds of a private job spend; None if the job is not private.
     """
 
     model_bytes: int
@@ -113,6 +115,7 @@ class Forecast:
     total_bytes: int
     round_disk_bytes: int
     disk_bytes: int
+    epsilon: float | None = None
 
     @property
     def run_down(self) -> Traffic:
@@ -149,6 +152,8 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     """
     clients, bodies = job.clients, job.stages[0].args.bodies
     rule, cohort = replace(rule_for(job.aggregation), bodies=bodies), clients.cohort_size
+    if job.privacy.is_on:  # clipping takes a walk of its own
+        rule = replace(rule, clip_norm=job.privacy.clipping.norm)
     settings = stream_settings(job, job.train.exchange_format)
     beside = dict.fromkeys(bodies, float_layout(layout, FLOATS))
     joint = joint_layout({MAIN: layout, **beside}) if bodies else layout
@@ -193,7 +198,16 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         total_bytes=shared + server + clients.workers * (client + training),
         round_disk_bytes=sum(part.size for part in disk.of_a_round),
         disk_bytes=disk.model + more * (disk.model + disk.optimizer_state) + passing,
+        epsilon=_epsilon(job),
     )
+
+
+def _epsilon(job: Job) -> float | None:
+    """Return what a private job spends if each round folds, once, what was drawn for it."""
+    if not job.privacy.is_on:
+        return None
+    accounting = Accounting.of(job)
+    return epsilon(accounting, {accounting.population: job.planned_rounds})
 
 
 def _evaluations(job: Job) -> int:

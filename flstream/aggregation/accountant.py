@@ -1,0 +1,210 @@
+"""The privacy that folds have spent, by the accountants of the package dp-accounting.
+
+That package takes 80 MiB and a second to import. So a server asks for it in a process of its own:
+``python -m flstream.aggregation.accountant`` reads a request on stdin, and writes its answer.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from flstream.job import Job
+
+# How long epsilons are computed ahead of the one that is asked for, and how many at most.
+_AHEAD_SECONDS = 2.0
+_MOST_AHEAD = 2000
+# What PLDAccountant takes: the grid of a privacy loss distribution.
+_INTERVAL = 1e-4
+
+NOT_DRAWN = 0
+"""Stands for the number of sites that a cohort was drawn from, where it was not drawn at random."""
+
+FoldCounts = Mapping[int, int]
+"""Number of folds by the number of sites that their cohorts were drawn from."""
+
+
+class Accounting(msgspec.Struct, frozen=True):
+    """What epsilon depends on beside the folds.
+
+    Attributes:
+        accountant: Name of the accountant.
+        sampling: How cohorts are drawn.
+        noise_multiplier: Noise on the sum of updates, in units of the clipping norm.
+        cohort: Number of sites that are drawn, or expected.
+        population: Number of sites that they are drawn from while all of them are asked.
+        delta: Probability at which epsilon may fail.
+    """
+
+    accountant: Literal["rdp", "pld"]
+    sampling: Literal["poisson", "without_replacement"]
+    noise_multiplier: float
+    cohort: int
+    population: int
+    delta: float
+
+    @classmethod
+    def of(cls, job: Job) -> Accounting:
+        """The accounting of a private job."""
+        privacy, clients = job.privacy, job.clients
+        return cls(
+            privacy.accountant,
+            privacy.sampling,
+            privacy.noise_multiplier,
+            privacy.cohort(clients),
+            privacy.drawn_from(clients),
+            privacy.delta,
+        )
+
+
+class EpsilonRequest(msgspec.Struct, frozen=True):
+    """A question to the process of an accountant.
+
+    Attributes:
+        accounting: What epsilon depends on beside the folds.
+        folds: The folds.
+        next: Number of sites that the cohorts of folds to come are drawn from.
+        most: Number of folds to come that may be asked for next.
+    """
+
+    accounting: Accounting
+    folds: dict[int, int]
+    next: int
+    most: int
+
+
+def epsilon(accounting: Accounting, folds: FoldCounts) -> float:
+    """Compute the epsilon of folds, at the accounting's delta.
+
+    With Poisson sampling, neighbours differ by one site more or less. A cohort that is drawn
+    without replacement is for neighbours in which one site's data are replaced: they differ by
+    twice the clipping norm, so that the noise counts half (Wang et al. 2019, arXiv:1808.00087).
+    """
+    counts = [(drawn_from, count) for drawn_from, count in sorted(folds.items()) if count]
+    if not counts:
+        return 0.0
+    if accounting.accountant == "pld":
+        from dp_accounting.pld import privacy_loss_distribution
+
+        loss = privacy_loss_distribution.identity(value_discretization_interval=_INTERVAL)
+        for drawn_from, count in counts:
+            loss = loss.compose(_loss(accounting, drawn_from, count))
+        return float(loss.get_epsilon_for_delta(accounting.delta))
+    from dp_accounting.rdp import compute_epsilon
+
+    divergences = [count * _divergences(accounting, drawn_from)[1] for drawn_from, count in counts]
+    orders, _ = _divergences(accounting, NOT_DRAWN)
+    return float(compute_epsilon(orders, sum(divergences), accounting.delta)[0])
+
+
+def epsilons_ahead(request: EpsilonRequest) -> Iterator[float]:
+    """Yield the epsilon of a request's folds, then of one more, and so on for about a second."""
+    folds = dict(request.folds)
+    began = time.monotonic()
+    for number in range(min(request.most, _MOST_AHEAD) + 1):
+        if number > 1 and time.monotonic() - began > _AHEAD_SECONDS:
+            return
+        yield epsilon(request.accounting, folds)
+        folds[request.next] = folds.get(request.next, 0) + 1
+
+
+def _loss(accounting: Accounting, drawn_from: int, count: int) -> Any:
+    """The distribution of the privacy loss of several folds alike."""
+    noise = accounting.noise_multiplier
+    if drawn_from <= accounting.cohort:
+        return _loss_of_one(noise / math.sqrt(count), 1.0)
+    return _loss_of_one(noise, accounting.cohort / drawn_from).self_compose(count)
+
+
+@cache
+def _loss_of_one(noise: float, share: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise, value_discretization_interval=_INTERVAL, sampling_prob=share
+    )
+
+
+@cache
+def _divergences(accounting: Accounting, drawn_from: int) -> tuple[Any, Any]:
+    """The orders of Renyi divergences, and those of one fold: of several, they add up."""
+    from dp_accounting import (
+        GaussianDpEvent,
+        NeighboringRelation,
+        PoissonSampledDpEvent,
+        SampledWithoutReplacementDpEvent,
+    )
+    from dp_accounting.rdp import RdpAccountant
+
+    noise, cohort = accounting.noise_multiplier, accounting.cohort
+    is_drawn = drawn_from > cohort  # fewer are all of them, and none of them is hidden
+    if accounting.sampling == "without_replacement":
+        accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+        event: Any = GaussianDpEvent(noise / 2)
+        if is_drawn:
+            event = SampledWithoutReplacementDpEvent(drawn_from, cohort, event)
+    else:
+        accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+        event = GaussianDpEvent(noise)
+        if is_drawn:
+            event = PoissonSampledDpEvent(cohort / drawn_from, event)
+    accountant.compose(event)
+    return accountant.orders, accountant.rdp
+
+
+Ask = Callable[[EpsilonRequest], Sequence[float]]
+"""Has the epsilons of a request computed: of its folds, and of some more that are to come."""
+
+
+class EpsilonTable:
+    """Epsilons of a run's folds, asked for some at a time.
+
+    Args:
+        accounting: What they depend on beside the folds.
+        ask: Has some computed.
+        rounds: Number of folds that the run is to have.
+    """
+
+    def __init__(self, accounting: Accounting, ask: Ask, rounds: int) -> None:
+        self._accounting = accounting
+        self._ask = ask
+        self._rounds = rounds
+        self._known: dict[tuple[tuple[int, int], ...], float] = {}
+
+    def epsilon(self, folds: FoldCounts, then: int) -> float:
+        """Return the epsilon of folds.
+
+        Args:
+            folds: The folds.
+            then: Number of sites that the cohorts of folds to come are most likely drawn from.
+        """
+        key = _key(folds)
+        if key not in self._known:
+            most = max(self._rounds - sum(folds.values()), 0) + 1
+            request = EpsilonRequest(self._accounting, dict(folds), then, most)
+            ahead = dict(folds)
+            for found in self._ask(request):
+                self._known[_key(ahead)] = found
+                ahead[then] = ahead.get(then, 0) + 1
+        return self._known[key]
+
+
+def _key(folds: FoldCounts) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted((drawn_from, count) for drawn_from, count in folds.items() if count))
+
+
+def _main() -> None:
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=EpsilonRequest)
+    found = list(epsilons_ahead(request))
+    sys.stdout.buffer.write(msgspec.json.encode(found))
+
+
+if __name__ == "__main__":
+    _main()

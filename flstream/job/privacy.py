@@ -1,0 +1,196 @@
+"""Sections of the job file for central differential privacy."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import ValidationInfo, field_validator
+
+from flstream.job.conditions import read_condition
+from flstream.job.key import workflow_name
+from flstream.job.problems import Problem, given
+from flstream.job.rules import Choice, Real, Whole, refuse
+from flstream.job.section import Section
+
+if TYPE_CHECKING:
+    from flstream.job.sections import AggregationSection, ClientsSection
+    from flstream.job.stage import Stage
+
+EPSILON = "epsilon"
+"""Name that stands in ``stop_when`` for the privacy that a job has spent."""
+
+_ACCOUNTANT_MODULE = "dp_accounting"
+
+
+class ClippingSection(Section):
+    """How far an update may differ from the model before it is scaled down."""
+
+    type: Annotated[Literal["fixed", "adaptive"], Choice(("fixed", "adaptive"))] = "fixed"
+    """Whether the norm stays as it is, or follows the sites' own norms round by round.
+
+    adaptive is of Andrew et al. 2021 (arXiv:1905.03871): it moves the norm towards a quantile of
+    the updates' norms, which it learns from a noisy count of those that are within it.
+    """
+
+    norm: Annotated[float, Real(0, above_least=True)] = 1.0
+    """The most an update may differ from the model (L2 norm); adaptive clipping begins with it.
+
+    The norm is over all aggregated floats of the update.
+    """
+
+    target_quantile: Annotated[float, Real(0, below=1, above_least=True)] = 0.5
+    """With adaptive: the fraction of updates whose norm is to be within the clipping norm."""
+
+    learning_rate: Annotated[float, Real(0, above_least=True)] = 0.2
+    """With adaptive: how fast the norm follows, as an exponent of its factor in a round."""
+
+    count_stddev: Annotated[float | None, Real(0, above_least=True)] = None
+    """With adaptive: the noise on the count of updates within the norm; null is cohort / 20."""
+
+
+class PrivacySection(Section):
+    """Differential privacy of sites, given by the server (central): DP-FedAvg.
+
+    It needs the extra `flstream[privacy]`. With it each update counts alike, and integers and
+    bools keep their values.
+    """
+
+    type: Annotated[Literal["none", "central"], Choice(("none", "central"))] = "none"
+    """Whether the mean of the updates is made private: none, or central, as it is folded.
+
+    central clips each update, and adds Gaussian noise to the mean of their differences from the
+    model (McMahan et al. 2018, arXiv:1710.06963). Who has the server's own files or the job's seed
+    can subtract the noise.
+    """
+
+    noise_multiplier: Annotated[float, Real(0, above_least=True)] = 1.0
+    """The noise on the sum of updates (standard deviation), in units of the clipping norm."""
+
+    clipping: ClippingSection = ClippingSection()
+
+    delta: Annotated[float, Real(0, below=1, above_least=True)] = 1e-5
+    """The probability at which epsilon may fail; far below one over the number of sites."""
+
+    accountant: Annotated[Literal["rdp", "pld"], Choice(("rdp", "pld"))] = "rdp"
+    """What computes epsilon: rdp (Renyi divergences), or pld (privacy loss distributions).
+
+    pld is tighter, and slower. Both are of the package dp-accounting.
+    """
+
+    sampling: Annotated[
+        Literal["poisson", "without_replacement"], Choice(("poisson", "without_replacement"))
+    ] = "poisson"
+    """How a round's sites are drawn where `clients.per_round` is fewer than all.
+
+    poisson draws each site by itself with the same probability, so that the cohort's size varies:
+    epsilon is for a site more or less. without_replacement draws as many each round: epsilon is for
+    a site's data replaced by other data, which the accountant bounds less tightly.
+    """
+
+    noise_cohort_size: Annotated[int | None, Whole(1)] = None
+    """The cohort whose noise is simulated with the smaller one of this job; null is its own.
+
+    For research on what privacy costs a large federation: the noise and epsilon are those of a
+    cohort of this size, drawn from `privacy.population` sites, and the job's own sites do not get
+    that privacy.
+    """
+
+    population: Annotated[int | None, Whole(1)] = None
+    """How many sites the accountant takes cohorts to be drawn from; null is `clients.count`."""
+
+    @field_validator("type")
+    @classmethod
+    def _with_its_extra(cls, value: str) -> str:
+        if value != "none" and importlib.util.find_spec(_ACCOUNTANT_MODULE) is None:
+            missing = f"given {value}, and there is no module {_ACCOUNTANT_MODULE}"
+            raise refuse(Problem("", missing, "", "install it: pip install 'flstream[privacy]'"))
+        return value
+
+    @field_validator("sampling")
+    @classmethod
+    def _as_the_accountant_knows(cls, value: str, info: ValidationInfo) -> str:
+        if value == "without_replacement" and info.data.get("accountant") == "pld":
+            allowed = "poisson with privacy.accountant = pld, which knows no other"
+            raise refuse(Problem("", given(value), allowed))
+        return value
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the job is private."""
+        return self.type != "none"
+
+    def cohort(self, clients: ClientsSection) -> int:
+        """Return the size of the cohort whose noise and epsilon the job has."""
+        return self.noise_cohort_size or clients.cohort_size
+
+    def drawn_from(self, clients: ClientsSection) -> int:
+        """Return the number of sites that this cohort is drawn from."""
+        return self.population or clients.count
+
+    def count_stddev(self, clients: ClientsSection) -> float:
+        """Return the noise on the count of the updates within the norm, of the cohort."""
+        return self.clipping.count_stddev or self.cohort(clients) / 20
+
+    def update_noise_multiplier(self, clients: ClientsSection) -> float:
+        """Return the noise on the sum of updates, in units of the clipping norm.
+
+        Adaptive clipping releases a noisy count, too. The updates then get more noise, so that both
+        together cost as much as ``noise_multiplier`` says (Andrew et al. 2021, theorem 1).
+        """
+        total = self.noise_multiplier
+        if self.clipping.type == "fixed":
+            return total
+        rest: float = total**-2 - (2 * self.count_stddev(clients)) ** -2
+        return 1 / math.sqrt(rest)
+
+
+def privacy_problems(
+    privacy: PrivacySection,
+    clients: ClientsSection | None,
+    aggregation: AggregationSection | None,
+    stages: Sequence[Stage],
+    stop_when: str | None,
+) -> Iterator[Problem]:
+    """Yield the problems of a private job's other sections; a refused section has others."""
+    if not privacy.is_on:
+        return
+    if clients is not None:
+        yield from _of_clients(privacy, clients)
+    if aggregation is not None:
+        yield from _of_aggregation(aggregation)
+    for index, stage in enumerate(stages):
+        if not stage.is_own and not stage.args.only_folds:
+            key = f"{workflow_name(index, len(stages))}.type"
+            allowed = "fedavg, or a workflow of your own that folds, where privacy.type is central"
+            yield Problem(key, given(stage.type), allowed)
+    condition = read_condition(stop_when) if stop_when else None
+    if condition and condition.metric == EPSILON and condition.operator not in (">", ">="):
+        allowed = f"{EPSILON} > a number, since {EPSILON} only grows"
+        yield Problem("stop_when", given(stop_when), allowed)
+
+
+def _of_clients(privacy: PrivacySection, clients: ClientsSection) -> Iterator[Problem]:
+    cohort, population = privacy.cohort(clients), privacy.drawn_from(clients)
+    if cohort > population:
+        allowed = f"at least the cohort, which is {cohort}"
+        yield Problem("privacy.population", given(population), allowed)
+    most = 2 * privacy.count_stddev(clients)
+    if privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most:
+        allowed = f"below twice privacy.clipping.count_stddev, which is {most:g} for {cohort} sites"
+        hint = "raise that, too, for a count with more noise"
+        yield Problem("privacy.noise_multiplier", given(privacy.noise_multiplier), allowed, hint)
+
+
+def _of_aggregation(aggregation: AggregationSection) -> Iterator[Problem]:
+    if aggregation.method != "mean":
+        allowed = "mean where privacy.type is central, which bounds what a site can do to a mean"
+        yield Problem("aggregation.method", given(aggregation.method), allowed)
+    if aggregation.weights:
+        allowed = "left out where privacy.type is central, which counts all sites alike"
+        yield Problem("aggregation.weights", given(aggregation.weights), allowed)
+    if aggregation.clip_norm is not None:
+        allowed = "null where privacy.type is central, which has privacy.clipping.norm"
+        yield Problem("aggregation.clip_norm", given(aggregation.clip_norm), allowed)

@@ -1,0 +1,258 @@
+"""The privacy of a run: the mechanism of each fold, and what all of them have spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flstream.aggregation.accountant import (
+    NOT_DRAWN,
+    Accounting,
+    EpsilonRequest,
+    EpsilonTable,
+)
+from flstream.aggregation.adaptive_clipping import AdaptiveNorm
+from flstream.aggregation.elements import FLOATS
+from flstream.aggregation.noise import NoiseSource
+from flstream.aggregation.private import GaussianMechanism
+from flstream.aggregation.rules import AggregationRule
+from flstream.errors import SimulationError
+from flstream.job import Job
+from flstream.job.conditions import read_condition
+from flstream.job.privacy import EPSILON
+from flstream.model.layout import Layout
+from flstream.runs.stopping import EarlyStopping
+from flstream.server.accountant_process import AccountantProcess
+from flstream.server.cohort import FoldedUpdates
+from flstream.server.cohort_fold import FoldOutcome
+from flstream.server.sampling import brief_names, draw_sites, sample_sites
+from flstream.telemetry.events import PrivacySpent
+
+
+class FoldPrivacy(NamedTuple):
+    """What a fold has spent, and what the next one begins with, as the journal keeps it.
+
+    Attributes:
+        clip_norm: Clipping norm of the fold.
+        clipped: Fraction of its updates that were scaled down.
+        drawn_from: Number of sites that its cohort was drawn from; 0 if it was not drawn.
+        folds: Number of all folds so far by the number of sites that their cohorts were drawn from.
+        epsilon: What all folds so far have spent.
+        next_clip_norm: Clipping norm of the next fold.
+        next_epsilon: What they will have spent after another one.
+    """
+
+    clip_norm: float
+    clipped: float
+    drawn_from: int
+    folds: Mapping[int, int]
+    epsilon: float
+    next_clip_norm: float
+    next_epsilon: float
+
+    def plain(self) -> dict[str, Any]:
+        """The record as the journal's encoding takes it."""
+        return {**self._asdict(), "folds": [list(each) for each in self.folds.items()]}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> FoldPrivacy:
+        """The record that was encoded."""
+        return cls(**{**plain, "folds": dict(plain["folds"])})
+
+    @property
+    def spent(self) -> PrivacySpent:
+        """What is reported of a round that ends with it."""
+        return PrivacySpent(self.epsilon, self.clip_norm, self.clipped)
+
+
+class PrivateFolds:
+    """Makes folds private. Its state follows from the records of the folds, so replay rebuilds it.
+
+    Args:
+        job: A private job.
+        accountant: Computes epsilons.
+    """
+
+    def __init__(self, job: Job, accountant: AccountantProcess) -> None:
+        privacy, clients = job.privacy, job.clients
+        self._job = job
+        self._cohort = clients.cohort_size
+        self._is_poisson = privacy.sampling == "poisson"
+        accounting = Accounting.of(job)
+        self._population = accounting.population
+        self._table = EpsilonTable(accounting, accountant, job.planned_rounds)
+        # The noise on the mean is that of the cohort which is simulated.
+        self._noise = privacy.update_noise_multiplier(clients) / accounting.cohort
+        self._adaptive: AdaptiveNorm | None = None
+        if privacy.clipping.type == "adaptive":
+            scale = self._cohort / accounting.cohort
+            self._adaptive = AdaptiveNorm(
+                privacy.clipping.target_quantile,
+                privacy.clipping.learning_rate,
+                self._cohort,
+                privacy.count_stddev(clients) * scale,
+            )
+        self._clip_norm = privacy.clipping.norm
+        self._folds: Mapping[int, int] = {}
+        # The last draw: its round, who was drawn, and from how many.
+        self._draw: tuple[int, list[str], int] | None = None
+        # The round of the last fold, and from how many sites its cohort was drawn.
+        self._last: tuple[int, int] = (0, NOT_DRAWN)
+        self._newest: FoldPrivacy | None = None
+        self._stopping = EarlyStopping(job)
+        self._has_warned = False
+
+    def check_first_round(self) -> None:
+        """Refuse a job whose first round would spend more than it may.
+
+        Raises:
+            SimulationError: The message has both figures.
+        """
+        condition = read_condition(self._job.stop_when) if self._job.stop_when else None
+        if condition is None or condition.metric != EPSILON:
+            return
+        first = self._table.epsilon({self._population: 1}, self._population)
+        if condition.holds(first):
+            raise SimulationError(
+                f"one round alone would spend an epsilon of {first:.4g}, and stop_when is "
+                f"{condition}; raise privacy.noise_multiplier"
+            )
+
+    def warnings(self, rule: AggregationRule, layout: Layout) -> list[str]:
+        """Say, once, which tensors keep their values as they are no floats.
+
+        Args:
+            rule: Rule of the job.
+            layout: Layout of the model.
+        """
+        if self._has_warned:
+            return []
+        self._has_warned = True
+        kept = _kept_tensors(rule, layout)
+        if not kept:
+            return []
+        return [
+            f"{brief_names(kept)} keep the values of the initial model, since privacy.type is "
+            "central, and only floats get noise; aggregation.exclude says so of them without this "
+            "warning"
+        ]
+
+    def sample(self, sites: Sequence[str], number: int) -> list[str]:
+        """Draw the sites of a round, and remember them: a fold of just these costs less.
+
+        Args:
+            sites: Sites that are still asked.
+            number: Number of the round.
+        """
+        clients, seed = self._job.clients, self._job.seed
+        missing = clients.count - len(sites)
+        if self._is_poisson:
+            # Each with the probability that it had from the first: others that are gone do not
+            # change it.
+            share = self._cohort / clients.count
+            drawn, drawn_from = draw_sites(sites, share, seed, number), self._population
+        else:
+            drawn = sample_sites(sites, self._cohort, seed, number)
+            drawn_from = self._population - missing
+        self._draw = number, drawn, drawn_from
+        return drawn
+
+    def is_draw(self, sites: Sequence[str], number: int) -> bool:
+        """Whether these sites are those that were drawn for a round; they may be none."""
+        return self._draw is not None and self._draw[:2] == (number, list(sites))
+
+    def rule(self, rule: AggregationRule, number: int, step: int) -> AggregationRule:
+        """Return the rule of the next fold.
+
+        Args:
+            rule: Rule of the job.
+            number: Number of the round.
+            step: Number of models that the round has made before.
+        """
+        name = self._name(number, step)
+        noise = self._noise * self._clip_norm
+        return rule.private(GaussianMechanism(self._clip_norm, self._cohort, noise, name))
+
+    def record(
+        self, cohort: FoldedUpdates, number: int, step: int, outcome: FoldOutcome
+    ) -> FoldPrivacy:
+        """Return the record of a fold that is done.
+
+        Args:
+            cohort: Updates that it was given.
+            number: Number of the round.
+            step: Number of models that the round has made before.
+            outcome: What came of it.
+        """
+        received, clipped = len(outcome.answers), len(outcome.clipped)
+        drawn_from, folds = self._drawn_from(cohort, number), dict(self._folds)
+        last_round, last_drawn_from = self._last
+        if last_round == number and last_drawn_from != NOT_DRAWN:
+            # Two folds of a round know of one draw: so it hides nobody in either of them.
+            folds[last_drawn_from] -= 1
+            folds[NOT_DRAWN] = folds.get(NOT_DRAWN, 0) + 1
+        folds[drawn_from] = folds.get(drawn_from, 0) + 1
+        then = drawn_from or self._population
+        epsilon = self._table.epsilon(folds, then)
+        after = {**folds, then: folds.get(then, 0) + 1}
+        norm = self._clip_norm
+        if self._adaptive is not None:
+            noise = np.empty(1)
+            NoiseSource(f"{self._name(number, step)}//count").fill(0, noise)
+            norm = self._adaptive.after(norm, received, clipped, float(noise[0]))
+        return FoldPrivacy(
+            clip_norm=self._clip_norm,
+            clipped=clipped / received if received else 0.0,
+            drawn_from=drawn_from,
+            folds=folds,
+            epsilon=epsilon,
+            next_clip_norm=norm,
+            next_epsilon=self._table.epsilon(after, then),
+        )
+
+    def take(self, record: FoldPrivacy, number: int) -> None:
+        """Take in the record of a fold in a round, done or replayed."""
+        self._newest = record
+        self._folds, self._clip_norm = record.folds, record.next_clip_norm
+        self._last = number, record.drawn_from
+        self._stopping.spent(number, record.epsilon, record.next_epsilon)
+
+    def begin_stage(self, stopping: EarlyStopping) -> None:
+        """Begin with the next workflow, which ends at once where another fold would cost too much.
+
+        Args:
+            stopping: Judges whether the workflow goes on.
+        """
+        self._stopping = stopping
+        if self._newest is not None:
+            stopping.spent(self._last[0], self._newest.epsilon, self._newest.next_epsilon)
+
+    def _name(self, number: int, step: int) -> str:
+        again = f"/{step}" if step else ""
+        return f"flstream/privacy/{self._job.seed}/{number}{again}"
+
+    def _drawn_from(self, cohort: FoldedUpdates, number: int) -> int:
+        """From how many sites the cohort of a fold was drawn; of all that a round asked for."""
+        if self._draw is None or self._last[0] == number or len(cohort.trainings) != 1:
+            return NOT_DRAWN
+        (training,) = cohort.trainings
+        if not self.is_draw(list(training.tasks), number):
+            return NOT_DRAWN
+        return self._draw[2]
+
+
+def first_request(job: Job) -> EpsilonRequest:
+    """The request that a private run's first fold makes, unless its cohort is not drawn."""
+    accounting = Accounting.of(job)
+    then = accounting.population
+    return EpsilonRequest(accounting, {then: 1}, then, job.planned_rounds)
+
+
+def _kept_tensors(rule: AggregationRule, layout: Layout) -> list[str]:
+    """Names of the tensors that a private job does not aggregate, since they are no floats."""
+    selected = rule.selected(layout)
+    return [
+        spec.name for spec in layout.tensors if spec.name in selected and spec.dtype not in FLOATS
+    ]
