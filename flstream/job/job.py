@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from flstream.job.conditions import StopCondition
+from flstream.job.filters import FiltersSection
 from flstream.job.key import join, workflow_name
 from flstream.job.problems import Problem, did_you_mean, given
 from flstream.job.rules import Text, Whole, refuse
@@ -68,6 +69,7 @@ class Job(Section):
 
     aggregation: AggregationSection = AggregationSection()
     server_optimizer: ServerOptimizerSection = ServerOptimizerSection()
+    filters: FiltersSection = FiltersSection()
     streaming: StreamingSection = StreamingSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     tracking: TrackingSection = TrackingSection()

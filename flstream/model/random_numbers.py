@@ -13,6 +13,7 @@ from one machine, or one length of an array, to another.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -25,6 +26,8 @@ _WORDS = 4
 # Elements that are computed at a time, so that their intermediate results stay in a core's cache.
 _BLOCK = 1 << 13
 _LN_2 = 0.6931471805599453
+# Its first 32 bits, of which the product with a whole number is exact, and the rest.
+_LN_2_HIGH, _LN_2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 
 
 def stream_key(*parts: str | int) -> bytes:
@@ -101,6 +104,31 @@ def laplaces(key: bytes, start: int, count: int) -> Floats:
     return _in_blocks(_laplace, key, start, count)
 
 
+def logarithms(values: Floats) -> Floats:
+    """Return the natural logarithms of positive numbers, the same on every machine.
+
+    With m between sqrt(1/2) and sqrt(2), log m is 2 artanh((m - 1) / (m + 1)), whose series is cut
+    where its next term is below the last bit.
+    """
+    mantissa, exponent = np.frexp(values)
+    is_low = mantissa < 0.7071067811865476
+    mantissa = np.where(is_low, 2.0 * mantissa, mantissa)
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    series = _polynomial(ratio * ratio, _ARTANH)
+    return (exponent - is_low) * _LN_2 + 2.0 * ratio * series
+
+
+def exponentials(values: Floats) -> Floats:
+    """Return e to the power of numbers from -700 to 700, the same on every machine.
+
+    The rest of a division by log 2 is at most 0.35, for which Taylor's series is cut where its next
+    term is below the last bit.
+    """
+    power = np.rint(values * (1.0 / _LN_2))
+    rest = (values - power * _LN_2_HIGH) - power * _LN_2_LOW
+    return np.ldexp(_polynomial(rest, _TAYLOR), power.astype(np.int32))
+
+
 def _in_blocks(quantile: Callable[[Floats], Floats], key: bytes, start: int, count: int) -> Floats:
     found = np.empty(count)
     for first in range(0, count, _BLOCK):
@@ -117,7 +145,7 @@ def _uniform(raw: np.ndarray[Any, np.dtype[np.uint64]]) -> Floats:
 def _laplace(uniform: Floats) -> Floats:
     centred = uniform - 0.5
     # 1 - 2|u - 1/2| is exact, and above 0.
-    return np.copysign(_log(1.0 - 2.0 * np.abs(centred)), centred)
+    return np.copysign(logarithms(1.0 - 2.0 * np.abs(centred)), centred)
 
 
 def _normal(uniform: Floats) -> Floats:
@@ -127,25 +155,11 @@ def _normal(uniform: Floats) -> Floats:
     outside = np.flatnonzero(np.abs(centred) > 0.425)
     if len(outside):
         tail = np.minimum(uniform[outside], 1.0 - uniform[outside])
-        root = np.sqrt(-_log(tail))
+        root = np.sqrt(-logarithms(tail))
         far = root > 5.0
         size = np.where(far, _ratio(root - 5.0, _FAR_TAIL), _ratio(root - 1.6, _TAIL))
         found[outside] = np.copysign(size, centred[outside])
     return found
-
-
-def _log(values: Floats) -> Floats:
-    """Return natural logarithms of positive numbers, by operations that are rounded alike.
-
-    With m between sqrt(1/2) and sqrt(2), log m is 2 artanh((m - 1) / (m + 1)), whose series is cut
-    where its next term is below the last bit.
-    """
-    mantissa, exponent = np.frexp(values)
-    is_low = mantissa < 0.7071067811865476
-    mantissa = np.where(is_low, 2.0 * mantissa, mantissa)
-    ratio = (mantissa - 1.0) / (mantissa + 1.0)
-    series = _polynomial(ratio * ratio, _ARTANH)
-    return (exponent - is_low) * _LN_2 + 2.0 * ratio * series
 
 
 def _ratio(x: Floats, coefficients: tuple[Sequence[float], Sequence[float]]) -> Floats:
@@ -164,6 +178,8 @@ def _polynomial(x: Floats, coefficients: Sequence[float]) -> Floats:
 
 # 1/23, 1/21 and so on to 1; the next term is below 2e-18 where ratio is at most 0.1716.
 _ARTANH = [1.0 / odd for odd in range(23, 0, -2)]
+# 1/14!, 1/13! and so on to 1.
+_TAYLOR = [1.0 / math.factorial(power) for power in range(14, -1, -1)]
 
 # Of AS 241 (PPND16), that of the highest power first: those above the bar, and those below it.
 _CENTRE = (

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.model.random_numbers import laplaces, normals, stream_key, uniforms, words
+from flstream.model.random_numbers import (
+    exponentials,
+    laplaces,
+    logarithms,
+    normals,
+    stream_key,
+    uniforms,
+    words,
+)
 
 KEY = stream_key(7, "noise", "layer.weight")
 KINDS = (words, uniforms, normals, laplaces)
@@ -76,3 +84,10 @@ def test_laplace_numbers_have_mean_zero_and_variance_two():
     np.testing.assert_allclose(drawn, expected, rtol=1e-14, atol=1e-16)
     assert abs(drawn.mean()) < 4 * math.sqrt(2 / MANY)
     assert abs(drawn.var() - 2) < 4 * math.sqrt(20 / MANY)
+
+
+def test_logarithms_and_exponentials_are_right_to_the_last_bits():
+    exponents = np.linspace(-700, 700, 20_001)
+    np.testing.assert_allclose(exponentials(exponents), np.exp(exponents), rtol=4e-16)
+    numbers = np.exp(np.linspace(-700, 700, 20_000))
+    np.testing.assert_allclose(logarithms(numbers), np.log(numbers), rtol=4e-16)
