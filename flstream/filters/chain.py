@@ -9,10 +9,10 @@ from typing import Any
 from flstream.errors import UsageError
 from flstream.filters.block import BlockFilter, Direction, Passage, Values
 from flstream.filters.filtered import FilteredSource, layout_of
-from flstream.filters.gaussian import GaussianNoise
+from flstream.filters.gaussian import GaussianFilter
 from flstream.filters.numbers import FilteredValues, RemainingValues, SourceValues
-from flstream.filters.percentile import PercentilePrivacy
-from flstream.filters.svt import SVTPrivacy
+from flstream.filters.percentile import PercentileFilter
+from flstream.filters.svt import SVTFilter
 from flstream.job.filter_code import load_filter
 from flstream.job.filter_sections import GAUSSIAN, PERCENTILE, SVT
 from flstream.job.filters import FilterSpec
@@ -23,11 +23,11 @@ Prepare = Callable[[Values, Passage, int, dict[str, Any]], BlockFilter]
 """Function from a model's numbers, its passage, the filter's place and arguments to the filter."""
 
 BUILT_IN: dict[str, Prepare] = {
-    PERCENTILE: lambda values, passage, place, args: PercentilePrivacy.of(
+    PERCENTILE: lambda values, passage, place, args: PercentileFilter.of(
         values, passage, args["percentile"], args["gamma"]
     ),
-    SVT: lambda values, passage, place, args: SVTPrivacy.of(values, passage, place, **args),
-    GAUSSIAN: lambda values, passage, place, args: GaussianNoise(**args),
+    SVT: lambda values, passage, place, args: SVTFilter.of(values, passage, place, **args),
+    GAUSSIAN: lambda values, passage, place, args: GaussianFilter(**args),
 }
 """Built-in filters that change numbers, by name."""
 

@@ -9,7 +9,7 @@ from flstream.model.random_numbers import Floats
 
 
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianFilter:
     """Filter of any model.
 
     Attributes:

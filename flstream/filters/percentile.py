@@ -16,7 +16,7 @@ from flstream.model.random_numbers import Floats
 
 
 @dataclass(frozen=True)
-class PercentilePrivacy:
+class PercentileFilter:
     """Filter of one update.
 
     Attributes:
@@ -30,7 +30,7 @@ class PercentilePrivacy:
     @classmethod
     def of(
         cls, values: Values, passage: Passage, percent: float, gamma: float
-    ) -> PercentilePrivacy:
+    ) -> PercentileFilter:
         """Find the cutoff, in a few passes over the update.
 
         Args:

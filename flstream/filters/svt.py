@@ -34,7 +34,7 @@ _MOST_EXPONENT = 600.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class NoisyTest:
     """The test that a number has to pass to be shared.
 
     Attributes:
@@ -59,16 +59,16 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class SVTPrivacy:
+class SVTFilter:
     """Filter of one update.
 
     Attributes:
-        choice: Test that a number has to pass.
+        test: Test that a number has to pass.
         last: Time until which numbers that pass are shared.
         noise: Scale of the noise of a shared number, for a step.
     """
 
-    choice: Choice
+    test: NoisyTest
     last: float
     noise: float
 
@@ -84,7 +84,7 @@ class SVTPrivacy:
         noise_var: float,
         gamma: float,
         tau: float,
-    ) -> SVTPrivacy:
+    ) -> SVTFilter:
         """Choose the numbers that are shared, in a few passes over the update.
 
         Args:
@@ -102,26 +102,26 @@ class SVTPrivacy:
         drawn = float(laplaces(filter_key(passage, place, "threshold"), 0, 1)[0])
         threshold = tau + drawn * gamma * 2 / epsilon
         budget = epsilon * (2 * max(shared, 1)) ** (2 / 3)
-        choice = Choice(threshold, gamma * 4 * max(shared, 1) / budget, gamma, passage.steps)
+        test = NoisyTest(threshold, gamma * 4 * max(shared, 1) / budget, gamma, passage.steps)
         noise = gamma * 2 / noise_var
         if not shared:
-            return cls(choice, 0.0, noise)
+            return cls(test, 0.0, noise)
 
         (last,) = order_statistics(
             lambda: (
-                choice.times(values.block(spec, index), block_at(spec, index, passage, place))
+                test.times(values.block(spec, index), block_at(spec, index, passage, place))
                 for spec, index in blocks_of(values, scalars=False)
             ),
             count,
             [shared - 1],
         )
-        return cls(choice, last, noise)
+        return cls(test, last, noise)
 
     def __call__(self, values: Floats, block: Block) -> Floats:
         """Return the shared changes with their noise, and 0 for the others."""
         if not block.shape:
             return values
-        steps, most = self.choice.steps, self.choice.most
-        is_shared = self.choice.times(values, block) <= self.last
+        steps, most = self.test.steps, self.test.most
+        is_shared = self.test.times(values, block) <= self.last
         noisy = values / steps + self.noise * block.laplaces("noise")
         return np.where(is_shared, np.clip(noisy, -most, most) * steps, 0.0)
