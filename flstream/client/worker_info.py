@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from flstream.job.filters import FilterSpec
 from flstream.model.memory import Framework
 from flstream.streaming.receiver import StreamSettings
 
@@ -32,6 +33,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         include: Regular expressions of the names of tensors that are aggregated; see
             :class:`flstream.job.sections.AggregationSection`.
         exclude: Regular expressions of the names of tensors that are not aggregated.
+        filters_up: Filters of updates.
+        filters_down: Filters of received models.
     """
 
     name: str
@@ -51,3 +54,5 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     streaming: StreamSettings
     include: list[str]
     exclude: list[str]
+    filters_up: list[FilterSpec] = []
+    filters_down: list[FilterSpec] = []

@@ -28,9 +28,7 @@ class PercentileFilter:
     most: float
 
     @classmethod
-    def of(
-        cls, values: Values, passage: Passage, percent: float, gamma: float
-    ) -> PercentileFilter:
+    def of(cls, values: Values, passage: Passage, percent: float, gamma: float) -> PercentileFilter:
         """Find the cutoff, in a few passes over the update.
 
         Args:

@@ -51,6 +51,11 @@ class FilterSpec:
         where, colon, name = self.type.rpartition(":")
         return f"{Path(where).name}{colon}{name}"
 
+    def __str__(self) -> str:
+        """Return the name with the arguments: `gaussian (sigma = 0.01)`."""
+        args = ", ".join(f"{name} = {render_value(value)}" for name, value in self.args.items())
+        return f"{self.name} ({args})" if args else self.name
+
     def as_section(self) -> dict[str, Any]:
         """Return the section that stands for it in a job file."""
         return {"type": self.type, **self.args}
@@ -122,6 +127,11 @@ class FiltersSection(Section):
 
     down: Annotated[list[FilterSpec], FilterList()] = Field(default_factory=list)
     """The filters of the models that sites receive, of the same types."""
+
+    @property
+    def keep_models(self) -> bool:
+        """Whether a model is kept as it was received, since filters need it after training."""
+        return bool(self.down) or any(each.changes_numbers for each in self.up)
 
     def by_key(self) -> Iterator[tuple[str, FilterSpec]]:
         """Yield all filters, each with its key, such as `filters.up[0]`."""

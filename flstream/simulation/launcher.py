@@ -198,6 +198,8 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         streaming=stream_settings(job, job.train.exchange_format),
         include=job.aggregation.include,
         exclude=job.aggregation.exclude,
+        filters_up=job.filters.up,
+        filters_down=job.filters.down,
     )
 
 

@@ -7,13 +7,14 @@ optimizer where the training code says which it is; activations and data cannot 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.steps import plan_steps
 from flstream.engines.imports import library_imports
+from flstream.filters.chain import remaining
 from flstream.job import Job
 from flstream.model.layout import Layout
 from flstream.server.stream_settings import stream_settings
@@ -138,14 +139,16 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         layout: layout of the job's model.
 
     Raises:
-        UsageError: a pattern of ``aggregation.include`` or ``exclude`` matches no tensor's name.
+        UsageError: a pattern of ``aggregation.include`` or ``exclude``, or a name of a filter,
+            matches no tensor's name.
     """
     clients = job.clients
     rule, cohort = rule_for(job.aggregation), clients.cohort_size
     settings = stream_settings(job, job.train.exchange_format)
     plan = plan_task(job, layout.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
-    update = _update_layout(layout, rule)
+    remaining(layout, job.filters.down, "down")
+    update = _update_layout(remaining(layout, job.filters.up, "up"), rule.selected(layout))
     disk = plan_disk(job, layout, cohort)
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
@@ -201,9 +204,8 @@ def _evaluate_every(job: Job) -> Sequence[int]:
     ]
 
 
-def _update_layout(layout: Layout, rule: AggregationRule) -> Layout:
-    """Return the layout of the tensors of an update that are aggregated, and so sent."""
-    selected = rule.selected(layout)
+def _update_layout(layout: Layout, selected: Collection[str]) -> Layout:
+    """Return the layout of the tensors that are aggregated, and so sent, of those that may be."""
     return Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors if s.name in selected)
 
 
