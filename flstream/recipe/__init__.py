@@ -17,6 +17,13 @@ from flstream.recipe.components import (
     TransferType,
 )
 from flstream.recipe.fed_job import FedJob
+from flstream.recipe.filters import (
+    ExcludeVars,
+    FilterType,
+    Gaussian,
+    PercentilePrivacy,
+    SVTPrivacy,
+)
 from flstream.recipe.recipes import (
     FedAvgRecipe,
     NumpyFedAvgRecipe,
@@ -28,17 +35,22 @@ from flstream.recipe.sim_env import SimEnv
 
 __all__ = [
     "ExchangeFormat",
+    "ExcludeVars",
     "FedAvg",
     "FedAvgRecipe",
     "FedJob",
+    "FilterType",
     "FrameworkType",
+    "Gaussian",
     "IntimeModelSelector",
     "NumpyFedAvgRecipe",
     "PTFedAvg",
     "PTModel",
+    "PercentilePrivacy",
     "Recipe",
     "RunResult",
     "RunFailedError",
+    "SVTPrivacy",
     "ScriptRunner",
     "SimEnv",
     "TensorClientStreamer",

@@ -45,7 +45,7 @@ def run(jobs, *how, **more):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, jobs_in):
-    """What comes of four sites with a worker each, for a tiny model and one that is kept in a file."""
+    """What comes of four sites with a worker each, for a tiny model and one kept in a file."""
     found = {}
     for name, how in (("tiny", []), ("large", [LARGE])):
         found[name] = run(jobs_in(tmp_path_factory.mktemp(name)), *how)
@@ -57,7 +57,6 @@ def undisturbed(tmp_path_factory, jobs_in):
     [
         ("tiny", ["clients.parallel=1", chunks("4 KiB")]),
         ("tiny", ["clients.parallel=2", "streaming.mode=push"]),
-        ("large", ["clients.parallel=1", chunks("2 MiB")]),
         ("large", ["clients.parallel=2", chunks("4 KiB"), "streaming.mode=push"]),
         ("large", ["streaming.mode=native"]),
     ],
