@@ -62,7 +62,7 @@ class FilterSpec:
 
 
 @dataclass(frozen=True)
-class FilterType(Factory):
+class FilterKind(Factory):
     """Name of a built-in filter, or a class in a file or a module."""
 
     what: str = "Class"
@@ -145,10 +145,10 @@ def _parsed(value: Any, folder: Path) -> FilterSpec:
     if not isinstance(section, dict):
         raise refuse(Problem("", given(value), "the name of a filter, or a section with a type"))
     if "type" not in section:
-        raise refuse(Problem("type", MISSING, FilterType().allowed))
+        raise refuse(Problem("type", MISSING, FilterKind().allowed))
     args = {name: each for name, each in section.items() if name != "type"}
     try:
-        kind = FilterType().parse(section["type"], folder)
+        kind = FilterKind().parse(section["type"], folder)
     except PydanticCustomError as error:
         raise refuse(*_below("type", error)) from None
     if kind in BUILT_IN:

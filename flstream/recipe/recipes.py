@@ -92,7 +92,7 @@ class Recipe:
         """Filter updates before they leave their site (``filters.up``).
 
         Args:
-            filter: A filter of :mod:`flstream.recipe`; or one of a job file, as its name or section.
+            filter: A filter of :mod:`flstream.recipe`; or a job file's, as a name or a section.
             tasks: Names of its tasks, ``train`` among them; None for all.
             clients: None, since the filters of a job are those of all sites.
         """
