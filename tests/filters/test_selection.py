@@ -21,7 +21,7 @@ def in_blocks(numbers, size=7):
     return lambda: (numbers[at : at + size] for at in range(0, len(numbers), size))
 
 
-@pytest.fixture(params=[1 << 20, 3], ids=["kept", "counted"])
+@pytest.fixture(params=[1 << 18, 3], ids=["kept", "counted"])
 def most_kept(request, monkeypatch):
     monkeypatch.setattr(selection, "_MOST_KEPT", request.param)
 

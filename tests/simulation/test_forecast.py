@@ -63,6 +63,7 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
             "clients.parallel=2",
             "aggregation.exclude=[b]",
             "workflow.args.evaluate_every=0",
+            "filters.up=[svt_privacy, { type = exclude_vars, exclude_vars = [steps] }]",
         ),
     ],
     ids=["a process each, pushed", "fewer processes, pulled"],

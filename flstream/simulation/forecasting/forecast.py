@@ -33,6 +33,8 @@ _OTHER_PROCESSES = 4
 # Memory of streaming in a process over its idle, whatever the size of the model: mostly pages of
 # libraries that are used for the first time.
 _STREAMING_BYTES = 24 << 20
+# Memory of a client for filters of numbers: what they sort, a histogram and blocks.
+_FILTERS_BYTES = 8 << 20
 # Memory of the server for each worker: threads, channels and messages.
 _LINE_BYTES = 256 << 10
 
@@ -287,7 +289,7 @@ def _memory(
     server = _STREAMING_BYTES + workers * _LINE_BYTES + job.aggregation.memory_budget
     if plan.in_memory:
         server += job.clients.cohort_size * update
-    client = _STREAMING_BYTES + model
+    client = _STREAMING_BYTES + model + (_FILTERS_BYTES if job.filters.keep_models else 0)
     if plan.sites > 1:
         # The received model, and the updates: one by one, and then in one piece.
         client += model + 2 * plan.sites * update
