@@ -24,6 +24,7 @@ ROOMS = (
     "engines",
     "runs",
     "client",
+    "filters",
     "aggregation",
     "streaming",
     "transport",

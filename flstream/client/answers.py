@@ -12,10 +12,11 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.messages import TaskKind
 from flstream.client.number import number_of
 from flstream.errors import ClientError
+from flstream.model.body import Scratch, Source
 from flstream.model.device import viewed
-from flstream.model.header import check_name
+from flstream.model.header import TensorSpec, check_name
 from flstream.model.layout import Layout
-from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
+from flstream.model.memory import BufferSource, Framework, Params
 from flstream.model.ties import find_ties, restore_ties
 
 RESERVED_METRICS = frozenset({"round", "sites", "train"})
@@ -76,6 +77,7 @@ def params_to_send(
     layout: Layout | None,
     selected: Collection[str] | None,
     kind: TaskKind = "train",
+    held_back: Collection[str] = (),
 ) -> tuple[Params, bool]:
     """Return the tensors of an update that are sent, and whether the update is partial.
 
@@ -87,6 +89,7 @@ def params_to_send(
         layout: Layout of the received model; None if it was not received.
         selected: Names of the layout's tensors that are aggregated; None for all.
         kind: Kind of the task.
+        held_back: Names of those that the code did not receive, and need not send.
 
     Returns:
         The tensors by name, and whether tensors of the layout are missing among them.
@@ -107,12 +110,16 @@ def params_to_send(
             "send FLModel(params=..., ...)"
         )
     partial = bool(model.meta.get("partial", False))
-    if layout is None or selected is None or len(selected) == len(layout.tensors):
+    if layout is None:
+        return model.params, partial
+    if selected is None:
+        selected = layout.by_name.keys()
+    if len(selected) == len(layout.tensors) and not held_back:
         return model.params, partial
     own_name = {name: layout.aliases.get(name, name) for name in model.params}
     if not partial:
         # The server treats this update as partial, so it would not notice that one is missing.
-        missing = set(selected).difference(own_name.values())
+        missing = set(selected).difference(own_name.values(), held_back)
         if missing:
             raise ClientError(
                 f"the update of round {round_number} lacks tensor {min(missing)!r}; send it, "
@@ -151,15 +158,6 @@ def check_kinds(tensors: Iterable[tuple[str, str, tuple[int, ...]]], layout: Lay
             )
 
 
-def copies_of(body: MemoryBody) -> Params:
-    """Return copies of a body's tensors by name, with the same ties between them."""
-    tensors: dict[str, Any] = {}
-    for spec in body.layout.tensors:
-        value = body.tensors[spec.name]
-        tensors[spec.name] = value.copy() if isinstance(value, np.ndarray) else value.clone()
-    return tensors | {alias: tensors[name] for alias, name in body.layout.aliases.items()}
-
-
 def clones(tensors: Params) -> Params:
     """Return copies of tensors by name; names of one tensor are names of one copy."""
     made: dict[int, Any] = {}
@@ -186,6 +184,17 @@ class Piece(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: bytes
+
+
+def read_pieces(source: Source) -> list[Piece]:
+    """Return copies of the tensors of a body."""
+    scratch = Scratch()
+
+    def data(spec: TensorSpec) -> bytes:
+        views = source.views(spec.start, spec.stop, scratch) if spec.nbytes else ()
+        return b"".join(views)
+
+    return [Piece(spec.name, spec.dtype, spec.shape, data(spec)) for spec in source.layout.tensors]
 
 
 def copied(params: Params, tied: Mapping[str, str] | None) -> list[Piece]:

@@ -14,10 +14,10 @@ from flstream.client.answers import (
     check_kinds,
     clones,
     copied,
-    copies_of,
     framework_of,
     metrics_of,
     params_to_send,
+    read_pieces,
     weight_of,
 )
 from flstream.client.context import SiteContext
@@ -39,6 +39,7 @@ from flstream.client.meta import pack_meta, unpack_meta
 from flstream.client.personal import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
 from flstream.client.seeding import seed_everything
+from flstream.client.site_filters import SiteFilters
 from flstream.client.worker import Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
 from flstream.model.body import Source
@@ -48,6 +49,8 @@ from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.model.order import in_order
+from flstream.model.unnamed_file import UnnamedFile
+from flstream.streaming.download import SinkT
 from flstream.telemetry.events import Transfer
 
 if TYPE_CHECKING:
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
 
     Into = torch.nn.Module | Mapping[str, torch.Tensor]
     Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
+
+SinkFor = Callable[[Layout, Layout], MemoryBody]
+"""Function from the layout of a model, and that of the part that code receives, to the sink."""
 
 
 def received_model(
@@ -87,7 +93,8 @@ class TaskExecution:
 
     In a task for a single site, the model is received into the tensors that are trained, and the
     update is fetched from where it lies. In a task for several sites, each site gets a copy of the
-    model, and the updates are copied.
+    model, and the updates are copied. So it does in a task for a single site where filters need the
+    model as it was received.
 
     Args:
         worker: The worker that executes the task.
@@ -118,8 +125,14 @@ class TaskExecution:
         # What is done once the current site has answered, before its files are kept.
         self._before_keeping: list[Callable[[], None]] = []
         self._personal: PersonalTensors | None = None
-        # In a task for several sites: the received model, or the reason why it did not arrive.
-        self._shared_model: MemoryBody | None = None
+        info = worker.info
+        folder = Path(info.sites_folder)
+        self._filters = SiteFilters(info.filters_up, info.filters_down, folder)
+        # Names of tensors that the site's code does not receive.
+        self._held_back: Collection[str] = ()
+        # The received model, of which code gets a copy, or the reason why it did not arrive.
+        self._keeps_model = self._is_shared or self._filters.keep_model(task.kind)
+        self._kept_model: MemoryBody | UnnamedFile | None = None
         self._failure = ""
         self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
@@ -177,10 +190,8 @@ class TaskExecution:
             tensors = self._received_into(self._existing(into))
         elif place is not None:
             tensors = self._received_into(self._placed(place))
-        elif self._is_shared:
-            tensors = copies_of(self._model())
         else:
-            tensors = self._fetch(self._new).tensors
+            tensors = self._received_into(self._new)
         assert self._joined is not None
         tensors, bodies = self._joined.taken_apart(tensors, self._framework)
         if into is None and self._layout is not None:
@@ -218,7 +229,7 @@ class TaskExecution:
         else:
             meta = pack_meta(model.meta, model.optimizer_params)
         has_params = model.params is not None
-        update: MemoryBody | None = None
+        update: Source | None = None
         for action in self._before_keeping:
             action()
         self.received = self.global_params = None
@@ -236,7 +247,7 @@ class TaskExecution:
                 self._own_tensors().keep(model)
                 selected = self._own_tensors().others(selected)
             params, partial = params_to_send(
-                model, site.round, self._layout, selected, self.task.kind
+                model, site.round, self._layout, selected, self.task.kind, self._held_back
             )
             kind, framework = ParamsType(model.params_type), framework_of(params)
             if self._joined is not None:
@@ -249,15 +260,18 @@ class TaskExecution:
             tied = None if self._joint is None else self._joint.aliases
             # The steps that can fail come first: a failed site keeps no state, and is not in the
             # bundle. An update is offered only once the state that belongs to it is durable.
-            if self._is_shared:
+            if self._is_shared and not self._filters.up:
                 pieces = copied(params, tied)
                 check_kinds((piece[:3] for piece in pieces), self._joint)
-                state = site.state.keep()
-                self._bundle.add(pieces)
             else:
-                update = MemoryBody.of(params, tied=tied)
-                check_kinds((spec[:3] for spec in update.layout.tensors), self._joint)
-                state = site.state.keep()
+                whole = MemoryBody.of(params, tied=tied)
+                check_kinds((spec[:3] for spec in whole.layout.tensors), self._joint)
+                update = self._filters.sent(whole, self._kept_model, model, site)
+                partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
+                pieces = read_pieces(update) if self._is_shared else []
+            state = site.state.keep()
+            if self._is_shared:
+                self._bundle.add(pieces)
             answer = SiteAnswer(
                 site.name, weight, metrics, kind.value, framework, partial, True, state, meta
             )
@@ -281,7 +295,7 @@ class TaskExecution:
     def finish(self) -> None:
         """Send the answers of all sites, and wait until the server has used their updates."""
         self._worker.enter(None)
-        self._shared_model = None
+        self._kept_model = None
         if not self._is_delivered:
             has_bodies = self.task.kind != "evaluate" and bool(self._answers)
             has_bodies = has_bodies and not self._is_beside
@@ -347,16 +361,17 @@ class TaskExecution:
             raise ClientError("there is no task to answer; call receive() first")
         return self.site
 
-    def _fetch(self, sink_for: Callable[[Layout], MemoryBody]) -> MemoryBody:
+    def _fetch(self, sink_for: Callable[[Layout], SinkT]) -> SinkT:
         body, cost = self._fetched(_same_for_all_attempts(sink_for))
-        self._note(body.layout)
-        if self._worker.selection is not None and self._layout is not None:
-            self._selected = self._worker.selection(self._layout)
+        joined = self._note(body.layout)
+        if self._worker.selection is not None:
+            self._selected = self._worker.selection(joined.model)
+        self._filters.check(joined.model)
         received = Received(self.task.effect, cost.retries, cost if self.task.host else None)
         self._worker.send(received)
         return body
 
-    def _fetched(self, sink_for: Callable[[Layout], MemoryBody]) -> tuple[MemoryBody, Transfer]:
+    def _fetched(self, sink_for: Callable[[Layout], SinkT]) -> tuple[SinkT, Transfer]:
         """Fetch the model; from another peer if the one that offers it is lost."""
         while True:
             task = self.task
@@ -370,6 +385,11 @@ class TaskExecution:
     def _note(self, layout: Layout) -> JoinedBodies:
         """Take the layout of what is received, and find in it the model's."""
         if self._joined is None:
+            if self.task.joined and (self._filters.up or self._filters.down):
+                raise ClientError(
+                    f"the workflow sends {self.task.joined[0]!r} beside the model, which filters "
+                    "pass over; leave them out, or take another workflow"
+                )
             self._joined = JoinedBodies(self.task.joined, layout)
             self._joint, self._layout = layout, self._joined.model
         return self._joined
@@ -378,57 +398,61 @@ class TaskExecution:
     def _framework(self) -> Framework:
         return self._worker.info.exchange_format
 
-    def _model(self) -> MemoryBody:
-        """Return the received model, of which every site gets a copy."""
-        if self._shared_model is None and not self._failure:
+    def _model(self) -> MemoryBody | UnnamedFile:
+        """Return the received model, of which code gets a copy."""
+        if self._kept_model is None and not self._failure:
             try:
-                self._shared_model = self._fetch(self._new)
+                if self._is_shared:
+                    self._kept_model = self._fetch(lambda layout: self._new(layout, layout))
+                else:
+                    self._kept_model = self._fetch(self._filters.place)
             except FlstreamError as error:
                 self._failure = str(error)
-        if self._shared_model is None:
+        if self._kept_model is None:
             # Not requested again for each site: each attempt may take minutes to fail.
             raise StreamingError(f"the model did not arrive: {self._failure}")
-        return self._shared_model
+        return self._kept_model
 
-    def _received_into(self, sink_for: Callable[[Layout], MemoryBody]) -> Params:
-        if not self._is_shared:
-            return self._fetch(sink_for).tensors
+    def _received_into(self, sink_for: SinkFor) -> Params:
+        if not self._keeps_model:
+            return self._fetch(lambda layout: sink_for(layout, layout)).tensors
         model = self._model()
-        sink = sink_for(model.layout)
-        copy(model, sink)
+        seen = self._filters.received(model, self._current())
+        self._held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
+        sink = sink_for(model.layout, seen.layout)
+        copy(seen, sink)
         return sink.tensors
 
-    def _new(self, layout: Layout) -> MemoryBody:
-        return self._worker.memory.allocate(layout, self._worker.info.exchange_format)
+    def _new(self, layout: Layout, part: Layout) -> MemoryBody:
+        return self._worker.memory.allocate(part, self._worker.info.exchange_format)
 
-    def _existing(self, into: Into) -> Callable[[Layout], MemoryBody]:
+    def _existing(self, into: Into) -> SinkFor:
         self._worker.memory.release()
         body = MemoryBody.over(into)
 
-        def existing(layout: Layout) -> MemoryBody:
+        def existing(layout: Layout, part: Layout) -> MemoryBody:
             joined = self._note(layout)
             difference = joined.model.difference(body.layout)
             if difference:
                 raise ClientError(f"the model does not fit what it is received into: {difference}")
-            return joined.beside(body, self._framework)
+            whole = joined.beside(body, self._framework)
+            return whole if part == layout else whole.part(part)
 
         return existing
 
-    def _placed(self, place: Place) -> Callable[[Layout], MemoryBody]:
-        def placed(layout: Layout) -> MemoryBody:
+    def _placed(self, place: Place) -> SinkFor:
+        def placed(layout: Layout, part: Layout) -> MemoryBody:
             into = place(self._note(layout).model)
-            return self._new(layout) if into is None else self._existing(into)(layout)
+            return self._new(layout, part) if into is None else self._existing(into)(layout, part)
 
         return placed
 
 
-def _same_for_all_attempts(
-    sink_for: Callable[[Layout], MemoryBody],
-) -> Callable[[Layout], MemoryBody]:
+def _same_for_all_attempts(sink_for: Callable[[Layout], SinkT]) -> Callable[[Layout], SinkT]:
     """Have later attempts to fetch a model use the memory of the first: it is there once."""
-    sinks: list[MemoryBody] = []
+    sinks: list[SinkT] = []
 
-    def first(layout: Layout) -> MemoryBody:
+    def first(layout: Layout) -> SinkT:
         if not sinks:
             sinks.append(sink_for(layout))
         return sinks[0]

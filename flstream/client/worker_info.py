@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from flstream.job.filters import FilterSpec
 from flstream.model.memory import Framework
 from flstream.streaming.receiver import StreamSettings
 
@@ -33,6 +34,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
             :class:`flstream.job.sections.AggregationSection`.
         exclude: Regular expressions of the names of tensors that are not aggregated.
         optimizer_state: Value of ``train.optimizer_state``.
+        filters_up: Filters of updates.
+        filters_down: Filters of received models.
     """
 
     name: str
@@ -53,3 +56,5 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     include: list[str]
     exclude: list[str]
     optimizer_state: Literal["reset", "local"] | None = None
+    filters_up: list[FilterSpec] = []
+    filters_down: list[FilterSpec] = []

@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from flstream.job.aggregation_method import cohort_problems
 from flstream.job.conditions import StopCondition, read_condition
+from flstream.job.filters import FiltersSection
 from flstream.job.key import join, workflow_name
 from flstream.job.privacy import EPSILON, PrivacySection, privacy_problems
 from flstream.job.problems import Problem, did_you_mean, given
@@ -74,6 +75,7 @@ class Job(Section):
     aggregation: AggregationSection = AggregationSection()
     privacy: PrivacySection = Field(default=PrivacySection(), validate_default=True)
     server_optimizer: ServerOptimizerSection = ServerOptimizerSection()
+    filters: FiltersSection = FiltersSection()
     streaming: StreamingSection = StreamingSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     tracking: TrackingSection = TrackingSection()
@@ -214,6 +216,23 @@ class Job(Section):
             )
             if problems:
                 raise refuse(*problems)
+        return value
+
+    @field_validator("filters")
+    @classmethod
+    def _nothing_passes_them_by(cls, value: FiltersSection, info: ValidationInfo) -> FiltersSection:
+        stages: tuple[Stage, ...] = info.data.get("stages", ())
+        beside = [stage.name for stage in stages if stage.args.bodies]
+        if beside and (value.up or value.down):
+            allowed = f"left out in {beside[0]}, which sends tensors beside the model"
+            raise refuse(Problem("", "filters", allowed))
+        collects = [stage.name for stage in stages if stage.args.collects_models]
+        if value.up and collects and "train" in info.data and submits_models(info.data["train"]):
+            allowed = (
+                f"left out in {collects[0]} of code that names is_submit_model, since the model that "
+                "it submits is no update"
+            )
+            raise refuse(Problem("up", "filters", allowed))
         return value
 
     @field_validator("tracking")

@@ -176,7 +176,9 @@ def _mistakes(
     refused = {each.key for each in problems_of(details, job_keys())}
     keys = keys_with([*_shapes(values, folder, refused)])
     found = [
-        replace(each, hint=question_about(each.key, keys)) if each.given == UNKNOWN else each
+        replace(each, hint=each.hint or question_about(each.key, keys))
+        if each.given == UNKNOWN
+        else each
         for each in problems_of(details, keys)
     ]
     return _primary(found, unresolved, keys, absent=absent)

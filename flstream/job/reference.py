@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from inspect import cleandoc
 
+from flstream.job.filter_sections import BUILT_IN
+from flstream.job.filters import FiltersSection
 from flstream.job.job import Job
 from flstream.job.key import WORKFLOW, Key, keys_at, keys_of, section_at
 from flstream.job.section import Section
@@ -91,6 +93,8 @@ def _section(name: str, section: type[Section]) -> Iterator[str]:
         yield from _section(path, each)
     if section is Stage:
         yield from _arguments_of_built_ins()
+    if section is FiltersSection:
+        yield from _built_in_filters()
 
 
 def _arguments_of_built_ins() -> Iterator[str]:
@@ -101,6 +105,13 @@ def _arguments_of_built_ins() -> Iterator[str]:
         if own := [key for key in keys if key.path[2] not in WorkflowArgs.model_fields]:
             yield f"## `{WORKFLOW}.args` of {name}\n"
             yield from map(_entry, own)
+
+
+def _built_in_filters() -> Iterator[str]:
+    """Yield the parts for each built-in filter: what it does, and its keys."""
+    for name, section in BUILT_IN.items():
+        yield f"## `filters`: {name}\n\n{cleandoc(section.__doc__ or '')}\n"
+        yield from map(_entry, keys_of(section, (name,)))
 
 
 def _entry(key: Key) -> str:

@@ -249,19 +249,22 @@ class Text(ValueRule):
 
 @dataclass(frozen=True)
 class Real(ValueRule):
-    """A finite number of at least `least` (or above it) and below `below`."""
+    """A finite number of at least `least` (or above it), below `below` and at most `most`."""
 
     least: float
     below: float = math.inf
     above_least: bool = False
     word: str = ""
     """Word allowed instead of a number, such as `median`; empty for none."""
+    most: float = math.inf
 
     @property
     def allowed(self) -> str:
         """Description of allowed values."""
         lower = f"{'above' if self.above_least else 'of at least'} {self.least:g}"
         number = f"a number {lower}{'' if self.below == math.inf else f' and below {self.below:g}'}"
+        if self.most != math.inf:
+            number = f"a number {lower} and at most {self.most:g}"
         return f"{number}, or {self.word}" if self.word else number
 
     def parse(self, value: Any, folder: Path) -> float | str:
@@ -272,7 +275,7 @@ class Real(ValueRule):
         # A whole number may be too large for a float.
         if number is None or not self.least <= number < min(self.below, sys.float_info.max):
             raise self.refused(value)
-        if self.above_least and number == self.least:
+        if number > self.most or (self.above_least and number == self.least):
             raise self.refused(value)
         return float(number)
 

@@ -155,6 +155,16 @@ class MemoryBody:
         tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
         return cls(layout, tensors, pieces)
 
+    def part(self, layout: Layout) -> MemoryBody:
+        """Return the writable body of some of the tensors, in their own storage.
+
+        Args:
+            layout: Layout of those tensors.
+        """
+        names = [*layout.by_name, *layout.aliases]
+        tensors = {name: self.tensors[name] for name in names}
+        return MemoryBody.of(tensors, writable=True, tied=layout.aliases)
+
     def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
         """Return the bytes ``[start, stop)``, one view a tensor.
 

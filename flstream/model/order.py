@@ -38,7 +38,7 @@ def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[st
     """Values by name in the order that a text gives, or in the layout's if it gives none.
 
     Args:
-        values: A value for each tensor and alias of the layout.
+        values: Values by names of the layout's tensors and aliases.
         layout: Layout of the model.
         text: As :func:`order_text` gives it. One that does not fit the layout gives no order.
     """
@@ -46,7 +46,7 @@ def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[st
     order = _places(text)
     if len(order) == len(names) == len(set(order)) and set(order) <= set(range(len(names))):
         names = [names[place] for place in order]
-    return {name: values[name] for name in names}
+    return {name: values[name] for name in names if name in values}
 
 
 def _names(layout: Layout) -> list[str]:

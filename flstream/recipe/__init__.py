@@ -18,6 +18,13 @@ from flstream.recipe.components import (
 )
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.fedavg_variants import FedOptRecipe, FedProxRecipe
+from flstream.recipe.filters import (
+    ExcludeVars,
+    FilterType,
+    Gaussian,
+    PercentilePrivacy,
+    SVTPrivacy,
+)
 from flstream.recipe.recipes import (
     FedAvgRecipe,
     NumpyFedAvgRecipe,
@@ -30,20 +37,25 @@ from flstream.recipe.sim_env import SimEnv
 
 __all__ = [
     "ExchangeFormat",
+    "ExcludeVars",
     "FedAvg",
     "FedAvgRecipe",
     "FedJob",
     "FedOptRecipe",
     "FedProxRecipe",
+    "FilterType",
     "FrameworkType",
+    "Gaussian",
     "IntimeModelSelector",
     "NumpyFedAvgRecipe",
     "PTFedAvg",
     "PTModel",
+    "PercentilePrivacy",
     "Recipe",
     "RunResult",
     "RunFailedError",
     "ScaffoldRecipe",
+    "SVTPrivacy",
     "ScriptRunner",
     "SimEnv",
     "TensorClientStreamer",

@@ -11,6 +11,13 @@ from flstream.errors import UsageError
 from flstream.job import Job, job_keys
 from flstream.recipe.checked import checked
 from flstream.recipe.components import ScriptRunner
+from flstream.recipe.filters import (
+    BuiltInFilter,
+    Direction,
+    FilterType,
+    check_use,
+    filter_section,
+)
 from flstream.recipe.initial_model import initial_model
 from flstream.recipe.job_folder import write_job_folder
 from flstream.recipe.job_parts import JobParts
@@ -46,7 +53,14 @@ class FedJob:
         self.set({"clients.min_updates": min_clients})
 
     @checked
-    def to(self, obj: Any, target: str, id: str | None = None) -> None:
+    def to(
+        self,
+        obj: Any,
+        target: str,
+        id: str | None = None,
+        filter_type: FilterType | None = None,
+        tasks: Sequence[str] | None = None,
+    ) -> None:
         """Add something to the server or to a site.
 
         Args:
@@ -54,10 +68,16 @@ class FedJob:
                 a file that the job's folder is to have.
             target: ``"server"``, ``"@ALL"`` for all sites, or the name of one.
             id: Accepted for NVFlare's sake.
+            filter_type: Whether a filter is applied to what sites receive, or to their answers.
+            tasks: Names of the tasks that a filter is for; None for all.
 
         Raises:
             UsageError: There is no counterpart of it.
         """
+        if isinstance(obj, BuiltInFilter):
+            check_use(tasks, None if target in (SERVER, ALL_SITES) else [target])
+            self.add_filter("down" if filter_type is FilterType.TASK_DATA else "up", obj)
+            return
         site = None if target in (SERVER, ALL_SITES) else target
         is_script = isinstance(obj, ScriptRunner)
         if (target == SERVER and is_script) or (site is not None and not is_script):
@@ -81,13 +101,24 @@ class FedJob:
                 "and was not added to the job; docs/python.md lists what has one"
             )
 
-    def to_server(self, obj: Any, id: str | None = None) -> None:
+    def to_server(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to the server: see :meth:`to`."""
-        self.to(obj, SERVER, id)
+        self.to(obj, SERVER, id, **how)
 
-    def to_clients(self, obj: Any, id: str | None = None) -> None:
+    def to_clients(self, obj: Any, id: str | None = None, **how: Any) -> None:
         """Add something to all sites: see :meth:`to`."""
-        self.to(obj, ALL_SITES, id)
+        self.to(obj, ALL_SITES, id, **how)
+
+    def add_filter(self, direction: Direction, given: Any) -> None:
+        """Add a filter after those that there are.
+
+        Args:
+            direction: Whether it is of updates (``up``), or of models that sites receive.
+            given: The filter.
+        """
+        key = f"filters.{direction}"
+        listed = self._parts.settings.get(key, [])
+        self.set({key: [*listed, filter_section(given)]})
 
     @checked
     def configure(self, settings: Mapping[str, Any]) -> None:

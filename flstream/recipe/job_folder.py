@@ -12,6 +12,7 @@ from typing import Any
 from flstream.errors import UsageError
 from flstream.job import Job, Key, job_keys, render_values
 from flstream.job.code import package_root
+from flstream.job.filters import FilterList
 from flstream.job.values import nested
 from flstream.recipe.initial_model import WEIGHTS, Weights
 from flstream.runs.job_files import paths_of
@@ -157,9 +158,14 @@ def _values(job: Job, places: Mapping[Path, Path]) -> dict[str, Any]:
 
 
 def _portable(key: Key, value: Any, places: Mapping[Path, Path]) -> Any:
-    where, colon, name = str(value).rpartition(":")
+    if isinstance(key.rule, FilterList):
+        sections = [each.as_section() for each in value]
+        return [{**each, "type": _portable_place(each["type"], places)} for each in sections]
     if isinstance(value, Path) and value in places:
         return str(places[value])
-    if colon and Path(where) in places:
-        return f"{places[Path(where)]}:{name}"
-    return value
+    return _portable_place(value, places)
+
+
+def _portable_place(value: Any, places: Mapping[Path, Path]) -> Any:
+    where, colon, name = str(value).rpartition(":")
+    return f"{places[Path(where)]}:{name}" if colon and Path(where) in places else value

@@ -18,6 +18,7 @@ from flstream.recipe.components import (
     say_that_streaming_is_on,
 )
 from flstream.recipe.fed_job import FedJob
+from flstream.recipe.filters import check_use
 from flstream.recipe.notices import notice
 from flstream.recipe.nvflare_names import UNNEEDED_ARGUMENTS
 from flstream.recipe.run_result import RunResult
@@ -80,6 +81,49 @@ class Recipe:
     def add_client_config(self, config: Mapping[str, Any]) -> None:
         """Set keys of the job, which has one file for the server and its sites."""
         self.job.configure(config)
+
+    @checked
+    def add_client_output_filter(
+        self,
+        filter: Any,
+        tasks: Sequence[str] | None = None,
+        clients: Sequence[str] | None = None,
+    ) -> None:
+        """Filter updates before they leave their site (``filters.up``).
+
+        Args:
+            filter: A filter of :mod:`flstream.recipe`; or a job file's, as a name or a section.
+            tasks: Names of its tasks, ``train`` among them; None for all.
+            clients: None, since the filters of a job are those of all sites.
+        """
+        check_use(tasks, clients)
+        self.job.add_filter("up", filter)
+
+    @checked
+    def add_client_input_filter(
+        self,
+        filter: Any,
+        tasks: Sequence[str] | None = None,
+        clients: Sequence[str] | None = None,
+    ) -> None:
+        """Filter models before a site's code sees them (``filters.down``).
+
+        See :meth:`add_client_output_filter` for the arguments.
+        """
+        check_use(tasks, clients)
+        self.job.add_filter("down", filter)
+
+    @checked
+    def add_server_input_filter(self, filter: Any, tasks: Sequence[str] | None = None) -> None:
+        """Filter updates; it is done at the sites: see :meth:`add_client_output_filter`."""
+        check_use(tasks)
+        self.job.add_filter("up", filter)
+
+    @checked
+    def add_server_output_filter(self, filter: Any, tasks: Sequence[str] | None = None) -> None:
+        """Filter models for sites; it is done there: see :meth:`add_client_input_filter`."""
+        check_use(tasks)
+        self.job.add_filter("down", filter)
 
     def enable_tensor_streaming(self) -> None:
         """Say that tensor streaming is on, as it always is."""

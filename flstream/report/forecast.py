@@ -77,6 +77,7 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "sites": job.clients.count,
         "sites_per_round": need.sites,
         "workers": need.workers,
+        "filters": {"up": list(map(str, job.filters.up)), "down": list(map(str, job.filters.down))},
         "model": {"bytes": need.model_bytes, "tensors": need.tensors},
         "transfer": {
             "mode": need.mode,
@@ -126,11 +127,17 @@ def _facts(job: Job, need: Forecast) -> list[tuple[str, str]]:
         workflows += " (counted as one fold a round)"
     if "received" in job.score_sources:
         evaluated += ", scored by metrics that come with updates of the next"
+    filters = [
+        f"{way}: {', '.join(map(str, listed))}"
+        for way, listed in (("up", job.filters.up), ("down", job.filters.down))
+        if listed
+    ]
     facts = [
         ("job", f"{job.name}, {counted(job.planned_rounds, 'round')}{evaluated}"),
         ("workflow", workflows),
         ("sites", f"{sites}, {where}"),
         ("training code", _training(job)),
+        *([("filters", "; ".join(filters))] if filters else []),
         ("model", f"{size}, from {_model(job)}"),
     ]
     if need.epsilon is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from flstream.errors import UsageError
 from flstream.job import Job, JobError, Key, job_keys
+from flstream.job.filters import FilterList
 from flstream.job.free_values import PlainValue
 from flstream.job.hocon import read_hocon
 from flstream.job.key import WORKFLOW
@@ -21,6 +23,7 @@ from flstream.runs.run_directory import RunDirectory
 # run whose disk is full may have no other way to go on.
 _FREE = {"checkpoints.keep", "tracking.type", "tracking.args"}
 _NOT_GIVEN = "not given"
+_FOLDER = re.compile(r'"/[^"]*/(?=[^"/]+\.py:)')
 
 
 def check_same_job(job: Job, run: RunDirectory) -> None:
@@ -73,6 +76,9 @@ def _differences(
         here = key.render(key.value_in(job)) if name in own else _NOT_GIVEN
         if name in files:
             is_same = _inside_file(there) == _inside_file(here)
+        elif isinstance(key.rule, FilterList):
+            # Their files are compared by contents, unless an earlier version made the run.
+            is_same = _without_folders(here) == _without_folders(there)
         else:
             has_more_rounds = name == "rounds" and there.isdigit() and job.rounds > int(there)
             if has_more_rounds and len(job.stages) > 1:
@@ -87,6 +93,11 @@ def _differences(
 def _inside_file(rendered: str) -> str:
     """Return the name in a file that a value refers to; empty if it refers to the file itself."""
     return rendered.rpartition(":")[2] if ".py:" in rendered else ""
+
+
+def _without_folders(rendered: str) -> str:
+    """Return a value without the folders of the files that it names."""
+    return _FOLDER.sub('"', rendered)
 
 
 def _stages(count: int) -> str:

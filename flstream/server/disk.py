@@ -61,6 +61,7 @@ class DiskPlan:
             written beside it.
         optimizer_state: Size in bytes of the server optimizer's state, 0 for none. Each checkpoint
             has one.
+        received: Most received models that sites' filters keep in files; each counts as one model.
     """
 
     rounds: int
@@ -69,6 +70,7 @@ class DiskPlan:
     updates: int = 0
     partial_sum: int = 0
     optimizer_state: int = 0
+    received: int = 0
 
     @property
     def of_a_round(self) -> list[DiskItem]:
@@ -81,12 +83,13 @@ class DiskPlan:
             DiskItem("the server optimizer's state", self.optimizer_state),
             DiskItem(_counted(self.updates, "update") + " in waiting", self.updates * self.model),
             DiskItem("the sum of updates and its successor", 2 * self.partial_sum),
+            DiskItem("models as sites received them", self.received * self.model),
         ]
         return [part for part in parts if part.size]
 
     def lasts(self, room: int) -> int:
         """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
-        passing = self.updates * self.model + 2 * self.partial_sum
+        passing = (self.updates + self.received) * self.model + 2 * self.partial_sum
         return max(0, room - passing) // (self.model + self.optimizer_state)
 
     def more_checkpoints(self, done: int, stored: int) -> int:

@@ -84,5 +84,13 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
         waiting = 2 * plan.group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
     states = [each.state_layout(layout, rule).nbytes for each in optimizers if each is not None]
-    state = max(states, default=0)
-    return DiskPlan(job.planned_rounds, job.checkpoints.keep, layout.nbytes, waiting, sums, state)
+    return DiskPlan(
+        job.planned_rounds,
+        job.checkpoints.keep,
+        layout.nbytes,
+        waiting,
+        sums,
+        max(states, default=0),
+        # Tiny models stay in the workers' memory.
+        received=job.clients.workers if job.filters.keep_models and not plan.in_memory else 0,
+    )

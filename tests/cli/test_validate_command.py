@@ -14,6 +14,12 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(
     folder, args = write_job().parent, "workflow.args"
     done = flstream("validate", folder)
     assert "mini, 2 rounds, scored by metrics that come with updates of the next" in done.stdout
+    chain = (
+        "filters.up=[{ type = gaussian, sigma = 0.5 }, { type = exclude_vars, exclude_vars = b }]"
+    )
+    filtered = flstream("validate", folder, "--set", chain)
+    assert "\nfilters        up: gaussian (sigma = 0.5), exclude_vars (" in filtered.stdout
+    assert "filters" not in done.stdout
     every = "--set", f"{args}.evaluate_every=1", "--set", f"{args}.evaluate=task"
     done = flstream("validate", folder, *every)
     assert (done.returncode, done.stderr) == (0, "")

@@ -80,7 +80,7 @@ def test_the_mistakes_are_there_as_records_and_survive_pickling(write: Write) ->
         ("workflow.key_metric = a", "workflow.key_metric: unknown key; did you mean "
          "workflow.args.key_metric?"),
         ("zebra = 1", "zebra: unknown key"),
-        ("folder = x", "folder: unknown key"),
+        ("folder = x", "folder: unknown key; did you mean filters?"),
     ],
 )  # fmt: skip
 def test_a_misspelt_or_misplaced_key_names_the_nearest_one(

@@ -162,11 +162,15 @@ def test_what_is_not_known_is_listed_by_file_and_path() -> None:
             "nvflare.app_common.executors.model_learner_executor.ModelLearnerExecutor",
         ),
         (client, "components[0]", "parts.learner.Learner"),
-        (client, "task_result_filters[0].filters[0]", "PercentilePrivacy"),
         (client, "task_result_filters[0].filters[1]", "parts.filters.Rounding"),
         ("app/config/config_train.json", "", ""),
     ]
-    assert conversion.values["aggregation"] == {"exclude": [r"^bn\.mean$", r"^bn\.var$"]}
+    assert conversion.values["filters"] == {
+        "up": [
+            {"type": "exclude_vars", "exclude_vars": ["bn.mean", "bn.var"]},
+            {"type": "percentile_privacy", "percentile": 10, "gamma": 0.01},
+        ]
+    }
 
 
 def test_nothing_that_has_no_counterpart_is_lost_from_the_job_file(tmp_path: Path) -> None:

@@ -214,3 +214,20 @@ def test_a_file_that_is_gone_by_then_is_a_sentence(folder: Path) -> None:
     (folder / "client.py").unlink()
     with pytest.raises(UsageError, match=r"client.py cannot be read: No such file.*; put it back"):
         files_of(job)
+
+
+def test_a_filter_of_ones_own_may_move_but_not_change(folder: Path, tmp_path: Path) -> None:
+    filters = 'filters.up = [{ type = "mine.py:Mine", size = %d }, percentile_privacy]'
+    own = "class Mine:\n  def __init__(self, size): ...\n  def __call__(self, values, block): ...\n"
+    (folder / "mine.py").write_text(own)
+    (folder / "job.conf").write_text(f"{JOB}\n{filters % 1}")
+    run = begun(load_job(folder / "job.conf"), tmp_path / "run")
+    moved = tmp_path / "elsewhere" / "moved"
+    shutil.copytree(folder, moved)
+    shutil.rmtree(folder)
+    check_same_job(load_job(moved / "job.conf"), run)
+    (moved / "mine.py").write_text(own + "\n")
+    assert "mine.py was changed since the run began" in refusal(moved, run)
+    (moved / "mine.py").write_text(own)
+    (moved / "job.conf").write_text(f"{JOB}\n{filters % 2}")
+    assert "filters.up is [" in refusal(moved, run)

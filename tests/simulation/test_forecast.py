@@ -63,6 +63,7 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
             "clients.parallel=2",
             "aggregation.exclude=[b]",
             "workflow.args.evaluate_every=0",
+            "filters.up=[svt_privacy, { type = exclude_vars, exclude_vars = [steps] }]",
         ),
         # All updates are compared, and the one that is chosen is fetched again.
         (*CUT, LARGE, "clients.count=3", "aggregation.method=krum"),

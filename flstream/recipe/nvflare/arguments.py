@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -159,14 +158,6 @@ def exclude(draft: JobDraft, argument: Argument) -> Note:
     if argument.value in (None, "", []):
         return argument.not_needed("nothing is excluded")
     return _exclude(draft, argument, [argument.value])
-
-
-def exclude_names(draft: JobDraft, argument: Argument) -> Note:
-    """Convert names of tensors that keep their value, or a regular expression of them."""
-    value = argument.value
-    if value and isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return _exclude(draft, argument, [f"^{re.escape(each)}$" for each in value])
-    return exclude(draft, argument)
 
 
 def _exclude(draft: JobDraft, argument: Argument, patterns: list[Any]) -> Note:

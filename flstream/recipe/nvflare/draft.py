@@ -175,6 +175,8 @@ class JobDraft:
         self.files: dict[str, Path] = {}
         self.arrays: dict[str, Mapping[str, np.ndarray]] = {}
         self.components: list[ConfiguredClass] = []
+        # Filters of each direction and side, by the file that lists them.
+        self._filters: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
 
     def put(self, key: str, value: Any) -> str | None:
         """Give a key a value.
@@ -202,6 +204,33 @@ class JobDraft:
     def site(self, name: str) -> str:
         """Return the name of a site, by that which it has in NVFlare."""
         return (self.site_names or {}).get(name, name)
+
+    def add_filter(
+        self, direction: str, side: str, file: str, section: Mapping[str, Any]
+    ) -> str | None:
+        """Add a filter to ``filters.up`` or ``filters.down``; see :meth:`put`.
+
+        Args:
+            direction: Which of the two.
+            side: Whether the server or a client has it in NVFlare.
+            file: File that lists it. The apps of several sites may list the same filters.
+            section: The filter's section in a job file.
+        """
+        by_file = self._filters.setdefault((direction, side), {})
+        own = by_file.setdefault(file, [])
+        own.append(dict(section))
+        first = next(iter(by_file.values()))
+        if first is not own:
+            is_there = first[: len(own)] == own
+            return None if is_there else "all sites have the same filters here"
+        key = f"filters.{direction}"
+        before = self.values.pop(key, [])
+        refused = self.put(key, [*before, dict(section)])
+        if refused is not None:
+            own.pop()
+            if before:
+                self.values[key] = before
+        return refused
 
     def add_patterns(self, key: str, patterns: Iterable[str]) -> str | None:
         """Add regular expressions to a key that lists some; see :meth:`put`."""

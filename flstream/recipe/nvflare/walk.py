@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
@@ -18,7 +19,7 @@ from flstream.recipe.nvflare.draft import (
     StageDraft,
 )
 from flstream.recipe.nvflare.executors import EXECUTORS
-from flstream.recipe.nvflare.filters import FILTERS
+from flstream.recipe.nvflare.filters import FILTERS, filter_of, is_for_trainings
 from flstream.recipe.nvflare.folders import AppFolder
 from flstream.recipe.nvflare.known_classes import KnownClass
 from flstream.recipe.nvflare.notes import Note
@@ -59,6 +60,7 @@ class ConfigWalk:
 
     def __init__(self, draft: JobDraft, app: AppFolder, config: ConfigFile) -> None:
         self._draft, self._app = draft, app
+        self._side = "server" if config is app.server else "client"
         self._config, self._uses = fill_in(config)
         top = Place(config.name, "")
         self._lists = {
@@ -164,8 +166,14 @@ class ConfigWalk:
             for found in filters:
                 made = self._made(found)
                 known = FILTERS.get(made.short_name or "") if made else None
-                if is_data and known is not None and known.kind == "becomes":
-                    known = KnownClass("no counterpart", "models are sent as they are")
+                if made is not None and known is not None and known.kind == "becomes":
+                    refused: str | None = "filters are applied to trainings"
+                    if is_for_trainings(values.get("tasks")):
+                        way, side = "down" if is_data else "up", self._side
+                        refused = self._draft.add_filter(way, side, place.file, filter_of(made))
+                        known = replace(known, word=f"a part of filters.{way}")
+                    if refused:
+                        known = KnownClass("no counterpart", refused)
                 yield from self._one(found, known)
             for key in values.keys() - {"filters"}:
                 argument = Argument(None, place.inner(key), key, values[key])

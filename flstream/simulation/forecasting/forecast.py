@@ -7,7 +7,7 @@ optimizer where the training code says which it is; activations and data cannot 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.steps import plan_steps
 from flstream.client.personal_part import part_of
 from flstream.engines.imports import library_imports
+from flstream.filters.chain import remaining
 from flstream.job import Job
 from flstream.model.joined import MAIN, float_layout, joint_layout
 from flstream.model.layout import Layout
@@ -39,6 +40,8 @@ _OTHER_PROCESSES = 4
 _STREAMING_BYTES = 24 << 20
 # Memory for each pair of updates where they are compared: inner products, distances, and copies.
 _PAIR_BYTES = 32
+# Memory of a client for filters of numbers: what they sort, a histogram and blocks.
+_FILTERS_BYTES = 8 << 20
 # Memory of the server for each worker: threads, channels and messages.
 _LINE_BYTES = 256 << 10
 
@@ -148,6 +151,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
 
     Raises:
         UsageError: a pattern of ``aggregation.include`` or ``exclude``, or of personal tensors,
+            or a name of a filter,
             matches no tensor's name.
     """
     clients, bodies = job.clients, job.stages[0].args.bodies
@@ -159,8 +163,10 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     joint = joint_layout({MAIN: layout, **beside}) if bodies else layout
     plan = plan_task(job, joint.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
+    remaining(layout, job.filters.down, "down")
     selected = rule.selected(joint)
-    update = _update_layout(joint, selected - _personal(job, layout))
+    sent = selected - _personal(job, layout)
+    update = _update_layout(remaining(joint, job.filters.up, "up"), sent)
     disk = plan_disk(job, joint, cohort)
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
@@ -240,8 +246,8 @@ def _personal(job: Job, layout: Layout) -> frozenset[str]:
     return names[0]
 
 
-def _update_layout(layout: Layout, selected: frozenset[str]) -> Layout:
-    """Return the layout of the tensors of an update that are sent."""
+def _update_layout(layout: Layout, selected: Collection[str]) -> Layout:
+    """Return the layout of the tensors that are aggregated, and so sent, of those that may be."""
     return Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors if s.name in selected)
 
 
@@ -324,7 +330,7 @@ def _memory(
     server = _STREAMING_BYTES + workers * _LINE_BYTES + job.aggregation.memory_budget
     if plan.in_memory:
         server += job.clients.cohort_size * update
-    client = _STREAMING_BYTES + model
+    client = _STREAMING_BYTES + model + (_FILTERS_BYTES if job.filters.keep_models else 0)
     if plan.sites > 1:
         # The received model, and the updates: one by one, and then in one piece.
         client += model + 2 * plan.sites * update

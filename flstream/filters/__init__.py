@@ -1,0 +1,1 @@
+"""Filters: what a site does to models on their way to and from its training code, on ranges."""

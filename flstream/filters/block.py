@@ -1,0 +1,161 @@
+"""Blocks: the numbers of a model some thousands at a time, as filters take them.
+
+A block is always the same piece of a tensor: its boundaries do not depend on the chunks in which a
+model travels. So whatever a filter does with a block, its result does not depend on them either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from flstream.aggregation.elements import FLOATS, unit
+from flstream.model.header import TensorSpec
+from flstream.model.random_numbers import Floats, laplaces, normals, stream_key, uniforms
+
+BLOCK = 16_384
+"""Numbers of a block; the last one of a tensor may have fewer."""
+
+Direction = Literal["up", "down"]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One model on its way between a site and its training code.
+
+    Attributes:
+        site: Name of the site.
+        round: Number of the round, from 1.
+        direction: Whether the model is an update (``up``), or one that was received (``down``).
+        seed: Seed of the site's task, which a repetition of the task has again.
+        steps: Number of steps of the training that made an update, if it gives that; else 1.
+    """
+
+    site: str
+    round: int
+    direction: Direction
+    seed: int
+    steps: float = 1.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive numbers of one tensor, as a filter is to know them.
+
+    Attributes:
+        tensor: Name of the tensor.
+        shape: Shape of the tensor.
+        offset: Place of the block's first number in the tensor, counted in C order.
+        count: How many numbers it has.
+        passage: The model's site, round and direction.
+        place: Place of the filter among those of its direction, from 0.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    offset: int
+    count: int
+    passage: Passage
+    place: int
+
+    @property
+    def site(self) -> str:
+        """Name of the site."""
+        return self.passage.site
+
+    @property
+    def round(self) -> int:
+        """Number of the round, from 1."""
+        return self.passage.round
+
+    def normals(self, stream: str = "") -> Floats:
+        """Return a normal random number of mean 0 and variance 1 for each number of the block.
+
+        Random numbers depend on the job's seed, the site, the round, the filter's place, the tensor
+        and the place of the number in it alone, so that a repeated task has the same.
+
+        Args:
+            stream: Name of a stream of them; those of different names have nothing in common.
+        """
+        return normals(self._key(stream), self.offset, self.count)
+
+    def uniforms(self, stream: str = "") -> Floats:
+        """Return a uniform random number between 0 and 1 for each number: see :meth:`normals`."""
+        return uniforms(self._key(stream), self.offset, self.count)
+
+    def laplaces(self, stream: str = "") -> Floats:
+        """Return a number of Laplace's distribution with scale 1 for each: see :meth:`normals`."""
+        return laplaces(self._key(stream), self.offset, self.count)
+
+    def _key(self, stream: str) -> bytes:
+        return filter_key(self.passage, self.place, stream, self.tensor)
+
+
+def filter_key(passage: Passage, place: int, *parts: str) -> bytes:
+    """Return the key of random numbers of one filter of a passage."""
+    return stream_key("filters", passage.seed, passage.direction, place, *parts)
+
+
+class BlockFilter(Protocol):
+    """A filter that is ready for a model: a function of a block's numbers, element by element."""
+
+    def __call__(self, values: Floats, block: Block) -> Floats:
+        """Return the numbers that leave, as many as came.
+
+        Args:
+            values: float64 numbers of the block, which may be overwritten: differences of an
+                update from the model that the site was sent, or numbers of a model itself.
+            block: What they are.
+        """
+        ...
+
+
+class Values(Protocol):
+    """The numbers of a model that filters change: those of its floating point tensors."""
+
+    @property
+    def tensors(self) -> Sequence[TensorSpec]:
+        """The tensors, in the order of their bytes, with their places in the unfiltered body."""
+        ...
+
+    def block(self, spec: TensorSpec, index: int) -> Floats:
+        """Return the float64 numbers of a tensor's block, as an array of the caller's own."""
+        ...
+
+
+def is_filtered(spec: TensorSpec) -> bool:
+    """Whether a tensor has numbers that filters change."""
+    return spec.dtype in FLOATS
+
+
+def numbers_of(spec: TensorSpec) -> int:
+    """Return how many numbers a tensor has; a complex element is two."""
+    return spec.nbytes // unit(spec.dtype)
+
+
+def blocks_of(values: Values, *, scalars: bool = True) -> Iterator[tuple[TensorSpec, int]]:
+    """Yield every block of a model, as a tensor and the block's index in it.
+
+    Args:
+        values: Numbers of the model.
+        scalars: Whether those of tensors without dimensions are among them.
+    """
+    for spec in values.tensors:
+        if scalars or spec.shape:
+            for index in range(-(-numbers_of(spec) // BLOCK)):
+                yield spec, index
+
+
+def block_at(spec: TensorSpec, index: int, passage: Passage, place: int) -> Block:
+    """Return what a filter is to know of a block.
+
+    Args:
+        spec: The tensor.
+        index: Index of the block in it.
+        passage: The model's site, round and direction.
+        place: Place of the filter.
+    """
+    offset = index * BLOCK
+    count = min(BLOCK, numbers_of(spec) - offset)
+    return Block(spec.name, spec.shape, offset, count, passage, place)

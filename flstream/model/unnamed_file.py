@@ -1,0 +1,90 @@
+"""A body in a file without a name: sink and source, gone with the process whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from pathlib import Path
+
+from flstream.errors import CheckpointError
+from flstream.model.body import Scratch
+from flstream.model.descriptors import read_at, write_at
+from flstream.model.layout import Layout
+
+
+class UnnamedFile:
+    """A body for a while, in pages that the kernel may put on the disk, and that no process has.
+
+    Threads may read it at once.
+
+    Attributes:
+        layout: Tensors of the body.
+
+    Args:
+        layout: Tensors of the body.
+        folder: Folder of the file system that has the bytes.
+
+    Raises:
+        CheckpointError: The disk has no room for it, or the folder cannot be written to.
+    """
+
+    random_access = True
+    lendable = False
+    extent = None
+    changed = None
+    deliver = None
+    resumed = False
+
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        self.layout = layout
+        self._scratch = Scratch()
+        self._view = memoryview(b"")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                if layout.nbytes:
+                    # A full disk is found before the work is done, not after.
+                    os.posix_fallocate(file.fileno(), 0, layout.nbytes)
+                self._fd = os.dup(file.fileno())
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder} has no room for {layout.nbytes} bytes of a model: {error.strerror}; "
+                "free some, or choose another disk with --run-dir"
+            ) from error
+        weakref.finalize(self, os.close, self._fd)
+
+    def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
+        """Return the bytes ``[start, stop)``, or without ``scratch`` a buffer for them.
+
+        Raises:
+            CheckpointError: The file cannot be read.
+        """
+        if scratch is None:
+            self._view = self._scratch.take(stop - start)
+            return [self._view]
+        view = scratch.take(stop - start)
+        try:
+            read_at(self._fd, view, start)
+        except OSError as error:
+            raise CheckpointError(
+                f"bytes {start} to {stop} of a received model cannot be read: {error.strerror}"
+            ) from error
+        return [view]
+
+    def written(self, start: int, stop: int) -> list[memoryview]:
+        """Return the bytes ``[start, stop)``."""
+        return self.views(start, stop, Scratch())
+
+    def commit(self, start: int, stop: int) -> None:
+        """Write the buffer's bytes to their place in the file.
+
+        Raises:
+            CheckpointError: The disk refused them.
+        """
+        try:
+            write_at(self._fd, self._view, start)
+        except OSError as error:
+            raise CheckpointError(
+                f"bytes {start} to {stop} of a received model cannot be written: {error.strerror}"
+            ) from error

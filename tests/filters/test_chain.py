@@ -1,0 +1,279 @@
+"""Filters of models in memory: what each leaves, whatever the chunks in which it is read."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.errors import ClientError, UsageError
+from flstream.filters.block import Passage
+from flstream.filters.chain import filtered, remaining
+from flstream.job.filter_sections import BUILT_IN
+from flstream.job.filters import FilterList, FilterSpec
+from flstream.model.body import Scratch
+from flstream.model.dtypes import torch_dtype
+from flstream.model.memory import MemoryBody
+from tests.support import FLOATS, assert_same_tensors, body_of, every_kind
+
+UP = Passage("site-1", 2, "up", seed=99)
+DOWN = Passage("site-1", 2, "down", seed=99)
+MANY = 1_000_000
+
+
+def specs(*sections, folder=None):
+    return FilterList().parse(list(sections), folder)
+
+
+def tensors_of(source, step=4096):
+    """The tensors of a source that is read in ranges of ``step`` bytes."""
+    scratch = Scratch()
+    data = bytearray()
+    for start, stop in source.layout.ranges(step):
+        for view in source.views(start, stop, scratch):
+            data += view
+    found = {}
+    for spec in source.layout.tensors:
+        own = data[spec.start : spec.stop]
+        flat = torch.frombuffer(own, dtype=torch_dtype(spec.dtype)) if own else torch.empty(0)
+        found[spec.name] = flat.to(torch_dtype(spec.dtype)).reshape(spec.shape)
+    return found
+
+
+def model_and_update(size=50_000, spread=0.01):
+    generator = torch.Generator().manual_seed(5)
+    model = {
+        "w": torch.randn(size, generator=generator),
+        "half": torch.randn(300, 7, generator=generator).bfloat16(),
+        "scale": torch.tensor(1.5),
+        "steps": torch.tensor([3, 4]),
+        "mask": torch.tensor([True, False]),
+    }
+    update = {
+        name: each + spread * torch.randn(each.shape, generator=generator).to(each.dtype)
+        if each.is_floating_point()
+        else each + 1
+        for name, each in model.items()
+        if name != "mask"
+    }
+    return model, {**update, "mask": torch.tensor([False, True])}
+
+
+def change(model, found, name):
+    return (found[name].double() - model[name].double()).numpy().reshape(-1)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_percentile_privacy_is_that_of_numpy(steps):
+    model, update = model_and_update()
+    passage = Passage("site-1", 2, "up", 99, steps)
+    chain = specs({"type": "percentile_privacy", "percentile": 30, "gamma": 0.004})
+    found = tensors_of(filtered(MemoryBody.of(update), chain, passage, MemoryBody.of(model)))
+    changes = {name: change(model, update, name) for name in ("w", "half", "scale")}
+    cutoff = np.percentile(np.abs(np.concatenate(list(changes.values()))), 30)
+    for name in ("w", "half"):
+        kept = np.where(np.abs(changes[name]) < cutoff, 0, changes[name])
+        due = np.clip(kept, -0.004 * steps, 0.004 * steps)
+        due = (model[name].double().numpy().reshape(-1) + due).reshape(model[name].shape)
+        assert torch.equal(found[name], torch.from_numpy(due).to(model[name].dtype))
+    # As in NVFlare, a scalar stays as it is. So do whole numbers and bools.
+    assert_same_tensors(
+        {name: found[name] for name in ("scale", "steps", "mask")},
+        {name: update[name] for name in ("scale", "steps", "mask")},
+    )
+
+
+@given(st.floats(0, 100), st.floats(1e-6, 1), st.integers(0, 2**31))
+def test_percentile_privacy_of_a_difference_is_that_of_numpy(percent, gamma, seed):
+    sent = np.random.default_rng(seed).normal(size=1000).astype(np.float32) * 0.1
+    chain = specs({"type": "percentile_privacy", "percentile": percent, "gamma": gamma})
+    found = tensors_of(filtered(MemoryBody.of({"w": sent}), chain, UP))["w"].numpy()
+    wide = sent.astype(np.float64)
+    kept = np.where(np.abs(wide) < np.percentile(np.abs(wide), percent), 0, wide)
+    assert np.array_equal(found, np.clip(kept, -gamma, gamma).astype(np.float32))
+
+
+def test_gaussian_noise_has_its_variance_and_no_correlation_between_places():
+    chain = specs({"type": "gaussian", "sigma": 0.5})
+    sent = {"a": np.zeros(MANY), "b": np.zeros(MANY)}
+    found = tensors_of(filtered(MemoryBody.of(sent), chain, UP), 2 << 20)
+    a, b = found["a"].numpy(), found["b"].numpy()
+    assert abs(a.var() / 0.25 - 1) < 0.01
+    assert abs(a.mean()) < 4 * 0.5 / math.sqrt(MANY)
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(MANY)
+    assert abs(np.corrcoef(a[1:], a[:-1])[0, 1]) < 4 / math.sqrt(MANY)
+
+
+def test_noise_differs_by_seed_direction_and_place_and_is_repeated_with_a_task():
+    zeros = MemoryBody.of({"w": np.zeros(100)})
+    noise = {"type": "gaussian", "sigma": 1.0}
+    seen = [
+        tensors_of(filtered(zeros, specs(*chain), passage))["w"].numpy()
+        for passage, chain in (
+            (UP, [noise]),
+            (replace(UP, seed=98), [noise]),
+            (DOWN, [noise]),
+            (UP, [{"type": "exclude_vars", "exclude_vars": "nothing"}, noise]),
+        )
+    ]
+    assert len({each.tobytes() for each in seen}) == 4
+    again = tensors_of(filtered(zeros, specs(noise), UP), 16)["w"].numpy()
+    assert again.tobytes() == seen[0].tobytes()
+
+
+def test_svt_shares_the_fraction_with_noise_and_prefers_large_changes():
+    size, gamma = 200_000, 0.01
+    sent = np.full(size, 1e-6)
+    sent[: size // 2] = 1.0  # counts as gamma
+    given_values = {"w": sent, "scalar": np.array(3.0)}
+    args = {"fraction": 0.1, "epsilon": 50.0, "noise_var": 40.0, "gamma": gamma, "tau": 0.009}
+    chain = specs({"type": "svt_privacy", **args})
+    found = tensors_of(filtered(MemoryBody.of(given_values), chain, UP), 2 << 20)
+    assert found["scalar"] == 3.0
+    out = found["w"].numpy()
+    shared = out != 0
+    assert shared.sum() == size // 10
+    # The chance of each half, by the tail of Laplace's distribution.
+    count = size // 10
+    scale = gamma * 4 * count / (50.0 * (2 * count) ** (2 / 3))
+    due = np.exp(0.01 / scale)
+    large, small = shared[: size // 2].sum(), shared[size // 2 :].sum()
+    assert large > small
+    assert abs(large / small / due - 1) < 0.1
+    assert np.abs(out).max() <= gamma
+    # A small shared change is its noise, cut at gamma: Laplace of scale 2 gamma / noise_var.
+    noise = out[size // 2 :][shared[size // 2 :]]
+    assert abs(np.abs(noise).mean() / (2 * gamma / 40.0) - 1) < 0.05
+    assert abs((noise > 0).mean() - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("args", [{}, {"fraction": 1.0}, {"tau": 1.0}, {"epsilon": 1e6}])
+def test_svt_shares_as_many_as_it_is_to_whatever_its_noise(args):
+    sent = np.random.default_rng(1).normal(size=999)
+    chain = specs({"type": "svt_privacy", **args})
+    found = tensors_of(filtered(MemoryBody.of({"w": sent}), chain, UP))["w"].numpy()
+    assert (found != 0).sum() == math.ceil(999 * args.get("fraction", 0.1))
+
+
+def test_excluded_tensors_are_gone_with_their_tied_names():
+    model, _ = model_and_update(100)
+    tied = {**model, "head": model["w"], "other": torch.ones(3)}
+    body = MemoryBody.of(tied)
+    by_name = filtered(body, specs({"type": "exclude_vars", "exclude_vars": ["w", "mask"]}), UP)
+    assert list(by_name.layout.by_name) == ["steps", "other", "scale", "half"]
+    assert by_name.layout.aliases == {}
+    assert by_name.layout.is_canonical
+    by_pattern = filtered(body, specs({"type": "exclude_vars", "exclude_vars": "^(ot|st|w)"}), UP)
+    assert_same_tensors(
+        tensors_of(by_pattern, 16), {name: model[name] for name in ("scale", "half", "mask")}
+    )
+    for wrong in (["w", "absent"], "^absent$"):
+        chain = specs({"type": "exclude_vars", "exclude_vars": wrong})
+        with pytest.raises(UsageError, match=r"filters.up\[0\].exclude_vars: .*absent.* no tensor"):
+            remaining(body.layout, chain, "up")
+    with pytest.raises(UsageError, match="leaves no tensor"):
+        filtered(body, specs({"type": "exclude_vars", "exclude_vars": "."}), UP)
+
+
+ALL = [
+    {"type": "percentile_privacy", "percentile": 20},
+    {"type": "svt_privacy", "fraction": 0.5, "gamma": 0.01},
+    {"type": "exclude_vars", "exclude_vars": ["half"]},
+    {"type": "gaussian", "sigma": 0.001},
+]
+
+
+@pytest.mark.parametrize("is_difference", [True, False])
+def test_a_chain_gives_the_same_bytes_in_any_chunks_and_order(is_difference):
+    model, update = model_and_update()
+    base = None if is_difference else MemoryBody.of(model)
+    source = filtered(MemoryBody.of(update), specs(*ALL), UP, base)
+    whole = body_of(source)
+    assert set(source.layout.by_name) == {"w", "scale", "steps", "mask"}
+    for step in (16, 4096, 65_536 + 16, 2 << 20):
+        ranges = list(source.layout.ranges(step))
+        if step == 4096:
+            ranges.reverse()
+        for start, stop in ranges:
+            assert b"".join(source.views(start, stop, Scratch())) == whole[start:stop]
+
+
+@pytest.mark.parametrize("code", FLOATS)
+def test_every_float_is_filtered_and_nothing_else(code):
+    values = every_kind()
+    chain = specs({"type": "gaussian", "sigma": 8.0})
+    found = tensors_of(filtered(MemoryBody.of(values), chain, UP))
+    assert not torch.equal(found[f"{code}.matrix"].double(), values[f"{code}.matrix"].double())
+    rest = {name: each for name, each in values.items() if name[0] in "IUB" and name[1] != "F"}
+    assert rest
+    assert_same_tensors({name: found[name] for name in rest}, rest)
+
+
+def test_a_number_that_is_not_finite_stays_for_the_server_to_refuse():
+    sent = np.array([1.0, math.inf, math.nan, -math.inf, 0.2])
+    chain = specs({"type": "percentile_privacy", "percentile": 0, "gamma": 0.5})
+    found = tensors_of(filtered(MemoryBody.of({"w": sent}), chain, UP))["w"].numpy()
+    np.testing.assert_array_equal(found, [0.5, math.inf, math.nan, -math.inf, 0.2])
+
+
+def test_a_tensor_that_changes_while_it_is_on_offer_is_noticed():
+    weights = torch.zeros(10)
+    source = filtered(MemoryBody.of({"a": torch.zeros(3), "w": weights}), specs(*ALL[3:]), UP)
+    assert source.changed(0, source.layout.nbytes) is None
+    weights.add_(1)
+    assert "'w' was changed" in source.changed(0, source.layout.nbytes)
+    assert source.changed(0, 12) is None
+
+
+OWN = """
+class Halve:
+    def __init__(self, factor=0.5):
+        self.factor = factor
+
+    def __call__(self, values, block):
+        if block.tensor == "scale":
+            return values
+        return values * self.factor + 0 * block.uniforms("mine")
+
+class Wrong:
+    def __call__(self, values, block):
+        return values[:1]
+
+class Uncallable:
+    pass
+
+class Strict:
+    def __init__(self, must):
+        if must < 0:
+            raise ValueError("must is negative")
+    def __call__(self, values, block):
+        return values
+"""
+
+
+def test_a_filter_of_ones_own_is_a_class_that_is_called_with_blocks(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    model, update = model_and_update()
+    chain = specs({"type": "mine.py:Halve", "factor": 0.25}, folder=tmp_path)
+    found = tensors_of(filtered(MemoryBody.of(update), chain, UP, MemoryBody.of(model)))
+    np.testing.assert_allclose(
+        change(model, found, "w"), 0.25 * change(model, update, "w"), atol=3e-7
+    )
+    assert torch.equal(found["scale"], update["scale"])
+    wrong = filtered(MemoryBody.of(update), specs("mine.py:Wrong", folder=tmp_path), UP)
+    with pytest.raises(ClientError, match=r"mine.py:Wrong returned .* for a block of .* 'w'"):
+        body_of(wrong)
+
+
+def test_an_update_of_another_model_is_refused_by_the_name_of_its_tensor():
+    _, update = model_and_update(10)
+    with pytest.raises(ClientError, match="'scale' of the update is not part of the model"):
+        filtered(MemoryBody.of(update), specs(*ALL[:1]), UP, MemoryBody.of({"w": torch.zeros(10)}))
+
+
+def test_every_built_in_filter_is_tested_here():
+    assert {each["type"] for each in ALL} == set(BUILT_IN)
+    assert FilterSpec("gaussian").changes_numbers

@@ -1,0 +1,93 @@
+"""Random numbers by place: their distribution, and that an element's depends on its index alone."""
+
+import math
+from itertools import pairwise
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.model.random_numbers import (
+    exponentials,
+    laplaces,
+    logarithms,
+    normals,
+    stream_key,
+    uniforms,
+    words,
+)
+
+KEY = stream_key(7, "noise", "layer.weight")
+KINDS = (words, uniforms, normals, laplaces)
+MANY = 1_000_000
+WORDS = ["b7163b9651796f68", "50a695c8f84497a5"]
+NORMALS = ["0x1.231e4e671440dp-1", "-0x1.ed2ae4e59a128p-2", "0x1.357f751d954c9p+0"]
+LAPLACES = ["0x1.20223cd3d13f1p-1", "-0x1.d8fcf7ab012c0p-2", "0x1.7bf7e187cdd16p+0"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    start=st.integers(0, 2**60),
+    cuts=st.lists(st.integers(0, 40_000), min_size=2, max_size=5).map(sorted),
+)
+def test_numbers_are_the_same_however_a_stream_is_cut(kind, start, cuts):
+    whole = kind(KEY, start, 40_000)
+    parts = [kind(KEY, start + low, high - low) for low, high in pairwise(cuts)]
+    assert np.concatenate(parts).tobytes() == whole[cuts[0] : cuts[-1]].tobytes()
+
+
+def test_streams_of_other_keys_have_nothing_in_common():
+    parts = [(7, "a", "b"), (7, "ab"), (7, "a", "c"), (8, "a", "b"), ("7", "a", "b")]
+    streams = [words(stream_key(*each), 0, 1000) for each in parts]
+    assert len({word for stream in streams for word in stream.tolist()}) == 5000
+
+
+def test_numbers_stay_as_they_are_in_every_version():
+    """They are part of what a resumed run repeats, with another NumPy too."""
+    assert [f"{word:016x}" for word in words(KEY, 5, 2).tolist()] == WORDS
+    assert [each.hex() for each in normals(KEY, 5, 3).tolist()] == NORMALS
+    assert [each.hex() for each in laplaces(KEY, 5, 3).tolist()] == LAPLACES
+
+
+def test_uniform_numbers_lie_between_zero_and_one_and_evenly():
+    drawn = uniforms(KEY, 0, MANY)
+    assert 0 < drawn.min() < 1e-4
+    assert 1 - 1e-4 < drawn.max() < 1
+    assert abs(drawn.mean() - 0.5) < 4 / math.sqrt(12 * MANY)
+    counts = np.histogram(drawn, 100, (0, 1))[0]
+    # Chi squared of 99 degrees of freedom: mean 99, standard deviation 14.
+    assert ((counts - MANY / 100) ** 2 / (MANY / 100)).sum() < 99 + 5 * 14
+
+
+def test_normal_numbers_are_the_quantiles_of_the_uniform_ones():
+    inverse = NormalDist().inv_cdf
+    drawn, uniform = normals(KEY, 0, 50_000), uniforms(KEY, 0, 50_000)
+    expected = np.array([inverse(each) for each in uniform])
+    np.testing.assert_allclose(drawn, expected, rtol=1e-14, atol=1e-16)
+
+
+def test_normal_numbers_have_mean_zero_and_variance_one():
+    drawn = normals(KEY, 0, MANY)
+    assert abs(drawn.mean()) < 4 / math.sqrt(MANY)
+    assert abs(drawn.var() - 1) < 4 * math.sqrt(2 / MANY)
+    assert abs((drawn**4).mean() - 3) < 4 * math.sqrt(96 / MANY)
+    neighbours = np.corrcoef(drawn[:-1], drawn[1:])[0, 1]
+    assert abs(neighbours) < 4 / math.sqrt(MANY)
+
+
+def test_laplace_numbers_have_mean_zero_and_variance_two():
+    drawn = laplaces(KEY, 0, MANY)
+    uniform = uniforms(KEY, 0, MANY)
+    expected = -np.sign(uniform - 0.5) * np.log(1 - 2 * np.abs(uniform - 0.5))
+    np.testing.assert_allclose(drawn, expected, rtol=1e-14, atol=1e-16)
+    assert abs(drawn.mean()) < 4 * math.sqrt(2 / MANY)
+    assert abs(drawn.var() - 2) < 4 * math.sqrt(20 / MANY)
+
+
+def test_logarithms_and_exponentials_are_right_to_the_last_bits():
+    exponents = np.linspace(-700, 700, 20_001)
+    np.testing.assert_allclose(exponentials(exponents), np.exp(exponents), rtol=4e-16)
+    numbers = np.exp(np.linspace(-700, 700, 20_000))
+    np.testing.assert_allclose(logarithms(numbers), np.log(numbers), rtol=4e-16)
