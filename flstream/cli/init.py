@@ -153,7 +153,8 @@ def _convert(source: Path, name: Path | None) -> None:
         _print_next(console, shown)
     if conversion.missing_workflows:
         missing = " and ".join(conversion.missing_workflows)
-        some = len(conversion.missing_workflows) < len(conversion.workflows)
+        given = conversion.values.get("workflow", {})
+        some = isinstance(given, list) or "type" in given
         instead = "without" if some else "fedavg, the default, and not"
         line = f"It runs {instead} {missing}, which this version does not have."
         console.out(line, highlight=False)

@@ -19,8 +19,10 @@ from flstream.recipe.components import (
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.recipes import (
     FedAvgRecipe,
+    FedEvalRecipe,
     NumpyFedAvgRecipe,
     Recipe,
+    add_cross_site_evaluation,
     add_experiment_tracking,
 )
 from flstream.recipe.run_result import RunFailedError, RunResult
@@ -30,6 +32,7 @@ __all__ = [
     "ExchangeFormat",
     "FedAvg",
     "FedAvgRecipe",
+    "FedEvalRecipe",
     "FedJob",
     "FrameworkType",
     "IntimeModelSelector",
@@ -44,5 +47,6 @@ __all__ = [
     "TensorClientStreamer",
     "TensorServerStreamer",
     "TransferType",
+    "add_cross_site_evaluation",
     "add_experiment_tracking",
 ]
