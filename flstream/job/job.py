@@ -204,6 +204,11 @@ class Job(Section):
         return _judged(self.stages).args.key_metric_mode
 
     @property
+    def collects_models(self) -> bool:
+        """Whether a workflow collects the models of the sites."""
+        return any(stage.collects_models for stage in self.stages)
+
+    @property
     def submits_models(self) -> bool:
         """Whether the training code answers tasks to send a model of the site's own; reads it."""
         return submits_models(self.train)

@@ -77,4 +77,14 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
         waiting = 2 * plan.group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
     state = optimizer.state_layout(layout, rule).nbytes if optimizer is not None else 0
-    return DiskPlan(job.planned_rounds, job.checkpoints.keep, layout.nbytes, waiting, sums, state)
+    # Each site's, and the one that takes the place of an earlier one.
+    of_sites = job.clients.count + 1 if job.collects_models else 0
+    return DiskPlan(
+        job.planned_rounds,
+        job.checkpoints.keep,
+        layout.nbytes,
+        waiting,
+        sums,
+        state,
+        of_sites,
+    )

@@ -76,6 +76,8 @@ class Forecast:
         down: traffic of a round's models to the sites that train.
         up: traffic of a round's updates to the server.
         evaluation: traffic of the models to the sites in a round that is evaluated.
+        scored: number of models that all sites score after the rounds.
+        submitted: traffic of the models that sites submit to the server.
         server_bytes: peak memory of the server over its idle, in bytes.
         client_bytes: peak memory of a client over its idle in bytes, for the exchange alone.
         optimizer: name of the optimizer that the training code uses; empty if that is not known.
@@ -99,6 +101,8 @@ class Forecast:
     down: Traffic
     up: Traffic
     evaluation: Traffic
+    scored: int
+    submitted: Traffic
     server_bytes: int
     client_bytes: int
     optimizer: str
@@ -111,12 +115,13 @@ class Forecast:
     @property
     def run_down(self) -> Traffic:
         """Traffic of all models to the sites: ``transfer.down`` of the summary."""
-        return self.down.times(self.rounds).plus(self.evaluation.times(self.evaluations))
+        evaluations = self.evaluations + self.scored
+        return self.down.times(self.rounds).plus(self.evaluation.times(evaluations))
 
     @property
     def run_up(self) -> Traffic:
         """Traffic of all updates to the server: ``transfer.up`` of the summary."""
-        return self.up.times(self.rounds)
+        return self.up.times(self.rounds).plus(self.submitted)
 
 
 def plain_layout(model_bytes: int, tensors: int = 1) -> Layout:
@@ -150,7 +155,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
     passing = sum(part.size for part in disk.of_a_round) - disk.model - disk.optimizer_state
-    every = max(_evaluate_every(job))
+    every, scored = max(_evaluate_every(job), default=0), _scored(job)
     server, client = _memory(job, plan, settings, layout.nbytes, update.nbytes)
     processes = clients.workers + _OTHER_PROCESSES
     shared = _SHARED_BYTES + processes * _PROCESS_BYTES
@@ -170,7 +175,11 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         evaluations=_evaluations(job),
         down=one.times(-(-cohort // plan.sites)),
         up=_updates(job, plan, layout, update, settings, rule),
-        evaluation=one.times(-(-clients.count // scoring.sites)) if every else Traffic(),
+        evaluation=one.times(-(-clients.count // scoring.sites)) if every or scored else Traffic(),
+        scored=scored,
+        submitted=(
+            one.times(clients.count) if job.collects_models and job.submits_models else Traffic()
+        ),
         server_bytes=server,
         client_bytes=client,
         optimizer="" if use is None else use.name,
@@ -182,15 +191,33 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     )
 
 
+def _scored(job: Job) -> int:
+    """Return how many models all sites score after the rounds: the global ones, and of each site.
+
+    Sites that a workflow leaves out are counted with the others, and so is a best model.
+    """
+    is_trained = any(stage.has_rounds for stage in job.stages)
+    every = any(_evaluate_every(job)) or "received" in job.score_sources
+    count = 0
+    for stage in job.stages:
+        if stage.collects_models:
+            count += job.clients.count * is_trained + 1 + (is_trained and every)
+        elif not stage.has_rounds:
+            count += 1
+    return count
+
+
 def _evaluations(job: Job) -> int:
     """Return how many rounds are evaluated: regular ones of each stage, and the last of all."""
-    count, done = 0, 0
+    count, done, every = 0, 0, 0
     for every in _evaluate_every(job):
         last = done + job.rounds
         if every:
             count += last // every - done // every
         done = last
-    return count + (1 if every and done % every else 0)
+    # Unless something else follows.
+    is_last = job.stages[-1].has_rounds
+    return count + (1 if is_last and every and done % every else 0)
 
 
 def _evaluate_every(job: Job) -> Sequence[int]:
@@ -198,6 +225,7 @@ def _evaluate_every(job: Job) -> Sequence[int]:
     return [
         stage.args.evaluate_every if source == "task" else 0
         for stage, source in zip(job.stages, job.score_sources, strict=True)
+        if stage.has_rounds
     ]
 
 
