@@ -74,6 +74,9 @@ SCENARIOS = {
         WHOLE_RUN,
         job=JOBS / "exchange" / "job.conf",
     ),
+    "cross_site": Scenario(
+        ("workflow={type=cross_site,args{after=fedavg}}", "rounds=4"), WHOLE_RUN, cases=10
+    ),
     "odd_even": Scenario((ODD_EVEN, "rounds=12"), cases=8),
     "odd_even_20": Scenario(
         # Rounds that take a while, as it does to find the processes of a run.
@@ -95,6 +98,7 @@ class Reference(NamedTuple):
         effects: Number of effects of its workflow.
         startup: Time from the command to the first round, in seconds.
         startup_lines: Number of lines of its journal until then.
+        scores: What its sites have found of each other's models; empty where nobody asked.
     """
 
     summary: dict[str, Any]
@@ -102,6 +106,7 @@ class Reference(NamedTuple):
     effects: int
     startup: float
     startup_lines: int
+    scores: str
 
     @classmethod
     def of(cls, scenario: Scenario, folder: Path) -> Reference:
@@ -117,13 +122,15 @@ class Reference(NamedTuple):
         journal = records(run / "events.jsonl")
         effects = effects_of(run / "events.jsonl")
         first = next(n for n, event in enumerate(journal) if event["kind"] == "round_started")
+        scores = scores_of(run)
         shutil.rmtree(run)
-        return cls(summary, len(journal), effects, journal[first]["time"] - began, first)
+        return cls(summary, len(journal), effects, journal[first]["time"] - began, first, scores)
 
-    def differences(self, summary: dict[str, Any]) -> list[str]:
+    def differences(self, summary: dict[str, Any], scores: str = "") -> list[str]:
         """Return the keys whose values in another run's summary should be as here and are not."""
         keys = ("metrics", "best", "rounds_completed", "status")
         found = [key for key in keys if summary.get(key) != self.summary[key]]
+        found += ["cross_val_results.json"] if scores != self.scores else []
         same = summary.get("model", {}).get("digest") == self.summary["model"]["digest"]
         return found if same else ["digest", *found]
 
@@ -211,19 +218,25 @@ def disturbed(scenario: Scenario, reference: Reference, folder: Path, number: in
         if when is None:
             break
         killed.append(when)
-    verdict = finish(scenario.command(run, "--resume", shared=shared), reference)
+    verdict = finish(scenario.command(run, "--resume", shared=shared), run, reference)
     if not verdict and 1 < scenario.kills > len(killed):
         verdict = f"finished after {len(killed)} of {scenario.kills} kills: give it more rounds"
     shutil.rmtree(run)
     return Result(", ".join(killed) or "nothing, as it was finished", verdict)
 
 
-def finish(line: Sequence[str], reference: Reference) -> str:
+def scores_of(run: Path) -> str:
+    """Return what the sites of a run have found of each other's models; empty without that."""
+    path = run / "cross_site" / "cross_val_results.json"
+    return path.read_text() if path.exists() else ""
+
+
+def finish(line: Sequence[str], run: Path, reference: Reference) -> str:
     """Resume a run until it is finished, and return what is wrong with it; empty if nothing is."""
     for _ in range(MOST_RESUMES):
         status, summary, errors = simulate(line)
         if status == 0:
-            return ", ".join(reference.differences(summary))
+            return ", ".join(reference.differences(summary, scores_of(run)))
     return f"does not finish, exit status {status}: {errors.strip()}"
 
 

@@ -41,6 +41,9 @@ TEMPLATES = {
     "byzantine": Template(
         "byzantine", "digits, where some sites attack", "sklearn", "scikit-learn"
     ),
+    "cross_site": Template(
+        "cross_site", "each site scores all models, on digits", "sklearn", "scikit-learn", "digits"
+    ),
     "llm": Template(
         "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
     ),
@@ -166,7 +169,8 @@ def _convert(source: Path, name: Path | None) -> None:
         _print_next(console, shown)
     if conversion.missing_workflows:
         missing = " and ".join(conversion.missing_workflows)
-        some = len(conversion.missing_workflows) < len(conversion.workflows)
+        given = conversion.values.get("workflow", {})
+        some = isinstance(given, list) or "type" in given
         instead = "without" if some else "fedavg, the default, and not"
         line = f"It runs {instead} {missing}, which this version does not have."
         console.out(line, highlight=False)

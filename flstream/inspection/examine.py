@@ -17,6 +17,7 @@ from flstream.inspection.overview import (
     matches,
 )
 from flstream.inspection.run_outline import RunOutline, checkpoints_of, read_outline
+from flstream.inspection.scored_models import ScoredModels, read_scored_models
 from flstream.inspection.statistics import Statistics, tensor_statistics
 from flstream.inspection.tree import Module, build_tree
 from flstream.inspection.verification import Verification, verify, verify_body
@@ -85,6 +86,7 @@ class InspectedRun(NamedTuple):
         rounds_completed: number of the last completed round.
         checkpoints: existing checkpoints, by rising round.
         final_model: path of the final model; None if there is none.
+        scored: What its sites have scored across sites; None if nothing.
     """
 
     path: Path
@@ -94,6 +96,7 @@ class InspectedRun(NamedTuple):
     rounds_completed: int
     checkpoints: tuple[RunCheckpoint, ...]
     final_model: Path | None
+    scored: ScoredModels | None = None
 
     def document(self) -> dict[str, Any]:
         """Convert the record to JSON."""
@@ -102,6 +105,7 @@ class InspectedRun(NamedTuple):
             "path": str(self.path),
             "checkpoints": [{**e._asdict(), "path": str(e.path)} for e in self.checkpoints],
             "final_model": None if self.final_model is None else str(self.final_model),
+            "scored": None if self.scored is None else self.scored._asdict(),
         }
 
 
@@ -232,7 +236,14 @@ def read_run(path: Path) -> InspectedRun:
     last = max((each.round for each in checkpoints), default=0)
     completed = journal.completed if journal.models else last
     return InspectedRun(
-        path, journal.job, journal.status, journal.planned, completed, tuple(checkpoints), final
+        path,
+        journal.job,
+        journal.status,
+        journal.planned,
+        completed,
+        tuple(checkpoints),
+        final,
+        read_scored_models(run.cross_site_results),
     )
 
 

@@ -229,8 +229,8 @@ class Job(Section):
         collects = [stage.name for stage in stages if stage.args.collects_models]
         if value.up and collects and "train" in info.data and submits_models(info.data["train"]):
             allowed = (
-                f"left out in {collects[0]} of code that names is_submit_model, since the model that "
-                "it submits is no update"
+                f"left out in {collects[0]} of code that names is_submit_model, since what it "
+                "submits is no update"
             )
             raise refuse(Problem("up", "filters", allowed))
         return value
@@ -273,6 +273,11 @@ class Job(Section):
     def key_metric_mode(self) -> Literal["max", "min"]:
         """Whether the largest or the smallest value of the key metric is the best."""
         return _judged(self.stages).args.key_metric_mode
+
+    @property
+    def collects_models(self) -> bool:
+        """Whether a workflow collects the models of the sites."""
+        return any(stage.collects_models for stage in self.stages)
 
     @property
     def submits_models(self) -> bool:

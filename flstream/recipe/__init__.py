@@ -27,9 +27,11 @@ from flstream.recipe.filters import (
 )
 from flstream.recipe.recipes import (
     FedAvgRecipe,
+    FedEvalRecipe,
     NumpyFedAvgRecipe,
     Recipe,
     ScaffoldRecipe,
+    add_cross_site_evaluation,
     add_experiment_tracking,
 )
 from flstream.recipe.run_result import RunFailedError, RunResult
@@ -40,6 +42,7 @@ __all__ = [
     "ExcludeVars",
     "FedAvg",
     "FedAvgRecipe",
+    "FedEvalRecipe",
     "FedJob",
     "FedOptRecipe",
     "FedProxRecipe",
@@ -61,5 +64,6 @@ __all__ = [
     "TensorClientStreamer",
     "TensorServerStreamer",
     "TransferType",
+    "add_cross_site_evaluation",
     "add_experiment_tracking",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job import Job, job_keys
+from flstream.job.workflow_code import DEFAULT_WORKFLOW
 from flstream.recipe.checked import checked
 from flstream.recipe.components import ScriptRunner
 from flstream.recipe.filters import (
@@ -146,6 +147,24 @@ class FedJob:
     def set(self, values: Mapping[str, Any]) -> None:
         """Set keys by their dotted names; one whose value is None keeps what it has."""
         self._parts.settings |= {key: value for key, value in values.items() if value is not None}
+
+    def add_cross_site(self, args: Mapping[str, Any]) -> None:
+        """Have the workflow followed by cross_site.
+
+        Args:
+            args: Arguments of cross_site; those that are None keep their defaults.
+
+        Raises:
+            UsageError: The workflow does not train, or is followed by it already.
+        """
+        before = self._parts.settings.get("workflow.type", DEFAULT_WORKFLOW)
+        if before in ("cross_site", "evaluate"):
+            raise UsageError(
+                f"the job {self.name} has the workflow {before}, and cross-site evaluation comes "
+                "once, after a training"
+            )
+        self.set({"workflow.type": "cross_site", "workflow.args.after": before})
+        self.set({f"workflow.args.{name}": value for name, value in args.items()})
 
     @checked
     def set_model(self, model: Any, initial_ckpt: str | None = None) -> None:

@@ -13,7 +13,9 @@ from flstream.errors import UsageError
 from flstream.job import Job, Key, job_keys, render_values
 from flstream.job.code import package_root
 from flstream.job.filters import FilterList
+from flstream.job.key import WORKFLOW, workflow_name
 from flstream.job.values import nested
+from flstream.job.workflow_code import DEFAULT_WORKFLOW
 from flstream.recipe.initial_model import WEIGHTS, Weights
 from flstream.runs.job_files import paths_of
 from flstream.simulation.export_files import BESIDE
@@ -148,13 +150,17 @@ def _relative(path: Path, root: Path, job: Job) -> Path:
 def _values(job: Job, places: Mapping[Path, Path]) -> dict[str, Any]:
     """Return the values of a job that are not defaults, with paths in the exported folder."""
     values = ((key, key.value_in(job)) for key in job_keys(job).values())
-    return nested(
+    found = nested(
         {
             key.name: _portable(key, value, places)
             for key, value in values
             if key.required or value != key.default
         }
     )
+    if len(job.stages) > 1:
+        names = [workflow_name(index, len(job.stages)) for index in range(len(job.stages))]
+        found[WORKFLOW] = [{"type": DEFAULT_WORKFLOW, **found.pop(name, {})} for name in names]
+    return found
 
 
 def _portable(key: Key, value: Any, places: Mapping[Path, Path]) -> Any:

@@ -303,6 +303,100 @@ def add_experiment_tracking(
     recipe.job.set({"tracking.type": tracking_type, "tracking.args": tracking_config})
 
 
+class FedEvalRecipe(Recipe):
+    """Evaluation of one model at every site, without any training.
+
+    Args:
+        name: Name of the job, and of its run directories.
+        model: As of :class:`FedAvgRecipe`; None where the checkpoint alone makes the model.
+        eval_ckpt: Path of the file with the weights to score; None for those that the model has.
+        min_clients: Number of sites.
+        eval_script: Path of the script that each site runs; it answers evaluations.
+        eval_args: Its arguments, as on a shell.
+        validation_timeout: Seconds that a site may take.
+        launch_external_process: Whether ``command`` starts the script.
+        command: Launcher, such as ``torchrun --nproc_per_node=2``.
+        server_expected_format: Accepted for NVFlare's sake: tensors travel as bytes.
+        per_site_config: See :meth:`Recipe.set_per_site_config`.
+        framework: What the script computes with; with NumPy it receives arrays.
+        config: Further keys of the job, by dotted name, such as ``{"seed": 7}``.
+        **others: Arguments of NVFlare's that are not needed here, which a line says.
+
+    Raises:
+        UsageError: An argument is unknown, or has no counterpart.
+    """
+
+    @checked
+    def __init__(
+        self,
+        *,
+        name: str = "eval",
+        model: Any = None,
+        eval_ckpt: str | Path | None = None,
+        min_clients: int | None = None,
+        eval_script: str | Path,
+        eval_args: str = "",
+        validation_timeout: float = 6000,
+        launch_external_process: bool = False,
+        command: str = "python3 -u",
+        server_expected_format: ExchangeFormat = ExchangeFormat.NUMPY,
+        per_site_config: Mapping[str, Mapping[str, Any]] | None = None,
+        framework: FrameworkType = FrameworkType.PYTORCH,
+        config: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(FedJob(name, min_clients))
+        _pass_over(type(self).__name__, others)
+        job = self.job
+        job.set(
+            {
+                "rounds": 1,
+                "workflow.type": "evaluate",
+                "workflow.args.eval_task_timeout": validation_timeout,
+            }
+        )
+        job.set_model(model, None if eval_ckpt is None else str(eval_ckpt))
+        job.to_clients(
+            ScriptRunner(
+                str(eval_script),
+                eval_args,
+                launch_external_process=launch_external_process,
+                command=command,
+                framework=framework,
+                server_expected_format=server_expected_format,
+            )
+        )
+        self.set_per_site_config(per_site_config or {})
+        job.configure(config or {})
+
+
+@checked
+def add_cross_site_evaluation(
+    recipe: Recipe,
+    submit_model_timeout: float = 600,
+    validation_timeout: float = 6000,
+    participating_clients: Sequence[str] | None = None,
+) -> None:
+    """Have every site score every model once a recipe's training is over.
+
+    Args:
+        recipe: The recipe.
+        submit_model_timeout: Seconds that a site may take to submit its model.
+        validation_timeout: Seconds that a site may take to score one model.
+        participating_clients: Names of the sites that take part; None for all.
+
+    Raises:
+        UsageError: The recipe does not train, or was given this already.
+    """
+    recipe.job.add_cross_site(
+        {
+            "submit_model_timeout": submit_model_timeout,
+            "eval_task_timeout": validation_timeout,
+            "participating_sites": participating_clients and list(participating_clients),
+        }
+    )
+
+
 def _pass_over(recipe: str, others: Mapping[str, Any]) -> None:
     for name in others:
         if name not in UNNEEDED_ARGUMENTS:

@@ -131,6 +131,10 @@ def run_lines(run: InspectedRun | None, width: int | None) -> list[str]:
     rounds = "round" if run.rounds_completed == 1 and not planned else "rounds"
     status = f" {run.status} after" if run.status else ""
     lines = [f"{name}:{status} {run.rounds_completed}{planned} {rounds}"]
+    if run.scored is not None:
+        models = counted(run.scored.models, "model")
+        line = f"scored across sites: {models} by {counted(run.scored.sites, 'site')}"
+        lines.append(f"{line} (cross_site/cross_val_results.json)")
     rows: list[RunCheckpoint | None] = list(run.checkpoints)
     if len(rows) > _MOST_CHECKPOINTS:
         rows[_FIRST:-_LAST] = [None]

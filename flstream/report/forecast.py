@@ -73,6 +73,7 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "job": job.name,
         "rounds": job.planned_rounds,
         "evaluations": need.evaluations,
+        "models_scored": need.scored,
         "evaluate": job.score_sources[-1],
         "sites": job.clients.count,
         "sites_per_round": need.sites,
@@ -168,10 +169,13 @@ def _mode(need: Forecast) -> str:
 def _traffic_table(need: Forecast) -> Table:
     table = new_table("", "bytes", "requests", "chunks")
     ways = [("models down to the sites", need.down), ("updates up", need.up)]
-    if need.evaluations:
+    if need.evaluations or need.scored:
         ways.append(("models down for evaluation", need.evaluation))
     whole = need.run_down.plus(need.run_up)
-    for name, way in [*ways, (f"all of {counted(need.rounds, 'round')}", whole)]:
+    everything = f"all of {counted(need.rounds, 'round')}"
+    if need.scored:
+        everything += f", and {counted(need.scored, 'model')} scored"
+    for name, way in [*ways, (everything, whole)]:
         table.add_row(name, format_bytes(way.bytes), f"{way.requests:,}", f"{way.chunks:,}")
     return table
 

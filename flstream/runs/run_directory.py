@@ -280,6 +280,11 @@ class RunDirectory:
         """The model of a site that a workflow has collected."""
         return self.path / "cross_site" / "models" / f"{site}.safetensors"
 
+    @property
+    def cross_site_results(self) -> Path:
+        """What each site has found of each model, where a workflow asked."""
+        return self.path / "cross_site" / "cross_val_results.json"
+
     def site_log(self, name: str) -> Path:
         """What a site's script prints."""
         return self.site(name) / "log.txt"

@@ -62,6 +62,8 @@ class DiskPlan:
         optimizer_state: Size in bytes of the server optimizer's state, 0 for none. Each checkpoint
             has one.
         received: Most received models that sites' filters keep in files; each counts as one model.
+        site_models: Number of models of single sites that a later workflow scores; each counts as
+            one model.
     """
 
     rounds: int
@@ -71,6 +73,7 @@ class DiskPlan:
     partial_sum: int = 0
     optimizer_state: int = 0
     received: int = 0
+    site_models: int = 0
 
     @property
     def of_a_round(self) -> list[DiskItem]:
@@ -84,12 +87,16 @@ class DiskPlan:
             DiskItem(_counted(self.updates, "update") + " in waiting", self.updates * self.model),
             DiskItem("the sum of updates and its successor", 2 * self.partial_sum),
             DiskItem("models as sites received them", self.received * self.model),
+            DiskItem(
+                _counted(self.site_models, "model") + " of sites", self.site_models * self.model
+            ),
         ]
         return [part for part in parts if part.size]
 
     def lasts(self, room: int) -> int:
         """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
-        passing = (self.updates + self.received) * self.model + 2 * self.partial_sum
+        passing = (self.updates + self.received + self.site_models) * self.model
+        passing += 2 * self.partial_sum
         return max(0, room - passing) // (self.model + self.optimizer_state)
 
     def more_checkpoints(self, done: int, stored: int) -> int:

@@ -84,6 +84,8 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
         waiting = 2 * plan.group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
     states = [each.state_layout(layout, rule).nbytes for each in optimizers if each is not None]
+    # Each site's, and the one that takes the place of an earlier one.
+    of_sites = job.clients.count + 1 if job.collects_models else 0
     return DiskPlan(
         job.planned_rounds,
         job.checkpoints.keep,
@@ -93,4 +95,5 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
         max(states, default=0),
         # Tiny models stay in the workers' memory.
         received=job.clients.workers if job.filters.keep_models and not plan.in_memory else 0,
+        site_models=of_sites,
     )

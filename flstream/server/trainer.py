@@ -65,7 +65,7 @@ class Trainer:
             plan_disk(context.job, base.layout, len(cohort), plan),
             context.run.path,
             number,
-            present=self._store.present_bytes(number) + files.size(),
+            present=self._store.present_bytes(number) + files.size() + self._kept_bytes(),
         )
         context.emit(RoundStarted(round=number, sites=cohort))
         self._open[training.number] = training
@@ -158,6 +158,14 @@ class Trainer:
                 update.release(reason)
             training.bodies.clear()
         self._open.clear()
+
+    def _kept_bytes(self) -> int:
+        """Bytes of the sites' last models, whose places the next ones take."""
+        job, run = self._context.job, self._context.run
+        if not job.collects_models:
+            return 0
+        paths = [run.last_model(site) for site in job.clients.site_names]
+        return sum(path.stat().st_size for path in paths if path.is_file())
 
     def files(self, training: SiteTraining) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""

@@ -63,8 +63,7 @@ def test_what_is_missing_is_said_with_its_key(flstream_here: Flstream, tmp_path:
     keys = [line.partition(":")[0].strip() for line in rest.splitlines()[:-1]]
     assert keys == ["clients.count", "model.factory", "train.script"]
     assert rest.splitlines()[-1] == (
-        "It runs fedavg, the default, and not swarm and cross_site, which this version does not "
-        "have."
+        "It runs fedavg, the default, and not swarm, which this version does not have."
     )
 
 
@@ -72,12 +71,12 @@ def test_a_workflow_that_is_there_runs_without_one_that_is_not(
     flstream_here: Flstream, tmp_path: Path
 ) -> None:
     server = json.loads((FOLDERS / "scatter_gather" / SERVER).read_text())
-    server["workflows"].append({"id": "cross", "name": "CrossSiteModelEval", "args": {}})
+    server["workflows"].append({"id": "swarm", "name": "SwarmServerController", "args": {}})
     write(tmp_path / "in", {"app/config/config_fed_server.json": server})
     done = flstream_here("init", "new", "--from-nvflare", "in")
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == (
-        "It runs without cross_site, which this version does not have."
+        "It runs without swarm, which this version does not have."
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from flstream.job import job_keys, load_job
 from flstream.job.reference import EXAMPLE, render_reference
+from flstream.job.workflow_args import WorkflowArgs
 from flstream.job.workflow_code import built_in_args
 from flstream.workflows.registry import BUILT_IN
 
@@ -29,7 +30,11 @@ def test_every_argument_of_every_built_in_workflow_has_an_entry(name: str) -> No
     text = render_reference()
     for field, info in built_in_args(name).model_fields.items():
         assert info.description
-        assert text.count(f"### `workflow.args.{field}`\n") == 1
+        part = text
+        if field not in WorkflowArgs.model_fields:
+            # Two workflows may have an argument of the same name.
+            part = text.partition(f"## `workflow.args` of {name}\n")[2].partition("\n## ")[0]
+        assert part.count(f"### `workflow.args.{field}`\n") == 1
         assert info.description in text
 
 

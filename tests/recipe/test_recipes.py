@@ -15,6 +15,7 @@ from flstream.errors import UsageError
 from flstream.job import JobError, load_job
 from flstream.recipe import (
     FedAvgRecipe,
+    FedEvalRecipe,
     FedJob,
     FedOptRecipe,
     FedProxRecipe,
@@ -25,6 +26,7 @@ from flstream.recipe import (
     TensorClientStreamer,
     TensorServerStreamer,
     TransferType,
+    add_cross_site_evaluation,
     add_experiment_tracking,
 )
 
@@ -466,3 +468,34 @@ def test_fedprox_and_fedopt_are_keys_of_the_job(folder):
 def test_what_a_server_optimizer_cannot_be_is_named(make, sentence):
     with pytest.raises(UsageError, match=sentence):
         make()
+
+
+def test_cross_site_evaluation_is_added_to_a_recipe_and_its_model_is_evaluated_alone(folder):
+    made = recipe(num_rounds=1, key_metric="loss")
+    add_cross_site_evaluation(made, submit_model_timeout=30, validation_timeout=40)
+    job = resolved(made)
+    assert [stage.type for stage in job.stages] == ["fedavg", "cross_site"]
+    assert (job.stages[1].args.submit_model_timeout, job.stages[1].args.eval_task_timeout) == (
+        30,
+        40,
+    )
+    assert (job.key_metric, job.key_metric_mode) == ("loss", "min")
+    with pytest.raises(UsageError, match="once, after a training"):
+        add_cross_site_evaluation(made)
+
+    run = made.execute(quiet())
+    path = "cross_site/cross_val_results.json"
+    results = json.loads((run.directory / path).read_text())
+    assert results.keys() == {"site-1", "site-2"}
+    assert all(
+        {"site-1", "site-2", "SRV_FL_global_model.pt"} <= row.keys() for row in results.values()
+    )
+
+    model = run.directory / "global.safetensors"
+    alone = FedEvalRecipe(eval_ckpt=model, eval_script="client.py", min_clients=2)
+    job = resolved(alone)
+    assert (job.stages[0].type, job.stages[0].args.eval_task_timeout) == ("evaluate", 6000)
+    found = alone.execute(quiet())
+    again = json.loads((found.directory / path).read_text())
+    assert again.keys() == results.keys()
+    assert found.summary.model.digest == run.summary.model.digest

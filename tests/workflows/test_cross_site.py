@@ -5,7 +5,7 @@ import torch
 from cross_sites import AFTER_FEDAVG, BEST, FINAL, check, checking, due, matrix
 from flows import records, shape
 from safetensors.torch import load_file
-from training_scripts import LARGE, of_kind
+from training_scripts import LARGE, LEARNER, noisy_learner, of_kind
 
 from flstream.errors import UsageError
 from flstream.job import load_job
@@ -263,3 +263,75 @@ def test_one_model_is_scored_without_any_training(jobs, tmp_path, whole):
     job = load_job(run.directory.job_file)
     assert plan_resume(job, run.directory).is_finished
     assert job.model.initial == whole.directory.final_model
+
+
+SUBMITTING_LEARNER = """
+    def submit_model(self, model):
+        assert model.params == {}
+        number = float(self.site.name[-1])
+        own = {"w": torch.full((1000,), number), "b": torch.zeros(3, 5).double()}
+        return flare.FLModel(params={**own, "steps": torch.tensor(7)})
+"""
+
+
+def test_a_learner_with_the_method_submits_a_model(jobs):
+    script = noisy_learner() + SUBMITTING_LEARNER
+    how = [THREE, "rounds=1", "clients.parallel=1", *LEARNER]
+    run = jobs.run(script, AFTER_FEDAVG.replace(",key_metric=check", ""), *how)
+    assert run.summary.status == "finished", run.summary.error
+    for row in matrix(run).values():
+        assert [row[site]["accuracy"] for site in SITES] == [1.0, 2.0, 3.0]
+
+
+OWN = """
+from typing import ClassVar
+
+from flstream.workflows import WorkflowArgs, workflow
+
+
+class Args(WorkflowArgs):
+    collects_models: ClassVar[bool] = True
+
+
+@workflow("flow", Args)
+def flow(run, args):
+    model = run.initial_model()
+    for number in run.rounds():
+        before = run.collect("submit_model", run.sites)
+        see(number, sorted(before), before.failures.keys())
+        model = run.fold(model, run.train(model, ["site-1"]))
+        now = run.collect("submit_model", run.sites)
+        scores = run.score(now["site-1"], ["site-2"])
+        see(list(scores), scores["site-2"]["check"] > 0)
+    %s
+    return model
+"""
+
+
+def test_a_workflow_of_ones_own_collects_and_scores(flows):
+    run = flows.finish(OWN % "run.write_json('own/x.json', [float('nan')])", script=checking())
+    assert flows.seen() == [
+        "1, [], dict_keys(['site-1', 'site-2'])",
+        "['site-2'], True",
+        "2, ['site-1'], dict_keys(['site-2'])",
+        "['site-2'], True",
+    ]
+    assert (run.directory.path / "own/x.json").read_text() == "[\n  null\n]\n"
+    assert not run.directory.last_model("site-2").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("run.score(before['site-1'], ['site-2'])", "has collected another one"),
+        ("run.score(now, ['site-2'])", "was given a SiteModels; give it what"),
+        ("run.score(now['site-1'], run.sites, counts=True)", "the model of a site with counts"),
+        ("run.collect('best', run.sites)", "what it collects is 'submit_model'"),
+        ("run.score(model, ['site-9'])", "site-9"),
+        ("run.write_json('../x.json', 1)", "give it one with a folder of its own"),
+        ("run.write_json('sites/x.json', 1)", "give it one with a folder of its own"),
+        ("run.write_json('own/x.json', {1, 2})", "was given what JSON cannot hold"),
+    ],
+)
+def test_mistakes_of_a_workflow_are_sentences(flows, line, message):
+    assert message in flows.fail(OWN % line, "clients.parallel=1", script=checking())

@@ -179,6 +179,17 @@ def site_weights(draft: JobDraft, argument: Argument) -> Note:
     return argument.becomes("aggregation.weights") if refused is None else argument.lost(refused)
 
 
+def sites(draft: JobDraft, argument: Argument) -> Note:
+    """Convert the sites that take part in a workflow."""
+    value = argument.value
+    if not value:
+        return argument.not_needed("all sites take part")
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        return argument.lost("workflow.args.participating_sites is a list of sites")
+    draft.stages[-1].args["participating_sites"] = [draft.site(name) for name in value]
+    return argument.becomes("workflow.args.participating_sites")
+
+
 def key_metric(draft: JobDraft, argument: Argument) -> Note:
     """Convert a model selector's metric."""
     value, owner = argument.value, argument.owner

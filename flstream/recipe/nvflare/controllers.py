@@ -17,6 +17,7 @@ from flstream.recipe.nvflare.arguments import (
     patience,
     server_optimizer,
     site_weights,
+    sites,
     timeout,
     to,
     unneeded,
@@ -115,20 +116,16 @@ _SWARM: Mapping[str, Rule] = {
 
 _CROSS_SITE: Mapping[str, Rule] = {
     **_CLIENT_CONTROLLED,
+    "eval_task_timeout": _SITES,
+    "validation_timeout": in_workflow("eval_task_timeout"),
+    "submit_model_timeout": _SITES,
+    "participating_clients": sites,
+    "start_task_timeout": _WORKS,
+    "progress_timeout": _WORKS,
     **dict.fromkeys(
-        (
-            "start_task_timeout",
-            "progress_timeout",
-            "eval_task_timeout",
-            "submit_model_timeout",
-            "validation_timeout",
-            "participating_clients",
-            "evaluators",
-            "evaluatees",
-            "global_model_client",
-        ),
-        _SITES,
+        ("evaluators", "evaluatees"), lost("all sites that take part score all models")
     ),
+    "global_model_client": unneeded("the server has the global models"),
     "model_locator_id": _ONE_OF_EACH,
     "formatter_id": _ONE_OF_EACH,
     "submit_model_task_name": _TASK_NAME,
@@ -177,10 +174,9 @@ CONTROLLERS: Mapping[str, KnownController] = {
         ("CrossSiteEvalServerController", "CrossSiteModelEval", "CrossSiteEval"),
         KnownController("cross_site", _CROSS_SITE),
     ),
+    "GlobalModelEval": KnownController("evaluate", _CROSS_SITE),
 }
 """Controllers by the name of their class."""
 
-LATER_CONTROLLERS: Mapping[str, str] = {
-    "GlobalModelEval": "evaluation alone has no workflow yet",
-}
+LATER_CONTROLLERS: Mapping[str, str] = {}
 """Controllers whose workflow has no name yet, and why they are not converted."""

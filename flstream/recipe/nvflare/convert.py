@@ -10,8 +10,9 @@ from flstream.errors import UsageError
 from flstream.job import job_keys
 from flstream.job.conditions import read_condition
 from flstream.job.values import nested
+from flstream.job.workflow_code import find_workflow
 from flstream.recipe.nvflare.code import list_code
-from flstream.recipe.nvflare.draft import Conversion, JobDraft, KeyMetric, Place
+from flstream.recipe.nvflare.draft import Conversion, JobDraft, KeyMetric, Place, StageDraft
 from flstream.recipe.nvflare.folders import AppFolder, JobFolder, read_folder
 from flstream.recipe.nvflare.meta import (
     count_sites,
@@ -58,6 +59,8 @@ def _convert(folder: JobFolder, name: str | None) -> Conversion:
     known = [
         section for section, stage in zip(sections, draft.stages, strict=True) if stage.is_known
     ]
+    if len(known) < len(sections) and not any(map(_trains, draft.stages)):
+        known = []  # nothing would be left to score
     name = name or job_name(folder.name)
     return Conversion(
         name,
@@ -69,6 +72,10 @@ def _convert(folder: JobFolder, name: str | None) -> Conversion:
         tuple(_in_order(folder, notes)),
         tuple(stage.type for stage in draft.stages if not stage.is_known),
     )
+
+
+def _trains(stage: StageDraft) -> bool:
+    return stage.is_known and find_workflow(stage.type).args.has_rounds
 
 
 def _app_notes(draft: JobDraft, app: AppFolder) -> Iterator[Note]:

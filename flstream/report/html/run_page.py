@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from flstream.report.charts.seconds import PHASE_COLORS
 from flstream.report.charts.style import ink
+from flstream.report.html.cross_site import cross_site_drawing, cross_site_note
 from flstream.report.html.drawings import (
     metric_drawings,
     over_idle_drawing,
@@ -107,6 +108,8 @@ def run_page(run: RunRecord) -> str:
             "logged_note": logged_note(run.logged),
             "texts": text_table(run.logged),
             "texts_note": text_note(run.logged),
+            "cross_site": cross_site_drawing(run.cross_site, run.history.facts.key_metric),
+            "cross_site_note": cross_site_note(run.cross_site, run.history.facts.key_metric),
             "split": split_drawing(run.split),
             "split_note": split_note(run.split),
             "over_idle": over_idle_drawing(run, "over-idle"),
@@ -264,7 +267,7 @@ def _metrics_note(run: RunRecord) -> str:
 
 def _no_metrics(run: RunRecord) -> str:
     if not run.summary.rounds:
-        return "No round was completed."
+        return "No round was completed." if run.planned else "Nothing was trained."
     return "The sites reported none."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
 from flstream.report.record.clock import Clock
+from flstream.report.record.cross_site import Matrix, read_cross_site
 from flstream.report.record.logged import LoggedRecord, read_logged
 from flstream.report.record.memory import MemoryRecord, read_memory
 from flstream.report.record.settings import Setting, read_settings
@@ -47,6 +49,7 @@ class RunRecord(NamedTuple):
         settings: Keys of its job file.
         versions: of what it ran on, by name; none where they were not kept.
         notes: what is missing or damaged, a sentence each.
+        cross_site: What each site has found of each model, where a workflow asked.
     """
 
     path: Path
@@ -62,6 +65,7 @@ class RunRecord(NamedTuple):
     settings: Sequence[Setting]
     versions: Mapping[str, str]
     notes: Sequence[str]
+    cross_site: Matrix = MappingProxyType({})
 
     @property
     def seconds(self) -> float:
@@ -145,6 +149,7 @@ def _read(run: RunDirectory) -> RunRecord:
         settings=settings,
         versions=read_versions(run.path),
         notes=notes,
+        cross_site=read_cross_site(run.cross_site_results),
     )
 
 

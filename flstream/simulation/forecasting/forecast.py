@@ -86,6 +86,8 @@ class Forecast:
         down: traffic of a round's models to the sites that train.
         up: traffic of a round's updates to the server.
         evaluation: traffic of the models to the sites in a round that is evaluated.
+        scored: number of models that all sites score after the rounds.
+        submitted: traffic of the models that sites submit to the server.
         server_bytes: peak memory of the server over its idle, in bytes.
         client_bytes: peak memory of a client over its idle in bytes, for the exchange alone.
         optimizer: name of the optimizer that the training code uses; empty if that is not known.
@@ -110,6 +112,8 @@ class Forecast:
     down: Traffic
     up: Traffic
     evaluation: Traffic
+    scored: int
+    submitted: Traffic
     server_bytes: int
     client_bytes: int
     optimizer: str
@@ -123,12 +127,13 @@ class Forecast:
     @property
     def run_down(self) -> Traffic:
         """Traffic of all models to the sites: ``transfer.down`` of the summary."""
-        return self.down.times(self.rounds).plus(self.evaluation.times(self.evaluations))
+        evaluations = self.evaluations + self.scored
+        return self.down.times(self.rounds).plus(self.evaluation.times(evaluations))
 
     @property
     def run_up(self) -> Traffic:
         """Traffic of all updates to the server: ``transfer.up`` of the summary."""
-        return self.up.times(self.rounds)
+        return self.up.times(self.rounds).plus(self.submitted)
 
 
 def plain_layout(model_bytes: int, tensors: int = 1) -> Layout:
@@ -171,7 +176,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     # Beside the initial model.
     more = disk.more_checkpoints(0, 1)
     passing = sum(part.size for part in disk.of_a_round) - disk.model - disk.optimizer_state
-    every = max(_evaluate_every(job))
+    every, scored = max(_evaluate_every(job), default=0), _scored(job)
     server, client = _memory(job, plan, settings, joint.nbytes, update.nbytes)
     server += _PAIR_BYTES * cohort**2 if rule.compares else 0
     processes = clients.workers + _OTHER_PROCESSES
@@ -180,7 +185,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         shared += _LIBRARIES_BYTES
     use = None if job.train.source is None else optimizer_of(job.train.source)
     training = 0 if use is None else use.training_bytes(_trained_bytes(layout, selected))
-    one, scored = (
+    one, alone = (
         _download(nbytes, settings, settings.frame_size, pushed=settings.push)
         for nbytes in (joint.nbytes, layout.nbytes)
     )
@@ -195,7 +200,13 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         evaluations=_evaluations(job),
         down=one.times(-(-cohort // plan.sites)),
         up=_updates(job, plan, joint, update, settings, rule),
-        evaluation=scored.times(-(-clients.count // scoring.sites)) if every else Traffic(),
+        evaluation=alone.times(-(-clients.count // scoring.sites))
+        if every or scored
+        else Traffic(),
+        scored=scored,
+        submitted=(
+            alone.times(clients.count) if job.collects_models and job.submits_models else Traffic()
+        ),
         server_bytes=server,
         client_bytes=client,
         optimizer="" if use is None else use.name,
@@ -216,15 +227,33 @@ def _epsilon(job: Job) -> float | None:
     return epsilon(accounting, {accounting.population: job.planned_rounds})
 
 
+def _scored(job: Job) -> int:
+    """Return how many models all sites score after the rounds: the global ones, and of each site.
+
+    Sites that a workflow leaves out are counted with the others, and so is a best model.
+    """
+    is_trained = any(stage.has_rounds for stage in job.stages)
+    every = any(_evaluate_every(job)) or "received" in job.score_sources
+    count = 0
+    for stage in job.stages:
+        if stage.collects_models:
+            count += job.clients.count * is_trained + 1 + (is_trained and every)
+        elif not stage.has_rounds:
+            count += 1
+    return count
+
+
 def _evaluations(job: Job) -> int:
     """Return how many rounds are evaluated: regular ones of each stage, and the last of all."""
-    count, done = 0, 0
+    count, done, every = 0, 0, 0
     for every in _evaluate_every(job):
         last = done + job.rounds
         if every:
             count += last // every - done // every
         done = last
-    return count + (1 if every and done % every else 0)
+    # Unless something else follows.
+    is_last = job.stages[-1].has_rounds
+    return count + (1 if is_last and every and done % every else 0)
 
 
 def _evaluate_every(job: Job) -> Sequence[int]:
@@ -232,6 +261,7 @@ def _evaluate_every(job: Job) -> Sequence[int]:
     return [
         stage.args.evaluate_every if source == "task" else 0
         for stage, source in zip(job.stages, job.score_sources, strict=True)
+        if stage.has_rounds
     ]
 
 
