@@ -38,7 +38,7 @@ from flstream.server.sampling import brief_names, check_sites, sample_sites
 from flstream.server.scores import Scores, received_score
 from flstream.server.scoring import Scoring
 from flstream.server.site_tasks import SiteTasks, with_states
-from flstream.server.tasks import UNLIMITED, TaskWaits
+from flstream.server.task_waits import UNLIMITED, TaskWaits
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining, TaskCost, TrainResult
 from flstream.server.unchanged import UnchangedUpdates

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.errors import WorkflowError
 from flstream.server.program_view import BestModel, Model, Update, Updates
-from flstream.server.tasks import TaskWaits
+from flstream.server.task_waits import TaskWaits
 
 if TYPE_CHECKING:
     from flstream.job.workflow_args import WorkflowArgs
