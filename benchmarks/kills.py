@@ -70,6 +70,7 @@ SCENARIOS = {
         WHOLE_RUN,
         job=JOBS / "exchange" / "job.conf",
     ),
+    "swarm": Scenario(("workflow.type=swarm", "rounds=10"), cases=10),
     "odd_even": Scenario((ODD_EVEN, "rounds=12"), cases=8),
     "odd_even_20": Scenario(
         # Rounds that take a while, as it does to find the processes of a run.

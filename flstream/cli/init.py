@@ -38,6 +38,9 @@ TEMPLATES = {
     "script": Template("script", "a training loop in torch; its data are made up, needs nothing"),
     "learner": Template("learner", "a learner class in NumPy: 100 sites in two processes"),
     "digits": Template("digits", "handwritten digits, unevenly shared", "sklearn", "scikit-learn"),
+    "swarm": Template(
+        "swarm", "the digits again, folded at the sites", "sklearn", "scikit-learn", "digits"
+    ),
     "llm": Template(
         "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
     ),

@@ -18,15 +18,18 @@ from flstream.recipe.components import (
 )
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.recipes import (
+    CyclicRecipe,
     FedAvgRecipe,
     NumpyFedAvgRecipe,
     Recipe,
+    SwarmLearningRecipe,
     add_experiment_tracking,
 )
 from flstream.recipe.run_result import RunFailedError, RunResult
 from flstream.recipe.sim_env import SimEnv
 
 __all__ = [
+    "CyclicRecipe",
     "ExchangeFormat",
     "FedAvg",
     "FedAvgRecipe",
@@ -41,6 +44,7 @@ __all__ = [
     "RunFailedError",
     "ScriptRunner",
     "SimEnv",
+    "SwarmLearningRecipe",
     "TensorClientStreamer",
     "TensorServerStreamer",
     "TransferType",

@@ -30,6 +30,7 @@ class RoundRecord(NamedTuple):
         down: Transfers of models to the sites, evaluations included.
         up: Transfers of the updates.
         failures: Sites that had no part in it, in order.
+        aggregator: Site in whose process the updates were folded; empty for the server's.
     """
 
     number: int
@@ -46,6 +47,7 @@ class RoundRecord(NamedTuple):
     down: Transfer = Transfer()
     up: Transfer = Transfer()
     failures: Sequence[SiteFailed] = ()
+    aggregator: str = ""
 
     @property
     def phases(self) -> tuple[float, float, float, float, float]:
@@ -70,6 +72,7 @@ class RoundRecord(NamedTuple):
             weights=event.weights,
             down=self.down + event.down,
             up=self.up + event.up,
+            aggregator=event.aggregator,
         )
 
     def evaluated(self, event: Evaluated) -> RoundRecord:

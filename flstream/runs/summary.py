@@ -48,7 +48,7 @@ class SiteFailure(msgspec.Struct):
 
 
 class RoundSummary(msgspec.Struct):
-    """Where the seconds of a round went."""
+    """Where the seconds of a round went, and who folded; an empty name is the server's."""
 
     round: int
     download: float
@@ -56,6 +56,7 @@ class RoundSummary(msgspec.Struct):
     upload_and_fold: float
     checkpoint: float
     evaluate: float = 0.0
+    aggregator: str = ""
 
     @property
     def phases(self) -> tuple[float, float, float, float, float]:
@@ -185,7 +186,9 @@ def summarize(history: History) -> Summary:
         failures=[SiteFailure(each.round, each.site, each.reason) for each in totals.failures],
         benched=list(totals.benched),
         transfer=TransferSummary(totals.mode, totals.chunk_size, totals.down, totals.up),
-        rounds=[RoundSummary(each.number, *each.phases) for each in history.rounds],
+        rounds=[
+            RoundSummary(each.number, *each.phases, each.aggregator) for each in history.rounds
+        ],
     )
 
 

@@ -59,12 +59,11 @@ def test_what_is_missing_is_said_with_its_key(flstream_here: Flstream, tmp_path:
     head, _, rest = done.stdout.partition(
         "document has job.conf; before it can run, job.conf needs:\n"
     )
-    assert "this version has no workflow swarm" in head
+    assert "this version has no workflow cross_site" in head
     keys = [line.partition(":")[0].strip() for line in rest.splitlines()[:-1]]
     assert keys == ["clients.count", "model.factory", "train.script"]
     assert rest.splitlines()[-1] == (
-        "It runs fedavg, the default, and not swarm and cross_site, which this version does not "
-        "have."
+        "It runs without cross_site, which this version does not have."
     )
 
 

@@ -189,8 +189,12 @@ def test_the_documents_example_converts_key_by_key(tmp_path: Path) -> None:
             "np_download_chunk_size": 2097152,
             "streaming_per_request_timeout": 600,
         },
+        "workflow": {
+            "type": "swarm",
+            "args": {"start_task_timeout": 300, "progress_timeout": 7200},
+        },
     }
-    assert conversion.missing_workflows == ("swarm", "cross_site")
+    assert conversion.missing_workflows == ("cross_site",)
     write_job(conversion, tmp_path / "new")
     lines = (tmp_path / "new" / "job.conf").read_text().splitlines()
     block = lines[lines.index("# workflow = [") : lines.index("# ]") + 1]
@@ -198,9 +202,6 @@ def test_the_documents_example_converts_key_by_key(tmp_path: Path) -> None:
     path.write_text("\n".join(line.removeprefix("# ") for line in block))
     assert read_hocon(path).values == {"workflow": list(conversion.workflows)}
     assert [note.path for note in conversion.notes if note.is_lost] == [
-        "workflows[0]",
-        "workflows[0].args.progress_timeout",
-        "workflows[0].args.start_task_timeout",
         "workflows[1]",
         "workflows[1].args.eval_task_timeout",
     ]

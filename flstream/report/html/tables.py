@@ -61,18 +61,23 @@ def rounds_table(run: RunRecord) -> Table:
     metrics = metrics_of([run.summary])
     scores = values_by_round(run.summary)
     best = run.summary.best.round if run.summary.best else None
+    folded_at = ["folded at"] if any(each.aggregator for each in run.summary.rounds) else []
     rows = []
     if 0 in scores:
         values = [format_metric(scores[0].get(metric)) for metric in metrics]
         rows.append(
-            TableRow(["0", *values, *(NOTHING for _ in PHASES)], "best" if best == 0 else "")
+            TableRow(
+                ["0", *values, *(NOTHING for _ in [*PHASES, *folded_at])],
+                "best" if best == 0 else "",
+            )
         )
     for each in run.summary.rounds:
         values = [format_metric(scores.get(each.round, {}).get(metric)) for metric in metrics]
         cells = [str(each.round), *values, *(f"{seconds:.2f}" for seconds in each.phases)]
+        cells += [printable(each.aggregator) or "server" for _ in folded_at]
         rows.append(TableRow(cells, "best" if each.round == best else ""))
     titles = [metric.title for metric in metrics]
-    return Table(["round", *titles, *(f"{phase} s" for phase in PHASES)], rows)
+    return Table(["round", *titles, *(f"{phase} s" for phase in PHASES), *folded_at], rows)
 
 
 def process_tables(run: RunRecord) -> tuple[Table, Table]:

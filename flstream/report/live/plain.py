@@ -155,4 +155,5 @@ def _finished(event: RoundFinished) -> str:
     steps = zip(PHASES, event.phases, strict=False)
     split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in steps)
     trained = f"; sites report {format_metrics(event.metrics)}" if event.metrics else ""
-    return f"done in {format_seconds(sum(event.phases))} ({split}){trained}"
+    where = f", folded at {printable(event.aggregator)}" if event.aggregator else ""
+    return f"done in {format_seconds(sum(event.phases))} ({split}){where}{trained}"
