@@ -77,6 +77,7 @@ SCENARIOS = {
     "cross_site": Scenario(
         ("workflow={type=cross_site,args{after=fedavg}}", "rounds=4"), WHOLE_RUN, cases=10
     ),
+    "swarm": Scenario(("workflow.type=swarm", "rounds=10"), cases=10),
     "odd_even": Scenario((ODD_EVEN, "rounds=12"), cases=8),
     "odd_even_20": Scenario(
         # Rounds that take a while, as it does to find the processes of a run.

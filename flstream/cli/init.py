@@ -44,6 +44,9 @@ TEMPLATES = {
     "cross_site": Template(
         "cross_site", "each site scores all models, on digits", "sklearn", "scikit-learn", "digits"
     ),
+    "swarm": Template(
+        "swarm", "the digits again, folded at the sites", "sklearn", "scikit-learn", "digits"
+    ),
     "llm": Template(
         "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
     ),

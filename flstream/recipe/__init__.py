@@ -30,14 +30,15 @@ from flstream.recipe.recipes import (
     FedEvalRecipe,
     NumpyFedAvgRecipe,
     Recipe,
-    ScaffoldRecipe,
     add_cross_site_evaluation,
     add_experiment_tracking,
 )
 from flstream.recipe.run_result import RunFailedError, RunResult
 from flstream.recipe.sim_env import SimEnv
+from flstream.recipe.workflow_recipes import CyclicRecipe, ScaffoldRecipe, SwarmLearningRecipe
 
 __all__ = [
+    "CyclicRecipe",
     "ExchangeFormat",
     "ExcludeVars",
     "FedAvg",
@@ -61,6 +62,7 @@ __all__ = [
     "SVTPrivacy",
     "ScriptRunner",
     "SimEnv",
+    "SwarmLearningRecipe",
     "TensorClientStreamer",
     "TensorServerStreamer",
     "TransferType",

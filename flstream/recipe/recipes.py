@@ -261,21 +261,6 @@ class NumpyFedAvgRecipe(FedAvgRecipe):
         super().__init__(model=model, **{"framework": FrameworkType.NUMPY, **arguments})
 
 
-class ScaffoldRecipe(FedAvgRecipe):
-    """SCAFFOLD (Karimireddy et al. 2020, arXiv:1910.06378).
-
-    The script corrects its steps by control variates: see
-    :class:`~flstream.client.scaffold.ScaffoldControl`, or NVFlare's ``PTScaffoldHelper``.
-
-    Args:
-        **arguments: As of :class:`FedAvgRecipe`.
-    """
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**{"name": "scaffold", **arguments})
-        self.job.set({"workflow.type": "scaffold"})
-
-
 @checked
 def add_experiment_tracking(
     recipe: Recipe,

@@ -12,8 +12,10 @@ from flstream.report.console import new_table
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.text import elide, format_epsilon, format_metric
 from flstream.runs.summary import RoundSummary, Summary
+from flstream.text import printable
 
 _PHASES = ("download", "train", "up+fold", "checkpoint", "evaluate")
+_FOLDED_AT = "folded at"
 # If there are more rounds, only the first and the last ones and the best one are shown.
 _MOST_ROUNDS, _FIRST, _LAST = 20, 5, 12
 # Maximum width of a metric's name in columns, so that more metrics fit.
@@ -44,7 +46,8 @@ def rounds_table(console: Console, summary: Summary) -> tuple[Table, int]:
 
 def _table(summary: Summary, metrics: Sequence[Metric]) -> Table:
     privacy = ("epsilon",) if summary.privacy else ()
-    table = new_table("round", *map(_heading, metrics), *privacy, *_PHASES)
+    folders = [_FOLDED_AT] if any(each.aggregator for each in summary.rounds) else []
+    table = new_table("round", *map(_heading, metrics), *privacy, *_PHASES, *folders)
     best = summary.best.round if summary.best else None
     scores = values_by_round(summary)
     if 0 in scores:
@@ -57,7 +60,9 @@ def _table(summary: Summary, metrics: Sequence[Metric]) -> Table:
         row = scores.get(each.round, {})
         values = (format_metric(row.get(metric)) for metric in metrics)
         spent = [format_epsilon(each.privacy)] if privacy else []
-        table.add_row(_marked(each.round, best), *values, *spent, *_seconds(each))
+        table.add_row(
+            _marked(each.round, best), *values, *spent, *_seconds(each), *_folder(each, folders)
+        )
     return table
 
 
@@ -80,6 +85,10 @@ def _chosen(rounds: Sequence[RoundSummary], best: int | None) -> list[RoundSumma
         elif chosen[-1] is not None:
             chosen.append(None)
     return chosen
+
+
+def _folder(each: RoundSummary, folders: Sequence[str]) -> list[str]:
+    return [printable(each.aggregator) or "server" for _ in folders]
 
 
 def _seconds(each: RoundSummary) -> list[str]:

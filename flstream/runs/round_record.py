@@ -38,6 +38,7 @@ class RoundRecord(NamedTuple):
         up: Transfers of the updates.
         failures: Sites that had no part in it, in order.
         privacy: Privacy spent up to its end; None where the job is not private.
+        aggregator: Site in whose process the updates were folded; empty for the server's.
     """
 
     number: int
@@ -55,6 +56,7 @@ class RoundRecord(NamedTuple):
     up: Transfer = Transfer()
     failures: Sequence[SiteFailed] = ()
     privacy: PrivacySpent | None = None
+    aggregator: str = ""
 
     @property
     def phases(self) -> tuple[float, float, float, float, float]:
@@ -80,6 +82,7 @@ class RoundRecord(NamedTuple):
             down=self.down + event.down,
             up=self.up + event.up,
             privacy=event.privacy,
+            aggregator=event.aggregator,
         )
 
     def evaluated(self, event: Evaluated) -> RoundRecord:

@@ -59,9 +59,10 @@ class SiteFailure(msgspec.Struct):
 
 
 class RoundSummary(msgspec.Struct):
-    """Where the seconds of a round went, and what a private job has spent up to its end.
+    """Where the seconds of a round went, who folded, and what a private job has spent by then.
 
     Attributes:
+        aggregator: Site in whose process the updates were folded; empty for the server's.
         epsilon: Epsilon of all folds so far; None where it is infinite.
         clip_norm: Clipping norm of the round's last fold.
         clipped: Fraction of that fold's updates that were scaled down.
@@ -73,6 +74,7 @@ class RoundSummary(msgspec.Struct):
     upload_and_fold: float
     checkpoint: float
     evaluate: float = 0.0
+    aggregator: str = ""
     epsilon: float | UnsetType | None = UNSET
     clip_norm: float | UnsetType = UNSET
     clipped: float | UnsetType = UNSET
@@ -241,7 +243,7 @@ def _metrics(history: History) -> list[dict[str, Any]]:
 
 
 def _round(record: RoundRecord) -> RoundSummary:
-    found = RoundSummary(record.number, *record.phases)
+    found = RoundSummary(record.number, *record.phases, record.aggregator)
     if record.privacy is None:
         return found
     return msgspec.structs.replace(found, **msgspec.structs.asdict(record.privacy))

@@ -49,7 +49,7 @@ from flstream.server.scoring import Scoring
 from flstream.server.site_effects import SiteEffects
 from flstream.server.site_results import SiteModel, SiteModels, SiteScores
 from flstream.server.site_tasks import SiteTasks, with_states
-from flstream.server.tasks import UNLIMITED, TaskWaits
+from flstream.server.task_waits import UNLIMITED, TaskWaits
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining, TaskCost, TrainResult
 from flstream.server.unchanged import UnchangedUpdates

@@ -43,6 +43,7 @@ from flstream.server.last_models import LastModels
 from flstream.server.model_store import DraftFiles, ModelStore
 from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
+from flstream.server.task_waits import PROGRESS_KEY
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFile
@@ -238,7 +239,7 @@ class PeerFold:
             assert most is not None
             raise SimulationError(
                 f"nothing came of the fold at {worker.name} for {format_seconds(most)} "
-                "(workflow.args.progress_timeout); see its log, or allow more"
+                f"({PROGRESS_KEY}); see its log, or allow more"
             ) from error
         except StreamingError as error:
             raise PeerLostError(str(error)) from error

@@ -10,7 +10,7 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.errors import WorkflowError
 from flstream.server.program_view import BestModel, Model, Update, Updates
 from flstream.server.site_results import SiteModel, SiteModels, SiteScores
-from flstream.server.tasks import TaskWaits
+from flstream.server.task_waits import TaskWaits
 
 if TYPE_CHECKING:
     from flstream.job.workflow_args import WorkflowArgs

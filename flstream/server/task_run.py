@@ -25,6 +25,7 @@ from flstream.server.sampling import brief_names
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
+from flstream.server.task_waits import PROGRESS_KEY
 from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, ask
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import WorkerHandle
@@ -320,7 +321,7 @@ class TaskRun:
         if most is not None and seconds > most:
             raise SimulationError(
                 f"nothing came of the {self._spec.kind} task of round {self._spec.round} for "
-                f"{format_seconds(most)} (workflow.args.progress_timeout); "
+                f"{format_seconds(most)} ({PROGRESS_KEY}); "
                 f"{brief_names(self.unsettled)} did not answer: see their logs, or allow more"
             )
 

@@ -29,31 +29,12 @@ from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelOffer, offers_by_peers, offers_by_server
 from flstream.server.pool_events import Report, SiteLost
 from flstream.server.site_queue import SiteBatch
+from flstream.server.task_waits import START_KEY, UNLIMITED, TaskWaits
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import TIMEOUT_KEY
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import Transfer
-
-START_KEY = "workflow.args.start_task_timeout"
-"""The key whose value a site has exceeded that did not acknowledge a task in time."""
-
-
-class TaskWaits(NamedTuple):
-    """How long there may be nothing from the sites of a task, beside the time that each may take.
-
-    Attributes:
-        start: Seconds in which a site has to acknowledge it; None for as long as it may take.
-        progress: Seconds after which the run fails if nothing has come of the task, from no site;
-            None is without limit.
-    """
-
-    start: float | None = None
-    progress: float | None = None
-
-
-UNLIMITED = TaskWaits()
-"""As long as each site may take."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from flstream.server.disk import check_round
 from flstream.server.model_store import ModelStore
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
-from flstream.server.tasks import UNLIMITED, TaskSpec
+from flstream.server.task_waits import UNLIMITED
+from flstream.server.tasks import TaskSpec
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFiles
 from flstream.telemetry.events import RoundStarted

@@ -197,22 +197,16 @@ def test_the_documents_example_converts_key_by_key(tmp_path: Path) -> None:
             "np_download_chunk_size": 2097152,
             "streaming_per_request_timeout": 600,
         },
+        "workflow": [
+            {"type": "swarm", "args": {"start_task_timeout": 300, "progress_timeout": 7200}},
+            {"type": "cross_site", "args": {"eval_task_timeout": 1200}},
+        ],
     }
-    assert conversion.missing_workflows == ("swarm",)
+    assert conversion.missing_workflows == ()
+    assert not any(note.is_lost for note in conversion.notes)
     write_job(conversion, tmp_path / "new")
-    lines = (tmp_path / "new" / "job.conf").read_text().splitlines()
-    block = lines[lines.index("# workflow = [") : lines.index("# ]") + 1]
-    path = tmp_path / "workflow.conf"
-    path.write_text("\n".join(line.removeprefix("# ") for line in block))
-    assert read_hocon(path).values == {"workflow": list(conversion.workflows)}
-    assert [note.path for note in conversion.notes if note.is_lost] == [
-        "workflows[0]",
-        "workflows[0].args.progress_timeout",
-        "workflows[0].args.start_task_timeout",
-    ]
-    assert note_on(conversion, "workflows[1].args.eval_task_timeout") == [
-        "becomes: workflow.args.eval_task_timeout"
-    ]
+    written = read_hocon(tmp_path / "new" / "job.conf").values
+    assert written["workflow"] == conversion.values["workflow"]
 
 
 def test_chunk_sizes_of_0_turn_streaming_off_here_too() -> None:

@@ -366,7 +366,7 @@ def test_the_sites_part_of_a_swarm_says_how_many_answer_and_when(tmp_path: Path)
     conversion = converted(
         tmp_path,
         meta=SITES,
-        workflows=workflow("SwarmServerController", num_rounds=3, train_clients=["site-1"]),
+        workflows=workflow("SwarmServerController", num_rounds=3, aggr_clients=["site-1"]),
         client=executor("SwarmClientController", learn_task_timeout=60, **args),
     )
     assert conversion.values["clients"] == {
@@ -375,8 +375,28 @@ def test_the_sites_part_of_a_swarm_says_how_many_answer_and_when(tmp_path: Path)
         "round_timeout": 60,
         "wait_after_min": 30,
     }
-    [swarm] = conversion.workflows
-    assert swarm == {"type": "swarm", "args": {"train_clients": ["site-1"]}}
+    assert conversion.values["workflow"] == {"type": "swarm", "args": {"aggregators": ["site-1"]}}
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ({"aggr_clients": "@ALL"}, "all sites may fold"),
+        ({"starting_client": "site-2"}, "the seed draws"),
+        ({"train_clients": ["site-1"]}, "no counterpart: all sites of a round train"),
+        ({"aggr_clients": 3}, "no counterpart: workflow.args.aggregators is a list of sites"),
+    ],
+)
+def test_what_a_swarm_is_asked_is_said_one_by_one(
+    tmp_path: Path, argument: dict[str, object], said: str
+) -> None:
+    conversion = converted(
+        tmp_path, meta=SITES, workflows=workflow("SwarmServerController", num_rounds=3, **argument)
+    )
+    assert conversion.values["workflow"] == {"type": "swarm"}
+    (name,) = argument
+    (note,) = [each for each in conversion.notes if each.path.endswith(name)]
+    assert said in note.text
 
 
 def test_a_component_that_is_disabled_does_nothing(tmp_path: Path) -> None:

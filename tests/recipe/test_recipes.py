@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from flstream.errors import UsageError
 from flstream.job import JobError, load_job
 from flstream.recipe import (
+    CyclicRecipe,
     FedAvgRecipe,
     FedEvalRecipe,
     FedJob,
@@ -23,6 +24,7 @@ from flstream.recipe import (
     RunFailedError,
     ScriptRunner,
     SimEnv,
+    SwarmLearningRecipe,
     TensorClientStreamer,
     TensorServerStreamer,
     TransferType,
@@ -237,6 +239,19 @@ def test_all_arguments_become_keys_of_the_job(folder):
     assert (job.streaming.tensor_download_chunk_size, job.streaming.window) == (1 << 20, 3)
     assert job.tracking.type == "tensorboard"
     assert job.train.args == "--step 2"
+
+
+def test_workflows_of_sites_among_themselves_have_recipes(folder):
+    given = {"name": "test", "model": "model:build", "train_script": "client.py"}
+    job = resolved(SwarmLearningRecipe(**given, num_rounds=3, start_task_timeout=60))
+    assert (job.stages[0].type, job.rounds) == ("swarm", 3)
+    waits = job.stages[0].args.model_dump()
+    assert (waits["start_task_timeout"], waits["progress_timeout"]) == (60.0, 3600.0)
+    with pytest.raises(UsageError, match="do_cross_site_eval"):
+        SwarmLearningRecipe(**given, do_cross_site_eval=True)
+    job = resolved(CyclicRecipe(**given, order="RANDOM_WITHOUT_SAME_IN_A_ROW"))
+    assert job.stages[0].type == "cyclic"
+    assert job.stages[0].args.model_dump()["order"] == "random_without_same_in_a_row"
 
 
 def test_sites_may_have_arguments_of_their_own(folder):

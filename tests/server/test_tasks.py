@@ -59,7 +59,7 @@ class Scripted:
     def __call__(self) -> float:
         return self.now
 
-    def next_message(self, worker, deadline, task):
+    def next_message(self, worker, deadline, task, key):
         seconds, message = next(self._script)
         if self.now + seconds > deadline:
             self.now = deadline

@@ -94,6 +94,17 @@ def order(draft: JobDraft, argument: Argument) -> Note:
     return argument.becomes("workflow.args.order")
 
 
+def aggregators(draft: JobDraft, argument: Argument) -> Note:
+    """Convert the sites of which one folds in each round; none are all of them."""
+    value = argument.value
+    if value in (None, "", [], "@all", "@ALL"):
+        return argument.not_needed("all sites may fold unless workflow.args.aggregators is set")
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        return argument.lost("workflow.args.aggregators is a list of sites")
+    draft.stages[-1].args["aggregators"] = [draft.site(name) for name in value]
+    return argument.becomes("workflow.args.aggregators")
+
+
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 

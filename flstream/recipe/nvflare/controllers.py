@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flstream.recipe.nvflare.arguments import (
     Rule,
+    aggregators,
     exclude,
     in_workflow,
     lost,
@@ -100,18 +101,13 @@ _CLIENT_CONTROLLED: Mapping[str, Rule] = {
 
 _SWARM: Mapping[str, Rule] = {
     **_CLIENT_CONTROLLED,
-    **dict.fromkeys(
-        (
-            "start_task_timeout",
-            "progress_timeout",
-            "participating_clients",
-            "result_clients",
-            "starting_client",
-            "aggr_clients",
-            "train_clients",
-        ),
-        _SITES,
-    ),
+    "start_task_timeout": _SITES,
+    "progress_timeout": _SITES,
+    "aggr_clients": aggregators,
+    "starting_client": unneeded("the seed draws who folds, in the first round, too"),
+    "result_clients": unneeded("every round's model is a file of the run directory"),
+    "participating_clients": lost("clients.names lists the sites, all of which take part"),
+    "train_clients": lost("all sites of a round train"),
 }
 
 _CROSS_SITE: Mapping[str, Rule] = {

@@ -65,21 +65,25 @@ def rounds_table(run: RunRecord) -> Table:
     scores = values_by_round(run.summary)
     best = run.summary.best.round if run.summary.best else None
     privacy = _PRIVACY_HEADS if run.summary.privacy else ()
+    folded_at = ["folded at"] if any(each.aggregator for each in run.summary.rounds) else []
     rows = []
     if 0 in scores:
         values = [format_metric(scores[0].get(metric)) for metric in metrics]
         rows.append(
             TableRow(
-                ["0", *values, *(NOTHING for _ in (*privacy, *PHASES))], "best" if best == 0 else ""
+                ["0", *values, *(NOTHING for _ in [*privacy, *PHASES, *folded_at])],
+                "best" if best == 0 else "",
             )
         )
     for each in run.summary.rounds:
         values = [format_metric(scores.get(each.round, {}).get(metric)) for metric in metrics]
         spent = _privacy_cells(each.privacy) if privacy else []
         cells = [str(each.round), *values, *spent, *(f"{seconds:.2f}" for seconds in each.phases)]
+        cells += [printable(each.aggregator) or "server" for _ in folded_at]
         rows.append(TableRow(cells, "best" if each.round == best else ""))
     titles = [metric.title for metric in metrics]
-    return Table(["round", *titles, *privacy, *(f"{phase} s" for phase in PHASES)], rows)
+    phases = [f"{phase} s" for phase in PHASES]
+    return Table(["round", *titles, *privacy, *phases, *folded_at], rows)
 
 
 def _privacy_cells(spent: PrivacySpent | None) -> list[str]:

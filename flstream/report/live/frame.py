@@ -91,9 +91,12 @@ def _title(state: RunState, now: float, width: int) -> Text:
     where = (
         f"round {state.round} of {state.rounds}" if state.round else counted(state.rounds, "round")
     )
-    room = width - len(f"  {where}  {state.phase}  {clock}")
+    phase = _phase(state, now)
+    if phase == "folding" and state.aggregator:
+        phase = f"folding at {printable(state.aggregator)}"
+    room = width - len(f"  {where}  {phase}  {clock}")
     name = elide(printable(state.job), max(room, 8))
-    title = Text.assemble((name, "bold"), f"  {where}  ", (_phase(state, now), "bold cyan"))
+    title = Text.assemble((name, "bold"), f"  {where}  ", (phase, "bold cyan"))
     # Aligned right, so that it does not move when the phase changes.
     gap = max(width - title.cell_len - len(clock), 2)
     return title.append(" " * gap).append(clock, "dim")

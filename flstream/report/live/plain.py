@@ -185,4 +185,5 @@ def _finished(event: RoundFinished) -> str:
     split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in steps)
     trained = f"; sites report {format_metrics(event.metrics)}" if event.metrics else ""
     spent = "" if event.privacy is None else f"; {privacy_words(event.privacy)}"
-    return f"done in {format_seconds(sum(event.phases))} ({split}){trained}{spent}"
+    where = f", folded at {printable(event.aggregator)}" if event.aggregator else ""
+    return f"done in {format_seconds(sum(event.phases))} ({split}){where}{trained}{spent}"

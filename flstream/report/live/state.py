@@ -22,6 +22,7 @@ from flstream.telemetry.events import (
     AnyEvent,
     EffectDone,
     Evaluated,
+    FoldStarted,
     Metrics,
     ModelReady,
     ModelsCollected,
@@ -54,6 +55,7 @@ class RunState:
 
     Attributes:
         phase: what the run as a whole does.
+        aggregator: site that folds the round's updates; empty for the server.
         began: when it began, in seconds since the epoch.
         model_bytes: size of the model, 0 until it is known.
         count: how many sites the job has.
@@ -81,6 +83,7 @@ class RunState:
     rounds: int = 0
     round: int = 0
     phase: str = "starting"
+    aggregator: str = ""
     mode: str = ""
     chunk_size: int = 0
     model_bytes: int = 0
@@ -163,6 +166,8 @@ class RunState:
                     site.enter("idle", event.time)
             case RoundStarted():
                 self._begin_training(event)
+            case FoldStarted():
+                self.aggregator = event.site
             case RunResumed():
                 self._go_back(event)
             case EffectDone():
@@ -307,7 +312,7 @@ class RunState:
 
     def _finish_round(self, event: RoundFinished) -> None:
         self._is_over = True
-        self._task, self.phase = "", "round is over"
+        self._task, self.phase, self.aggregator = "", "round is over", ""
         self._settle(event.time, event.down.bytes, event.up.bytes)
         # Nobody shows its weights, of which there is one for each site.
         self.totals.apply(structs.replace(event, weights={}))

@@ -200,9 +200,7 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         evaluations=_evaluations(job),
         down=one.times(-(-cohort // plan.sites)),
         up=_updates(job, plan, joint, update, settings, rule),
-        evaluation=alone.times(-(-clients.count // scoring.sites))
-        if every or scored
-        else Traffic(),
+        evaluation=alone.times(-(-clients.count // scoring.sites) if every or scored else 0),
         scored=scored,
         submitted=(
             alone.times(clients.count) if job.collects_models and job.submits_models else Traffic()

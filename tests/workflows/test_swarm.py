@@ -1,0 +1,229 @@
+"""Swarm learning: a site folds, fed by its peers, to fedavg's bits; the server reads no tensor."""
+
+import pytest
+from flows import Flows
+from training_scripts import LARGE, noisy, of_kind, results, trained
+
+from flstream.errors import UsageError
+from flstream.job import load_job
+from flstream.telemetry.events import FoldStarted, RoundFinished, Warned
+from flstream.workflows.swarm import SwarmArgs, swarm
+
+ROUNDS, SITES = 3, 4
+HOW = [f"clients.count={SITES}", f"rounds={ROUNDS}", LARGE]
+SHARED = ["clients.parallel=2", "streaming.tensor_download_chunk_size=4KiB"]
+
+# The server's process counts what passes through its channels, and what it reads of files.
+WATCHED = """
+from flstream.model.checkpoint import FileSource
+from flstream.transport.pipe import PipeChannel
+from flstream.workflows import WorkflowArgs
+from flstream.workflows.swarm import SwarmArgs, swarm
+
+moved = {"channels": 0, "files": 0}
+
+
+def flow(run, args):
+    count(PipeChannel, "receive_some", "channels", int)
+    count(PipeChannel, "send_some", "channels", int)
+    count(PipeChannel, "send_file_some", "channels", int)
+    count(PipeChannel, "lend_some", "channels", lambda done: 1 << 30)
+    count(FileSource, "views", "files", lambda views: sum(map(len, views)))
+    count(FileSource, "extent", "files", lambda extent: 1 << 30)
+    model = swarm(run, SwarmArgs())
+    see(moved["channels"], moved["files"])
+    return model
+
+
+def count(owner, method, what, size):
+    do = getattr(owner, method)
+
+    def counted(*args, **kwargs):
+        result = do(*args, **kwargs)
+        moved[what] += size(result)
+        return result
+
+    setattr(owner, method, counted)
+"""
+
+# The worker that folds the second round dies once a part of it is done.
+DIES_FOLDING = """
+import os
+import pathlib
+import signal
+import flstream.client.peer_fold as peer_fold
+
+
+def die(fold, done, report=peer_fold.WorkerFold._done):
+    mark = pathlib.Path(fold._task.path).parents[2] / "died"
+    if "round-0002" in fold._task.path and not mark.exists():
+        assert fold._sink.written(0, 16) != [bytes(16)]
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    report(fold, done)
+
+
+peer_fold.WorkerFold._done = die
+"""
+
+# Three sites train, and the fourth folds, and so offers the model.
+APART = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        model = run.fold(model, run.train(model, run.sites[:3]), at=["site-4", "site-1"])
+    return model
+"""
+DIES_OFFERING = """
+import os
+import pathlib
+import signal
+import flstream.client.peers as peers
+
+
+def die(self, path, peer, offer=peers.Peers._offer_model):
+    offered = offer(self, path, peer)
+    mark = path.parents[2] / "died"
+    if "round-0001" in path.name and peer.startswith("site-2/") and not mark.exists():
+        mark.touch()
+        self._channel.send(offered)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return offered
+
+
+peers.Peers._offer_model = die
+"""
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory, jobs_in):
+    """What fedavg comes to."""
+    return results(jobs_in(tmp_path_factory.mktemp("fedavg")).run(noisy(), *HOW))
+
+
+@pytest.mark.parametrize("more", [[], SHARED, ["streaming.mode=push"]])
+def test_a_site_folds_to_the_bits_of_fedavg_and_the_server_reads_no_tensor(flows, fedavg, more):
+    run = flows.finish(WATCHED, *HOW, *more)
+    assert results(run) == fedavg
+    (seen,) = flows.seen()
+    channels, files = map(int, seen.split(", "))
+    assert channels < run.summary.model.bytes / 4
+    assert files == 0
+    finished = of_kind(run, RoundFinished)
+    assert [each.aggregator for each in finished] == [
+        each.site for each in of_kind(run, FoldStarted)
+    ]
+    assert len({each.aggregator for each in finished}) > 1
+    # An update that lies in the worker that folds goes nowhere.
+    sent = SITES if more == SHARED else SITES - 1
+    size = run.summary.model.bytes
+    assert run.summary.transfer.up.bytes == sent * ROUNDS * size
+    # To be trained and to be scored.
+    assert run.summary.transfer.down.bytes == 2 * SITES * ROUNDS * size
+
+
+def test_a_site_that_dies_while_it_folds_trains_again_and_another_folds(flows, fedavg):
+    how = [*HOW, "workflow.type=swarm"]
+    run = flows.jobs.run(DIES_FOLDING + noisy(), *how)
+    assert results(run) == fedavg
+    _, lost, instead, *_ = [each.site for each in of_kind(run, FoldStarted)]
+    assert lost != instead
+    rounds = list(range(1, ROUNDS + 1))
+    again = dict.fromkeys(run.summary.memory.clients, rounds) | {lost: [1, 2, 2, 3]}
+    assert {site: trained(run, site) for site in again} == again
+    (warning,) = [each.message for each in of_kind(run, Warned)]
+    assert f"{lost} was lost while it folded the updates of round 2" in warning
+    assert of_kind(run, RoundFinished)[1].aggregator == instead
+
+
+def test_a_model_comes_from_another_worker_if_the_one_that_offers_it_dies(
+    flows, tmp_path_factory, jobs_in
+):
+    how = [*HOW, "workflow.args.evaluate_every=0"]
+    due = Flows(jobs_in(tmp_path_factory.mktemp("undisturbed"))).finish(APART, *how)
+    run = flows.finish(APART, *how, script=DIES_OFFERING + noisy())
+    assert (run.directory.path.parent / "died").exists()
+    assert results(run) == results(due)
+    assert run.summary.failures == []
+
+
+def test_a_site_that_acknowledges_no_task_in_time_is_lost(jobs):
+    blocks = 'if (site, number) == ("site-2", 1):\n    flare.send = blocked(flare.send)\n'
+    prelude = (
+        "import threading\n"
+        "def blocked(send):\n"
+        "    def then(*args):\n"
+        "        send(*args)\n"
+        "        threading.Event().wait()\n"
+        "    return then\n"
+    )
+    how = ["clients.min_updates=1", "workflow.type=swarm", "workflow.args.evaluate_every=0"]
+    run = jobs.run(prelude + noisy(blocks), *how, "workflow.args.start_task_timeout=5 s")
+    assert run.summary.status == "finished", run.summary.error
+    (failure,) = run.summary.failures
+    assert (failure.site, failure.round) == ("site-2", 2)
+    assert "workflow.args.start_task_timeout" in failure.reason
+
+
+def test_a_round_of_which_nothing_comes_ends_the_run(jobs):
+    run = jobs.run(
+        noisy("threading.Event().wait()"),
+        "workflow.type=swarm",
+        "workflow.args.progress_timeout=2 s",
+    )
+    assert run.summary.status == "failed"
+    assert "nothing came of the train task of round 1 for 2 s" in run.summary.error
+    assert "workflow.args.progress_timeout" in run.summary.error
+
+
+def test_aggregators_are_sites_of_the_job(jobs):
+    job = jobs.make(noisy()).folder / "job.conf"
+    with pytest.raises(UsageError, match=r"workflow\.args\.aggregators.*site-9"):
+        load_job(job, ["workflow.type=swarm", "workflow.args.aggregators=[site-1, site-9]"])
+
+
+class Recorder:
+    """A run of many rounds that notes where it is asked to fold."""
+
+    all_sites = ("a", "b", "c")
+    sites = ("a", "c")
+
+    def __init__(self):
+        self.at = []
+
+    def initial_model(self):
+        return "model"
+
+    def random(self, name):
+        import random
+
+        return random.Random(name)
+
+    def limit_waiting(self, start, progress):
+        assert (start, progress) == (300, 7200)
+
+    def rounds(self):
+        yield from range(40)
+
+    def sample(self, number):
+        return list(self.sites)
+
+    def train(self, model, sites):
+        return sites
+
+    def fold(self, model, updates, at):
+        self.at.append(at)
+        return model
+
+    def evaluate(self, model):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "drawn"), [(None, ["a", "c"]), (["c"], ["c"]), (["b", "c"], ["c"])]
+)
+def test_aggregators_are_drawn_among_those_that_are_still_asked(given, drawn):
+    run = Recorder()
+    swarm(run, SwarmArgs(aggregators=given))
+    assert all(sorted(at) == drawn for at in run.at)
+    assert {at[0] for at in run.at} == set(drawn)
