@@ -137,8 +137,9 @@ class _Hooks:
         # Of epochs and of steps, as the script has set them.
         self._limits: tuple[int | None, int] | None = None
         self._first_step = 0
-        # Of the callbacks, before the first training.
+        # Of the callbacks and of the loops, before the first training.
         self._fresh: dict[str, Any] = {}
+        self._fresh_loops: dict[str, Any] = {}
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """Load the received model, where the script scores it."""
@@ -159,10 +160,15 @@ class _Hooks:
         if self._limits is None:
             self._limits = trainer.max_epochs, trainer.max_steps
             self._fresh = copy.deepcopy(_callback_states(trainer))
+            self._fresh_loops = copy.deepcopy(trainer.fit_loop.state_dict())
         path = state_path(_STATE)
         if path.exists():
             _restore(trainer, path, whole=self._restores)
-        if not self._restores:
+        else:
+            # The trainer may still count on from a task that does not count, or from that of
+            # another model of the site's.
+            trainer.fit_loop.load_state_dict(copy.deepcopy(self._fresh_loops))
+        if not (self._restores and path.exists()):
             _load_callbacks(trainer, copy.deepcopy(self._fresh))
         self._first_step = trainer.global_step
         if self._extends:

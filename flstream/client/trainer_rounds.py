@@ -80,11 +80,13 @@ class TrainerRounds:
         kept = state_path(_STATE)
         self._planned = self.steps * (rounds if self._restores else 1)
         folder = given
-        if not self._restores:
-            self._begin_anew()
-        elif kept.exists():
+        if self._restores and kept.exists():
             self._planned = int((kept / _PLANNED).read_text())
             folder = given or kept
+        elif folder is None or not self._restores:
+            # The trainer may still have what came of a task that does not count, or of another
+            # model of the site's.
+            self._begin_anew()
         done = 0 if folder is None else self._done(folder)
         if done >= self._planned:
             print(
