@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flstream.aggregation.elements import Array
+from flstream.aggregation.rules import LEAST_WEIGHT, MOST_WEIGHT
 from flstream.errors import AggregationError
 from flstream.job.aggregation_method import find_own_rule
 from flstream.job.code import first_on_path
@@ -50,7 +51,9 @@ class OwnRule:
         """
         made = self._call(f"{self._name}.weigh", lambda: self._rule.weigh(gram, weights))
         found = self._floats("weigh", made, len(gram))
-        if not (np.isfinite(found).all() and (found >= 0).all() and (found > 0).any()):
+        # A NaN is in no range, either.
+        in_range = ((found >= 0) & (found <= MOST_WEIGHT)).all()
+        if not in_range or not (found >= LEAST_WEIGHT).any():
             shown = ", ".join(f"{weight:g}" for weight in found[:8])
             raise AggregationError(
                 f"{self._name}.weigh returned the weights {shown}{', ...' * (len(found) > 8)}; "

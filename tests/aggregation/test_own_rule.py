@@ -140,6 +140,8 @@ def test_integers_are_rounded_half_to_even_and_kept_in_their_range(rule_of, code
         ("Returns", {"value": [float("nan")] * 3}, "'w' at .* would not be finite in the next"),
         ("Weighs", {"value": [0, 0, 0, 0]}, r"mine.py:Weighs.weigh returned the weights 0, 0, 0"),
         ("Weighs", {"value": [1, 1, -1, 0]}, "return finite ones of at least 0, not all"),
+        ("Weighs", {"value": [1e-300] * 4}, "return finite ones of at least 0, not all of them 0"),
+        ("Weighs", {"value": [1, 1, float("nan"), 0]}, "returned the weights 1, 1, nan, 0; return"),
         ("Weighs", {"value": [1, 1]}, r"of shape \(2,\); return one of shape \(4,\)"),
     ],
 )
