@@ -38,6 +38,13 @@ TEMPLATES = {
     "script": Template("script", "a training loop in torch; its data are made up, needs nothing"),
     "learner": Template("learner", "a learner class in NumPy: 100 sites in two processes"),
     "digits": Template("digits", "handwritten digits, unevenly shared", "sklearn", "scikit-learn"),
+    "private": Template(
+        "private",
+        "digits with differential privacy",
+        "dp_accounting",
+        "'flstream[jobs,privacy]'",
+        "digits",
+    ),
     "llm": Template(
         "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
     ),
