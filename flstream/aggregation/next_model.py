@@ -69,7 +69,7 @@ class NextModel:
         self._private: PrivateMean | None = None
         if rule.mechanism is not None:
             self._private = PrivateMean(rule.mechanism, sink.layout)
-        self._block = np.empty(SMALL_BLOCK)
+        self._block = np.empty(SMALL_BLOCK if self._private is None else BLOCK)
 
     @property
     def digest(self) -> str:
@@ -109,8 +109,8 @@ class NextModel:
                 target.native()[part] = fold.result(index, part)
             return None
         is_float = region.dtype in FLOATS
-        needs_old = self._optimizer or self._private or region.fold_rule is not None
-        for part in blocks(region.numbers, SMALL_BLOCK if needs_old else BLOCK):
+        is_small = self._optimizer or region.fold_rule is not None
+        for part in blocks(region.numbers, SMALL_BLOCK if is_small else BLOCK):
             if region.is_kept:
                 values = self._old_block(region, part).copy()
             else:

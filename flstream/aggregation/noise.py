@@ -19,8 +19,9 @@ from flstream.aggregation.elements import Array
 
 # A step of the counter gives four words, and so four numbers.
 _NUMBERS_A_STEP = 4
-# Pairs computed at a time: the arrays for them (16 KiB each) stay in the L1 and L2 cache.
-_PAIRS = 2048
+# Pairs computed at a time: the six arrays for them (64 KiB each) stay in the L2 cache. With fewer,
+# the calls of NumPy, each of which lets go of the interpreter's lock, take more than their work.
+_PAIRS = 8192
 
 # 1/3, 1/5 and so on of the series 2 s (1 + s^2/3 + s^4/5 + ...) = log((1 + s) / (1 - s)). With s at
 # most 0.172, the first term that is left out is below 1e-16 of the sum.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flstream.aggregation.elements import SMALL_BLOCK, Array, unit
+from flstream.aggregation.elements import BLOCK, Array, unit
 from flstream.aggregation.noise import NoiseSource
 from flstream.aggregation.regions import Region
 from flstream.model.layout import Layout
@@ -51,7 +51,7 @@ class PrivateMean:
     def __init__(self, mechanism: GaussianMechanism, model: Layout) -> None:
         self._mechanism = mechanism
         self._model = model
-        self._room = np.empty(SMALL_BLOCK)
+        self._room = np.empty(BLOCK)
         self._noise = NoiseSource("")
         self._tensor: str | None = None
 
@@ -60,7 +60,7 @@ class PrivateMean:
 
         Args:
             region: Region of floats, all of whose updates have the weight 1.
-            part: Block of at most ``SMALL_BLOCK`` numbers of the region.
+            part: Block of at most ``BLOCK`` numbers of the region.
             mean: Float64 mean over those who have it, or the old values if nobody has; overwritten.
             old: Float64 values of the model.
         """

@@ -47,6 +47,13 @@ TEMPLATES = {
     "swarm": Template(
         "swarm", "the digits again, folded at the sites", "sklearn", "scikit-learn", "digits"
     ),
+    "private": Template(
+        "private",
+        "digits with differential privacy",
+        "dp_accounting",
+        "'flstream[jobs,privacy]'",
+        "digits",
+    ),
     "llm": Template(
         "gpt2", "a small GPT-2 with TRL, or a large one, or LoRA", "trl", "'flstream[hf]'"
     ),

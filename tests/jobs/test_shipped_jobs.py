@@ -49,3 +49,15 @@ def test_exchange_adds_the_mean_of_the_sites_numbers_every_round(size, tmp_path)
 def test_byzantine_learns_though_three_of_ten_sites_attack(tmp_path):
     summary = simulate("byzantine", tmp_path / "run")
     assert summary["metrics"][-1]["accuracy"] >= 0.9
+
+
+def test_private_learns_something_and_says_what_it_spends(tmp_path):
+    options = ["--set", "rounds=4", "--set", "clients.count=20"]
+    summary = simulate("private", tmp_path / "run", *options)
+    epsilons = [each["epsilon"] for each in summary["rounds"]]
+    assert len(epsilons) == 4
+    assert epsilons == sorted(epsilons)
+    assert summary["metrics"][-1]["accuracy"] > 0.1
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "clipping norm" in page
+    assert f"{epsilons[-1]:.4g}" in page
