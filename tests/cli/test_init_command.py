@@ -82,7 +82,10 @@ def test_a_folder_that_is_empty_is_filled(flstream_here: Flstream, tmp_path: Pat
         (("full",), "full is not empty; name a new folder"),
         (("file",), "file cannot be written: File exists"),
         (("file/below",), "file/below cannot be written: Not a directory"),
-        (("new", "--template", "scirpt"), "known are script, learner, digits, llm, exchange"),
+        (
+            ("new", "--template", "scirpt"),
+            "known are script, learner, digits, cross_site, llm, exchange",
+        ),
         (("my job",), 'a job cannot be named after the folder my job: given "my job"; must be at'),
     ],
 )

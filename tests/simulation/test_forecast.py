@@ -64,8 +64,15 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
             "aggregation.exclude=[b]",
             "workflow.args.evaluate_every=0",
         ),
+        # All models are scored by all sites after the rounds.
+        (
+            *CUT,
+            LARGE,
+            "aggregation.clip_norm=1",
+            "workflow={type=cross_site,args{after=fedavg,key_metric=loss}}",
+        ),
     ],
-    ids=["a process each, pushed", "fewer processes, pulled"],
+    ids=["a process each, pushed", "fewer processes, pulled", "scored across sites"],
 )
 def test_a_run_moves_to_the_byte_what_was_foretold(jobs, overrides):
     job = jobs.make(EXCHANGE, *overrides)

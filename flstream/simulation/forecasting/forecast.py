@@ -295,14 +295,21 @@ def _updates(
     is_partial = len(update.tensors) < len(layout.tensors)
     limit = frame_of(cohort if is_partial else 0)
     walks = download(update.nbytes, limit)
-    for _ in range(1, _walks(rule)):
+    for _ in range(1, _walks(job, rule, is_partial=is_partial)):
         walks = walks.plus(download(update.nbytes, limit, again=True))
     return walks.times(cohort)
 
 
-def _walks(rule: AggregationRule) -> int:
-    """Return how often an update is fetched from its worker: twice if clipping needs its norm."""
-    return 1 if rule.clip_norm is None else 2
+def _walks(job: Job, rule: AggregationRule, *, is_partial: bool) -> int:
+    """Return how often an update is fetched from its worker: twice if clipping needs its norm.
+
+    Where the last models of sites are kept, a whole update is fetched for that, and folded from its
+    file; a partial one is fetched once more.
+    """
+    walks = 1 if rule.clip_norm is None else 2
+    if not job.collects_models or job.submits_models:
+        return walks
+    return walks + 1 if is_partial else 1
 
 
 def _memory(
