@@ -80,7 +80,7 @@ def _list(wanted: bool) -> None:
     if wanted:
         for name, template in TEMPLATES.items():
             needs = f"; needs {template.install}" if template.install else ""
-            typer.echo(f"{name:<10}{template.what}{needs}")
+            typer.echo(f"{name:<11}{template.what}{needs}")
         raise typer.Exit
 
 

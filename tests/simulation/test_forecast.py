@@ -67,8 +67,20 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
         ),
         # All updates are compared, and the one that is chosen is fetched again.
         (*CUT, LARGE, "clients.count=3", "aggregation.method=krum"),
+        # All models are scored by all sites after the rounds.
+        (
+            *CUT,
+            LARGE,
+            "aggregation.clip_norm=1",
+            "workflow={type=cross_site,args{after=fedavg,key_metric=loss}}",
+        ),
     ],
-    ids=["a process each, pushed", "fewer processes, pulled", "one of them is chosen"],
+    ids=[
+        "a process each, pushed",
+        "fewer processes, pulled",
+        "one of them is chosen",
+        "scored across sites",
+    ],
 )
 def test_a_run_moves_to_the_byte_what_was_foretold(jobs, overrides):
     job = jobs.make(EXCHANGE, *overrides)

@@ -340,14 +340,22 @@ def _updates(
     is_partial = len(update.tensors) < len(layout.tensors)
     limit = frame_of(cohort if is_partial else 0)
     first, again = download(update.nbytes, limit), download(update.nbytes, limit, again=True)
-    return first.times(cohort).plus(again.times(_fetched_again(rule, cohort)))
+    repeated = _fetched_again(job, rule, is_partial=is_partial)
+    return first.times(cohort).plus(again.times(repeated))
 
 
-def _fetched_again(rule: AggregationRule, cohort: int) -> int:
-    """Return how many updates are fetched twice: a first pass clips or compares them."""
-    if rule.clip_norm is None and not rule.compares:
-        return 0
-    return folded_updates(rule, cohort)
+def _fetched_again(job: Job, rule: AggregationRule, *, is_partial: bool) -> int:
+    """Return how many updates are fetched once more: a first pass clips or compares them.
+
+    Where the last models of sites are kept, a whole update is fetched for that, and folded from its
+    file; a partial one is fetched once more.
+    """
+    cohort, repeated = job.clients.cohort_size, 0
+    if rule.clip_norm is not None or rule.compares:
+        repeated = folded_updates(rule, cohort)
+    if not job.collects_models or job.submits_models:
+        return repeated
+    return repeated + cohort if is_partial else 0
 
 
 def _memory(
