@@ -190,3 +190,18 @@ def test_the_job_files_defaults_are_the_papers():
         type="fedadam", learning_rate=0.5, beta_1=0.0, beta_2=0.5, tau=0.1
     )
     assert optimizer_for(given) == ServerOptimizer("fedadam", 0.5, 0.0, 0.5, 0.1)
+
+
+@given(step=cuts(1400), sites=st.integers(2, 9), deltas=st.lists(st.floats(-2, 2), max_size=4))
+@settings(max_examples=15, deadline=None)
+def test_feddyn_steps_as_algorithm_1_says_however_the_model_is_cut(step, sites, deltas):
+    optimizer = ServerOptimizer("feddyn", 1.0, 1.0, 0.0, 1.0, sites)
+    base = {"w": tensor("F64", (3, 4)), "f": tensor("F32", (9,)), "n": torch.tensor([4])}
+    found, _ = run(optimizer, base, deltas, step=step)
+    # Two of the sites send: one has moved by delta, the other has not. alpha cancels out.
+    h, w = 0.0, base["w"].clone()
+    for delta in deltas:
+        h = h - delta / sites
+        w = w + delta / 2 - h
+    assert torch.allclose(found["w"], w, rtol=1e-12, atol=1e-12)
+    assert found["n"] == base["n"]

@@ -390,3 +390,24 @@ def test_code_that_is_gone_by_then_is_a_sentence(write: Write, folder: Path) -> 
     program = load_program(job.stages[0])
     with pytest.raises(UsageError, match=r"workflow.args.hops: unknown key.*start it again"):
         program("run", job.stages[0].args)
+
+
+def test_nothing_stands_beside_the_step_of_a_workflow_that_has_its_own(write: Write) -> None:
+    beside = "server_optimizer.type = fedadam, aggregation.method = median"
+    assert lines(write(f"workflow.type = feddyn, {beside}")) == [
+        f"{key}: given {found}; must be left out in feddyn; its own step counts every site alike, "
+        "and is the server's"
+        for key, found in (
+            ("aggregation.method", '"median"'),
+            ("server_optimizer.type", '"fedadam"'),
+        )
+    ]
+    assert load_job(write(f"workflow.type = fedavg, {beside}")).aggregation.method == "median"
+
+
+def test_fedper_has_to_be_given_its_patterns(write: Write) -> None:
+    assert lines(write("workflow.type = fedper")) == [
+        "workflow.args.personal: missing; must be a list of regular expressions, at least 1"
+    ]
+    [line] = lines(write('workflow { type = fedper, args { personal = ["("] } }'))
+    assert line.startswith("workflow.args.personal: given")
