@@ -29,6 +29,7 @@ SCRIPT, LEARNER = "As a script", "As a learner"
 # What flstream.client has and NVFlare has not.
 OWN = {
     "DynamicRegulariser",
+    "ScaffoldControl",
     "Learner",
     "SiteContext",
     "get_state_dir",
