@@ -84,7 +84,7 @@ def test_a_folder_that_is_empty_is_filled(flstream_here: Flstream, tmp_path: Pat
         (("file/below",), "file/below cannot be written: Not a directory"),
         (
             ("new", "--template", "scirpt"),
-            "known are script, learner, digits, swarm, llm, exchange",
+            "script, learner, digits, swarm, llm, exchange",
         ),
         (("my job",), 'a job cannot be named after the folder my job: given "my job"; must be at'),
     ],

@@ -44,6 +44,7 @@ HOW = ["clients.count=3", "rounds=3", "workflow.args.order=fixed", LARGE]
 SHARED = "clients.parallel=2"
 CASES = {
     "fedavg": ["2 train", "2 renamed", "2 fold", "2 evaluating", "2 evaluate"],
+    "swarm": ["2 renamed", "2 evaluating"],
     "cyclic": ["2 train", "2 adopt", "2 half renamed", "2 renamed", "2 evaluating"],
 }
 
