@@ -63,19 +63,6 @@ def test_what_is_missing_is_said_with_its_key(flstream_here: Flstream, tmp_path:
     assert keys == ["clients.count", "model.factory", "train.script"]
 
 
-def test_a_workflow_that_is_there_runs_without_one_that_is_not(
-    flstream_here: Flstream, tmp_path: Path
-) -> None:
-    server = json.loads((FOLDERS / "scatter_gather" / SERVER).read_text())
-    server["workflows"].append({"id": "swarm", "name": "SwarmServerController", "args": {}})
-    write(tmp_path / "in", {"app/config/config_fed_server.json": server})
-    done = flstream_here("init", "new", "--from-nvflare", "in")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == (
-        "It runs without swarm, which this version does not have."
-    )
-
-
 def test_nothing_of_a_folder_is_imported(
     flstream_here: Flstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

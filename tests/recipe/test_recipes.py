@@ -242,7 +242,7 @@ def test_all_arguments_become_keys_of_the_job(folder):
 
 
 def test_workflows_of_sites_among_themselves_have_recipes(folder):
-    given = {"name": "test", "model": "model:build", "train_script": "client.py"}
+    given = {"model": "model:build", "train_script": "client.py", "min_clients": 2}
     job = resolved(SwarmLearningRecipe(**given, num_rounds=3, start_task_timeout=60))
     assert (job.stages[0].type, job.rounds) == ("swarm", 3)
     waits = job.stages[0].args.model_dump()

@@ -53,6 +53,7 @@ SHARED = "clients.parallel=2"
 CASES = {
     "fedavg": ["2 train", "2 renamed", "2 fold", "2 evaluating", "2 evaluate"],
     "scaffold": ["2 train", "2 renamed", "2 fold"],
+    "swarm": ["2 renamed", "2 evaluating"],
     "cyclic": ["2 train", "2 adopt", "2 half renamed", "2 renamed", "2 evaluating"],
 }
 
