@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-fast test-extras check format docs bench bench-gpt2 bench-peers against kills damage clean
+.PHONY: help demo demo-gpt2 test test-fast test-extras check format docs bench bench-gpt2 bench-peers against science kills damage clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -81,6 +81,9 @@ bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=2
 against: $(STAMP) ## Compare rows with another checkout in pairs; OTHER=path ARGS='--scale 8 --rows growth'
 	@test -n "$(OTHER)" || { echo 'name the other checkout: make against OTHER=path' >&2; exit 2; }
 	$(BIN)/python benchmarks/against.py $(OTHER) $(ARGS)
+
+science: $(STAMP) ## Measure what workflows, rules and privacy are worth, and write docs/science.md (an hour)
+	$(BIN)/python benchmarks/science.py --markdown docs/science.md $(ARGS)
 
 kills: $(STAMP) ## Kill runs at random instants, resume them, and compare the bits (ten minutes)
 	$(BIN)/python benchmarks/kills.py $(ARGS)

@@ -82,6 +82,7 @@ def measure_parts(parts: Sequence[Part], description: str, reduction: int) -> No
     parser.add_argument("--quick", action="store_true", help=f"sizes divided by {reduction}")
     parser.add_argument("--only", metavar="PART", action="append", choices=names, default=[])
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the rows there as well")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a page of them there")
     parser.epilog = "parts: " + ", ".join(names)
     options = parser.parse_args()
     rows: list[tuple[str, Row]] = []
@@ -92,9 +93,21 @@ def measure_parts(parts: Sequence[Part], description: str, reduction: int) -> No
                 made = part(Path(folder), reduction if options.quick else 1)
                 rows += [(part.__name__, row) for row in made]
     print_table(row for _, row in rows)
+    if options.markdown is not None:
+        options.markdown.write_text(_page(description, [row for _, row in rows]))
     if options.json is not None:
         records = [{"part": name, **row._asdict()} for name, row in rows]
         options.json.write_text(json.dumps(records, indent=1) + "\n")
+
+
+def _page(description: str, rows: Sequence[Row]) -> str:
+    """Return a page with the rows in a Markdown table."""
+    title = description.partition(".")[0]
+    head = ("what", "figure", "beside", "ratio", "wanted", "")
+    lines = [f"# {title}", "", "Written by `make science`.", ""]
+    table = [head, ("---",) * len(head), *(row.cells for row in rows)]
+    lines += [f"| {' | '.join(cells)} |" for cells in table]
+    return "\n".join(lines) + "\n"
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:

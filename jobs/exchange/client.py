@@ -15,4 +15,7 @@ number = int(flare.get_site_name().removeprefix("site-"))
 while flare.is_running():
     model = flare.receive()
     add(model.params, number)
-    flare.send(flare.FLModel(params=model.params))
+    # What scaffold sends beside the model goes back as it came.
+    beside = {key: value for key, value in model.meta.items() if key == "control"}
+    flare.send(flare.FLModel(params=model.params, meta=beside))
+    del beside

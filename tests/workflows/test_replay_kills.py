@@ -40,6 +40,7 @@ SCORES = """
 SCRIPT = ("import pathlib\nimport psutil\n" + noisy()).replace(
     "    if flare.is_evaluate():\n", SCORES + "    if flare.is_evaluate():\n"
 )
+<<<<<<< HEAD
 # What it sends of a body beside the model, where its workflow has one.
 SCRIPT = SCRIPT.replace(
     "    flare.send(flare.FLModel(params=params",
@@ -49,6 +50,16 @@ SCRIPT = SCRIPT.replace(
     flare.send(flare.FLModel(params=params""",
 )
 HOW = ["clients.count=3", "rounds=3", "workflow.args.order=fixed", LARGE]
+=======
+# What the built-in ones take; the flow around them takes whatever there is.
+ARGS = [
+    "workflow.args.order=fixed",
+    "workflow.args.aggregators=[site-1, site-2, site-3]",
+    "workflow.args.start_task_timeout=300",
+    "workflow.args.progress_timeout=7200",
+]
+HOW = ["clients.count=3", "rounds=3", *ARGS, LARGE]
+>>>>>>> swarm
 SHARED = "clients.parallel=2"
 CASES = {
     "fedavg": ["2 train", "2 renamed", "2 fold", "2 evaluating", "2 evaluate"],

@@ -1,0 +1,1 @@
+../../jobs/digits/model.py
