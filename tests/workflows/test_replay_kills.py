@@ -40,7 +40,6 @@ SCORES = """
 SCRIPT = ("import pathlib\nimport psutil\n" + noisy()).replace(
     "    if flare.is_evaluate():\n", SCORES + "    if flare.is_evaluate():\n"
 )
-<<<<<<< HEAD
 # What it sends of a body beside the model, where its workflow has one.
 SCRIPT = SCRIPT.replace(
     "    flare.send(flare.FLModel(params=params",
@@ -49,8 +48,6 @@ SCRIPT = SCRIPT.replace(
         meta["control"]["b"] = meta["control"]["b"].double()
     flare.send(flare.FLModel(params=params""",
 )
-HOW = ["clients.count=3", "rounds=3", "workflow.args.order=fixed", LARGE]
-=======
 # What the built-in ones take; the flow around them takes whatever there is.
 ARGS = [
     "workflow.args.order=fixed",
@@ -59,7 +56,6 @@ ARGS = [
     "workflow.args.progress_timeout=7200",
 ]
 HOW = ["clients.count=3", "rounds=3", *ARGS, LARGE]
->>>>>>> swarm
 SHARED = "clients.parallel=2"
 CASES = {
     "fedavg": ["2 train", "2 renamed", "2 fold", "2 evaluating", "2 evaluate"],
