@@ -54,6 +54,7 @@ ARGS = [
     "workflow.args.aggregators=[site-1, site-2, site-3]",
     "workflow.args.start_task_timeout=300",
     "workflow.args.progress_timeout=7200",
+    "workflow.args.fedprox_mu=0",
 ]
 HOW = ["clients.count=3", "rounds=3", *ARGS, LARGE]
 SHARED = "clients.parallel=2"
