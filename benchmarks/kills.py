@@ -74,6 +74,12 @@ SCENARIOS = {
         WHOLE_RUN,
         job=JOBS / "exchange" / "job.conf",
     ),
+    "scaffold": Scenario(
+        ("rounds=5", "clients.count=3", "train.args.epochs=1"),
+        WHOLE_RUN,
+        cases=10,
+        job=JOBS / "scaffold" / "job.conf",
+    ),
     "cross_site": Scenario(
         ("workflow={type=cross_site,args{after=fedavg}}", "rounds=4"), WHOLE_RUN, cases=10
     ),

@@ -56,9 +56,9 @@ def command(job: Path, run_folder: Path, settings: Sequence[str], *more: str) ->
     return [*line, "--run-dir", str(run_folder), *more]
 
 
-def simulate(line: Sequence[str]) -> Outcome:
-    """Run a command to its end."""
-    done = subprocess.run(line, capture_output=True, text=True, timeout=STUCK, check=False)
+def simulate(line: Sequence[str], timeout: float = STUCK) -> Outcome:
+    """Run a command to its end, within so many seconds."""
+    done = subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False)
     summary = json.loads(done.stdout) if done.stdout.startswith("{") else {}
     return Outcome(done.returncode, summary, done.stderr)
 
