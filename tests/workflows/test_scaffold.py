@@ -1,9 +1,13 @@
 """SCAFFOLD on least squares that differ from site to site, beside the algorithm in plain NumPy."""
 
+import json
+
 import numpy as np
 import pytest
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
+
+from flstream.job import JobError
 
 SITES, SIZE, STEPS, RATE = 3, 4, 20, 0.05
 
@@ -23,6 +27,8 @@ def build():
 """
 
 DATA = f"""
+import json
+
 import numpy as np
 import torch
 import flstream.client as flare
@@ -186,3 +192,18 @@ def test_robust_rules_do_not_go_with_it(jobs: Jobs):
     run = jobs.run(OURS, *HOW, "aggregation.method=median", model=MODEL)
     assert run.summary.status == "failed"
     assert "aggregation.method is median; set it to mean" in run.summary.error
+
+
+def test_what_sites_are_scored_by_afterwards_is_their_model_alone(jobs: Jobs):
+    how = "workflow=[{type=scaffold,args{key_metric=loss}},{type=cross_site,args{key_metric=loss}}]"
+    run = jobs.run(OURS, f"clients.count={SITES}", how, "rounds=1", model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    results = json.loads((run.directory.path / "cross_site/cross_val_results.json").read_text())
+    assert all(len(row) == SITES + 2 for row in results.values())
+    for site in results:
+        assert load_file(run.directory.last_model(site)).keys() == {"x", "seen"}
+
+
+def test_filters_are_refused_beside_it(jobs: Jobs):
+    with pytest.raises(JobError, match="left out in scaffold, which sends tensors beside"):
+        jobs.make(OURS, *HOW, "filters.up=[percentile_privacy]", model=MODEL)
