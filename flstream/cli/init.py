@@ -177,13 +177,6 @@ def _convert(source: Path, name: Path | None) -> None:
         console.out(f"  {printable(str(problem))}", highlight=False)
     if not problems:
         _print_next(console, shown)
-    if conversion.missing_workflows:
-        missing = " and ".join(conversion.missing_workflows)
-        given = conversion.values.get("workflow", {})
-        some = isinstance(given, list) or "type" in given
-        instead = "without" if some else "fedavg, the default, and not"
-        line = f"It runs {instead} {missing}, which this version does not have."
-        console.out(line, highlight=False)
 
 
 def _print_next(console: Console, job: str) -> None:

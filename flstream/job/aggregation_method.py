@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from flstream.job.files import Factory
 from flstream.job.named_code import import_named
 from flstream.job.problems import Problem, did_you_mean, given
 from flstream.job.rules import refuse
 
-METHODS = (
+BuiltInMethod = Literal[
     "mean",
     "median",
     "trimmed_mean",
@@ -22,7 +22,10 @@ METHODS = (
     "bulyan",
     "geometric_median",
     "norm_bounded_mean",
-)
+]
+"""Name of a method that comes with flstream."""
+
+METHODS: tuple[str, ...] = get_args(BuiltInMethod)
 """The methods that come with flstream."""
 
 WEIGHTED = ("mean", "norm_bounded_mean")

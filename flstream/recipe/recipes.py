@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flstream.errors import UsageError
+from flstream.job.aggregation_method import BuiltInMethod
 from flstream.recipe.checked import checked
 from flstream.recipe.components import (
     ExchangeFormat,
@@ -167,7 +168,8 @@ class FedAvgRecipe(Recipe):
         command: Launcher, such as ``torchrun --nproc_per_node=2``.
         server_expected_format: Accepted for NVFlare's sake: tensors travel as bytes.
         params_transfer_type: See :class:`~flstream.recipe.components.TransferType`.
-        aggregator: ``mean``, ``median`` or ``trimmed_mean``; None for the mean.
+        aggregator: Name of a method that comes with flstream, such as ``median``; None for the
+            mean. One of your own is ``aggregation.method`` in ``config``.
         per_site_config: See :meth:`Recipe.set_per_site_config`.
         key_metric: Metric that decides which round is the best. Its smallest value is the best if
             ``stop_cond`` has it below a number, or its name says loss or perplexity.
@@ -199,7 +201,7 @@ class FedAvgRecipe(Recipe):
         command: str = "python3 -u",
         server_expected_format: ExchangeFormat = ExchangeFormat.NUMPY,
         params_transfer_type: TransferType = TransferType.FULL,
-        aggregator: Literal["mean", "median", "trimmed_mean"] | None = None,
+        aggregator: BuiltInMethod | None = None,
         per_site_config: Mapping[str, Mapping[str, Any]] | None = None,
         key_metric: str | None = None,
         stop_cond: str | None = None,

@@ -29,7 +29,7 @@ class NeededStates(NamedTuple):
 def needed_states(records: Sequence[EffectDone]) -> NeededStates:
     """Find out which versions a run needs that goes on after some effects.
 
-    It is what :class:`flstream.server.federation.Federation` comes to by replaying them.
+    It is what :class:`flstream.server.federation_state.FederationState` comes to by replaying them.
 
     Args:
         records: The effects that count, in the order in which they were written.

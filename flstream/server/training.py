@@ -16,7 +16,7 @@ from flstream.server.program_view import Model, Update
 from flstream.telemetry.events import Transfer
 
 if TYPE_CHECKING:
-    from flstream.server.federation import Federation
+    from flstream.server.training_effects import TrainingEffects
 
 
 class TaskCost(NamedTuple):
@@ -140,7 +140,7 @@ class SiteTraining:
     """A task that a workflow has asked for with ``run.train``.
 
     Attributes:
-        federation: What carries it out.
+        effects: Does it once its updates are read.
         effect: Its number, and what came of it where the journal knows.
         base: The model that the sites start from.
         tasks: Each site's own part, in the cohort's order.
@@ -154,7 +154,7 @@ class SiteTraining:
         at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
     """
 
-    federation: Federation
+    effects: TrainingEffects
     effect: Effect
     base: Model
     tasks: Mapping[str, SiteTask]
@@ -180,7 +180,7 @@ class SiteTraining:
     def updates(self) -> Sequence[Update]:
         """The updates, in the cohort's order; the sites train now if they have not."""
         if self.result is None:
-            self.federation.do_training(self)
+            self.effects.do(self)
         assert self.result is not None
         # Each refers to this object, which does not keep them: a model's file stays as long as one
         # of them refers to it, and not until a collector comes.
@@ -192,6 +192,6 @@ class SiteTraining:
     def failures(self) -> Mapping[str, str]:
         """Why each site that has no update has none; the sites train now if they have not."""
         if self.result is None:
-            self.federation.do_training(self)
+            self.effects.do(self)
         assert self.result is not None
         return self.result.failures

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from flstream.job.problems import Problem, given
+from flstream.job.problems import Problem
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
+from flstream.workflows.site_list import unknown_sites
 from flstream.workflows.site_order import SiteOrder
 
 if TYPE_CHECKING:
@@ -26,10 +27,7 @@ class CyclicArgs(WorkflowArgs):
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
         """Yield the names in a list that no site of the job has."""
         if isinstance(self.order, list):
-            sites = clients.site_names
-            allowed = f"a site of the job, which are {sites[0]} to {sites[-1]}"
-            for name in sorted(set(self.order).difference(sites)):
-                yield Problem("order", given(name), allowed)
+            yield from unknown_sites("order", self.order, clients)
 
 
 @workflow("cyclic", CyclicArgs)

@@ -25,12 +25,23 @@ class SiteList(ValueRule):
 
     def parse(self, value: Any, folder: Path) -> list[str]:
         """Return the names. Whether the job has these sites is not known here."""
-        is_list = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
-        if not value or not is_list:
-            raise self.refused(value, "write [site-1, site-2]")
-        if twice := first_twice(value):
-            raise self.refused(value, f"{twice} is in it twice")
+        if flaw := list_flaw(value, "[site-1, site-2]"):
+            raise self.refused(value, flaw)
         return list(value)
+
+
+def list_flaw(value: Any, example: str) -> str | None:
+    """Why a value is no list of sites, each of them once; None if it is one.
+
+    Args:
+        value: The value.
+        example: How such a list is written.
+    """
+    is_list = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    if not value or not is_list:
+        return f"write {example}"
+    twice = first_twice(value)
+    return f"{twice} is in it twice" if twice else None
 
 
 def unknown_sites(

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from flstream.job.problems import did_you_mean
-from flstream.job.rules import ValueRule, first_twice
+from flstream.job.rules import ValueRule
+from flstream.workflows.site_list import list_flaw
 
 ORDERS = ("fixed", "random", "random_without_same_in_a_row")
 
@@ -22,10 +23,8 @@ class SiteOrder(ValueRule):
     def parse(self, value: Any, folder: Path) -> str | list[str]:
         """Return the order. Whether the job has these sites is not known here."""
         if isinstance(value, list):
-            if not value or not all(isinstance(each, str) for each in value):
-                raise self.refused(value, "write [site-2, site-1]")
-            if twice := first_twice(value):
-                raise self.refused(value, f"{twice} is in it twice")
+            if flaw := list_flaw(value, "[site-2, site-1]"):
+                raise self.refused(value, flaw)
             return value
         if value not in ORDERS:
             raise self.refused(value, did_you_mean(str(value).lower(), ORDERS))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from flstream.job.problems import Problem, given
+from flstream.job.problems import Problem
 from flstream.job.rules import Seconds
-from flstream.job.site_names import SiteNames
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
+from flstream.workflows.site_list import SiteList, unknown_sites
 
 if TYPE_CHECKING:
     from flstream.job import ClientsSection
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class SwarmArgs(WorkflowArgs):
     """Arguments of swarm."""
 
-    aggregators: Annotated[list[str] | None, SiteNames()] = None
+    aggregators: Annotated[list[str] | None, SiteList()] = None
     """The sites of which one is drawn in each round to fold the updates; null is all of them.
 
     If it is lost, the next one of the draw folds. The seed decides the draws, and who folds decides
@@ -35,10 +35,7 @@ class SwarmArgs(WorkflowArgs):
 
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
         """Yield the names of aggregators that no site of the job has."""
-        sites = clients.site_names
-        allowed = f"a site of the job, which are {sites[0]} to {sites[-1]}"
-        for name in sorted(set(self.aggregators or ()).difference(sites)):
-            yield Problem("aggregators", given(name), allowed)
+        yield from unknown_sites("aggregators", self.aggregators, clients)
 
 
 @workflow("swarm", SwarmArgs)

@@ -15,7 +15,7 @@ from flstream.client.alias import ALIASES, NAMES
 from flstream.job import load_job
 from flstream.job.code_check import code_problems
 from flstream.recipe.nvflare.components import COMPONENTS
-from flstream.recipe.nvflare.controllers import CONTROLLERS, LATER_CONTROLLERS
+from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.executors import EXECUTORS
 from flstream.recipe.nvflare.filters import FILTERS
 
@@ -157,7 +157,7 @@ def test_the_table_of_classes_has_those_that_are_known():
     for names, becomes in table("Job folders"):
         listed |= dict.fromkeys(re.findall(r"`(\w+)`", names), becomes)
     known = {**EXECUTORS, **COMPONENTS, **FILTERS}
-    assert listed.keys() == {*CONTROLLERS, *LATER_CONTROLLERS, *known}
+    assert listed.keys() == {*CONTROLLERS, *known}
     for name, controller in CONTROLLERS.items():
         if controller.workflow in ("fedavg", "cyclic") and "FedOpt" not in name:
             assert listed[name] == f"`workflow.type = {controller.workflow}`"

@@ -185,7 +185,7 @@ def test_a_list_of_one_is_a_section(write: Write) -> None:
          '["site-1", "site-1"]; must be one of fixed, random, random_without_same_in_a_row, or a '
          "list of sites, each of them once; site-1 is in it twice"),
         ("workflow { type = cyclic, args.order = [site-1, site-9] }", "workflow.args.order: given "
-         '"site-9"; must be a site of the job, which are site-1 to site-8'),
+         '"site-9"; must be a site of the job, which are site-1 to site-8; did you mean site-8?'),
         ('workflow { type = "relay:relay", args.hops = 0 }', "workflow.args.hops: given 0; must "
          "be a whole number of at least 1"),
         ('workflow { type = "relay:relay", args.kind = all }', 'workflow.args.kind: given "all"; '

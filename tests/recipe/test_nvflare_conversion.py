@@ -18,7 +18,7 @@ from flstream.recipe.nvflare.components import COMPONENTS
 from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.executors import EXECUTORS
 from flstream.recipe.nvflare.filters import FILTERS
-from flstream.workflows import registry
+from flstream.workflows.registry import BUILT_IN
 
 FOLDERS = Path(__file__).parent / "nvflare_folders"
 RUNNABLE = ("scatter_gather", "template_fedavg", "hello_numpy", "two_apps", "cyclic_relay")
@@ -202,7 +202,6 @@ def test_the_documents_example_converts_key_by_key(tmp_path: Path) -> None:
             {"type": "cross_site", "args": {"eval_task_timeout": 1200}},
         ],
     }
-    assert conversion.missing_workflows == ()
     assert not any(note.is_lost for note in conversion.notes)
     write_job(conversion, tmp_path / "new")
     written = read_hocon(tmp_path / "new" / "job.conf").values
@@ -218,31 +217,8 @@ def test_chunk_sizes_of_0_turn_streaming_off_here_too() -> None:
     assert not any(note.is_lost for note in conversion.notes)
 
 
-def test_workflows_are_converted_as_soon_as_there_are_some_of_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "later.py").write_text(
-        "from flstream.workflows import WorkflowArgs, workflow\n\n"
-        "class LaterArgs(WorkflowArgs):\n"
-        "    start_task_timeout: float = 1\n"
-        "    progress_timeout: float = 1\n\n"
-        '@workflow("swarm", LaterArgs)\n'
-        "def swarm(run, args):\n    return run.initial_model()\n\n"
-    )
-    own = {"swarm": f"{tmp_path / 'later.py'}:swarm"}
-    monkeypatch.setattr(registry, "BUILT_IN", {**registry.BUILT_IN, **own})
-    conversion = convert(FOLDERS / "document")
-    assert (conversion.workflows, conversion.missing_workflows) == ((), ())
-    assert conversion.values["workflow"] == [
-        {"type": "swarm", "args": {"start_task_timeout": 300, "progress_timeout": 7200}},
-        {"type": "cross_site", "args": {"eval_task_timeout": 1200}},
-    ]
-    write_job(conversion, tmp_path / "new")
-    assert {problem.key for problem in open_problems(tmp_path / "new")} == {
-        "clients.count",
-        "model.factory",
-        "train.script",
-    }
+def test_every_controller_becomes_a_workflow_that_there_is() -> None:
+    assert {controller.workflow for controller in CONTROLLERS.values()} <= BUILT_IN.keys()
 
 
 @pytest.mark.parametrize("name", RUNNABLE)

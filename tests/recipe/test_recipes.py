@@ -340,7 +340,7 @@ def test_streamers_and_unneeded_arguments_say_so_once(folder, capsys):
     ("call", "message"),
     [
         (lambda: recipe(num_round=3), "no argument num_round; did you mean num_rounds"),
-        (lambda: recipe(aggregator=object()), "should be 'mean', 'median' or 'trimmed_mean'"),
+        (lambda: recipe(aggregator=object()), "should be 'mean', 'median', 'trimmed_mean', 'krum'"),
         (lambda: recipe().add_server_config({"chunk": 3}), "chunk is no key of a job"),
         (lambda: recipe(config={"streaming.windw": 3}), "did you mean streaming.window"),
         (lambda: add_experiment_tracking(recipe(), "tensorbord"), "did you mean tensorboard"),

@@ -13,15 +13,15 @@ DIES = """
 from flstream.server.effects import EffectJournal
 from flstream.server.last_models import FoldKeeper
 from flstream.aggregation.partial_sum import PartialSum
-from flstream.server.site_effects import SiteEffects
 from flstream.runs.run_directory import RunDirectory
 from flstream.workflows import workflow
 from flstream.workflows.cross_site import CrossSiteArgs, cross_site
-from flstream.workflows.fedavg import fedavg
+from flstream.workflows.fedavg import FedAvgArgs, fedavg
 
 counts = {}
 
 
+@workflow("first", FedAvgArgs)
 def first(run, args):
     after(EffectJournal, "record", lambda args: f"{args[1].round} {args[1].name}")
     after(FoldKeeper, "keep", lambda args: f"kept {len(args[0].digests)}")

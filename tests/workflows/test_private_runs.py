@@ -10,9 +10,11 @@ from training_scripts import LARGE, noisy, results
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 
 FEDAVG = """
-from flstream.workflows.fedavg import fedavg
+from flstream.workflows import workflow
+from flstream.workflows.fedavg import FedAvgArgs, fedavg
 
 
+@workflow("flow", FedAvgArgs)
 def flow(run, args):
     for place in ("2 train", "2 fold"):
         after(place)

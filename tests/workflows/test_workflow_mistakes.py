@@ -51,7 +51,7 @@ MISTAKES = {
     "run.order(number, ['site-7'])": "run.order() was given 'site-7', which is no site of the job",
     "run.train(model, run.sites, meta={'x': object()})": "meta cannot be sent",
     "run.train(model, run.sites, meta={'a': {'b': __import__('torch').ones(1)}})": (
-        '["meta"]["a"]["b"] is a tensor, and only plain values travel beside the params'
+        '["meta"]["a"]["b"] is a tensor, and beside the params only plain values travel'
     ),
     "run.train(None, run.sites)": "run.train() was given a NoneType as its model; give it what",
     "run.fold(None, updates)": "run.fold() was given a NoneType as its model; give it what",

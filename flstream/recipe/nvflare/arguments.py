@@ -76,9 +76,6 @@ def in_workflow(name: str = "") -> Rule:
         own = name or argument.name
         if argument.value is None:
             return argument.not_needed("null is the default")
-        if not stage.is_known:
-            stage.args[own] = argument.value
-            return argument.later(f"an argument of the workflow {stage.type}")
         if own not in find_workflow(stage.type).args.model_fields:
             return argument.lost(f"the workflow {stage.type} has no such argument")
         stage.args[own] = argument.value

@@ -138,7 +138,7 @@ class KnownController:
     """A controller of NVFlare."""
 
     workflow: str
-    """Name of the workflow, whether or not this version has it."""
+    """Name of the workflow."""
     args: Mapping[str, Rule] = field(default_factory=dict)
     """What becomes of its arguments, in the order in which they are converted."""
     rounds: int | None = None
@@ -173,6 +173,3 @@ CONTROLLERS: Mapping[str, KnownController] = {
     "GlobalModelEval": KnownController("evaluate", _CROSS_SITE),
 }
 """Controllers by the name of their class."""
-
-LATER_CONTROLLERS: Mapping[str, str] = {}
-"""Controllers whose workflow has no name yet, and why they are not converted."""

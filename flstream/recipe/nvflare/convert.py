@@ -10,9 +10,8 @@ from flstream.errors import UsageError
 from flstream.job import job_keys
 from flstream.job.conditions import read_condition
 from flstream.job.values import nested
-from flstream.job.workflow_code import find_workflow
 from flstream.recipe.nvflare.code import list_code
-from flstream.recipe.nvflare.draft import Conversion, JobDraft, KeyMetric, Place, StageDraft
+from flstream.recipe.nvflare.draft import Conversion, JobDraft, KeyMetric, Place
 from flstream.recipe.nvflare.folders import AppFolder, JobFolder, read_folder
 from flstream.recipe.nvflare.meta import (
     count_sites,
@@ -56,26 +55,15 @@ def _convert(folder: JobFolder, name: str | None) -> Conversion:
     draft.put("train.alias", "nvflare")
     sections = [stage.section for stage in draft.stages]
     _put_metric(draft, sections)
-    known = [
-        section for section, stage in zip(sections, draft.stages, strict=True) if stage.is_known
-    ]
-    if len(known) < len(sections) and not any(map(_trains, draft.stages)):
-        known = []  # nothing would be left to score
     name = name or job_name(folder.name)
     return Conversion(
         name,
         folder.root.name,
-        _values(draft, name, known),
-        () if len(known) == len(sections) else tuple(sections),
+        _values(draft, name, sections),
         dict(sorted(draft.files.items())),
         draft.arrays,
         tuple(_in_order(folder, notes)),
-        tuple(stage.type for stage in draft.stages if not stage.is_known),
     )
-
-
-def _trains(stage: StageDraft) -> bool:
-    return stage.is_known and find_workflow(stage.type).args.has_rounds
 
 
 def _app_notes(draft: JobDraft, app: AppFolder) -> Iterator[Note]:
@@ -103,7 +91,7 @@ def _put_metric(draft: JobDraft, sections: Sequence[dict[str, Any]]) -> None:
         args["key_metric_mode"] = "min"
     for section in sections:
         section["args"] = {**section.get("args", {}), **args}
-    if not any(stage.is_known for stage in draft.stages):
+    if not sections:
         draft.values |= {f"workflow.args.{key}": value for key, value in args.items()}
 
 

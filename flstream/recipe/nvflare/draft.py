@@ -31,16 +31,12 @@ class Conversion:
     """Name of the job folder."""
     values: dict[str, Any]
     """Values of the job file by key; sections are dicts."""
-    workflows: tuple[dict[str, Any], ...]
-    """All of the folder's workflows as they will be once this version has them; empty if it has."""
     files: Mapping[str, Path]
     """Files to copy, by their path in the new folder."""
     arrays: Mapping[str, Mapping[str, np.ndarray]]
     """Files of arrays to write (.npz), by their path in the new folder: arrays by name."""
     notes: tuple[Note, ...]
     """What became of each setting, file by file."""
-    missing_workflows: tuple[str, ...]
-    """Names of workflows that this version does not have."""
 
 
 class Place(NamedTuple):
@@ -95,10 +91,6 @@ class Argument:
         """Return the note on a setting that has nothing to do here."""
         return self.place.note("not needed", why, value=self._shown())
 
-    def later(self, why: str) -> Note:
-        """Return the note on a setting that will have a counterpart."""
-        return self.place.note("comes later", why, value=self.value)
-
     def lost(self, why: str = "") -> Note:
         """Return the note on a setting without a counterpart."""
         return self.place.note("no counterpart", why, value=self.value)
@@ -128,8 +120,6 @@ class StageDraft:
     """A workflow of the job."""
 
     type: str
-    is_known: bool
-    """Whether this version has the workflow."""
     args: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
-from flstream.job.workflow_code import built_ins
 from flstream.recipe.nvflare.arguments import Rule, to
 from flstream.recipe.nvflare.components import COMPONENTS
-from flstream.recipe.nvflare.controllers import CONTROLLERS, LATER_CONTROLLERS
+from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.draft import (
     Argument,
     ConfiguredClass,
@@ -110,17 +109,10 @@ class ConfigWalk:
             made = self._made(found)
             known = None if made is None else CONTROLLERS.get(made.short_name or "")
             if made is None or known is None:
-                later = LATER_CONTROLLERS.get(made.short_name or "") if made else None
-                listed = None if later is None else KnownClass("comes later", later)
-                yield from self._one(found, listed)
+                yield from self._one(found, None)
                 continue
-            stage = StageDraft(known.workflow, known.workflow in built_ins())
-            self._draft.stages.append(stage)
-            if stage.is_known:
-                yield made.place.note("becomes", f"workflow.type = {stage.type}", made.named)
-            else:
-                word = f"this version has no workflow {stage.type}"
-                yield made.place.note("comes later", word, made.named)
+            self._draft.stages.append(StageDraft(known.workflow))
+            yield made.place.note("becomes", f"workflow.type = {known.workflow}", made.named)
             yield from self._arguments(made, known.args)
             if known.rounds is not None and "num_rounds" not in made.args:
                 refused = self._draft.put("rounds", known.rounds)

@@ -80,9 +80,6 @@ def job_file_text(conversion: Conversion) -> str:
     lost = [note for note in conversion.notes if note.is_lost]
     if lost:
         lines += ["#", "# Without a counterpart here:", *as_comments(lost)]
-    if conversion.workflows:
-        lines += ["#", "# Its workflows, some of which this version does not have:"]
-        lines += [f"# {printable(line)}" for line in workflow_lines(conversion.workflows)]
     values = dict(conversion.values)
     several = values.pop(WORKFLOW) if isinstance(values.get(WORKFLOW), list) else []
     lines.append(render_values(values))

@@ -1,0 +1,180 @@
+"""The state of a run that its effects share, and that replaying them rebuilds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from flstream.errors import FlstreamError, WorkflowError
+from flstream.job.scoring import ScoreSource
+from flstream.runs.stopping import EarlyStopping
+from flstream.server.context import ServerContext
+from flstream.server.effects import EffectFailedError, EffectJournal
+from flstream.server.failures import FailureRecord
+from flstream.server.last_models import LastModels
+from flstream.server.model_store import ModelStore
+from flstream.server.privacy import PrivateFolds
+from flstream.server.round_totals import RoundTotals
+from flstream.server.sampling import check_sites
+from flstream.server.scores import Scores
+from flstream.server.site_tasks import SiteTasks
+from flstream.server.trainer import Trainer
+from flstream.telemetry.events import AnyEvent, EndedEarly, SiteBenched, Warned
+
+
+class FederationState:
+    """The state of a run: it is the same, whether its effects were done or replayed.
+
+    Args:
+        context: The server.
+        journal: The effects.
+        store: The models.
+
+    Attributes:
+        context: The server.
+        journal: The effects.
+        store: The models.
+        trainer: Has sites train, and knows which updates are not settled.
+        tasks: Makes the sites' parts of tasks, and follows their states.
+        scores: What sites have found of models.
+        last: The last model that each site has sent, where a workflow collects it.
+        private: Makes folds private; None where the job is not.
+        round: The current round, from 1; 0 before the first.
+        stage: Place of the current workflow among those of the job, from 0.
+        totals: Of the round under way; None before the first one of a stage, and after its last.
+        failure: What an effect has failed with; None while none has.
+    """
+
+    def __init__(self, context: ServerContext, journal: EffectJournal, store: ModelStore) -> None:
+        job = context.job
+        self.context = context
+        self.journal = journal
+        self.store = store
+        self.trainer = Trainer(context, store)
+        self.tasks = SiteTasks(job.seed, job.clients.site_names)
+        self.scores = Scores(job)
+        self.last = LastModels(context.run)
+        self.private: PrivateFolds | None = None
+        if context.accountant is not None:
+            self.private = PrivateFolds(job, context.accountant)
+            self.private.check_first_round()
+        self.round = 0
+        self.stage = 0
+        self.totals: RoundTotals | None = None
+        self.failure: FlstreamError | None = None
+        self._names = job.clients.site_names
+        self._failures = FailureRecord(job.clients.bench_after)
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites that are still asked, in their fixed order."""
+        benched = set(self._failures.benched)
+        return [name for name in self._names if name not in benched]
+
+    def begin_stage(self, place: int, source: ScoreSource, stopping: EarlyStopping) -> None:
+        """Begin with the next workflow.
+
+        Args:
+            place: Its place among those of the job, from 0.
+            source: What scores its models.
+            stopping: Judges by their scores whether it goes on.
+        """
+        self.stage = place
+        self.scores.begin_stage(source, stopping)
+        if self.private is not None:
+            self.private.begin_stage(stopping)
+
+    def end_stage(self, reason: str | None) -> None:
+        """End the current workflow's last round.
+
+        Args:
+            reason: Why it has had fewer rounds than the job; None if it has not.
+        """
+        self.end_round()
+        if reason is not None:
+            self.emit_live(EndedEarly(round=self.round, reason=reason))
+
+    def begin_round(self) -> None:
+        """Begin the next round, and end the current one."""
+        self.end_round()
+        self.round += 1
+        self.totals = RoundTotals(self.round)
+        self.tasks.begin_round()
+
+    def end_round(self) -> None:
+        """End the current round, if there is one, and tell what it cost, unless that is known."""
+        totals, self.totals = self.totals, None
+        if totals is not None:
+            self.emit_live(totals.finished(self.store.newest.record))
+
+    def check_round(self, method: str) -> None:
+        """Refuse what a workflow does before its first round.
+
+        Raises:
+            WorkflowError: There is no round; the message names the method.
+        """
+        if self.totals is None:
+            raise WorkflowError(
+                f"run.{method}() was called before the first round; call it in the loop over "
+                "run.rounds()"
+            )
+
+    def check_sites(self, method: str, names: Sequence[str]) -> None:
+        """Refuse names that are no sites of the job, or that stand there twice."""
+        check_sites(method, names, self._names)
+
+    def note_failures(self, sites: Iterable[str]) -> None:
+        """Note sites that had no part in a task, on a record that need not be final yet."""
+        self._failures.failed(sites)
+
+    def settle_failures(self, contributed: Iterable[str] | None = None) -> None:
+        """Bench who is due by the records that are final now.
+
+        Args:
+            contributed: Sites whose updates are part of a model that was made; None without one.
+        """
+        for site in self._failures.settle(contributed):
+            count = self.context.job.clients.bench_after
+            self.emit_live(SiteBenched(round=self.round, site=site, failures=count))
+
+    def retire_models(self) -> None:
+        """Remove the files of models that nothing needs any more."""
+        self.store.retire(self.scores.best_version, self.trainer.versions_in_use)
+
+    def warn(self, messages: Iterable[str]) -> None:
+        """Emit warnings, a sentence each, unless they are replayed."""
+        self.emit_live(*(Warned(message=message) for message in messages))
+
+    def emit_live(self, *events: AnyEvent) -> None:
+        """Emit events, unless what they tell of is replayed, and was told of before."""
+        if self.journal.is_live:
+            self.context.emit(*events)
+
+
+class _HasState(Protocol):
+    @property
+    def state(self) -> FederationState: ...
+
+
+_OwnerT = TypeVar("_OwnerT", bound=_HasState)
+_ParamsT = ParamSpec("_ParamsT")
+_ResultT = TypeVar("_ResultT")
+
+
+def uncatchable(
+    effect: Callable[Concatenate[_OwnerT, _ParamsT], _ResultT],
+) -> Callable[Concatenate[_OwnerT, _ParamsT], _ResultT]:
+    """Have no workflow catch what an effect fails with, nor go on after it."""
+
+    @wraps(effect)
+    def sealed(owner: _OwnerT, /, *args: _ParamsT.args, **kwargs: _ParamsT.kwargs) -> _ResultT:
+        state = owner.state
+        if state.failure is None:
+            try:
+                return effect(owner, *args, **kwargs)
+            except FlstreamError as error:
+                state.failure = error
+        raise EffectFailedError(state.failure) from state.failure
+
+    return sealed

@@ -1,0 +1,229 @@
+"""The effects that make models: folding updates and adopting one, doing it and replaying it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flstream.aggregation.fold_rule import FoldRule
+from flstream.aggregation.optimizers import stage_optimizer
+from flstream.errors import WorkflowError
+from flstream.runs.site_scores import columns_of
+from flstream.server.arguments import check_aggregators, fold_rules
+from flstream.server.cohort import FoldedUpdates
+from flstream.server.cohort_fold import CohortFold
+from flstream.server.effects import Effect, result_of
+from flstream.server.federation_state import FederationState
+from flstream.server.last_models import LastModels
+from flstream.server.peer_fold import PeerFold
+from flstream.server.program_view import Model, Update
+from flstream.server.round_totals import FoldResult
+from flstream.server.scores import received_score
+from flstream.server.training_effects import TrainingEffects
+from flstream.server.unchanged import UnchangedUpdates
+from flstream.server.weights import weighted_metrics
+from flstream.telemetry.events import EffectDone
+
+
+class ModelEffects:
+    """Makes models of updates: does each effect that is new, and replays the others.
+
+    Args:
+        state: The state of the run.
+        trainings: Does the trainings whose updates were not read before.
+    """
+
+    def __init__(self, state: FederationState, trainings: TrainingEffects) -> None:
+        self._state = state
+        self._trainings = trainings
+        self._unchanged = UnchangedUpdates()
+
+    def fold(
+        self,
+        model: Model,
+        updates: Sequence[Update],
+        rule: FoldRule | None,
+        bodies: Mapping[str, FoldRule],
+        at: Sequence[str] | None,
+    ) -> Model:
+        """Fold updates into the next model.
+
+        Args:
+            model: The model that they were trained from.
+            updates: What ``run.train`` returned, or some of it.
+            rule: How the model's updates are combined; None for the job's way.
+            bodies: The same of the bodies beside it, by name.
+            at: Sites of which one folds; None for the server.
+        """
+        state = self._state
+        rules = fold_rules(state.context.rule, state.store.bodies(model), rule, bodies)
+        cohort = FoldedUpdates.of(updates).under(rules)
+        cohort.check_base(model)
+        if cohort.rules and state.private is not None:
+            raise WorkflowError(
+                "run.fold() was given rules, and privacy.type is central, which knows what a site "
+                "can do to a mean alone; leave them out, or set privacy.type = none"
+            )
+        if at is not None:
+            self._check_place(cohort, at)
+        effect = self._ask("fold", model, cohort, at)
+        if effect.record is None:
+            fold = self._new_fold(model, cohort) if at is None else self._fold_at(model, cohort, at)
+            return self._make(effect, model, cohort, fold)
+        return self._replay(effect.record, model, cohort)
+
+    def adopt(self, updates: Sequence[Update]) -> Model:
+        """Make one site's update the next model.
+
+        Args:
+            updates: The update alone.
+        """
+        state = self._state
+        found = list(updates)
+        if len(found) != 1:
+            raise WorkflowError(
+                f"run.adopt() takes the update of one site, and was given {len(found)}; "
+                "use run.fold() for several, and skip the round where there is none"
+            )
+        if state.private is not None:
+            raise WorkflowError(
+                "run.adopt() makes an update the next model as it is, and privacy.type is central; "
+                "use run.fold(), or set privacy.type = none"
+            )
+        cohort = FoldedUpdates.of(found, "adopt")
+        model = found[0].base
+        if beside := state.store.bodies(model):
+            raise WorkflowError(
+                f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
+                "it, of which a site sends a part of the fold alone; use run.fold()"
+            )
+        effect = self._ask("adopt", model, cohort)
+        if effect.record is None:
+            return self._make(effect, model, cohort, self._new_fold(model, cohort, adopts=True))
+        return self._replay(effect.record, model, cohort)
+
+    def _check_place(self, cohort: FoldedUpdates, at: Sequence[str]) -> None:
+        """Refuse sites that cannot fold what they were given."""
+        check_aggregators(at)
+        self._state.check_sites("fold", at)
+        if self._state.private is not None:
+            raise WorkflowError(
+                "run.fold() was given at, and privacy.type is central, whose noise the server "
+                "adds; leave it out, or set privacy.type = none"
+            )
+        if cohort.rules:
+            raise WorkflowError(
+                "run.fold() was given both rules and at; rules are applied in the server's "
+                "process alone, so leave out one of the two"
+            )
+
+    def _ask(
+        self, name: str, model: Model, cohort: FoldedUpdates, at: Sequence[str] | None = None
+    ) -> Effect:
+        arguments: dict[str, object] = {
+            "model": [model.version, model.digest],
+            "updates": cohort.arguments,
+        }
+        if cohort.rules:
+            arguments["rules"] = {body: rule.plain() for body, rule in cohort.rules.items()}
+        if at is not None:
+            arguments["at"] = list(at)
+        request = f"{name}(model {model.version}, {cohort.request})"
+        self._state.scores.drop_provisional()
+        return self._state.journal.ask(name, self._state.round, request, arguments)
+
+    def _new_fold(self, model: Model, cohort: FoldedUpdates, *, adopts: bool = False) -> CohortFold:
+        state = self._state
+        context, store, private = state.context, state.store, state.private
+        job, rule = context.job, context.rule
+        if private is not None:
+            state.warn(private.warnings(rule, store.source(model).layout))
+            rule = private.rule(rule, state.round, store.next_record(state.round)[1])
+        return CohortFold(
+            context,
+            store,
+            state.trainer,
+            model,
+            cohort,
+            rule,
+            adopts=adopts,
+            optimizer=None if adopts else stage_optimizer(job, state.stage),
+            counts_alike=job.stages[state.stage].args.server_step is not None,
+            last=self._kept_models(),
+        )
+
+    def _fold_at(self, model: Model, cohort: FoldedUpdates, at: Sequence[str]) -> PeerFold:
+        state = self._state
+        for training in cohort.trainings:
+            training.at = at
+        last = self._kept_models()
+        return PeerFold(state.context, state.store, state.trainer, model, cohort, at, last)
+
+    def _kept_models(self) -> LastModels | None:
+        """What keeps the models that sites send; None where no workflow from here on needs them."""
+        job, stage = self._state.context.job, self._state.stage
+        if job.submits_models or not any(each.collects_models for each in job.stages[stage:]):
+            return None
+        return self._state.last
+
+    def _make(
+        self, effect: Effect, model: Model, cohort: FoldedUpdates, fold: CohortFold | PeerFold
+    ) -> Model:
+        """Fold updates into the next model, which is durable on return."""
+        state = self._state
+        context, store, private = state.context, state.store, state.private
+        _, step = store.next_record(state.round)
+        for training in cohort.trainings:
+            if not training.is_done:
+                self._trainings.do(training, fold)
+        made = fold.make(state.round)
+        outcome = made.outcome
+        result = FoldResult(
+            weights={site: answer.weight for site, answer in outcome.answers.items()},
+            metrics=weighted_metrics(list(outcome.answers.values())),
+            refused=outcome.refused,
+            fold=made.seconds.fold,
+            checkpoint=made.seconds.checkpoint,
+            up=outcome.up,
+            updates=cohort.used,
+            kept=outcome.kept,
+            at=made.at,
+            privacy=private.record(cohort, state.round, step, outcome) if private else None,
+        )
+        if result.metrics and state.scores.is_received(model, state.round):
+            # Before the record that makes it final, so that it counts as soon as that does.
+            found = {site: answer.metrics for site, answer in outcome.answers.items()}
+            columns = columns_of(context.job.clients.site_names, found)
+            context.emit(received_score(model, result.metrics, columns))
+        state.warn(self._unchanged.warnings(state.round, outcome.unchanged))
+        done = state.journal.record(effect, result.plain(), is_final=True, model=made.record)
+        handle = self._replay(done, model, cohort, is_verified=True)
+        store.keep_digests(made.record, made.digester)
+        return handle
+
+    def _replay(
+        self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool = False
+    ) -> Model:
+        """Take in a model that is on record, and all that its effect changed."""
+        assert done.model is not None
+        state = self._state
+        result = FoldResult.from_plain(result_of(done))
+        handle = state.store.add(done.model, done.effect, is_verified=is_verified, host=result.at)
+        state.last.add(result.kept, done.effect)
+        if state.private is not None and result.privacy is not None:
+            state.private.take(result.privacy, state.round)
+        if state.scores.is_received(base, state.round):
+            state.warn(state.scores.add_received(base, result.metrics))
+        if state.totals is not None:
+            # Scores of the model that was received are no facts of the one that is being made.
+            is_score = state.scores.source == "received"
+            state.totals.add_model(result._replace(metrics={}) if is_score else result)
+        for site in result.refused:
+            # What it kept for itself goes back to what it was before, too.
+            before = {site: cohort.state_before(site)}
+            state.tasks.left(before, state.journal.place(done.effect))
+        state.note_failures(result.refused)
+        state.settle_failures(result.weights)
+        # Only what is durable is settled: until now the sites still had all it takes to fold again.
+        # A server that was killed before it had done so has left files.
+        state.trainer.settle(cohort)
+        return handle
