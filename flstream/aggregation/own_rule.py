@@ -63,7 +63,10 @@ class OwnRule:
 
     def _floats(self, function: str, made: Any, length: int) -> Array:
         try:
-            found = np.array(made, np.float64)
+            found = np.array(made)
+            if np.iscomplexobj(found):
+                raise TypeError("it gave complex numbers, and floats are due")
+            found = found.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise AggregationError(
                 f"{self._name}.{function} returned a {type(made).__name__}, which is no array of "

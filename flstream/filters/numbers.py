@@ -125,6 +125,11 @@ class FilteredValues:
                 f"the filter {self._name} returned {type(found).__name__} of shape {shape} for a "
                 f"block of {len(values)} numbers of tensor {spec.name!r}; return as many numbers"
             )
+        if np.iscomplexobj(found):
+            raise ClientError(
+                f"the filter {self._name} returned complex numbers for a block of tensor "
+                f"{spec.name!r}; return floats"
+            )
         numbers: Floats = np.ascontiguousarray(found, np.float64)
         if len(strange):
             numbers = numbers.copy()

@@ -18,7 +18,8 @@ _COMMON = ("evaluate", "evaluate_every", "key_metric", "key_metric_mode")
 def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
     """Write out what a job file says in short.
 
-    - ``args.after = fedavg`` becomes a workflow of its own, before the one that has it.
+    - ``args.after = fedavg`` becomes a workflow of its own, before the one that has it, with those
+      of its arguments that the earlier one alone has.
     - ``args.checkpoint`` of the workflow evaluate becomes ``model.initial``.
     - ``rounds`` is 1 where no workflow has any.
 
@@ -54,9 +55,12 @@ def _with_the_one_before(section: Mapping[str, Any]) -> list[dict[str, Any]]:
     if before not in names or not _is(section, "cross_site"):
         return [dict(section)]
     assert isinstance(args, Mapping)
-    common = {name: args[name] for name in _COMMON if name in args}
-    earlier: dict[str, Any] = {"type": before, **({"args": common} if common else {})}
-    return [earlier, {**section, "args": _without(args, "after")}]
+    # What the earlier one alone knows is its own.
+    own = built_in_args(str(before)).model_fields.keys() - built_in_args("cross_site").model_fields
+    taken = {name: value for name, value in args.items() if name in own or name in _COMMON}
+    earlier: dict[str, Any] = {"type": before, **({"args": taken} if taken else {})}
+    rest = {name: value for name, value in args.items() if name not in {*own, "after"}}
+    return [earlier, {**section, "args": rest}]
 
 
 def _is(section: Mapping[str, Any], name: str) -> bool:

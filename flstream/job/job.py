@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
-from flstream.job.aggregation_method import cohort_problems
+from flstream.job.aggregation_method import WEIGHTED, cohort_problems
 from flstream.job.conditions import StopCondition, read_condition
 from flstream.job.filters import FiltersSection
 from flstream.job.key import join, workflow_name
@@ -206,6 +206,18 @@ class Job(Section):
 
     @field_validator("aggregation")
     @classmethod
+    def _sums_where_bodies_are_folded(
+        cls, value: AggregationSection, info: ValidationInfo
+    ) -> AggregationSection:
+        stages: tuple[Stage, ...] = info.data.get("stages", ())
+        beside = [stage.name for stage in stages if stage.args.bodies]
+        if beside and value.method not in WEIGHTED:
+            allowed = f"{' or '.join(WEIGHTED)} in {beside[0]}, whose second body is a sum"
+            raise refuse(Problem("method", given(value.method), allowed))
+        return value
+
+    @field_validator("aggregation")
+    @classmethod
     def _updates_enough_for_the_method(
         cls, value: AggregationSection, info: ValidationInfo
     ) -> AggregationSection:
@@ -225,14 +237,14 @@ class Job(Section):
         beside = [stage.name for stage in stages if stage.args.bodies]
         if beside and (value.up or value.down):
             allowed = f"left out in {beside[0]}, which sends tensors beside the model"
-            raise refuse(Problem("", "filters", allowed))
+            raise refuse(Problem("", "given", allowed))
         collects = [stage.name for stage in stages if stage.args.collects_models]
         if value.up and collects and "train" in info.data and submits_models(info.data["train"]):
             allowed = (
                 f"left out in {collects[0]} of code that names is_submit_model, since what it "
                 "submits is no update"
             )
-            raise refuse(Problem("up", "filters", allowed))
+            raise refuse(Problem("up", "given", allowed))
         return value
 
     @field_validator("tracking")

@@ -66,7 +66,7 @@ class PrivacySection(Section):
     can subtract the noise.
     """
 
-    noise_multiplier: Annotated[float, Real(0, above_least=True)] = 1.0
+    noise_multiplier: Annotated[float, Real(0.01, most=10_000)] = 1.0
     """The noise on the sum of updates (standard deviation), in units of the clipping norm."""
 
     clipping: ClippingSection = ClippingSection()

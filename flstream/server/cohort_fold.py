@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -86,6 +87,12 @@ class FoldedModel(NamedTuple):
     at: str = ""
 
 
+def training_label(cohort: FoldedUpdates, site: str) -> str:
+    """What tells a site's training from others."""
+    training = cohort.training_of(site)
+    return f"{training.number} {training.effect.arguments}"
+
+
 class CohortFold:
     """Folds the updates of trainings into the next model.
 
@@ -133,7 +140,9 @@ class CohortFold:
         self._keeper: FoldKeeper | None = None
         if last is not None:
             check = self.progress.check
-            self._keeper = FoldKeeper(last, self._base, rule, self.training_of, check)
+            # Nothing of this object: in a circle, the models that it refers to would stay.
+            label = partial(training_label, cohort)
+            self._keeper = FoldKeeper(last, self._base, rule, label, check)
         self._rule = replace(adopting(rule) if adopts else rule, fold_rules=cohort.rules)
         self._fold = self._fold_into(None)
         # The task under way whose updates are added up as they come, and how far that is.
@@ -262,11 +271,6 @@ class CohortFold:
         walk = adopt_update if self._adopts else fold_updates
         keep = None if self._keeper is None else self._keeper.keep
         return UpdateFold(self._base, self._rule, budget, self.progress, sums, walk, keep)
-
-    def training_of(self, site: str) -> str:
-        """What tells a site's training from others."""
-        training = self._cohort.training_of(site)
-        return f"{training.number} {training.effect.arguments}"
 
     def refuse(self, site: str, reason: str) -> None:
         """Leave out a site whose update has turned out to be of no use.

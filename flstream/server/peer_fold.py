@@ -35,7 +35,7 @@ from flstream.errors import (
 )
 from flstream.runs.model_files import OPTIMIZER
 from flstream.server.cohort import FoldedUpdates
-from flstream.server.cohort_fold import CohortFold, FoldedModel, FoldSeconds
+from flstream.server.cohort_fold import CohortFold, FoldedModel, FoldSeconds, training_label
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief
@@ -255,7 +255,7 @@ class PeerFold:
         training = self._cohort.training_of(source.site)
         place = UpdatePlace(source.site, source.weight, source.params_type, source.partial)
         if self._last is not None:
-            last, label = self._last.path(source.site), self._fold.training_of(source.site)
+            last, label = self._last.path(source.site), training_label(self._cohort, source.site)
             place = structs.replace(place, last=str(last), training=label)
         if not isinstance(update, RemoteUpdate):
             if not isinstance(update, UpdateFile):

@@ -247,8 +247,9 @@ def test_workflows_of_sites_among_themselves_have_recipes(folder):
     assert (job.stages[0].type, job.rounds) == ("swarm", 3)
     waits = job.stages[0].args.model_dump()
     assert (waits["start_task_timeout"], waits["progress_timeout"]) == (60.0, 3600.0)
-    with pytest.raises(UsageError, match="do_cross_site_eval"):
-        SwarmLearningRecipe(**given, do_cross_site_eval=True)
+    job = resolved(SwarmLearningRecipe(**given, do_cross_site_eval=True))
+    assert [stage.type for stage in job.stages] == ["swarm", "cross_site"]
+    assert job.stages[1].args.model_dump()["eval_task_timeout"] == 300.0
     job = resolved(CyclicRecipe(**given, order="RANDOM_WITHOUT_SAME_IN_A_ROW"))
     assert job.stages[0].type == "cyclic"
     assert job.stages[0].args.model_dump()["order"] == "random_without_same_in_a_row"

@@ -93,6 +93,14 @@ def test_scores_depend_on_neither_workers_nor_chunks(whole, jobs, how):
     assert run.summary.metrics == whole.summary.metrics
 
 
+def test_no_model_stays_longer_for_the_sake_of_a_later_workflow(jobs):
+    how = "clients.parallel=2", "checkpoints.keep=1", "rounds=3"
+    run = jobs.run(checking(), "clients.count=3", *how, AFTER_FEDAVG)
+    assert run.summary.status == "finished", run.summary.error
+    kept = {f"round-{number:04d}.safetensors" for number in (run.summary.best.round, 3)}
+    assert {path.name for path in run.directory.checkpoints.iterdir()} == kept
+
+
 def test_models_of_updates_that_are_added_up_as_they_come_are_kept(jobs):
     sites = [f"site-{number}" for number in range(1, 7)]
     run = jobs.run(

@@ -189,9 +189,8 @@ def test_an_answer_without_a_control_fails_its_site_by_name(jobs: Jobs):
 
 
 def test_robust_rules_do_not_go_with_it(jobs: Jobs):
-    run = jobs.run(OURS, *HOW, "aggregation.method=median", model=MODEL)
-    assert run.summary.status == "failed"
-    assert "aggregation.method is median; set it to mean" in run.summary.error
+    with pytest.raises(JobError, match="in scaffold, whose second body is a sum"):
+        jobs.make(OURS, *HOW, "aggregation.method=median", model=MODEL)
 
 
 def test_what_sites_are_scored_by_afterwards_is_their_model_alone(jobs: Jobs):

@@ -61,7 +61,7 @@ _FEDAVG: Mapping[str, Rule] = {
     "model": model,
     "initial_model": model,
     "save_filename": unneeded("the last model is global.safetensors"),
-    "aggregator": lost("aggregation.method has mean, median and trimmed_mean"),
+    "aggregator": lost("aggregation.method has rules of its own, and takes a class of yours"),
     "stop_cond": to("stop_when"),
     "patience": patience,
     "exclude_vars": exclude,
