@@ -140,6 +140,9 @@ class Peers:
                     request = self._channel.receive()
                     self._channel.send(self._answer(request))
         finally:
+            # Whatever has ended this, the server is to see at once that nothing more will come.
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
             self._end_fold()
 
     def _answer(self, request: PeerRequest) -> PeerReply:

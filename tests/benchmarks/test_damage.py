@@ -17,7 +17,7 @@ BITS = {
     "rounds_completed": 4,
     "status": "finished",
 }
-REFERENCE = Reference(BITS, 100, 30, 1.0, 10)
+REFERENCE = Reference(BITS, 100, 30, 1.0, 10, "")
 REFUSED = Outcome(2, {}, "error: the state of site-1 after round 1 is gone; copy it back\n")
 
 

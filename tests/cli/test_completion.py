@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from cli_support import environment
 
+from flstream.cli.init import TEMPLATES
+
 
 def complete(words: str, folder: Path) -> list[str]:
     """What the program offers for the last of these words."""
@@ -33,7 +35,7 @@ def complete(words: str, folder: Path) -> list[str]:
     ("words", "offered"),
     [
         ("flstream va", ["validate"]),
-        ("flstream init new --template ", ["script", "learner", "digits", "llm", "exchange"]),
+        ("flstream init new --template ", list(TEMPLATES)),
         ("flstream init new --template e", ["exchange"]),
         ("flstream inspect --sort ", ["file", "size", "name"]),
         ("flstream simulate job.conf --run", ["--run-dir"]),

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -45,6 +45,10 @@ VALUES = {
     Metrics: st.dictionaries(st.text(), st.none() | st.floats(-1e9, 1e9), max_size=3),
     dict[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
     Mapping[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
+    Mapping[str, str]: st.dictionaries(st.text(), st.text(), max_size=3),
+    Mapping[str, Sequence[float | None]]: st.dictionaries(
+        st.text(), st.lists(st.none() | st.floats(-1e9, 1e9), max_size=3), max_size=2
+    ),
     dict[str, int]: st.dictionaries(st.text(), st.integers(0, 2**62), max_size=3),
     Transfer: st.builds(
         Transfer, st.integers(0, 2**62), st.integers(0, 99), seconds=st.floats(0, 9)
