@@ -13,6 +13,8 @@ class PlainSession:
     """What a patch asks of flstream's session, from the reference's pipe."""
 
     place = RankPlace()
+    optimizer_state = None
+    received = None
 
     def init(self):
         plain.init()
