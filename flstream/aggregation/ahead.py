@@ -83,13 +83,12 @@ def read_ahead(steps: Iterator[Callable[[], T]], depth: int) -> Iterator[Iterato
 
     Args:
         steps: Functions to call. A step is queued when the result of the one ``depth`` before it is
-        requested: results before that one are no longer in use by then.
+            requested: results before that one are no longer in use by then.
         depth: Most steps that are made or queued beside the one whose result is requested.
 
     Yields:
         An iterator over the results. An error of a step is raised where its result is requested,
-        and
-        ends the steps. When the block is left, no step is running.
+        and ends the steps. When the block is left, no step is running.
     """
     with closing(SerialExecutor[T]("read-ahead")) as reader:
 

@@ -49,8 +49,7 @@ def fold_updates(
 
     Raises:
         UpdateRefusedError: An update does not fit the model or is not finite; the message names
-            site
-        and tensor. The walk may be repeated without that site.
+            site and tensor. The walk may be repeated without that site.
         AggregationError: The updates are too few for the rule; or they are sound, and still the
             next model would not be finite.
     """

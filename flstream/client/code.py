@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flstream.job.command import command_words
-from flstream.job.sections import TrainSection
+from flstream.job.train_section import TrainSection
 
 
 class ScriptCode(NamedTuple):

@@ -28,6 +28,7 @@ from flstream.client.number import number_of
 from flstream.client.optimizer_state import restores_state
 from flstream.client.ranks import check_processes
 from flstream.client.session import current
+from flstream.client.shared_optimizer import is_shared, share_state
 from flstream.client.tensor_scope import TensorScope
 from flstream.client.trainer_rounds import TrainerRounds
 from flstream.errors import ClientError
@@ -209,9 +210,13 @@ class _Training:
         class TrainingCallback(TrainerCallback):  # type: ignore[misc]
             """Ends a task's training after its steps."""
 
-            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            def on_train_begin(
+                self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+            ) -> None:
                 """Begin a task's training, now that the trainer has made its model and loader."""
                 training._begin(int(state.global_step), int(state.num_input_tokens_seen))
+                if is_shared():
+                    share_state(optimizer, training._scope.state())
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 """End the training after its last step."""

@@ -28,6 +28,7 @@ from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_ta
 from flstream.client.optimizer_state import restores_state
 from flstream.client.ranks import check_processes, is_first_rank
 from flstream.client.session import current
+from flstream.client.shared_optimizer import is_shared, share_state
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ class _Hooks:
             trainer.fit_loop.load_state_dict(copy.deepcopy(self._fresh_loops))
         if not (self._restores and path.exists()):
             _load_callbacks(trainer, copy.deepcopy(self._fresh))
+        if is_shared():
+            for optimizer in trainer.optimizers:
+                share_state(optimizer, module.state_dict())
         self._first_step = trainer.global_step
         if self._extends:
             epochs, steps = self._limits

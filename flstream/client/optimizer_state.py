@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from flstream.client import session
 from flstream.client.own_files import KeptTensors
+from flstream.client.shared_optimizer import is_shared, share_state
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
     import torch
 
-OptimizerStatePolicy = Literal["reset", "local"]
-"""Whether a training begins with a new optimizer state, or the one that the site has left."""
-
 _PLAIN = "flstream.plain"
 
 
 def restores_state(wanted: bool) -> bool:
-    """Return whether a trainer goes on with the state that the last training has left.
+    """Return whether a trainer goes on with the state that the site's last training has left.
 
     Args:
         wanted: What the training code says, which ``train.optimizer_state`` overrules.
@@ -29,7 +27,12 @@ def restores_state(wanted: bool) -> bool:
     return wanted if policy is None else policy == "local"
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, name: str = "optimizer") -> bool:
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    name: str = "optimizer",
+    *,
+    model: torch.nn.Module | None = None,
+) -> bool:
     """Go on with the state that the site's last training has left of an optimizer.
 
     Call it once in each training, when the optimizer is made. The state, such as momenta and counts
@@ -40,20 +43,28 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, name: str = "optimizer")
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         flare.restore_optimizer(optimizer)
 
-    It is OpenFL's ``CONTINUE_LOCAL``; ``reset`` is its ``RESET``.
+    With ``train.optimizer_state = global`` the state is the mean of those that the sites of the
+    last round have sent, weighted as the model is, and it is sent with the answer. That takes the
+    names of the parameters, of ``model`` or of an optimizer made of ``net.named_parameters()``.
+
+    These are OpenFL's ``CONTINUE_LOCAL``, ``RESET`` and ``CONTINUE_GLOBAL``.
 
     Args:
         optimizer: A torch optimizer that has made no step yet.
         name: Name of the optimizer, where a script has several.
+        model: The module that the received model is loaded into.
 
     Returns:
         Whether a state was restored.
 
     Raises:
-        ClientError: There is no task, or the state is of an optimizer of other parameters.
+        ClientError: There is no task, or the state is of an optimizer of other parameters; or it
+            is to be shared, and the names are not known, or the site has several processes.
     """
     here = session.current()
-    if here.kind != "train" or not restores_state(True):
+    if is_shared():
+        return share_state(optimizer, model)
+    if here.kind != "train" or here.optimizer_state == "reset":
         return False
     kept = KeptTensors(name)
     found = kept.read()

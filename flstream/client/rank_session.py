@@ -17,9 +17,9 @@ from flstream.client.system_info import SystemInfo, constants_of
 from flstream.client.task_execution import received_model
 from flstream.client.worker_info import WorkerInfo
 from flstream.errors import ChannelClosedError, ClientError
+from flstream.job.bodies import OptimizerState
 
 if TYPE_CHECKING:
-    from flstream.client.optimizer_state import OptimizerStatePolicy
     from flstream.client.task_execution import Into, Place
 
 
@@ -87,7 +87,7 @@ class RankSession:
         return None
 
     @property
-    def optimizer_state(self) -> OptimizerStatePolicy | None:
+    def optimizer_state(self) -> OptimizerState | None:
         """Value of ``train.optimizer_state``; None where the training code decides."""
         return self._info.optimizer_state
 

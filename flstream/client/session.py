@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,9 @@ from flstream.client.system_info import SystemInfo, constants_of
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.errors import ClientError, ProtocolError
+from flstream.job.bodies import OptimizerState
 
 if TYPE_CHECKING:
-    from flstream.client.optimizer_state import OptimizerStatePolicy
     from flstream.client.task_execution import Into, Place
     from flstream.model.memory import Params
 
@@ -108,15 +108,25 @@ class Session:
         return None if self._execution is None else self._execution.global_params
 
     @property
-    def optimizer_state(self) -> OptimizerStatePolicy | None:
+    def optimizer_state(self) -> OptimizerState | None:
         """Value of ``train.optimizer_state``; None where the training code decides."""
         return self.worker.info.optimizer_state
+
+    @property
+    def optimizer_moments(self) -> Sequence[str]:
+        """Value of ``train.optimizer_moments``."""
+        return self.worker.info.optimizer_moments
 
     def before_keeping(self, action: Callable[[], None]) -> None:
         """Do something once the current task is answered, before the site's files are kept."""
         if self._execution is None or self._execution.site is None:
             raise ClientError("there is no task; call receive() first")
         self._execution.before_keeping(action)
+
+    def send_beside(self, bodies: Mapping[str, Params]) -> None:
+        """Send tensors of bodies with the answer of the current task, as if ``meta`` had them."""
+        assert self._execution is not None  # it is being answered
+        self._execution.send_beside(bodies)
 
     @property
     def task_seed(self) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flstream.client.answers import (
     Bundle,
@@ -124,6 +124,8 @@ class TaskExecution:
         self._was_received = False
         # What is done once the current site has answered, before its files are kept.
         self._before_keeping: list[Callable[[], None]] = []
+        # Bodies that helpers of the code send, by name.
+        self._beside: dict[str, dict[str, Any]] = {}
         self._personal: PersonalTensors | None = None
         info = worker.info
         folder = Path(info.sites_folder)
@@ -154,7 +156,7 @@ class TaskExecution:
         """
         self._was_received = False
         self.received = self.global_params = self._personal = None
-        self._before_keeping = []
+        self._before_keeping, self._beside = [], {}
         if self._is_shared:
             self._worker.send(Began(self.task.effect, site.site))
         try:
@@ -210,6 +212,11 @@ class TaskExecution:
         """Do something once the current site has answered, before its files are kept."""
         self._before_keeping.append(action)
 
+    def send_beside(self, bodies: Mapping[str, Params]) -> None:
+        """Send tensors of bodies with the current site's update, beside those of its ``meta``."""
+        for body, tensors in bodies.items():
+            self._beside.setdefault(body, {}).update(tensors)
+
     def answer(self, model: FLModel) -> None:
         """Take the current site's answer; in a task for a single site, send it at once.
 
@@ -251,7 +258,8 @@ class TaskExecution:
             )
             kind, framework = ParamsType(model.params_type), framework_of(params)
             if self._joined is not None:
-                params = self._joined.put_together(params, model.meta, selected)
+                self._check_optimizer(model)
+                params = self._joined.put_together(params, {**model.meta, **self._beside}, selected)
             elif self.task.joined:
                 raise ClientError(
                     "the answer was sent before the model was received, and the workflow folds "
@@ -313,6 +321,15 @@ class TaskExecution:
                 "receive the model first"
             )
         return self._personal
+
+    def _check_optimizer(self, model: FLModel) -> None:
+        """Refuse an answer that lacks the optimizer's state, which all sites share."""
+        shared = self._worker.info.optimizer_moments
+        if any(each not in self._beside and each not in model.meta for each in shared):
+            raise ClientError(
+                "train.optimizer_state is global, and the training code has not called "
+                "restore_optimizer; call it when the optimizer is made, or set reset or local"
+            )
 
     def _keep_global(self, received: FLModel, tensors: Params, *, is_lent: bool) -> None:
         """Keep the global model's values where a proximal term is to compare with them.

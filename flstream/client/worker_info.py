@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from flstream.job.bodies import OptimizerState
 from flstream.job.filters import FilterSpec
 from flstream.model.memory import Framework
 from flstream.streaming.receiver import StreamSettings
@@ -34,6 +35,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
             :class:`flstream.job.sections.AggregationSection`.
         exclude: Regular expressions of the names of tensors that are not aggregated.
         optimizer_state: Value of ``train.optimizer_state``.
+        optimizer_moments: Value of ``train.optimizer_moments``.
         filters_up: Filters of updates.
         filters_down: Filters of received models.
     """
@@ -55,6 +57,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     streaming: StreamSettings
     include: list[str]
     exclude: list[str]
-    optimizer_state: Literal["reset", "local"] | None = None
+    optimizer_state: OptimizerState | None = None
+    optimizer_moments: list[str] = []
     filters_up: list[FilterSpec] = []
     filters_down: list[FilterSpec] = []

@@ -12,9 +12,9 @@ from flstream.job.sections import (
     ClientsSection,
     ModelSection,
     StreamingSection,
-    TrainSection,
 )
 from flstream.job.stage import Stage
+from flstream.job.train_section import TrainSection
 from flstream.job.workflow_args import WorkflowArgs
 
 __all__ = [

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from flstream.job.aggregation_method import WEIGHTED, cohort_problems
+from flstream.job.bodies import optimizer_bodies, senders
 from flstream.job.conditions import StopCondition, read_condition
 from flstream.job.filters import FiltersSection
 from flstream.job.key import join, workflow_name
@@ -25,11 +26,11 @@ from flstream.job.sections import (
     ModelSection,
     ServerOptimizerSection,
     StreamingSection,
-    TrainSection,
 )
 from flstream.job.stage import Stage
 from flstream.job.submitting import submits_models
 from flstream.job.tracking import RUN, TrackingSection
+from flstream.job.train_section import TrainSection
 
 _ONE_BEST = "the best round is that of all workflows"
 _OWN_STEP = "its own step counts every site alike, and is the server's"
@@ -136,12 +137,35 @@ class Job(Section):
             raise refuse(*problems)
         return value
 
+    @field_validator("stages")
+    @classmethod
+    def _fold_where_optimizers_are_averaged(
+        cls, value: tuple[Stage, ...], info: ValidationInfo
+    ) -> tuple[Stage, ...]:
+        train = info.data.get("train")
+        if train is None:
+            return value  # its mistakes are reported already
+        averaged = optimizer_bodies(train)
+        for stage in value if averaged else ():
+            if not stage.args.takes_bodies:
+                allowed = f"reset or local in {stage.name}, which does not fold in the server"
+                raise refuse(Problem("train.optimizer_state", 'given "global"', allowed))
+            if twice := sorted(averaged.keys() & set(stage.args.bodies)):
+                allowed = f"other names in {stage.name}, which has a body {twice[0]} of its own"
+                moments = given(train.optimizer_moments)
+                raise refuse(Problem("train.optimizer_moments", moments, allowed))
+        return value
+
     @field_validator("privacy")
     @classmethod
     def _sound_together(cls, value: PrivacySection, info: ValidationInfo) -> PrivacySection:
         clients, aggregation = info.data.get("clients"), info.data.get("aggregation")
         stages, condition = info.data.get("stages", ()), info.data.get("stop_when")
         problems = list(privacy_problems(value, clients, aggregation, stages, condition))
+        train = info.data.get("train")
+        if value.is_on and train is not None and train.optimizer_state == "global":
+            allowed = "reset or local where privacy.type is central, which bounds the model alone"
+            problems.append(Problem("train.optimizer_state", 'given "global"', allowed))
         if problems:
             raise refuse(*problems)
         return value
@@ -210,9 +234,9 @@ class Job(Section):
         cls, value: AggregationSection, info: ValidationInfo
     ) -> AggregationSection:
         stages: tuple[Stage, ...] = info.data.get("stages", ())
-        beside = [stage.name for stage in stages if stage.args.bodies]
+        beside = list(senders(stages, info.data.get("train")))
         if beside and value.method not in WEIGHTED:
-            allowed = f"{' or '.join(WEIGHTED)} in {beside[0]}, whose second body is a sum"
+            allowed = f"{' or '.join(WEIGHTED)} in {beside[0]}, of which further tensors are summed"
             raise refuse(Problem("method", given(value.method), allowed))
         return value
 
@@ -234,7 +258,7 @@ class Job(Section):
     @classmethod
     def _nothing_passes_them_by(cls, value: FiltersSection, info: ValidationInfo) -> FiltersSection:
         stages: tuple[Stage, ...] = info.data.get("stages", ())
-        beside = [stage.name for stage in stages if stage.args.bodies]
+        beside = list(senders(stages, info.data.get("train")))
         if beside and (value.up or value.down):
             allowed = f"left out in {beside[0]}, which sends tensors beside the model"
             raise refuse(Problem("", "given", allowed))

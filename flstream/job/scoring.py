@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from flstream.job.imports import own_files
-from flstream.job.sections import TrainSection
+from flstream.job.train_section import TrainSection
 from flstream.job.workflow_args import WorkflowArgs
 
 ScoreSource = Literal["task", "received"]

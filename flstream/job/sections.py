@@ -18,9 +18,8 @@ from flstream.job.aggregation_method import (
     find_own_rule,
     is_own,
 )
-from flstream.job.command import CommandLine
-from flstream.job.files import Factory, File, Modules, ScriptFile
-from flstream.job.free_values import CodeArgs, FreeArgs
+from flstream.job.files import Factory, File
+from flstream.job.free_values import FreeArgs
 from flstream.job.problems import MISSING, Problem, did_you_mean, given
 from flstream.job.rules import (
     Bytes,
@@ -237,107 +236,6 @@ class ModelSection(Section):
             allowed = f"{Factory().allowed}, unless model.initial is given"
             raise refuse(Problem("model.factory", MISSING, allowed))
         return value
-
-
-class TrainSection(Section):
-    """What each client runs: a script or a learner."""
-
-    script: Annotated[Path | None, ScriptFile()] = None
-    """The training script that each client runs.
-
-    It asks for tasks in a loop. Where clients share processes, it is run anew for each task.
-    """
-
-    learner: Annotated[str | None, Factory("Class")] = Field(default=None, validate_default=True)
-    """The class with methods train and evaluate: `module:Class` or `path/to/file.py:Class`.
-
-    There is one object of it a process, which may work for many clients. The module is a .py file
-    beside the job file, or an installed one.
-    """
-
-    command: Annotated[str | None, CommandLine()] = None
-    """The launcher that starts the script's processes, such as `torchrun --nproc_per_node=2`.
-
-    Null runs the script in the site's own process. Rank 0 has the tasks and the model, and the
-    other ranks follow it. python and python3 are the interpreter that runs flstream, and other
-    programs are looked for beside it first. Each client needs a process of its own.
-    """
-
-    args: Annotated[dict[str, Any] | str, CodeArgs()] = Field(default_factory=dict)
-    """Arguments of the script, as `--key value`, or keyword arguments of the learner.
-
-    For a script, true gives `--key` alone, false and null give nothing, and a list gives
-    `--key a b`. They may also be one text, as on a shell: `"--lr 0.1 --verbose"`.
-    """
-
-    alias: Annotated[Literal["nvflare"] | None, Choice(("nvflare",))] = None
-    """The other framework whose names the training code may import; null is none.
-
-    With nvflare, `import nvflare.client as flare`, its tracking and the constants that scripts
-    import lead to flstream, whether or not nvflare is installed.
-    """
-
-    preload: Annotated[list[str], Modules()] = Field(default_factory=list)
-    """Libraries that are imported once, before the clients' processes are forked.
-
-    What the training code imports from them, anywhere, is imported too: with `[transformers, trl]`
-    each client saves seconds, and hundreds of MiB are in memory once. A library that starts threads
-    when it is imported is refused. numpy, pandas, PIL, scipy and sklearn need not be named.
-    """
-
-    exchange_format: Annotated[Literal["pytorch", "numpy"], Choice(("pytorch", "numpy"))] = (
-        "pytorch"
-    )
-    """What the script receives: pytorch tensors or numpy arrays.
-
-    It decides which of the two chunk sizes applies on the way to the client.
-    """
-
-    optimizer_state: Annotated[Literal["reset", "local"] | None, Choice(("reset", "local"))] = None
-    """What a client's optimizer begins a training with: a new state (reset) or its last (local).
-
-    It is for code that calls restore_optimizer, and for trainers of Lightning and Hugging Face that
-    are patched; null leaves it to them (restore_state), and restore_optimizer restores. A client
-    keeps the state in its own files.
-    """
-
-    @field_validator("learner")
-    @classmethod
-    def _one_of_the_two(cls, value: str | None, info: ValidationInfo) -> str | None:
-        # A script that was refused is not in info.data: that mistake is reported already.
-        script = info.data.get("script", "refused")
-        if value is None and script is None:
-            allowed = f"{ScriptFile().allowed}, unless train.learner is given"
-            raise refuse(Problem("train.script", MISSING, allowed))
-        if value is not None and script is not None:
-            hint = "take the learner with train.script = null"
-            raise refuse(Problem("", "given beside train.script", "the only one of the two", hint))
-        return value
-
-    @field_validator("command")
-    @classmethod
-    def _of_a_script(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and info.data.get("learner") is not None:
-            allowed = "null beside train.learner, as a command starts a script"
-            raise refuse(Problem("", given(value), allowed))
-        return value
-
-    @field_validator("args")
-    @classmethod
-    def _by_name_for_a_learner(
-        cls, value: dict[str, Any] | str, info: ValidationInfo
-    ) -> dict[str, Any] | str:
-        if isinstance(value, str) and info.data.get("learner") is not None:
-            raise refuse(Problem("", given(value), f"{FreeArgs().allowed}, for a learner"))
-        return value
-
-    @property
-    def source(self) -> Path | None:
-        """Path of the training code's file; None for the learner of an installed module."""
-        if self.learner is None:
-            return self.script
-        where = self.learner.rpartition(":")[0]
-        return Path(where) if where.endswith(".py") else None
 
 
 class AggregationSection(Section):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flstream.job.imports import own_files
-from flstream.job.sections import TrainSection
+from flstream.job.train_section import TrainSection
 
 _TASK = "submit_model"
 _NAMES = frozenset({_TASK, "is_submit_model", "TASK_SUBMIT_MODEL"})

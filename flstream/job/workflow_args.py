@@ -31,6 +31,10 @@ class WorkflowArgs(Section):
 
     bodies: ClassVar[Sequence[str]] = ()
     """Names of the bodies that travel and are folded with the model, for what is foretold."""
+
+    takes_bodies: ClassVar[bool] = True
+    """Whether its models are folds of the server's, so that bodies may be folded with them."""
+
     has_rounds: ClassVar[bool] = True
     """Whether the workflow trains in rounds, so that `rounds` counts for it."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from flstream.errors import LayoutError
+from flstream.job.bodies import BodyKind
 from flstream.model.body import Extent, Scratch, Source
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
@@ -247,6 +248,21 @@ def float_layout(layout: Layout, codes: Iterable[str]) -> Layout:
         ((spec.name, spec.dtype, spec.shape) for spec in layout.tensors if spec.name in kept),
         {alias: name for alias, name in layout.aliases.items() if name in kept},
     )
+
+
+def zeros_beside(layout: Layout, kind: BodyKind, codes: Iterable[str]) -> ZeroSource:
+    """A body that begins beside a model.
+
+    Args:
+        layout: Layout of the model.
+        kind: What it has of each of the model's tensors.
+        codes: Element types of these tensors as safetensors codes.
+    """
+    floats = float_layout(layout, codes)
+    if kind == "scalars":
+        # Counts are not to be rounded as the model's own numbers may be.
+        return ZeroSource(Layout.of((spec.name, "F32", ()) for spec in floats.tensors))
+    return ZeroSource(floats)
 
 
 class WritesRanges(Protocol):

@@ -9,6 +9,7 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.client.meta import pack_values
 from flstream.client.personal_part import part_of
 from flstream.errors import WorkflowError
+from flstream.job.bodies import optimizer_bodies
 from flstream.job.scoring import ScoreSource
 from flstream.runs.best import BestEvaluation
 from flstream.runs.stopping import EarlyStopping
@@ -290,8 +291,9 @@ class Federation:
             version: Its version.
             bodies: What the bodies beside it are to be, by name.
         """
-        check_bodies(bodies)
-        return self._store.begin(version, list(bodies))
+        job = self.context.job
+        averaged = optimizer_bodies(job.train)
+        return self._store.begin(version, averaged | check_bodies(bodies, averaged))
 
     def check_failed(self) -> None:
         """Raise what an effect has failed with, if the workflow has caught that all the same.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
 from flstream.errors import WorkflowError
+from flstream.job.bodies import optimizer_bodies
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import check_aggregators, fold_rules
 from flstream.server.cohort import FoldedUpdates
@@ -55,7 +56,10 @@ class ModelEffects:
             at: Sites of which one folds; None for the server.
         """
         state = self._state
-        rules = fold_rules(state.context.rule, state.store.bodies(model), rule, bodies)
+        # The optimizers' states are averaged as the model is.
+        mean = FoldRule(normalise=True)
+        given = dict.fromkeys(optimizer_bodies(state.context.job.train), mean) | dict(bodies)
+        rules = fold_rules(state.context.rule, state.store.bodies(model), rule, given)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
         if cohort.rules and state.private is not None:

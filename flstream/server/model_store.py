@@ -13,11 +13,12 @@ from weakref import WeakValueDictionary
 from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.errors import CheckpointError, SimulationError
+from flstream.job.bodies import BodyKind
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.descriptors import is_ours_alone
 from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
-from flstream.model.joined import MAIN, JoinedSource, SplitWriter, ZeroSource, float_layout
+from flstream.model.joined import MAIN, JoinedSource, SplitWriter, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file
@@ -55,9 +56,10 @@ class StoredModel:
         is_verified: Whether this process wrote its file, or has read it and found its digest.
         verified: Names of the bodies beside it of which the same is known.
         source: Its file, once it is open; the header is parsed once.
-        begun: Names of the bodies that a workflow that began with it gives it; None where none did,
+        begun: The bodies that a workflow that began with it gives it, by name; None where none did,
             and those on record count.
-        joined: The model with the bodies beside it, once they are open.
+        beside: The bodies beside it by name, once they are open.
+        joined: The model with them as one source.
         chunk_digests: Digests of its chunks, as far as they were taken while it was written.
         host: Site at which it was folded, whose worker offers it; empty for the server.
     """
@@ -67,7 +69,8 @@ class StoredModel:
     is_verified: bool = False
     verified: set[str] = field(default_factory=set)
     source: FileSource | None = None
-    begun: Sequence[str] | None = None
+    begun: Mapping[str, BodyKind] | None = None
+    beside: dict[str, Source] | None = None
     joined: Source | None = None
     chunk_digests: ChunkDigests = field(default_factory=ChunkDigests)
     host: str = ""
@@ -219,24 +222,23 @@ class ModelStore:
             self._opened.add(model.version)
         return stored.source
 
-    def begin(self, version: int, bodies: Sequence[str]) -> Model:
+    def begin(self, version: int, bodies: Mapping[str, BodyKind]) -> Model:
         """A model with which a workflow begins.
 
         Args:
             version: Version of the model.
-            bodies: Names of the bodies that it has beside it from here on, which are zeros: one
-                number for each float of the model.
+            bodies: The bodies that it has beside it from here on, by name, which are zeros.
         """
         stored = self._models[version]
         if stored.begun != bodies:
-            stored.begun, stored.joined = bodies, None
+            stored.begun, stored.beside, stored.joined = bodies, None, None
         self._retention.add_bodies(bodies)
         return self.handle(version)
 
     def bodies(self, model: Model) -> Sequence[str]:
         """Names of the bodies beside a model, which travel and are folded with it."""
         stored = self._models[model.version]
-        return list(stored.record.bodies) if stored.begun is None else stored.begun
+        return list(stored.record.bodies if stored.begun is None else stored.begun)
 
     def joined(self, model: Model) -> Source:
         """A model with the bodies beside it as one source, verified once and kept open.
@@ -246,18 +248,24 @@ class ModelStore:
             LayoutError: A tensor is named like one of another body.
         """
         stored, source = self._models[model.version], self.source(model)
-        names = self.bodies(model)
-        if not names:
+        beside = self._beside(model)
+        if not beside:
             return source
         if stored.joined is None:
-            parts: dict[str, Source] = {MAIN: source}
-            for name in names:
-                if stored.begun is not None:
-                    parts[name] = ZeroSource(float_layout(source.layout, FLOATS))
-                    continue
-                parts[name] = self._body(stored, name)
-            stored.joined = JoinedSource(parts)
+            stored.joined = JoinedSource({MAIN: source, **beside})
         return stored.joined
+
+    def _beside(self, model: Model) -> Mapping[str, Source]:
+        """The bodies beside a model by name, verified once and kept open."""
+        stored, layout = self._models[model.version], self.source(model).layout
+        if stored.beside is None:
+            if stored.begun is None:
+                stored.beside = {name: self._body(stored, name) for name in stored.record.bodies}
+            else:
+                stored.beside = {
+                    name: zeros_beside(layout, kind, FLOATS) for name, kind in stored.begun.items()
+                }
+        return stored.beside
 
     def _body(self, stored: StoredModel, name: str) -> FileSource:
         """Open a body beside a model, and verify it once."""
@@ -315,10 +323,8 @@ class ModelStore:
                 FileSink(files.path, layout, files.metadata, digester=digester)
             )
             beside = {
-                body: stack.enter_context(
-                    FileSink(body_file(files.path, body), float_layout(layout, FLOATS))
-                )
-                for body in self.bodies(base)
+                body: stack.enter_context(FileSink(body_file(files.path, body), source.layout))
+                for body, source in self._beside(base).items()
             }
             optimization = None
             if optimizer is not None:
@@ -400,7 +406,8 @@ class ModelStore:
             self._context.emit(Warned(message=message))
         # Open, a file that was removed would take its disk still.
         for version in self._opened - (kept - {best}):
-            self._models[version].source = self._models[version].joined = None
+            closed = self._models[version]
+            closed.source = closed.beside = closed.joined = None
             self._opened.discard(version)
 
     def superseded_bytes(self, last: int) -> int:

@@ -199,6 +199,7 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         include=job.aggregation.include,
         exclude=job.aggregation.exclude,
         optimizer_state=job.train.optimizer_state,
+        optimizer_moments=job.train.optimizer_moments,
         filters_up=job.filters.up,
         filters_down=job.filters.down,
     )

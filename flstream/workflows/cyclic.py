@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from flstream.job.problems import Problem
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class CyclicArgs(WorkflowArgs):
     """Arguments of cyclic."""
+
+    takes_bodies: ClassVar[bool] = False
 
     order: Annotated[str | list[str], SiteOrder()] = "fixed"
     """Whose turn it is when: fixed, random, random_without_same_in_a_row, or a list of sites.

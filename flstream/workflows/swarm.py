@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from flstream.job.problems import Problem
 from flstream.job.rules import Seconds
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class SwarmArgs(WorkflowArgs):
     """Arguments of swarm."""
+
+    takes_bodies: ClassVar[bool] = False
 
     aggregators: Annotated[list[str] | None, SiteList()] = None
     """The sites of which one is drawn in each round to fold the updates; null is all of them.

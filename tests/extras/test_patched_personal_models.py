@@ -36,3 +36,23 @@ def test_the_job_overrules_what_a_script_says_of_optimizer_states(jobs, name):
     local = finished(jobs, library, anew, loop, "train.optimizer_state=local")
     assert same(bits(local), bits(finished(jobs, library, head, loop)))
     assert not same(bits(local), bits(reset))
+
+
+MOMENTS = {"lightning": "momentum_buffer", "hf": "exp_avg, exp_avg_sq"}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_an_optimizer_goes_on_with_the_state_that_all_sites_share(jobs, name):
+    library, head, loop = TRAINERS[name]
+    # The schedule and the order of examples would go on with the site's own state alone.
+    how = "lr_scheduler_type='constant', per_device_train_batch_size=12, num_train_epochs=3"
+    head = head.replace("trainer_of(Net())", f"trainer_of(Net(), {how})")
+    shared = ["train.optimizer_state=global", f"train.optimizer_moments=[{MOMENTS[name]}]"]
+    found = finished(jobs, library, head, loop, *shared)
+    # With one site, the mean is its own.
+    local = finished(jobs, library, head, loop, "train.optimizer_state=local")
+    due = bits(local)
+    assert all(torch.allclose(each, due[key]) for key, each in bits(found).items())
+    for body in MOMENTS[name].split(", "):
+        kept = load_file(found.directory.checkpoints / f"round-0002.{body}.safetensors")
+        assert all(each.any() for each in kept.values())

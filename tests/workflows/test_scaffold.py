@@ -189,7 +189,7 @@ def test_an_answer_without_a_control_fails_its_site_by_name(jobs: Jobs):
 
 
 def test_robust_rules_do_not_go_with_it(jobs: Jobs):
-    with pytest.raises(JobError, match="in scaffold, whose second body is a sum"):
+    with pytest.raises(JobError, match="in scaffold, of which further tensors are summed"):
         jobs.make(OURS, *HOW, "aggregation.method=median", model=MODEL)
 
 

@@ -51,14 +51,16 @@ DIES_FOLDING = """
 import os
 import pathlib
 import signal
+import time
 import flstream.client.peer_fold as peer_fold
 
 
 def die(fold, done, report=peer_fold.WorkerFold._done):
     mark = pathlib.Path(fold._task.path).parents[2] / "died"
-    # Its first range has reached the file: the thread that writes is a range behind.
-    is_amid = "round-0002" in fold._task.path and fold._sink.written(0, 16) != [bytes(16)]
-    if is_amid and not mark.exists():
+    if "round-0002" in fold._task.path and done and not mark.exists():
+        # A thread of its own writes the first range.
+        while fold._sink.written(0, 16) == [bytes(16)]:
+            time.sleep(0.001)
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     report(fold, done)

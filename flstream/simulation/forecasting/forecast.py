@@ -20,7 +20,8 @@ from flstream.client.personal_part import part_of
 from flstream.engines.imports import library_imports
 from flstream.filters.chain import remaining
 from flstream.job import Job
-from flstream.model.joined import MAIN, float_layout, joint_layout
+from flstream.job.bodies import stage_bodies
+from flstream.model.joined import MAIN, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
@@ -159,12 +160,12 @@ def forecast(job: Job, layout: Layout) -> Forecast:
             or a name of a filter,
             matches no tensor's name.
     """
-    clients, bodies = job.clients, job.stages[0].args.bodies
-    rule, cohort = replace(rule_for(job.aggregation), bodies=bodies), clients.cohort_size
+    clients, bodies = job.clients, stage_bodies(job.stages[0], job.train)
+    rule, cohort = replace(rule_for(job.aggregation), bodies=list(bodies)), clients.cohort_size
     if job.privacy.is_on:  # clipping takes a walk of its own
         rule = replace(rule, clip_norm=job.privacy.clipping.norm)
     settings = stream_settings(job, job.train.exchange_format)
-    beside = dict.fromkeys(bodies, float_layout(layout, FLOATS))
+    beside = {name: zeros_beside(layout, kind, FLOATS).layout for name, kind in bodies.items()}
     joint = joint_layout({MAIN: layout, **beside}) if bodies else layout
     plan = plan_task(job, joint.nbytes, cohort, is_ranked=rule.is_ranked)
     scoring = plan_task(job, layout.nbytes, clients.count, is_ranked=rule.is_ranked)
