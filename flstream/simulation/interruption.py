@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -39,12 +41,21 @@ def handling(signals: Sequence[signal.Signals], handler: Handler) -> Iterator[No
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, until the end of the block."""
+    report = sys.unraisablehook
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
+        # Objects that it leaves half made may fail to end, which concerns nobody any more.
+        sys.unraisablehook = lambda unraisable: None
         raise KeyboardInterrupt
 
-    with handling(STOPS, stop):
-        yield
+    try:
+        with handling(STOPS, stop):
+            yield
+    except KeyboardInterrupt as interrupt:
+        traceback.clear_frames(interrupt.__traceback__)  # that they end here
+        raise
+    finally:
+        sys.unraisablehook = report
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Signals that stop a run or a bench, also while it takes away what it made."""
 
 import signal
+import sys
 import threading
 
 import pytest
@@ -57,3 +58,27 @@ def test_a_signal_waits_until_what_must_be_whole_is_done():
     with stoppable(), pytest.raises(KeyboardInterrupt):
         take_away()
     assert done == ["taken away"]
+
+
+def test_what_a_stop_leaves_half_made_ends_in_silence(monkeypatch):
+    class HalfMade:
+        def __init__(self):
+            signal.raise_signal(signal.SIGTERM)
+            self.part = 1
+
+        def __del__(self):
+            ended.append(self)
+            assert self.part
+
+    def make():
+        made = HalfMade.__new__(HalfMade)
+        made.__init__()
+
+    ended, complaints = [], []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    with pytest.raises(KeyboardInterrupt), stoppable():
+        make()
+    assert len(ended) == 1
+    assert complaints == []
+    sys.unraisablehook("restored")
+    assert complaints == ["restored"]
