@@ -20,7 +20,7 @@ from flstream.errors import ChannelClosedError, ClientError
 from flstream.job.bodies import OptimizerState
 
 if TYPE_CHECKING:
-    from flstream.client.task_execution import Into, Place
+    from flstream.client.task_model import Into, Place
 
 
 class _FollowedTask:

@@ -21,7 +21,7 @@ from flstream.errors import ClientError, ProtocolError
 from flstream.job.bodies import OptimizerState
 
 if TYPE_CHECKING:
-    from flstream.client.task_execution import Into, Place
+    from flstream.client.task_model import Into, Place
     from flstream.model.memory import Params
 
 # Times that a loop may ask whether the run goes on while it has a model.

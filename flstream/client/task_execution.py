@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,12 @@ from flstream.client.answers import (
 )
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel, ParamsType
-from flstream.client.joined_bodies import JoinedBodies
 from flstream.client.messages import (
     MODEL,
     SUBMIT_MODEL,
     Answered,
     Began,
     Failed,
-    Received,
     SiteAnswer,
     SiteTask,
     Task,
@@ -40,27 +38,18 @@ from flstream.client.personal import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
 from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
+from flstream.client.task_model import TaskModel
 from flstream.client.worker import Worker
-from flstream.errors import ClientError, FlstreamError, StreamingError
+from flstream.errors import ClientError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest
-from flstream.model.layout import Layout
-from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.model.order import in_order
-from flstream.model.unnamed_file import UnnamedFile
-from flstream.streaming.download import SinkT
+from flstream.model.memory import MemoryBody, Params
 from flstream.telemetry.events import Transfer
 
 if TYPE_CHECKING:
-    import torch
-
-    Into = torch.nn.Module | Mapping[str, torch.Tensor]
-    Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
-
-SinkFor = Callable[[Layout, Layout], MemoryBody]
-"""Function from the layout of a model, and that of the part that code receives, to the sink."""
+    from flstream.client.task_model import Into, Place
 
 
 def received_model(
@@ -101,7 +90,6 @@ class TaskExecution:
         task: The task.
 
     Attributes:
-        task: The task.
         site: The current site; None once it has answered or failed.
         received: The model as the current site has received it; None before.
         global_params: Tensors of the global model, which stay as they were received; None where
@@ -109,18 +97,11 @@ class TaskExecution:
     """
 
     def __init__(self, worker: Worker, task: Task) -> None:
-        self.task = task
         self.site: SiteContext | None = None
         self.received: FLModel | None = None
         self.global_params: Params | None = None
         self._worker = worker
         self._is_shared = len(task.sites) > 1
-        # Of the received model: training may break the ties between the tensors that it sends.
-        self._layout: Layout | None = None
-        # The same with the bodies that are joined with the model; and what they are.
-        self._joint: Layout | None = None
-        self._joined: JoinedBodies | None = None
-        self._selected: Collection[str] | None = None
         self._was_received = False
         # What is done once the current site has answered, before its files are kept.
         self._before_keeping: list[Callable[[], None]] = []
@@ -130,15 +111,15 @@ class TaskExecution:
         info = worker.info
         folder = Path(info.sites_folder)
         self._filters = SiteFilters(info.filters_up, info.filters_down, folder)
-        # Names of tensors that the site's code does not receive.
-        self._held_back: Collection[str] = ()
-        # The received model, of which code gets a copy, or the reason why it did not arrive.
-        self._keeps_model = self._is_shared or self._filters.keep_model(task.kind)
-        self._kept_model: MemoryBody | UnnamedFile | None = None
-        self._failure = ""
+        self._model = TaskModel(worker, task, self._filters)
         self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
         self._is_delivered = False
+
+    @property
+    def task(self) -> Task:
+        """The task; another one has its model if the peer that offered it was lost."""
+        return self._model.task
 
     @property
     def is_repeated(self) -> bool:
@@ -188,21 +169,12 @@ class TaskExecution:
             self._was_received = True
             seed_everything(site.seed)
             return received_model(self.task, site.name, {})
-        if into is not None:
-            tensors = self._received_into(self._existing(into))
-        elif place is not None:
-            tensors = self._received_into(self._placed(place))
-        else:
-            tensors = self._received_into(self._new)
-        assert self._joined is not None
-        tensors, bodies = self._joined.taken_apart(tensors, self._framework)
-        if into is None and self._layout is not None:
-            tensors = in_order(tensors, self._layout, self.task.order)
+        tensors, bodies = self._model.receive(site, into, place)
         self._was_received = True
         received = received_model(self.task, site.name, tensors, bodies)
         self._keep_global(received, tensors, is_lent=into is not None or place is not None)
-        if self.task.personal is not None and self._layout is not None:
-            self._personal = PersonalTensors(self.task.personal, self._layout, site.state)
+        if self.task.personal is not None and self._model.layout is not None:
+            self._personal = PersonalTensors(self.task.personal, self._model.layout, site.state)
             self._personal.put_into(tensors)
         seed_everything(site.seed)
         self.received = received
@@ -231,10 +203,9 @@ class TaskExecution:
         # Memory that the script frees from here on is kept for the next model.
         self._worker.memory.keep()
         metrics, weight = metrics_of(model), weight_of(model)
-        if self._joined is not None:
-            meta = pack_meta(self._joined.rest(model.meta), model.optimizer_params)
-        else:
-            meta = pack_meta(model.meta, model.optimizer_params)
+        arrived, joined = self._model, self._model.joined
+        plain = model.meta if joined is None else joined.rest(model.meta)
+        meta = pack_meta(plain, model.optimizer_params)
         has_params = model.params is not None
         update: Source | None = None
         for action in self._before_keeping:
@@ -249,32 +220,32 @@ class TaskExecution:
                 site.name, weight, metrics, has_params=True, state=site.state.keep(), meta=meta
             )
         else:
-            selected = self._selected
+            selected = arrived.selected
             if self.task.personal is not None:
                 self._own_tensors().keep(model)
                 selected = self._own_tensors().others(selected)
             params, partial = params_to_send(
-                model, site.round, self._layout, selected, self.task.kind, self._held_back
+                model, site.round, arrived.layout, selected, self.task.kind, arrived.held_back
             )
             kind, framework = ParamsType(model.params_type), framework_of(params)
-            if self._joined is not None:
+            if joined is not None:
                 self._check_optimizer(model)
-                params = self._joined.put_together(params, {**model.meta, **self._beside}, selected)
+                params = joined.put_together(params, {**model.meta, **self._beside}, selected)
             elif self.task.joined:
                 raise ClientError(
                     "the answer was sent before the model was received, and the workflow folds "
                     f"meta[{self.task.joined[0]!r}] of it, too; call receive() first"
                 )
-            tied = None if self._joint is None else self._joint.aliases
+            tied = None if arrived.joint is None else arrived.joint.aliases
             # The steps that can fail come first: a failed site keeps no state, and is not in the
             # bundle. An update is offered only once the state that belongs to it is durable.
             if self._is_shared and not self._filters.up:
                 pieces = copied(params, tied)
-                check_kinds((piece[:3] for piece in pieces), self._joint)
+                check_kinds((piece[:3] for piece in pieces), arrived.joint)
             else:
                 whole = MemoryBody.of(params, tied=tied)
-                check_kinds((spec[:3] for spec in whole.layout.tensors), self._joint)
-                update = self._filters.sent(whole, self._kept_model, model, site)
+                check_kinds((spec[:3] for spec in whole.layout.tensors), arrived.joint)
+                update = self._filters.sent(whole, arrived.kept, model, site)
                 partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
                 pieces = read_pieces(update) if self._is_shared else []
             state = site.state.keep()
@@ -303,7 +274,7 @@ class TaskExecution:
     def finish(self) -> None:
         """Send the answers of all sites, and wait until the server has used their updates."""
         self._worker.enter(None)
-        self._kept_model = None
+        self._model.kept = None
         if not self._is_delivered:
             has_bodies = self.task.kind != "evaluate" and bool(self._answers)
             has_bodies = has_bodies and not self._is_beside
@@ -377,101 +348,3 @@ class TaskExecution:
         if self.site is None:
             raise ClientError("there is no task to answer; call receive() first")
         return self.site
-
-    def _fetch(self, sink_for: Callable[[Layout], SinkT]) -> SinkT:
-        body, cost = self._fetched(_same_for_all_attempts(sink_for))
-        joined = self._note(body.layout)
-        if self._worker.selection is not None:
-            self._selected = self._worker.selection(joined.model)
-        self._filters.check(joined.model)
-        received = Received(self.task.effect, cost.retries, cost if self.task.host else None)
-        self._worker.send(received)
-        return body
-
-    def _fetched(self, sink_for: Callable[[Layout], SinkT]) -> tuple[SinkT, Transfer]:
-        """Fetch the model; from another peer if the one that offers it is lost."""
-        while True:
-            task = self.task
-            try:
-                return self._worker.fetch(task.bodies[MODEL], sink_for, task.host)
-            except StreamingError as error:
-                if not task.host:
-                    raise
-                self.task = self._worker.fetch_again(task, str(error))
-
-    def _note(self, layout: Layout) -> JoinedBodies:
-        """Take the layout of what is received, and find in it the model's."""
-        if self._joined is None:
-            if self.task.joined and (self._filters.up or self._filters.down):
-                raise ClientError(
-                    f"the workflow sends {self.task.joined[0]!r} beside the model, which filters "
-                    "pass over; leave them out, or take another workflow"
-                )
-            self._joined = JoinedBodies(self.task.joined, layout)
-            self._joint, self._layout = layout, self._joined.model
-        return self._joined
-
-    @property
-    def _framework(self) -> Framework:
-        return self._worker.info.exchange_format
-
-    def _model(self) -> MemoryBody | UnnamedFile:
-        """Return the received model, of which code gets a copy."""
-        if self._kept_model is None and not self._failure:
-            try:
-                if self._is_shared:
-                    self._kept_model = self._fetch(lambda layout: self._new(layout, layout))
-                else:
-                    self._kept_model = self._fetch(self._filters.place)
-            except FlstreamError as error:
-                self._failure = str(error)
-        if self._kept_model is None:
-            # Not requested again for each site: each attempt may take minutes to fail.
-            raise StreamingError(f"the model did not arrive: {self._failure}")
-        return self._kept_model
-
-    def _received_into(self, sink_for: SinkFor) -> Params:
-        if not self._keeps_model:
-            return self._fetch(lambda layout: sink_for(layout, layout)).tensors
-        model = self._model()
-        seen = self._filters.received(model, self._current())
-        self._held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
-        sink = sink_for(model.layout, seen.layout)
-        copy(seen, sink)
-        return sink.tensors
-
-    def _new(self, layout: Layout, part: Layout) -> MemoryBody:
-        return self._worker.memory.allocate(part, self._worker.info.exchange_format)
-
-    def _existing(self, into: Into) -> SinkFor:
-        self._worker.memory.release()
-        body = MemoryBody.over(into)
-
-        def existing(layout: Layout, part: Layout) -> MemoryBody:
-            joined = self._note(layout)
-            difference = joined.model.difference(body.layout)
-            if difference:
-                raise ClientError(f"the model does not fit what it is received into: {difference}")
-            whole = joined.beside(body, self._framework)
-            return whole if part == layout else whole.part(part)
-
-        return existing
-
-    def _placed(self, place: Place) -> SinkFor:
-        def placed(layout: Layout, part: Layout) -> MemoryBody:
-            into = place(self._note(layout).model)
-            return self._new(layout, part) if into is None else self._existing(into)(layout, part)
-
-        return placed
-
-
-def _same_for_all_attempts(sink_for: Callable[[Layout], SinkT]) -> Callable[[Layout], SinkT]:
-    """Have later attempts to fetch a model use the memory of the first: it is there once."""
-    sinks: list[SinkT] = []
-
-    def first(layout: Layout) -> SinkT:
-        if not sinks:
-            sinks.append(sink_for(layout))
-        return sinks[0]
-
-    return first

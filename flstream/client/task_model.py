@@ -1,0 +1,188 @@
+"""The model of a task, as it arrives at a worker: once, for one site or for several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from flstream.client.context import SiteContext
+from flstream.client.joined_bodies import JoinedBodies
+from flstream.client.messages import MODEL, Received, Task
+from flstream.client.site_filters import SiteFilters
+from flstream.client.worker import Worker
+from flstream.errors import ClientError, FlstreamError, StreamingError
+from flstream.model.copy import copy
+from flstream.model.layout import Layout
+from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.model.order import in_order
+from flstream.model.unnamed_file import UnnamedFile
+from flstream.streaming.download import SinkT
+from flstream.telemetry.events import Transfer
+
+if TYPE_CHECKING:
+    import torch
+
+    Into = torch.nn.Module | Mapping[str, torch.Tensor]
+    Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
+
+SinkFor = Callable[[Layout, Layout], MemoryBody]
+"""Function from the layout of a model, and that of the part that code receives, to the sink."""
+
+
+class TaskModel:
+    """The model of a task, with the bodies beside it.
+
+    Args:
+        worker: The worker that executes the task.
+        task: The task.
+        filters: Filters of the worker's sites.
+
+    Attributes:
+        task: The task; another one once the peer that offered the model was lost.
+        layout: Layout of the model as it was received, since training may break the ties between
+            the tensors that it sends; None before.
+        joint: The same with the bodies beside it.
+        joined: What these are; None before.
+        selected: Names of the tensors that are aggregated; None for all.
+        held_back: Names of tensors that the current site's code does not receive.
+        kept: The received model, of which code gets a copy; None where it gets the model itself.
+    """
+
+    def __init__(self, worker: Worker, task: Task, filters: SiteFilters) -> None:
+        self.task = task
+        self.layout: Layout | None = None
+        self.joint: Layout | None = None
+        self.joined: JoinedBodies | None = None
+        self.selected: Collection[str] | None = None
+        self.held_back: Collection[str] = ()
+        self.kept: MemoryBody | UnnamedFile | None = None
+        self._worker = worker
+        self._filters = filters
+        self._is_shared = len(task.sites) > 1
+        # Why it did not arrive.
+        self._failure = ""
+
+    def receive(
+        self, site: SiteContext, into: Into | None, place: Place | None
+    ) -> tuple[Params, Mapping[str, Params]]:
+        """Return the model's tensors for a site, and those of the bodies beside it by name.
+
+        Args:
+            site: The site.
+            into: Module or state dict that receives the tensors in place; None to allocate memory.
+            place: Function that returns the tensors to receive into, given the model's layout, or
+                None to allocate memory; in the place of ``into``.
+
+        Raises:
+            ClientError: It does not fit ``into``.
+            StreamingError: It did not arrive.
+        """
+        if into is not None:
+            tensors = self._received_into(self._existing(into), site)
+        elif place is not None:
+            tensors = self._received_into(self._placed(place), site)
+        else:
+            tensors = self._received_into(self._new, site)
+        assert self.joined is not None
+        tensors, bodies = self.joined.taken_apart(tensors, self._framework)
+        if into is None and self.layout is not None:
+            tensors = in_order(tensors, self.layout, self.task.order)
+        return tensors, bodies
+
+    def _fetch(self, sink_for: Callable[[Layout], SinkT]) -> SinkT:
+        body, cost = self._fetched(_same_for_all_attempts(sink_for))
+        joined = self._note(body.layout)
+        if self._worker.selection is not None:
+            self.selected = self._worker.selection(joined.model)
+        self._filters.check(joined.model)
+        received = Received(self.task.effect, cost.retries, cost if self.task.host else None)
+        self._worker.send(received)
+        return body
+
+    def _fetched(self, sink_for: Callable[[Layout], SinkT]) -> tuple[SinkT, Transfer]:
+        """Fetch the model; from another peer if the one that offers it is lost."""
+        while True:
+            task = self.task
+            try:
+                return self._worker.fetch(task.bodies[MODEL], sink_for, task.host)
+            except StreamingError as error:
+                if not task.host:
+                    raise
+                self.task = self._worker.fetch_again(task, str(error))
+
+    def _note(self, layout: Layout) -> JoinedBodies:
+        """Take the layout of what is received, and find in it the model's."""
+        if self.joined is None:
+            if self.task.joined and (self._filters.up or self._filters.down):
+                raise ClientError(
+                    f"the workflow sends {self.task.joined[0]!r} beside the model, which filters "
+                    "pass over; leave them out, or take another workflow"
+                )
+            self.joined = JoinedBodies(self.task.joined, layout)
+            self.joint, self.layout = layout, self.joined.model
+        return self.joined
+
+    @property
+    def _framework(self) -> Framework:
+        return self._worker.info.exchange_format
+
+    def _arrived(self) -> MemoryBody | UnnamedFile:
+        """Return the received model, of which code gets a copy."""
+        if self.kept is None and not self._failure:
+            try:
+                if self._is_shared:
+                    self.kept = self._fetch(lambda layout: self._new(layout, layout))
+                else:
+                    self.kept = self._fetch(self._filters.place)
+            except FlstreamError as error:
+                self._failure = str(error)
+        if self.kept is None:
+            # Not requested again for each site: each attempt may take minutes to fail.
+            raise StreamingError(f"the model did not arrive: {self._failure}")
+        return self.kept
+
+    def _received_into(self, sink_for: SinkFor, site: SiteContext) -> Params:
+        if not (self._is_shared or self._filters.keep_model(self.task.kind)):
+            return self._fetch(lambda layout: sink_for(layout, layout)).tensors
+        model = self._arrived()
+        seen = self._filters.received(model, site)
+        self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
+        sink = sink_for(model.layout, seen.layout)
+        copy(seen, sink)
+        return sink.tensors
+
+    def _new(self, layout: Layout, part: Layout) -> MemoryBody:
+        return self._worker.memory.allocate(part, self._worker.info.exchange_format)
+
+    def _existing(self, into: Into) -> SinkFor:
+        self._worker.memory.release()
+        body = MemoryBody.over(into)
+
+        def existing(layout: Layout, part: Layout) -> MemoryBody:
+            joined = self._note(layout)
+            difference = joined.model.difference(body.layout)
+            if difference:
+                raise ClientError(f"the model does not fit what it is received into: {difference}")
+            whole = joined.beside(body, self._framework)
+            return whole if part == layout else whole.part(part)
+
+        return existing
+
+    def _placed(self, place: Place) -> SinkFor:
+        def placed(layout: Layout, part: Layout) -> MemoryBody:
+            into = place(self._note(layout).model)
+            return self._new(layout, part) if into is None else self._existing(into)(layout, part)
+
+        return placed
+
+
+def _same_for_all_attempts(sink_for: Callable[[Layout], SinkT]) -> Callable[[Layout], SinkT]:
+    """Have later attempts to fetch a model use the memory of the first: it is there once."""
+    sinks: list[SinkT] = []
+
+    def first(layout: Layout) -> SinkT:
+        if not sinks:
+            sinks.append(sink_for(layout))
+        return sinks[0]
+
+    return first
