@@ -69,6 +69,14 @@ SCENARIOS = {
     "fedper": Scenario(('workflow={type=fedper, args{personal=["^head"]}}',), job=PERSONAL_JOB),
     "ditto": Scenario(("workflow.type=ditto",), job=PERSONAL_JOB),
     "feddyn": Scenario(("workflow.type=feddyn",), job=PERSONAL_JOB),
+    "optimizer": Scenario(
+        ("train.optimizer_state=global", "train.optimizer_moments=[momentum_buffer]"),
+        job=PERSONAL_JOB,
+    ),
+    "krum": Scenario(("aggregation.method=multi_krum",)),
+    "private": Scenario(
+        ("privacy={type=central, noise_multiplier=0.1, clipping={type=adaptive, norm=1}}",)
+    ),
     "exchange": Scenario(
         ("workflow.type=cyclic", "rounds=8", "clients.count=4", "model.args.size=1MiB"),
         WHOLE_RUN,
