@@ -40,8 +40,9 @@ from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief
 from flstream.server.last_models import LastModels
-from flstream.server.model_store import DraftFiles, ModelStore
+from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
+from flstream.server.stored_model import DraftFiles
 from flstream.server.task_run import TaskRun
 from flstream.server.task_waits import PROGRESS_KEY
 from flstream.server.trainer import Trainer
@@ -326,7 +327,7 @@ class PeerDraft:
         self._worker = worker
 
     def finish(self) -> dict[str, str]:
-        """Have the worker make it durable: see :class:`~flstream.server.model_store.Draft`."""
+        """Have the worker make it durable: see :class:`~flstream.server.stored_model.Draft`."""
         try:
             state = self._worker.peers.ask(Keep(), Kept, seconds=None).state
         except AbortedError:

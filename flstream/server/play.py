@@ -33,13 +33,14 @@ from flstream.server.effects import EffectFailedError, EffectJournal
 from flstream.server.failures import brief
 from flstream.server.federation import Federation
 from flstream.server.initial_model import BuildReport, NotBuilt
-from flstream.server.model_store import ModelStore, UnsoundModelError
+from flstream.server.model_store import ModelStore
 from flstream.server.pool_events import SiteLost, WorkerAbandoned
 from flstream.server.program_view import Model
 from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run import Run
 from flstream.server.scoring import AnsweredWithModelError
 from flstream.server.started import run_started
+from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
 from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
 from flstream.telemetry.events import (

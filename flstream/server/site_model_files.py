@@ -7,7 +7,7 @@ from pathlib import Path
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
-from flstream.server.model_store import UnsoundModelError
+from flstream.server.stored_model import UnsoundModelError
 
 
 def verified_site_model(path: Path, digest: str, effect: int) -> FileSource:

@@ -1,0 +1,160 @@
+"""Records of a model of a run: what is known of it, and the files that it is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from flstream.aggregation.optimizers import Optimization
+from flstream.errors import CheckpointError
+from flstream.job.bodies import BodyKind
+from flstream.model.body import Source
+from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
+from flstream.model.joined import SplitWriter
+from flstream.runs.model_files import OPTIMIZER, body_file
+from flstream.telemetry.events import ModelRecord
+
+
+class UnsoundModelError(BaseException):
+    """A model on record whose file is damaged or gone: its effect, and all after it, are void.
+
+    It passes through a workflow, whatever that catches: the program is replayed from its beginning.
+
+    Attributes:
+        effect: Number of the effect that made the model.
+        flaw: One sentence that says what is wrong with its file.
+    """
+
+    def __init__(self, effect: int, flaw: str) -> None:
+        super().__init__(flaw)
+        self.effect = effect
+        self.flaw = flaw
+
+
+@dataclass
+class StoredModel:
+    """A model and its file.
+
+    Attributes:
+        record: What the journal says of it.
+        effect: Number of the effect that made it; 0 for the initial model.
+        is_verified: Whether this process wrote its file, or has read it and found its digest.
+        verified: Names of the bodies beside it of which the same is known.
+        source: Its file, once it is open; the header is parsed once.
+        begun: The bodies that a workflow that began with it gives it, by name; None where none did,
+            and those on record count.
+        beside: The bodies beside it by name, once they are open.
+        joined: The model with them as one source.
+        chunk_digests: Digests of its chunks, as far as they were taken while it was written.
+        host: Site at which it was folded, whose worker offers it; empty for the server.
+    """
+
+    record: ModelRecord
+    effect: int
+    is_verified: bool = False
+    verified: set[str] = field(default_factory=set)
+    source: FileSource | None = None
+    begun: Mapping[str, BodyKind] | None = None
+    beside: dict[str, Source] | None = None
+    joined: Source | None = None
+    chunk_digests: ChunkDigests = field(default_factory=ChunkDigests)
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class DraftFiles:
+    """The files of a model that is about to be written.
+
+    Attributes:
+        path: Path of the model.
+        metadata: Strings of its header.
+        state_in: The server optimizer's state that belongs to the model before it; None if there is
+            none.
+    """
+
+    path: Path
+    metadata: dict[str, str]
+    state_in: Path | None
+
+    @property
+    def state_out(self) -> Path:
+        """Path of the optimizer's state that belongs to the model."""
+        return body_file(self.path, OPTIMIZER)
+
+
+class Draft(Protocol):
+    """A model that is being written, by whomever."""
+
+    def finish(self) -> dict[str, str]:
+        """Make it durable, and give it its name; before it, the bodies beside it.
+
+        Returns:
+            The digests of these by name, among them that of the server optimizer's state; and that
+            of the model, under an empty name, where that was taken here.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ModelDraft:
+    """A model that is being written.
+
+    Attributes:
+        sink: Takes its bytes.
+        bodies: Take those of the bodies beside it, by name.
+        target: Takes all of them, as one body.
+        optimization: The server optimizer with its state; None without one.
+        digester: Takes digests of its chunks; None where they would not be looked up.
+    """
+
+    sink: FileSink
+    bodies: Mapping[str, FileSink]
+    target: FileSink | SplitWriter
+    optimization: Optimization | None
+    digester: ChunkDigester | None
+
+    def finish(self) -> dict[str, str]:
+        """Make it durable, and give it its name: see :class:`Draft`."""
+        digests: dict[str, str] = {}
+        # The model last: where it is, what goes with it is, too.
+        for sink in self.bodies.values():
+            sink.finish()
+        if isinstance(self.target, SplitWriter):
+            digests |= self.target.digests()
+        if self.optimization is not None:
+            state_out = self.optimization.state_out
+            assert isinstance(state_out, FileSink)
+            # It was written here and there, a block of each moment at a time; so it is read again.
+            digests[OPTIMIZER] = body_digest(state_out.finish())
+        self.sink.finish()
+        return digests
+
+
+def opened(stored: StoredModel, path: Path, digests: ChunkDigests | None = None) -> FileSource:
+    """Open a file of a model.
+
+    Raises:
+        UnsoundModelError: It is damaged or gone.
+    """
+    try:
+        return FileSource(path, digests)
+    except CheckpointError as error:
+        raise UnsoundModelError(stored.effect, str(error)) from error
+
+
+def verify(stored: StoredModel, source: FileSource, digest: str) -> None:
+    """Read a file of a model, whose body is to have a digest.
+
+    Raises:
+        UnsoundModelError: It has another one, or cannot be read.
+    """
+    try:
+        found = body_digest(source)
+    except CheckpointError as error:
+        raise UnsoundModelError(stored.effect, str(error)) from error
+    if found != digest:
+        flaw = f"{source.path} has the digest {found}, and had {digest} when it was written"
+        raise UnsoundModelError(stored.effect, flaw)
