@@ -28,8 +28,6 @@ class Signal:
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the flag is set."""
@@ -46,7 +44,9 @@ class Signal:
 
     def is_set(self) -> bool:
         """Return whether the flag is set."""
-        return bool(self._poll.poll(0))
+        poll = select.poll()  # one of its own: threads may not share it while they ask
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -3,6 +3,7 @@
 import os
 import select
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -61,3 +62,13 @@ def test_a_signal_stays_up_until_it_is_taken_down(signal):
 def test_a_signal_can_be_closed_twice(signal):
     signal.close()
     signal.close()
+
+
+def test_threads_may_ask_at_the_same_time(signal):
+    def ask():
+        for _ in range(20_000):
+            assert not signal.is_set()
+
+    with ThreadPoolExecutor(4) as executor:
+        for asked in [executor.submit(ask) for _ in range(4)]:
+            asked.result()
