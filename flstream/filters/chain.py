@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from flstream.errors import UsageError
@@ -57,12 +57,7 @@ def filtered(
     values: Values | None = None
     for place, spec in enumerate(specs):
         if not spec.changes_numbers:
-            layout = layout_of(layout, layout.by_name.keys() - _matching(layout, spec))
-            if not layout.tensors:
-                raise UsageError(
-                    f"filters.{passage.direction}[{place}].exclude_vars leaves no tensor of the "
-                    "model; exclude fewer"
-                )
+            layout = _without(layout, _matching(layout, spec), passage.direction, place)
             values = None if values is None else RemainingValues(values, layout.by_name.keys())
             continue
         if values is None:
@@ -88,7 +83,8 @@ def remaining(layout: Layout, specs: Sequence[FilterSpec], direction: Direction)
         direction: Their direction, for messages.
 
     Raises:
-        UsageError: The model lacks a tensor that a filter leaves out; the message has its key.
+        UsageError: The model lacks a tensor that a filter leaves out, or none is left; the message
+            has the filter's key.
     """
     left = layout
     for place, spec in enumerate(specs):
@@ -104,7 +100,22 @@ def remaining(layout: Layout, specs: Sequence[FilterSpec], direction: Direction)
                 f"filters.{direction}[{place}].exclude_vars: {what} no tensor's name; "
                 "flstream inspect lists the names"
             )
-        left = layout_of(left, left.by_name.keys() - found)
+        left = _without(left, found, direction, place)
+    return left
+
+
+def _without(layout: Layout, names: Set[str], direction: Direction, place: int) -> Layout:
+    """Return a layout without what a filter leaves out.
+
+    Raises:
+        UsageError: It leaves out all; the message has its key.
+    """
+    left = layout_of(layout, layout.by_name.keys() - names)
+    if not left.tensors:
+        raise UsageError(
+            f"filters.{direction}[{place}].exclude_vars leaves no tensor of the model; "
+            "exclude fewer"
+        )
     return left
 
 

@@ -142,7 +142,7 @@ class SiteEffects:
             )
         try:
             text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise WorkflowError(
                 f"run.write_json({path!r}) was given what JSON cannot hold: {error}; give it "
                 "numbers, text, lists and dicts with names"

@@ -44,6 +44,11 @@ class Raises:
         raise KeyError("oops")
 
 
+class Exits:
+    def fold(self, values, weights):
+        raise SystemExit(3)
+
+
 class Returns:
     def __init__(self, value):
         self.value = value
@@ -134,6 +139,7 @@ def test_integers_are_rounded_half_to_even_and_kept_in_their_range(rule_of, code
     [
         ("Raises", {}, r"mine.py:Raises.fold raised KeyError in line 26: 'oops'; mend the rule"),
         ("Raises", {"where": "init"}, r"mine.py:Raises raised RuntimeError in line 23: no"),
+        ("Exits", {}, r"mine.py:Exits.fold raised SystemExit in line 31: 3; mend the rule"),
         ("Returns", {"value": 1.0}, r"mine.py:Returns.fold returned an array of shape \(\)"),
         ("Returns", {"value": [[1.0] * 3]}, r"of shape \(1, 3\); return one of shape \(3,\)"),
         ("Returns", {"value": [1j] * 3}, "it gave complex numbers, and floats are due"),

@@ -339,6 +339,7 @@ def test_a_workflow_of_ones_own_collects_and_scores(flows):
         ("run.write_json('../x.json', 1)", "give it one with a folder of its own"),
         ("run.write_json('sites/x.json', 1)", "give it one with a folder of its own"),
         ("run.write_json('own/x.json', {1, 2})", "was given what JSON cannot hold"),
+        ("own = []; own.append(own); run.write_json('own/x.json', own)", "what JSON cannot hold"),
     ],
 )
 def test_mistakes_of_a_workflow_are_sentences(flows, line, message):
