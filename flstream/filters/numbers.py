@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from flstream.aggregation.elements import Elements, unit
-from flstream.errors import ClientError
+from flstream.errors import ClientError, FlstreamError
 from flstream.filters.block import (
     BLOCK,
     BlockFilter,
@@ -112,13 +112,23 @@ class FilteredValues:
         """Return the float64 numbers of a tensor's block.
 
         Raises:
-            ClientError: The filter returned something else than as many numbers.
+            ClientError: The filter raised an error, or returned something else than as many
+                numbers.
         """
         values = self._values.block(spec, index)
         strange = np.flatnonzero(~np.isfinite(values))
         before = values[strange]
-        with np.errstate(invalid="ignore"):
-            found = self._apply(values, block_at(spec, index, self._passage, self._place))
+        block = block_at(spec, index, self._passage, self._place)
+        try:
+            with np.errstate(invalid="ignore"):
+                found = self._apply(values, block)
+        except FlstreamError:
+            raise
+        except (Exception, SystemExit) as error:  # it may be the user's code
+            raise ClientError(
+                f"the filter {self._name} raised {type(error).__name__} at tensor {spec.name!r}: "
+                f"{error}; mend the filter"
+            ) from error
         if not isinstance(found, np.ndarray) or found.shape != values.shape:
             shape = list(np.shape(found))
             raise ClientError(

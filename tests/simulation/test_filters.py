@@ -146,13 +146,21 @@ def test_the_change_is_filtered_also_where_code_trains_in_the_received_memory(jo
     assert after["steps"] == (1 if kind == "FULL" else 0)
 
 
-def test_a_filter_that_fails_names_itself_and_the_site(jobs):
+@pytest.mark.parametrize(
+    ("does", "sentence"),
+    [
+        ("return values[1:]", "mine.py:Broken returned ndarray"),
+        ("return values / absent", "mine.py:Broken raised NameError at tensor 'b': name 'absent'"),
+        ("raise SystemExit(3)", "mine.py:Broken raised SystemExit at tensor 'b': 3; mend"),
+    ],
+)
+def test_a_filter_that_fails_names_itself_and_the_site(jobs, does, sentence):
     (jobs.folder / "mine.py").write_text(
-        "class Broken:\n    def __call__(self, values, block):\n        return values[1:]\n"
+        f"class Broken:\n    def __call__(self, values, block):\n        {does}\n"
     )
     failed = jobs.run(noisy(), 'filters.up=["mine.py:Broken"]', QUIET)
     assert failed.summary.status == "failed"
-    assert "mine.py:Broken returned ndarray" in failed.summary.error
+    assert sentence in failed.summary.error
 
 
 def test_a_name_that_the_model_lacks_fails_the_run_with_the_filters_key(jobs):
