@@ -35,6 +35,9 @@ class WorkflowArgs(Section):
     takes_bodies: ClassVar[bool] = True
     """Whether its models are folds of the server's, so that bodies may be folded with them."""
 
+    has_own_models: ClassVar[bool] = False
+    """Whether each site trains and scores a model of its own, too, in tasks of their own."""
+
     has_rounds: ClassVar[bool] = True
     """Whether the workflow trains in rounds, so that `rounds` counts for it."""
 

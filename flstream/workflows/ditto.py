@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from flstream.job.rules import Real
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
@@ -10,6 +10,8 @@ from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
 class DittoArgs(WorkflowArgs):
     """Arguments of ditto."""
+
+    has_own_models: ClassVar[bool] = True
 
     ditto_lambda: Annotated[float, Real(0)] = 0.1
     """How strongly a site's own model is drawn to the global one (lambda of the paper).

@@ -74,12 +74,15 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
             "aggregation.clip_norm=1",
             "workflow={type=cross_site,args{after=fedavg,key_metric=loss}}",
         ),
+        # Each site has a model of its own beside the global one.
+        (*CUT, LARGE, "workflow={type=ditto,args{key_metric=loss}}"),
     ],
     ids=[
         "a process each, pushed",
         "fewer processes, pulled",
         "one of them is chosen",
         "scored across sites",
+        "a model of each site's own",
     ],
 )
 def test_a_run_moves_to_the_byte_what_was_foretold(jobs, overrides):

@@ -186,6 +186,8 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         shared += _LIBRARIES_BYTES
     use = None if job.train.source is None else optimizer_of(job.train.source)
     training = 0 if use is None else use.training_bytes(_trained_bytes(layout, selected))
+    # The global model goes to a site again where one of the site's own is drawn to it.
+    tasks = 2 if job.stages[0].args.has_own_models else 1
     one, alone = (
         _download(nbytes, settings, settings.frame_size, pushed=settings.push)
         for nbytes in (joint.nbytes, layout.nbytes)
@@ -199,9 +201,11 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         workers=clients.workers,
         rounds=job.planned_rounds,
         evaluations=_evaluations(job),
-        down=one.times(-(-cohort // plan.sites)),
+        down=one.times(tasks * -(-cohort // plan.sites)),
         up=_updates(job, plan, joint, update, settings, rule),
-        evaluation=alone.times(-(-clients.count // scoring.sites) if every or scored else 0),
+        evaluation=alone.times(
+            tasks * -(-clients.count // scoring.sites) if every or scored else 0
+        ),
         scored=scored,
         submitted=(
             alone.times(clients.count) if job.collects_models and job.submits_models else Traffic()
