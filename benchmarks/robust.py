@@ -19,11 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rounds import GIB, MIB, against, exchange, over_idle
+from rounds import GIB, kinds_of_rounds
 from rows import Part, Row, measure_parts
 from simulating import JOBS, command, simulate
-
-from flstream.units import format_bytes
 
 SEEDS = (7, 8, 9)
 ATTACKERS = ("site-1", "site-2", "site-3")
@@ -87,9 +85,11 @@ def accuracy(folder: Path, scenario: Scenario, method: str, seed: int) -> float:
         settings += [f"clients.args.{site}.attack={scenario.attack or 'none'}"]
     done = simulate(command(JOBS / "byzantine", folder / "run", settings))
     shutil.rmtree(folder / "run", ignore_errors=True)
-    if not done.summary:
+    scores = [row["accuracy"] for row in done.summary.get("metrics", []) if "accuracy" in row]
+    # An attack that leaves no finite number is what is measured.
+    is_broken = done.status and "finite" not in (done.summary.get("error") or "")
+    if is_broken or not scores:
         raise SystemExit(f"{method}, {scenario.what}, seed {seed}: {done.errors}")
-    scores = [row["accuracy"] for row in done.summary["metrics"] if "accuracy" in row]
     return float(scores[-1])
 
 
@@ -105,21 +105,13 @@ def attacks(folder: Path, scale: int, scenario: Scenario) -> Iterator[Row]:
 
 def seconds_a_round(folder: Path, scale: int) -> Iterator[Row]:
     """Measure a round of each method at 1 GiB and four clients, and the server's memory."""
-    size, plain = GIB // scale, 0.0
-    for method, settings in METHODS.items():
-        if method == "bulyan":
-            continue  # of four updates, none may be Byzantine: that is the mean again
-        done = exchange(folder, size, 4, 3, f"aggregation.method={method}", *settings)
-        steady = done.summary["rounds"][1:]
-        taken = statistics.median(
-            sum(each[phase] for phase in ("download", "upload_and_fold", "checkpoint"))
-            for each in steady
-        )
-        plain = plain or taken
-        what = f"{format_bytes(size)} x 4, {method}"
-        yield Row(f"a round, {what}", f"{taken:.2f} s", f"{plain:.2f} s mean", taken / plain)
-        memory = over_idle(done.summary["memory"]["server"])
-        yield against(f"server over idle, {what}", memory, 64 * MIB)
+    # Of four updates none may be Byzantine for bulyan: that is the mean again.
+    kinds = {
+        method: (f"aggregation.method={method}", *settings)
+        for method, settings in METHODS.items()
+        if method != "bulyan"
+    }
+    yield from kinds_of_rounds(folder, GIB // scale, kinds, {})
 
 
 def _part(scenario: Scenario) -> Part:

@@ -12,7 +12,7 @@ Takes about fifteen minutes, 20 GiB of memory and 30 GiB of disk in the current 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +54,32 @@ def flat_memory(folder: Path, scale: int) -> Iterator[Row]:
     yield against(
         f"server over idle, {what}", over_idle(done.summary["memory"]["server"]), 64 * MIB
     )
+
+
+def kinds_of_rounds(
+    folder: Path, size: int, kinds: Mapping[str, Sequence[str]], limits: Mapping[str, int]
+) -> Iterator[Row]:
+    """Measure a round of four clients in several ways, and the server's memory over its idle.
+
+    Args:
+        folder: Folder for the runs.
+        size: Size of the model in bytes.
+        kinds: Settings of each way, by its name; the others are compared with the first.
+        limits: Memory in bytes that the server may take, by name, where it is not 64 MiB.
+    """
+    first, plain = next(iter(kinds)), 0.0
+    for name, settings in kinds.items():
+        done = exchange(folder, size, 4, 3, *settings)
+        steady = done.summary["rounds"][1:]
+        taken = statistics.median(
+            sum(each[phase] for phase in ("download", "upload_and_fold", "checkpoint"))
+            for each in steady
+        )
+        plain = plain or taken
+        what = f"{format_bytes(size)} x 4, {name}"
+        yield Row(f"a round, {what}", f"{taken:.2f} s", f"{plain:.2f} s {first}", taken / plain)
+        memory = over_idle(done.summary["memory"]["server"])
+        yield against(f"server over idle, {what}", memory, limits.get(name, 64 * MIB))
 
 
 def against(what: str, used: int, limit: int) -> Row:

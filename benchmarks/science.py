@@ -17,15 +17,15 @@ from typing import Any
 
 from personal_models import personal_rows
 from robust import FLIPPED, SCENARIOS, attacks
-from rounds import GIB, MIB, exchange, over_idle
+from rounds import GIB, MIB, kinds_of_rounds
 from rows import Part, Row, measure_parts
 from simulating import command, simulate
-
-from flstream.units import format_bytes
 
 SCIENCE = Path(__file__).parent / "science_job"
 SEEDS = (7, 8, 9)
 REACHED = 0.95
+# Rounds of science_job/digits.conf.
+_MOST_ROUNDS = 60
 # Seconds that sixty rounds of sites one after another may take on a busy machine.
 _LONGEST = 1200.0
 
@@ -80,9 +80,11 @@ def rounds_to(folder: Path, scale: int) -> Iterator[Row]:
             seeded = (f"seed={seed}", f"train.args.split_seed={seed}")
             summary = finished(folder, SCIENCE / "digits.conf", *seeded, *settings)
             best = max(row["accuracy"] for row in summary["metrics"])
-            counts.append(summary["rounds_completed"] if best >= REACHED else 61)
+            counts.append(summary["rounds_completed"] if best >= REACHED else _MOST_ROUNDS + 1)
         medians[name] = statistics.median(counts)
-        spelt = ", ".join(str(count) if count <= 60 else "over 60" for count in counts)
+        spelt = ", ".join(
+            str(count) if count <= _MOST_ROUNDS else f"over {_MOST_ROUNDS}" for count in counts
+        )
         what = f"digits, alpha 0.1, rounds to {REACHED}: {name}"
         plain = medians["fedavg"]
         yield Row(what, f"{medians[name]:g} ({spelt})", f"{plain:g} fedavg", medians[name] / plain)
@@ -106,7 +108,6 @@ def personal(_: Path, scale: int) -> Iterator[Row]:
 
 def costs(folder: Path, scale: int) -> Iterator[Row]:
     """Measure a round at 1 GiB and four clients, and the server's memory over its idle."""
-    size, plain = GIB // scale, 0.0
     kinds = {
         "mean": (),
         "median": ("aggregation.method=median",),
@@ -116,20 +117,7 @@ def costs(folder: Path, scale: int) -> Iterator[Row]:
         "scaffold": ("workflow.type=scaffold",),
         "private": ("privacy.type=central", "privacy.clipping.norm=1", "clients.per_round=4"),
     }
-    for name, settings in kinds.items():
-        done = exchange(folder, size, 4, 3, *settings)
-        steady = done.summary["rounds"][1:]
-        taken = statistics.median(
-            sum(each[phase] for phase in ("download", "upload_and_fold", "checkpoint"))
-            for each in steady
-        )
-        plain = plain or taken
-        what = f"{format_bytes(size)} x 4, {name}"
-        yield Row(f"a round, {what}", f"{taken:.2f} s", f"{plain:.2f} s mean", taken / plain)
-        memory = over_idle(done.summary["memory"]["server"])
-        limit = 32 * MIB if name == "swarm" else 64 * MIB
-        figure = f"server over idle, {what}"
-        yield Row(figure, format_bytes(memory), format_bytes(limit), memory / limit, most=1)
+    yield from kinds_of_rounds(folder, GIB // scale, kinds, {"swarm": 32 * MIB})
 
 
 PARTS: list[Part] = [least_squares, rounds_to, robustness, personal, costs]

@@ -106,7 +106,7 @@ def epsilon(accounting: Accounting, folds: FoldCounts) -> float:
 
 
 def epsilons_ahead(request: EpsilonRequest) -> Iterator[float]:
-    """Yield the epsilon of a request's folds, then of one more, and so on for about a second."""
+    """Yield the epsilon of a request's folds, then of one more, and so on for a few seconds."""
     folds = dict(request.folds)
     began = time.monotonic()
     for number in range(min(request.most, _MOST_AHEAD) + 1):

@@ -50,15 +50,32 @@ def clip_scales(
     """
     if rule.clip_norm is None:
         return None
-    norms = _norms(base, updates, rule, steps, on_range)
+    return clipped(updates, _norms(base, updates, rule, steps, on_range), rule.clip_norm)
+
+
+def clipped(
+    updates: Sequence[UpdateSource], norms: Sequence[float], limit: float | Literal["median"] | None
+) -> list[float] | None:
+    """Return the factors that bring the updates' norms down to a limit, and tell them of it.
+
+    Args:
+        updates: The updates.
+        norms: The L2 norm of each one's difference from the model.
+        limit: The limit, or the median of all norms; None for none.
+
+    Raises:
+        UpdateRefusedError: A norm is not finite.
+    """
     for update, norm in zip(updates, norms, strict=True):
         if not math.isfinite(norm):
             raise UpdateRefusedError(
                 update.site,
-                f"differs from the model by the L2 norm {norm}, which cannot be clipped; "
-                "lower the learning rate",
+                f"differs from the model by the L2 norm {norm}, which cannot be clipped or "
+                "compared with others; lower the learning rate",
             )
-    scales = scales_for(norms, rule.clip_norm)
+    if limit is None:
+        return None
+    scales = scales_for(norms, limit)
     for update, scale in zip(updates, scales, strict=True):
         if update.on_clip is not None:
             update.on_clip(scale < 1.0)

@@ -86,10 +86,18 @@ class FoldRule:
         Args:
             site: Name of the site.
             own: The update's own weight.
+
+        Raises:
+            WorkflowError: The weights are by site, and it is not among them.
         """
         if self.weights is None:
             return own
         if isinstance(self.weights, Mapping):
+            if site not in self.weights:
+                raise WorkflowError(
+                    f"FoldRule(weights=...) has no weight for {site}, whose update is folded; "
+                    "give it one"
+                )
             return float(self.weights[site])
         assert isinstance(self.weights, int | float)
         return float(self.weights)

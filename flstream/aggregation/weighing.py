@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flstream.aggregation.clipping import clip_scales, scales_for
+from flstream.aggregation.clipping import clip_scales, clipped
 from flstream.aggregation.gram import gram_matrix
 from flstream.aggregation.methods import Weigh
 from flstream.aggregation.rules import LEAST_WEIGHT, AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
-from flstream.errors import UpdateRefusedError
 from flstream.model.body import Source
 
 
@@ -59,16 +58,8 @@ def weigh_updates(
         return WeighedUpdates(updates, scales, are_checked=scales is not None)
     gram = gram_matrix(base, updates, rule, steps, on_range)
     norms = [math.sqrt(each) for each in np.diagonal(gram).tolist()]
-    for update, norm in zip(updates, norms, strict=True):
-        if not math.isfinite(norm):
-            raise UpdateRefusedError(
-                update.site,
-                f"differs from the model by the L2 norm {norm}, so that it cannot be compared "
-                "with others; lower the learning rate",
-            )
-    scales = None
-    if rule.clip_norm is not None:
-        scales = scales_for(norms, rule.clip_norm)
+    scales = clipped(updates, norms, rule.clip_norm)
+    if scales is not None:
         gram *= np.outer(scales, scales)
     weights = weigh(gram, np.array([update.weight for update in updates])).tolist()
     places = [place for place, weight in enumerate(weights) if weight >= LEAST_WEIGHT]

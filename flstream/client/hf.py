@@ -24,11 +24,10 @@ from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_task
 from flstream.client.fl_model import FLModel
+from flstream.client.global_optimizer import begin_with_global_state, has_global_state
 from flstream.client.number import number_of
-from flstream.client.optimizer_state import restores_state
 from flstream.client.ranks import check_processes
 from flstream.client.session import current
-from flstream.client.shared_optimizer import is_shared, share_state
 from flstream.client.tensor_scope import TensorScope
 from flstream.client.trainer_rounds import TrainerRounds
 from flstream.errors import ClientError
@@ -99,7 +98,7 @@ def patch(
         raise ClientError("patch() was given local_epochs and local_steps; give it one of them")
     current().init()
     scope = TensorScope(trainer, params_scope, server_key_prefix or "")
-    rounds = TrainerRounds(trainer, restores_state(restore_state), local_epochs, local_steps)
+    rounds = TrainerRounds(trainer, restore_state, local_epochs, local_steps)
     training = _Training(
         trainer, ModelExchange(strict=load_state_dict_strict), scope, rounds, stream_metrics
     )
@@ -215,8 +214,8 @@ class _Training:
             ) -> None:
                 """Begin a task's training, now that the trainer has made its model and loader."""
                 training._begin(int(state.global_step), int(state.num_input_tokens_seen))
-                if is_shared():
-                    share_state(optimizer, training._scope.state())
+                if has_global_state():
+                    begin_with_global_state(optimizer, training._scope.state())
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 """End the training after its last step."""

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task, state_path
+from flstream.client.global_optimizer import begin_with_global_state, has_global_state
 from flstream.client.optimizer_state import restores_state
 from flstream.client.ranks import check_processes, is_first_rank
 from flstream.client.session import current
-from flstream.client.shared_optimizer import is_shared, share_state
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def patch(
     current().init()
     exchange = ModelExchange(strict=load_state_dict_strict)
     made = type("FederatedCallback", (_Hooks, base), {})
-    callback = made(exchange, restores_state(restore_state), update_fit_loop)
+    callback = made(exchange, restore_state, update_fit_loop)
     trainer.callbacks.insert(0, callback)  # the others begin with the received model
     setattr(trainer, _PATCHED, callback)
     fit, validate = trainer.fit, trainer.validate
@@ -129,18 +129,23 @@ class _Hooks:
 
     Args:
         exchange: Exchange of the module with the server.
-        restores: Whether a task goes on with the state that the last one has left.
+        restores: Whether a task goes on with the state that the last one has left, unless the job
+            says so.
         extends: Whether the trainer's limits count for each task.
     """
 
     def __init__(self, exchange: ModelExchange, restores: bool, extends: bool) -> None:
-        self._exchange, self._restores, self._extends = exchange, restores, extends
+        self._exchange, self._wanted, self._extends = exchange, restores, extends
         # Of epochs and of steps, as the script has set them.
         self._limits: tuple[int | None, int] | None = None
         self._first_step = 0
         # Of the callbacks and of the loops, before the first training.
         self._fresh: dict[str, Any] = {}
         self._fresh_loops: dict[str, Any] = {}
+
+    @property
+    def _restores(self) -> bool:
+        return restores_state(self._wanted)
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         """Load the received model, where the script scores it."""
@@ -171,9 +176,9 @@ class _Hooks:
             trainer.fit_loop.load_state_dict(copy.deepcopy(self._fresh_loops))
         if not (self._restores and path.exists()):
             _load_callbacks(trainer, copy.deepcopy(self._fresh))
-        if is_shared():
+        if has_global_state():
             for optimizer in trainer.optimizers:
-                share_state(optimizer, module.state_dict())
+                begin_with_global_state(optimizer, module.state_dict())
         self._first_step = trainer.global_step
         if self._extends:
             epochs, steps = self._limits

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flstream.client import session
+from flstream.client.global_optimizer import begin_with_global_state, has_global_state
 from flstream.client.own_files import KeptTensors
-from flstream.client.shared_optimizer import is_shared, share_state
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
@@ -21,10 +21,14 @@ def restores_state(wanted: bool) -> bool:
     """Return whether a trainer goes on with the state that the site's last training has left.
 
     Args:
-        wanted: What the training code says, which ``train.optimizer_state`` overrules.
+        wanted: What the training code says, which ``train.optimizer_state`` overrules for the
+            current task.
     """
     policy = session.current().optimizer_state
-    return wanted if policy is None else policy == "local"
+    if policy is None:
+        return wanted
+    # A model of the site's own has no part in what all sites share.
+    return policy == "local" or (policy == "global" and not has_global_state())
 
 
 def restore_optimizer(
@@ -62,8 +66,8 @@ def restore_optimizer(
             is to be shared, and the names are not known, or the site has several processes.
     """
     here = session.current()
-    if is_shared():
-        return share_state(optimizer, model)
+    if has_global_state():
+        return begin_with_global_state(optimizer, model)
     if here.kind != "train" or here.optimizer_state == "reset":
         return False
     kept = KeptTensors(name)

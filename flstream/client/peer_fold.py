@@ -73,6 +73,7 @@ class WorkerFold:
         self._remotes: dict[str, RemoteBody] = {}
         self._changed: set[str] = set()
         self._kept: dict[str, str] = {}
+        self._digest = ""
         with ExitStack() as stack:
             self._base = FileSource(Path(task.base))
             layout = self._base.layout
@@ -103,7 +104,8 @@ class WorkerFold:
                 )
         except UpdateRefusedError as error:
             self.close()
-            return FoldRefused(error.site, error.reason)
+            return FoldRefused(error.site, error.reason, self._kept)
+        self._digest = digest
         costs = {site: remote.cost for site, remote in self._remotes.items()}
         for remote in self._remotes.values():
             with suppress(StreamingError):  # its bytes are here, and sound
@@ -112,8 +114,11 @@ class WorkerFold:
         unchanged = [site for site in sites if site not in self._changed]
         return Folded(digest, unchanged, costs, self._kept)
 
-    def keep(self) -> tuple[Kept, FileSource]:
+    def keep(self) -> tuple[Kept, str, FileSource]:
         """Make the model durable, and give it its name; the optimizer's state before it.
+
+        Returns:
+            The answer, and the model with its digest.
 
         Raises:
             CheckpointError: The disk refused it.
@@ -123,7 +128,7 @@ class WorkerFold:
             if self._state is not None:
                 # It was written here and there, so it is read again: see ModelStore.finish.
                 state = body_digest(self._state.finish())
-            return Kept(state), self._sink.finish()
+            return Kept(state), self._digest, self._sink.finish()
 
     def close(self) -> None:
         """Remove what was written, unless it was kept."""

@@ -54,10 +54,12 @@ class OfferModel(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         path: Path of the file.
+        digest: Digest of the model, as another one may have had that path.
         peer: Name of the peer's process.
     """
 
     path: str
+    digest: str
     peer: str
 
 
@@ -180,10 +182,12 @@ class FoldRefused(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         site: Name of its site.
         reason: The defect, worded as the continuation of "the update of <site>".
+        kept: Digest of each model of a site that was kept until then, by site.
     """
 
     site: str
     reason: str
+    kept: dict[str, str] = {}
 
 
 class Kept(msgspec.Struct, tag=True, frozen=True):

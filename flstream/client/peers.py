@@ -85,7 +85,7 @@ class Peers:
         self._held: dict[int, HeldUpdate] = {}
         self._models: dict[bytes, Ref] = {}
         # The model that was offered or made last: its header was read, its digests are known.
-        self._newest: FileSource | None = None
+        self._newest: tuple[str, FileSource] | None = None
         self._fold: WorkerFold | None = None
         self._thread = threading.Thread(target=self._serve, name="peers", daemon=True)
         self._thread.start()
@@ -164,8 +164,8 @@ class Peers:
                 return PeerDone()
             case OfferUpdate(effect, peer, chunk_size):
                 return self._offer_update(effect, peer, chunk_size)
-            case OfferModel(path, peer):
-                return self._offer_model(Path(path), peer)
+            case OfferModel():
+                return self._offer_model(request)
             case Withdraw(token, reason):
                 self._withdraw(token, reason)
                 return PeerDone()
@@ -199,12 +199,11 @@ class Peers:
         held.refs[ref.token] = ref
         return Offered(ref.token)
 
-    def _offer_model(self, path: Path, peer: str) -> Offered:
-        source = self._newest
-        if source is None or source.path != path:
-            source = self._newest = FileSource(path)
+    def _offer_model(self, request: OfferModel) -> Offered:
+        if self._newest is None or self._newest[0] != request.digest:
+            self._newest = request.digest, FileSource(Path(request.path))
         push = self._settings if self._settings.push else None
-        ref = self._service.offer(source, [peer], push=push)
+        ref = self._service.offer(self._newest[1], [request.peer], push=push)
         self._models[ref.token] = ref
         return Offered(ref.token)
 
@@ -222,8 +221,8 @@ class Peers:
         fold = self._fold
         if fold is None:
             raise RefusedError("no model was folded here that could be kept")
-        kept, self._newest = fold.keep()
-        self._fold = None
+        kept, digest, source = fold.keep()
+        self._newest, self._fold = (digest, source), None
         return kept
 
     def _end_fold(self) -> None:

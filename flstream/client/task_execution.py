@@ -101,7 +101,7 @@ class TaskExecution:
         self.received: FLModel | None = None
         self.global_params: Params | None = None
         self._worker = worker
-        self._is_shared = len(task.sites) > 1
+        self._has_several_sites = len(task.sites) > 1
         self._was_received = False
         # What is done once the current site has answered, before its files are kept.
         self._before_keeping: list[Callable[[], None]] = []
@@ -138,7 +138,7 @@ class TaskExecution:
         self._was_received = False
         self.received = self.global_params = self._personal = None
         self._before_keeping, self._beside = [], {}
-        if self._is_shared:
+        if self._has_several_sites:
             self._worker.send(Began(self.task.effect, site.site))
         try:
             self._worker.enter(site.site)
@@ -239,7 +239,7 @@ class TaskExecution:
             tied = None if arrived.joint is None else arrived.joint.aliases
             # The steps that can fail come first: a failed site keeps no state, and is not in the
             # bundle. An update is offered only once the state that belongs to it is durable.
-            if self._is_shared and not self._filters.up:
+            if self._has_several_sites and not self._filters.up:
                 pieces = copied(params, tied)
                 check_kinds((piece[:3] for piece in pieces), arrived.joint)
             else:
@@ -247,16 +247,16 @@ class TaskExecution:
                 check_kinds((spec[:3] for spec in whole.layout.tensors), arrived.joint)
                 update = self._filters.sent(whole, arrived.kept, model, site)
                 partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
-                pieces = read_pieces(update) if self._is_shared else []
+                pieces = read_pieces(update) if self._has_several_sites else []
             state = site.state.keep()
-            if self._is_shared:
+            if self._has_several_sites:
                 self._bundle.add(pieces)
             answer = SiteAnswer(
                 site.name, weight, metrics, kind.value, framework, partial, True, state, meta
             )
         self._answers.append(answer)
         self.site = None
-        if not self._is_shared:
+        if not self._has_several_sites:
             self._deliver(update)
 
     def fail(self, reason: str) -> None:
@@ -311,7 +311,8 @@ class TaskExecution:
             is_lent: Whether they are the memory that is trained.
         """
         if self.task.kind == "train" and received.meta.get(PROXIMAL_MU):
-            self.global_params = clones(tensors) if is_lent or self._is_beside else tensors
+            is_overwritten = is_lent or self.task.personal is not None
+            self.global_params = clones(tensors) if is_overwritten else tensors
 
     def _deliver(self, update: Source | None) -> None:
         self._is_delivered = True

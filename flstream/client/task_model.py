@@ -58,9 +58,9 @@ class TaskModel:
         self.kept: MemoryBody | UnnamedFile | None = None
         self._worker = worker
         self._filters = filters
-        self._is_shared = len(task.sites) > 1
+        self._has_several_sites = len(task.sites) > 1
         # Why it did not arrive.
-        self._failure = ""
+        self._failure: FlstreamError | None = None
 
     def receive(
         self, site: SiteContext, into: Into | None, place: Place | None
@@ -128,21 +128,24 @@ class TaskModel:
 
     def _arrived(self) -> MemoryBody | UnnamedFile:
         """Return the received model, of which code gets a copy."""
-        if self.kept is None and not self._failure:
+        if self.kept is None and self._failure is None:
             try:
-                if self._is_shared:
+                if self._has_several_sites:
                     self.kept = self._fetch(lambda layout: self._new(layout, layout))
                 else:
                     self.kept = self._fetch(self._filters.place)
             except FlstreamError as error:
-                self._failure = str(error)
-        if self.kept is None:
+                self._failure = error
+        if self._failure is not None:
             # Not requested again for each site: each attempt may take minutes to fail.
-            raise StreamingError(f"the model did not arrive: {self._failure}")
+            if isinstance(self._failure, StreamingError):
+                raise StreamingError(f"the model did not arrive: {self._failure}")
+            raise self._failure
+        assert self.kept is not None
         return self.kept
 
     def _received_into(self, sink_for: SinkFor, site: SiteContext) -> Params:
-        if not (self._is_shared or self._filters.keep_model(self.task.kind)):
+        if not (self._has_several_sites or self._filters.keep_model(self.task.kind)):
             return self._fetch(lambda layout: sink_for(layout, layout)).tensors
         model = self._arrived()
         seen = self._filters.received(model, site)

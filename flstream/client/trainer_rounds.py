@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flstream.client.exchange import state_path
+from flstream.client.optimizer_state import restores_state
 from flstream.client.ranks import is_first_rank
 from flstream.errors import ClientError
 
@@ -25,7 +26,7 @@ class TrainerRounds:
 
     Args:
         trainer: The trainer.
-        restores: Whether a task goes on where the last one ended.
+        restores: Whether a task goes on where the last one ended, unless the job says so.
         epochs: Epochs of a task; None for the trainer's.
         steps: Steps of a task; None for the epochs.
     """
@@ -34,7 +35,7 @@ class TrainerRounds:
         self, trainer: Any, restores: bool, epochs: float | None, steps: int | None
     ) -> None:
         self._trainer = trainer
-        self._restores = restores
+        self._wanted = restores
         args = trainer.args
         if steps is None and epochs is None and args.max_steps > 0:
             steps = args.max_steps
@@ -50,9 +51,13 @@ class TrainerRounds:
             made = (trainer.optimizer, trainer.lr_scheduler)
             states = [None if each is None else copy.deepcopy(each.state_dict()) for each in made]
             self._first_states = states[0], states[1]
-        if restores:
+        if self._restores:
             # EarlyStoppingCallback, for one, counts on from round to round.
             args.restore_callback_states_from_checkpoint = True
+
+    @property
+    def _restores(self) -> bool:
+        return restores_state(self._wanted)
 
     @property
     def steps(self) -> int:

@@ -98,7 +98,8 @@ class TrainSection(Section):
     """What a client's optimizer begins a training with: a new state (reset), or an earlier one.
 
     local is the last one of the client, which keeps it in its own files; global is the mean of
-    those that the clients of the last round have sent. It is for code that calls restore_optimizer,
+    those that the clients of the last round have sent; each workflow begins with a new one. It is
+    for code that calls restore_optimizer,
     and for trainers of Lightning and Hugging Face that are patched; null leaves it to them
     (restore_state), and restore_optimizer restores the client's own.
     """
@@ -116,7 +117,9 @@ class TrainSection(Section):
     @field_validator("optimizer_moments")
     @classmethod
     def _of_the_global_state(cls, value: list[str], info: ValidationInfo) -> list[str]:
-        is_global = info.data.get("optimizer_state") == "global"
+        if "optimizer_state" not in info.data:
+            return value  # its mistake is reported already
+        is_global = info.data["optimizer_state"] == "global"
         if is_global and not value:
             allowed = f"{MomentNames().allowed}, where train.optimizer_state is global"
             hint = "[exp_avg, exp_avg_sq] for Adam and AdamW, [momentum_buffer] for SGD"

@@ -31,6 +31,11 @@ def joint_name(body: str, name: str) -> str:
     return f"{body}{SEPARATOR}{name}" if body else name
 
 
+def own_name(name: str, body: str) -> str:
+    """Name of a tensor in its body, by that in the joint body."""
+    return name.removeprefix(joint_name(body, ""))
+
+
 def body_of(name: str, bodies: Iterable[str]) -> str:
     """Name of the body that a tensor of a joint body belongs to.
 
@@ -52,7 +57,7 @@ def split(values: Mapping[str, ValueT], bodies: Sequence[str]) -> dict[str, dict
     parts: dict[str, dict[str, ValueT]] = {body: {} for body in (MAIN, *bodies)}
     for name, value in values.items():
         body = body_of(name, bodies)
-        parts[body][name[len(joint_name(body, "")) :] if body else name] = value
+        parts[body][own_name(name, body)] = value
     return parts
 
 
@@ -66,13 +71,12 @@ def joint_layout(layouts: Mapping[str, Layout]) -> Layout:
         LayoutError: The model has a tensor that seems to be one of another body; the message names
             it.
     """
-    for body in layouts:
-        for name in (*layouts[MAIN].by_name, *layouts[MAIN].aliases):
-            if body and body_of(name, layouts):
-                raise LayoutError(
-                    f"tensor {name!r} of the model is named like one of the body {body!r} beside "
-                    "it; rename it"
-                )
+    for name in (*layouts[MAIN].by_name, *layouts[MAIN].aliases):
+        if body := body_of(name, layouts):
+            raise LayoutError(
+                f"tensor {name!r} of the model is named like one of the body {body!r} beside it; "
+                "rename it"
+            )
     return Layout.of(
         (
             (joint_name(body, spec.name), spec.dtype, spec.shape)
@@ -97,10 +101,9 @@ def part_layout(layout: Layout, body: str, bodies: Sequence[str]) -> Layout:
     """
     specs = split({spec.name: spec for spec in layout.tensors}, bodies)[body]
     aliases = split(layout.aliases, bodies)[body]
-    start = len(joint_name(body, "")) if body else 0
     return Layout.of(
         ((name, spec.dtype, spec.shape) for name, spec in specs.items()),
-        {alias: name[start:] for alias, name in aliases.items()},
+        {alias: own_name(name, body) for alias, name in aliases.items()},
     )
 
 
@@ -134,8 +137,7 @@ class Segments:
             if not spec.nbytes:
                 continue
             body = body_of(spec.name, parts)
-            name = spec.name[len(joint_name(body, "")) :] if body else spec.name
-            own = parts[body].by_name[name]
+            own = parts[body].by_name[own_name(spec.name, body)]
             last = self._all[-1] if self._all else None
             if last is not None and last.body == body:
                 # What follows each other in the joint body does so in its own.

@@ -39,7 +39,6 @@ class FoldOutcome(NamedTuple):
     """What came of a fold beside the bytes of its model.
 
     Attributes:
-        digest: Digest of the model.
         answers: What the sites answered whose updates are part of it, in order.
         refused: By site, the reason why its update turned out to be of no use.
         up: Cost of fetching the updates.
@@ -48,7 +47,6 @@ class FoldOutcome(NamedTuple):
         clipped: Sites whose update was scaled down.
     """
 
-    digest: str
     answers: Mapping[str, SiteAnswer]
     refused: Mapping[str, str]
     up: Transfer
@@ -191,9 +189,7 @@ class CohortFold:
         if self._adopts and digest != self._model.digest:
             unchanged = []  # it was copied, and not compared
         kept = {} if self._keeper is None else self._keeper.digests
-        return FoldOutcome(
-            digest, fold.answers, self._refused, fold.cost, unchanged, kept, fold.clipped
-        )
+        return FoldOutcome(fold.answers, self._refused, fold.cost, unchanged, kept, fold.clipped)
 
     def left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order; lost ones are made again.

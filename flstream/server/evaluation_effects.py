@@ -33,6 +33,7 @@ class EvaluationEffects:
             part: What each site has a version of its own of; None for nothing.
         """
         state = self._state
+        state.scores.drop_provisional()
         request = f"evaluate(model {model.version})"
         sites = state.sites
         arguments: dict[str, Any] = {"model": [model.version, model.digest], "sites": sites}

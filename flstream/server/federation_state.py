@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -175,6 +176,14 @@ def uncatchable(
                 return effect(owner, *args, **kwargs)
             except FlstreamError as error:
                 state.failure = error
+            except Exception as error:
+                # Not of a kind that is expected, and all the more not to be gone on after.
+                traceback.print_exc()
+                name = f"{type(error).__name__}: {error}"
+                state.failure = WorkflowError(
+                    f"run.{effect.__name__}() failed with {name}; see server.log"
+                )
+                state.failure.__cause__ = error
         raise EffectFailedError(state.failure) from state.failure
 
     return sealed

@@ -24,6 +24,11 @@ from flstream.server.unchanged import UnchangedUpdates
 from flstream.server.weights import weighted_metrics
 from flstream.telemetry.events import EffectDone
 
+_AVERAGED = (
+    "train.optimizer_state is global, which takes the mean of all in the server's process; "
+    "set it to reset or local"
+)
+
 
 class ModelEffects:
     """Makes models of updates: does each effect that is new, and replays the others.
@@ -56,9 +61,12 @@ class ModelEffects:
             at: Sites of which one folds; None for the server.
         """
         state = self._state
-        # The optimizers' states are averaged as the model is.
-        mean = FoldRule(normalise=True)
-        given = dict.fromkeys(optimizer_bodies(state.context.job.train), mean) | dict(bodies)
+        # The optimizers' states are averaged with the weights that the model is folded with.
+        mean = FoldRule(rule.weights if isinstance(rule, FoldRule) else None, normalise=True)
+        averaged = optimizer_bodies(state.context.job.train)
+        if at is not None and averaged:
+            raise WorkflowError(f"run.fold() was given at, and {_AVERAGED}")
+        given = dict.fromkeys(averaged, mean) | dict(bodies)
         rules = fold_rules(state.context.rule, state.store.bodies(model), rule, given)
         cohort = FoldedUpdates.of(updates).under(rules)
         cohort.check_base(model)
@@ -95,6 +103,8 @@ class ModelEffects:
             )
         cohort = FoldedUpdates.of(found, "adopt")
         model = found[0].base
+        if optimizer_bodies(state.context.job.train):
+            raise WorkflowError(f"run.adopt() takes the update of one site, and {_AVERAGED}")
         if beside := state.store.bodies(model):
             raise WorkflowError(
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
@@ -113,6 +123,11 @@ class ModelEffects:
             raise WorkflowError(
                 "run.fold() was given at, and privacy.type is central, whose noise the server "
                 "adds; leave it out, or set privacy.type = none"
+            )
+        state = self._state
+        if (step := state.context.job.stages[state.stage].args.server_step) is not None:
+            raise WorkflowError(
+                f"run.fold() was given at, and the step of {step} is the server's; leave it out"
             )
         if cohort.rules:
             raise WorkflowError(
@@ -165,7 +180,8 @@ class ModelEffects:
     def _kept_models(self) -> LastModels | None:
         """What keeps the models that sites send; None where no workflow from here on needs them."""
         job, stage = self._state.context.job, self._state.stage
-        if job.submits_models or not any(each.collects_models for each in job.stages[stage:]):
+        # Whether code submits models is read from it, so that comes last.
+        if not any(each.collects_models for each in job.stages[stage:]) or job.submits_models:
             return None
         return self._state.last
 

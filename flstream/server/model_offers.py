@@ -16,6 +16,18 @@ from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery
 
 
+class ModelHosts(NamedTuple):
+    """Sites whose workers offer a model.
+
+    Attributes:
+        digest: Digest of the model.
+        sites: Names of the sites, in the order in which they are asked.
+    """
+
+    digest: str
+    sites: Sequence[str]
+
+
 class ModelOffer(NamedTuple):
     """An offer of a model to one worker.
 
@@ -50,7 +62,7 @@ def offers_by_server(
 
 
 def offers_by_peers(
-    context: ServerContext, model: FileSource, worker: WorkerHandle, sites: Sequence[str]
+    context: ServerContext, model: FileSource, worker: WorkerHandle, hosts: ModelHosts
 ) -> Generator[ModelOffer]:
     """Have workers offer a model to another, one after another until one has delivered it.
 
@@ -61,17 +73,17 @@ def offers_by_peers(
         context: The server, which reads nothing of the model.
         model: The model.
         worker: Who receives it.
-        sites: Sites whose workers are asked first.
+        hosts: Sites whose workers are asked first.
     """
     pool = context.pool
-    names = [*(context.worker_of(site) for site in sites), *pool.names]
+    names = [*(context.worker_of(site) for site in hosts.sites), *pool.names]
     for name in [each for each in dict.fromkeys(names) if each != worker.name] + [worker.name]:
         host = worker if name == worker.name else pool.living(name)
         if host is None:
             continue
         try:
             peer = host.peers.serve(worker.peers)
-            token = host.peers.ask(OfferModel(str(model.path), peer), Offered).token
+            token = host.peers.ask(OfferModel(str(model.path), hosts.digest, peer), Offered).token
         except AbortedError:
             raise
         except StreamingError:

@@ -23,6 +23,7 @@ from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file
 from flstream.runs.retention import Retention
 from flstream.runs.small_files import temporary_of, unused_name
 from flstream.server.context import ServerContext
+from flstream.server.model_offers import ModelHosts
 from flstream.server.program_view import Model
 from flstream.server.stored_model import (
     Draft,
@@ -166,10 +167,13 @@ class ModelStore:
             stored.verified.add(name)
         return source
 
-    def hosts(self, model: Model) -> tuple[str, ...]:
-        """The site whose worker offers a model; none where the server does."""
-        host = self._models[model.version].host
-        return (host,) if host else ()
+    def hosts(self, model: Model) -> ModelHosts | None:
+        """The site whose worker offers a model; None where the server does.
+
+        A worker has a file on offer, and no bodies beside it.
+        """
+        host = "" if self.bodies(model) else self._models[model.version].host
+        return ModelHosts(model.digest, [host]) if host else None
 
     def layout(self, record: ModelRecord) -> Layout:
         """The layout of a model, without looking at its tensors.
@@ -279,9 +283,8 @@ class ModelStore:
             best: Version of the best evaluated model; None before there is one.
             in_use: Versions that tasks and updates in waiting refer to.
         """
-        kept = {*in_use, *self._handles.keys(), self.newest.record.version}
-        if best is not None:
-            kept.add(best)
+        used = {*in_use, *self._handles.keys(), self.newest.record.version}
+        kept = used if best is None else used | {best}
         paths = {self.path(self._models[version].record) for version in kept}
         steps: list[Path] = []
         for stored in self._steps:
@@ -296,9 +299,8 @@ class ModelStore:
         for message in removed.warnings:
             self._context.emit(Warned(message=message))
         # Open, a file that was removed would take its disk still.
-        for version in self._opened - (kept - {best}):
-            closed = self._models[version]
-            closed.source = closed.beside = closed.joined = None
+        for version in self._opened - used:
+            self._models[version].close()
             self._opened.discard(version)
 
     def superseded_bytes(self, last: int) -> int:
@@ -338,6 +340,8 @@ class ModelStore:
             if not new.exists():
                 with suppress(FileNotFoundError):
                     old.rename(new)
+        # What is open has the old name, which is the next model's from here on.
+        self.newest.close()
 
     def _reuse(self, path: Path) -> None:
         """Write over the file that was recycled last: its pages and its blocks are at hand."""

@@ -215,12 +215,13 @@ class PeerFold:
             sent_in=self._context.model_settings.frame_size,
         )
         folded = self._folded(worker, task)
+        # Also of a site that is refused: its file is another one now.
+        self._kept |= folded.kept
         if isinstance(folded, FoldRefused):
             raise UpdateRefusedError(folded.site, folded.reason)
         for source, update in updates:
             cost = folded.costs.get(source.site, Transfer())
             update.fetched(cost, has_changed=source.site not in folded.unchanged)
-        self._kept = folded.kept
         self._fold.progress(self._store.source(self._model).layout.nbytes)
         return folded.digest
 

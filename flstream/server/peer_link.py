@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from flstream.client.peer_messages import (
@@ -26,6 +27,7 @@ from flstream.errors import (
     LayoutError,
     ProtocolError,
     RefusedError,
+    StreamingError,
     UsageError,
 )
 from flstream.transport.channel import AbortSignal, Deadline
@@ -67,10 +69,11 @@ class PeerLink:
     @property
     def is_open(self) -> bool:
         """Whether the process at the other end lives."""
-        if self._socket.fileno() < 0:
-            return False
         poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP)
+        try:
+            poll.register(self._socket, select.POLLRDHUP)
+        except ValueError:  # it is closed
+            return False
         return not poll.poll(0)
 
     def serve(self, other: PeerLink) -> str:
@@ -146,11 +149,17 @@ class PeerLink:
         on_folding: Callable[[int], None] = lambda done: None,
     ) -> PeerReply:
         with self._turn:
-            self._channel.send(request)
-            if handed is not None:
-                send_socket(self._socket, handed, Deadline(PATIENCE))
-            while isinstance(reply := self._channel.receive(seconds, self._abort), Folding):
-                on_folding(reply.done)
+            try:
+                self._channel.send(request)
+                if handed is not None:
+                    send_socket(self._socket, handed, Deadline(PATIENCE))
+                while isinstance(reply := self._channel.receive(seconds, self._abort), Folding):
+                    on_folding(reply.done)
+            except StreamingError:
+                # An answer that is still on its way would pass for that to the next request.
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                raise
         if isinstance(reply, PeerFailed):
             raise _ERRORS.get(reply.kind, RefusedError)(reply.reason)
         return reply

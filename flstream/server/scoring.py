@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flstream.client.messages import SiteTask
@@ -16,6 +16,7 @@ from flstream.runs.site_scores import columns_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
+from flstream.server.model_offers import ModelHosts
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.site_results import SiteModel
@@ -159,7 +160,7 @@ class Scoring:
             ResumeRefusedError: One has failed for want of its state.
         """
         began = time.monotonic()
-        hosts = self._store.hosts(model) if isinstance(model, Model) else ()
+        hosts = self._store.hosts(model) if isinstance(model, Model) else None
         meta = pack_values(_meta_of(owner))
         run = self._ask(source, tasks, task, hosts, is_auto=False, meta=meta)
         for site, answer in run.in_order.items():
@@ -193,7 +194,7 @@ class Scoring:
         source: FileSource,
         tasks: Mapping[str, SiteTask],
         task: ScoringTask,
-        hosts: Sequence[str],
+        hosts: ModelHosts | None,
         *,
         is_auto: bool,
         meta: bytes = b"",

@@ -152,7 +152,13 @@ class SiteEffects:
         effect = journal.ask("write_json", self._state.round, f"write_json({path})", arguments)
         file = run.path / place
         if effect.record is None or not file.is_file() or file.read_text() != text:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise WorkflowError(
+                    f"run.write_json() was given the path {path!r}, whose folder cannot be made: "
+                    f"{error.strerror}; give it another one"
+                ) from error
             run.write(file, text)
         if effect.record is None:
             journal.record(effect, None, is_final=True)

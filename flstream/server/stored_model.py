@@ -63,6 +63,10 @@ class StoredModel:
     chunk_digests: ChunkDigests = field(default_factory=ChunkDigests)
     host: str = ""
 
+    def close(self) -> None:
+        """Let go of its files; they are opened again when they are needed."""
+        self.source = self.beside = self.joined = None
+
 
 @dataclass(frozen=True)
 class DraftFiles:

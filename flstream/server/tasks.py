@@ -26,7 +26,7 @@ from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.server.context import ServerContext
-from flstream.server.model_offers import ModelOffer, offers_by_peers, offers_by_server
+from flstream.server.model_offers import ModelHosts, ModelOffer, offers_by_peers, offers_by_server
 from flstream.server.pool_events import Report, SiteLost
 from flstream.server.site_queue import SiteBatch
 from flstream.server.task_waits import START_KEY, UNLIMITED, TaskWaits
@@ -55,7 +55,7 @@ class TaskSpec:
         meta: Payload message of the values sent along; empty for none.
         order: Order in which training code is to find the tensors; empty for the layout's.
         bodies: Names of the bodies that travel with the model, joined with it into one.
-        hosts: Sites whose workers offer the model, the first that lives; none for the server.
+        hosts: Sites whose workers offer the model, the first that lives; None for the server.
         folder: Folder in which workers write updates as files; empty where they are on offer.
         waits: How long there may be nothing from the sites.
         personal: What each site has a version of its own of; None for nothing.
@@ -74,7 +74,7 @@ class TaskSpec:
     meta: bytes = b""
     order: str = ""
     bodies: Sequence[str] = ()
-    hosts: Sequence[str] = ()
+    hosts: ModelHosts | None = None
     folder: str = ""
     waits: TaskWaits = UNLIMITED
     personal: PersonalPart | None = None
@@ -92,7 +92,7 @@ class TaskSpec:
 
     def offers(self, context: ServerContext, worker: WorkerHandle) -> Generator[ModelOffer]:
         """Offers of the model to a worker, to be closed once its task is over."""
-        if not self.hosts:
+        if self.hosts is None:
             return offers_by_server(context, self.model, worker, self.settings)
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)

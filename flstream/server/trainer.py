@@ -16,6 +16,7 @@ from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
+from flstream.server.model_offers import ModelHosts
 from flstream.server.model_store import ModelStore
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
@@ -201,8 +202,11 @@ class Trainer:
         *,
         keeps_state: bool = True,
     ) -> TaskSpec:
-        context, source = self._context, self._store.joined(training.base)
-        bodies = self._store.bodies(training.base)
+        context = self._context
+        source, bodies = self._store.joined(training.base), self._store.bodies(training.base)
+        if training.personal is not None and training.personal.is_beside:
+            # Nothing of it is folded.
+            source, bodies = self._store.source(training.base), ()
         sites = training.tasks if tasks is None else tasks
         settings = context.model_settings
         steps = plan_steps(
@@ -227,11 +231,18 @@ class Trainer:
             meta=training.meta,
             order=self._store.source(training.base).metadata.get(ORDER, ""),
             bodies=bodies,
-            hosts=self._store.hosts(training.base) or training.at,
+            hosts=self._hosts(training),
             folder=self._folder(training),
             waits=self.waits,
             personal=training.personal,
         )
+
+    def _hosts(self, training: SiteTraining) -> ModelHosts | None:
+        """Sites whose workers offer the model; those that are to fold do, if none has made it."""
+        made_at = self._store.hosts(training.base)
+        if made_at is None and training.at:
+            return ModelHosts(training.base.digest, training.at)
+        return made_at
 
     def _folder(self, training: SiteTraining) -> str:
         """Where workers write a training's updates themselves; empty if these are fetched."""

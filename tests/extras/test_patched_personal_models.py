@@ -56,3 +56,7 @@ def test_an_optimizer_goes_on_with_the_state_that_all_sites_share(jobs, name):
     for body in MOMENTS[name].split(", "):
         kept = load_file(found.directory.checkpoints / f"round-0002.{body}.safetensors")
         assert all(each.any() for each in kept.values())
+    # A model of the site's own has no part in it.
+    apart = finished(jobs, library, head, loop, *shared, "workflow.type=ditto")
+    assert same(bits(apart), bits(found))
+    assert list(apart.directory.path.glob("sites/*/state/*/beside.*"))

@@ -251,3 +251,24 @@ def test_feddyn_comes_to_the_optimum_that_fedavg_stays_away_from(jobs):
     away = {kind: np.linalg.norm(each - optimum) for kind, each in found.items()}
     assert away["feddyn"] < 1e-3
     assert away["fedavg"] > 50 * away["feddyn"]
+
+
+DRAWN = """
+def flow(run):
+    model, own = run.initial_model(), ["^head"]
+    for number in run.rounds():
+        updates = run.train(model, run.sites, meta={"fedprox_mu": 1.0}, personal=own)
+        model = run.fold(model, updates)
+        run.evaluate(model, personal=own)
+    return model
+"""
+
+
+def test_a_proximal_term_draws_to_the_global_model_however_it_is_received(flows):
+    copied = FINE.replace("receive(into=net)", "receive()\n    net.load_state_dict(model.params)")
+    how = ("clients.count=2", 'model.factory="model:Net"')
+    runs = [
+        flows.jobs.run(script, *how, flows.write(DRAWN), model=MODEL) for script in (FINE, copied)
+    ]
+    assert facts(runs[0]) == facts(runs[1])
+    assert runs[0].summary.status == "finished", runs[0].summary.error

@@ -225,3 +225,28 @@ def test_a_model_that_turns_out_unsound_in_mid_run_voids_what_came_after_it(flow
     assert results(resumed) == results(expected)
     assert flows.seen() == ["1", "2", "3", "1", "2", "3"]
     assert any("went back to before effect 2" in each for each in resumed.summary.warnings)
+
+
+TWICE = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        first = run.fold(model, run.train(model, run.sites), at=%s)
+        second = run.fold(first, run.train(first, run.sites), at=%s)
+        third = run.fold(first, run.train(first, run.sites[:2]), at=%s)
+        run.evaluate(second)
+        model = first
+    see(first.digest)
+    return model
+"""
+
+
+def test_an_earlier_model_of_a_round_stays_what_it_is(flows):
+    run = flows.finish(TWICE % (None, None, None), "clients.count=3", LARGE)
+    (digest,) = flows.seen()
+    assert body_digest(FileSource(run.directory.final_model)) == digest.strip("'")
+    # Also where sites fold, and offer a file that has the name of an earlier one.
+    sites = ["site-3"], ["site-1"], ["site-2"]
+    elsewhere = flows.finish(TWICE % sites, "clients.count=3", LARGE)
+    assert flows.seen() == [digest]
+    assert results(elsewhere) == results(run)

@@ -1,13 +1,16 @@
 """Every workflow and every way to aggregate: the same bits for any workers and any chunks."""
 
+import re
+
 import pytest
 from run_fixtures import Jobs
 from training_scripts import noisy, results
 
 from flstream.job.aggregation_method import METHODS
+from flstream.job.workflow_code import built_ins
 
 SITES = 8
-# One chunk of the model and more of it than fit into one.
+# A little more than 2 MiB, so that the second chunk of that size is a short one.
 HOW = [f"clients.count={SITES}", "model.args.elements=530000"]
 CASES = {
     "one worker, 4 KiB": ("clients.parallel=1", "streaming.tensor_download_chunk_size=4KiB"),
@@ -24,18 +27,30 @@ WORKFLOWS = {
     "feddyn": ("workflow.type=feddyn",),
     "fedper": ('workflow={type=fedper, args{personal=["^b$"]}}',),
     "ditto": ("workflow.type=ditto",),
+    "evaluate": ("workflow.type=evaluate",),
+    "scaffold, with the mean of optimizers": (
+        "workflow.type=scaffold",
+        "train.optimizer_state=global",
+        "train.optimizer_moments=[momentum_buffer]",
+    ),
     "private": ("privacy.type=central", "privacy.clipping.norm=1"),
 }
 AGGREGATORS = {
     method: (f"aggregation.method={method}", "aggregation.clip_norm=median") for method in METHODS
 }
-# A site's control in SCAFFOLD is whatever it says.
-SENDS_CONTROL = """
-for name, tensor in model.meta.get("control", {}).items():
-    if tensor.is_floating_point():
-        tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
-    meta.setdefault("control", {})[name] = tensor
+# What a site sends beside the model is whatever it says.
+SENDS_BODIES = """
+for body in ("control", "momentum_buffer", "optimizer_steps"):
+    for name, tensor in model.meta.get(body, {}).items():
+        if tensor.is_floating_point():
+            tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
+        meta.setdefault(body, {})[name] = tensor
 """
+
+
+def test_no_workflow_is_left_out():
+    named = {word for how in WORKFLOWS.values() for each in how for word in re.split(r"\W", each)}
+    assert built_ins().keys() <= named | {"fedavg"}
 
 
 @pytest.mark.slow
@@ -44,7 +59,7 @@ for name, tensor in model.meta.get("control", {}).items():
 )
 def test_neither_workers_nor_chunks_change_a_bit(jobs: Jobs, settings):
     found = {
-        case: left_by(jobs.run(noisy(SENDS_CONTROL), *HOW, *settings, *how))
+        case: left_by(jobs.run(noisy(SENDS_BODIES), *HOW, *settings, *how))
         for case, how in CASES.items()
     }
     due = found["one worker, 4 KiB"]

@@ -84,10 +84,11 @@ import signal
 import flstream.client.peers as peers
 
 
-def die(self, path, peer, offer=peers.Peers._offer_model):
-    offered = offer(self, path, peer)
+def die(self, request, offer=peers.Peers._offer_model):
+    offered = offer(self, request)
+    path = pathlib.Path(request.path)
     mark = path.parents[2] / "died"
-    if "round-0001" in path.name and peer.startswith("site-2/") and not mark.exists():
+    if "round-0001" in path.name and request.peer.startswith("site-2/") and not mark.exists():
         mark.touch()
         self._channel.send(offered)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -239,3 +240,22 @@ def test_aggregators_are_drawn_among_those_that_are_still_asked(given, drawn):
     swarm(run, SwarmArgs(aggregators=given))
     assert all(sorted(at) == drawn for at in run.at)
     assert {at[0] for at in run.at} == set(drawn)
+
+
+def test_a_model_that_a_site_has_folded_may_get_bodies_beside_it(jobs):
+    sends = 'meta["control"] = model.meta.get("control", {})\n'
+    how = "workflow=[{type=swarm}, {type=scaffold}]"
+    run = jobs.run(noisy(sends), "clients.count=2", LARGE, how)
+    assert run.summary.status == "finished", run.summary.error
+
+
+def test_what_a_refused_site_has_sent_last_is_collected_all_the_same(jobs):
+    spoils = """
+if (site, number) == ("site-2", 2):
+    params["w"][0] = float("nan")
+"""
+    how = "workflow=[{type=swarm}, {type=cross_site}]"
+    rule = ["aggregation.clip_norm=5", "aggregation.on_nonfinite=allow", "clients.min_updates=2"]
+    run = jobs.run(noisy(spoils), "clients.count=3", LARGE, how, *rule)
+    assert run.summary.status == "finished", run.summary.error
+    assert [each.site for each in run.summary.failures] == ["site-2"]

@@ -17,6 +17,7 @@ def flow(run):
         model = run.fold(model, updates)
     return model
 """
+RULE = "__import__('flstream.workflows').workflows.FoldRule"
 MISTAKES = {
     "run.fold(first, updates)": (
         "run.fold() was given model 0 (round 0), and updates of model 1 (round 1); fold them into "
@@ -66,6 +67,8 @@ MISTAKES = {
     "run.random(['x'])": "run.random() was given ['x'] as a name; give it text",
     "run.train(model, run.sites, meta=[1])": "was given a list as meta; give it a dict of plain",
     "run.train(model, run.sites, optimizer_params=1)": "was given a int as optimizer_params; give",
+    f"run.fold(model, updates, {RULE}({{'site-1': 1.0}}))": "has no weight for site-2",
+    "run.write_json('events.jsonl/x.json', 1)": "whose folder cannot be made: File exists",
     "next(run.rounds())": "run.rounds() was called in a loop over run.rounds()",
     "run.log('x', 10 ** 400)": "run.log('x') was given a int that is no float",
     "raise SystemExit(0)": " raised SystemExit: 0; see server.log",

@@ -186,12 +186,12 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         shared += _LIBRARIES_BYTES
     use = None if job.train.source is None else optimizer_of(job.train.source)
     training = 0 if use is None else use.training_bytes(_trained_bytes(layout, selected))
-    # The global model goes to a site again where one of the site's own is drawn to it.
-    tasks = 2 if job.stages[0].args.has_own_models else 1
     one, alone = (
         _download(nbytes, settings, settings.frame_size, pushed=settings.push)
         for nbytes in (joint.nbytes, layout.nbytes)
     )
+    # The global model goes to a site once more where one of the site's own is drawn to it.
+    drawn_to = alone if job.stages[0].args.has_own_models else Traffic()
     return Forecast(
         model_bytes=layout.nbytes,
         tensors=len(layout.tensors),
@@ -201,10 +201,12 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         workers=clients.workers,
         rounds=job.planned_rounds,
         evaluations=_evaluations(job),
-        down=one.times(tasks * -(-cohort // plan.sites)),
+        down=one.plus(drawn_to).times(-(-cohort // plan.sites)),
         up=_updates(job, plan, joint, update, settings, rule),
-        evaluation=alone.times(
-            tasks * -(-clients.count // scoring.sites) if every or scored else 0
+        evaluation=(
+            alone.plus(drawn_to).times(-(-clients.count // scoring.sites))
+            if every or scored
+            else Traffic()
         ),
         scored=scored,
         submitted=(

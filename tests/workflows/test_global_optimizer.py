@@ -67,6 +67,7 @@ KINDS = {
     ADAM: ["exp_avg", "exp_avg_sq"],
 }
 HOW = [f"clients.count={SITES}", "train.optimizer_state=global", "workflow.args.key_metric=loss"]
+FLOW = 'workflow.type="flow.py:flow"'
 WITH_ADAM = [*HOW, "train.optimizer_moments=[exp_avg, exp_avg_sq]"]
 
 
@@ -164,10 +165,16 @@ def test_an_optimizer_of_named_parameters_needs_no_module(adam, jobs: Jobs):
     assert run.summary.model.digest == adam.summary.model.digest
 
 
-def test_what_travels_is_foretold(adam, jobs: Jobs):
-    job = jobs.make(script(ADAM), *WITH_ADAM, f"rounds={ROUNDS}", model=MODEL)
-    found = forecast(job, FileSource(adam.directory.final_model).layout)
-    moved = adam.summary.transfer
+@pytest.mark.parametrize("workflow", ["fedavg", "ditto", "scaffold"])
+def test_what_travels_is_foretold(jobs: Jobs, workflow):
+    sends = "meta=weight | {'control': model.meta.get('control')}"
+    text = script(ADAM).replace("meta=weight", sends)
+    how = [*WITH_ADAM, f"workflow.type={workflow}"]
+    run = jobs.run(text, *how, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    job = jobs.make(text, *how, model=MODEL)
+    found = forecast(job, FileSource(run.directory.final_model).layout)
+    moved = run.summary.transfer
     assert (found.run_down.bytes, found.run_up.bytes) == (moved.down.bytes, moved.up.bytes)
 
 
@@ -221,3 +228,34 @@ def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, 
 def test_jobs_that_cannot_share_a_state_are_refused(jobs: Jobs, how, sentence):
     with pytest.raises(JobError, match=sentence):
         jobs.make(script(ADAM), *WITH_ADAM, *how, model=MODEL)
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        ("run.adopt(run.train(model, run.sites[:1]))", "run.adopt() takes the update of one site"),
+        ("run.fold(model, run.train(model, run.sites), at=run.sites)", "run.fold() was given at"),
+    ],
+)
+def test_workflows_that_fold_elsewhere_are_told_so(jobs: Jobs, made, sentence):
+    (jobs.folder / "flow.py").write_text(
+        f"def flow(run):\n    model = run.initial_model()\n    for number in run.rounds():\n"
+        f"        model = {made}\n    return model\n"
+    )
+    run = jobs.run(script(ADAM), *WITH_ADAM[:2], WITH_ADAM[-1], FLOW, model=MODEL)
+    assert run.summary.status == "failed"
+    assert sentence in run.summary.error
+    assert "train.optimizer_state is global, which takes the mean of all" in run.summary.error
+
+
+def test_moments_are_folded_with_the_weights_that_a_workflow_gives_the_model(jobs: Jobs):
+    (jobs.folder / "flow.py").write_text(
+        "from flstream.workflows import FoldRule\n\n\n"
+        "def flow(run):\n    model = run.initial_model()\n    for number in run.rounds():\n"
+        "        rule = FoldRule([1e-9, 1.0, 1e-9], normalise=True)\n"
+        "        model = run.fold(model, list(run.train(model, run.sites)), rule)\n    return model\n"
+    )
+    run = jobs.run(script(ADAM), *WITH_ADAM[:2], WITH_ADAM[-1], FLOW, "rounds=1", model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    steps = load_file(run.directory.checkpoints / "round-0001.optimizer_steps.safetensors")
+    np.testing.assert_allclose(steps["tied"], STEPS + 2, rtol=1e-6)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STEP = "step"
 
 
-def is_shared() -> bool:
+def has_global_state() -> bool:
     """Return whether the optimizer of the current training has the state that all sites share.
 
     A model of the site's own beside the global one has a state of its own.
@@ -32,7 +32,9 @@ def is_shared() -> bool:
     return here.received is None or not here.received.meta.get("personal")
 
 
-def share_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | Tensors | None) -> bool:
+def begin_with_global_state(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | Tensors | None
+) -> bool:
     """Have an optimizer begin with the shared state, and send what it makes of it with the answer.
 
     Args:
@@ -44,8 +46,8 @@ def share_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | Tenso
         Whether there was a state of an earlier round.
 
     Raises:
-        ClientError: The model was not received yet, the names are not known, or the site has
-            several processes.
+        ClientError: The model was not received yet or lacks a parameter, the names are not known,
+            or the site has several processes.
     """
     here = session.current()
     if isinstance(here, RankSession) or here.place.ranks > 1:
@@ -57,20 +59,18 @@ def share_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module | Tenso
         raise ClientError("restore_optimizer needs the model's task; call receive() first")
     shared, kept = _received(here.received.meta, here.optimizer_moments)
     names = [kept.get(name, name) for name in _names_of(optimizer, model)]
-    known = [name for name in names if name in shared[OPTIMIZER_STEPS]]
-    if not known:
+    if unknown := [name for name in names if name not in shared[OPTIMIZER_STEPS]]:
         raise ClientError(
-            f"the received model has no tensor {names[0]!r}, nor any other of the optimizer's; "
-            "give restore_optimizer the module that the model is loaded into"
+            f"the received model has no tensor {unknown[0]!r}, which the optimizer steps; give "
+            "restore_optimizer the module that the model is loaded into, or set "
+            "train.optimizer_state = local for tensors that stay with their site"
         )
     state = {
-        place: values
-        for place, name in enumerate(names)
-        if name in shared[OPTIMIZER_STEPS] and (values := _values_of(shared, name))
+        place: values for place, name in enumerate(names) if (values := _values_of(shared, name))
     }
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # Of what no optimizer steps, the zeros go back.
+    # What no optimizer here steps goes back as it came.
     here.send_beside(shared)
     here.before_keeping(lambda: here.send_beside(_made(optimizer, names, shared)))
     return bool(state)
@@ -154,7 +154,7 @@ def _made(
             for key, value in optimizer.state.get(parameter, {}).items()
             if value is not None
         }
-        if name not in shared[OPTIMIZER_STEPS] or not values:
+        if not values:
             continue
         steps = torch.as_tensor(values.pop(_STEP, 0.0), dtype=torch.float32)
         for key, value in values.items():
