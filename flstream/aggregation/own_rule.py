@@ -82,7 +82,7 @@ class OwnRule:
     def _call(self, what: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             lines = traceback.extract_tb(error.__traceback__)
             own = [f" in line {each.lineno}" for each in lines if each.filename == self._where]
             raise AggregationError(

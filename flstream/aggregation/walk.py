@@ -8,6 +8,7 @@ It needs a few ranges of memory, whatever the model's size and however many upda
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 
 from flstream.aggregation.elements import quietly
 from flstream.aggregation.methods import combination
@@ -19,6 +20,7 @@ from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet, element_at, find_not_finite
 from flstream.aggregation.weighing import weigh_updates
 from flstream.errors import AggregationError
+from flstream.job.aggregation_method import is_own
 from flstream.model.body import Sink, Source
 
 
@@ -73,8 +75,13 @@ def fold_updates(
             on_range(stop)
     if bad is not None:
         find_not_finite(base, updates, rule, steps, start, on_range)
+        hint = (
+            f"mend {PurePath(rule.method).name}"
+            if is_own(rule.method)
+            else "lower their weights or the learning rates"
+        )
         raise AggregationError(
             f"{element_at(base.layout, *bad)} would not be finite in the next model, though "
-            "all updates are; lower their weights or the learning rates"
+            f"all updates are; {hint}"
         )
     return model.digest

@@ -65,6 +65,12 @@ def begin_with_global_state(
             "restore_optimizer the module that the model is loaded into, or set "
             "train.optimizer_state = local for tensors that stay with their site"
         )
+    if twice := sorted(here.optimized.intersection(names)):
+        raise ClientError(
+            f"two optimizers step tensor {twice[0]!r}, and train.optimizer_state = global has one "
+            "state of each; set reset or local"
+        )
+    here.optimized.update(names)
     state = {
         place: values for place, name in enumerate(names) if (values := _values_of(shared, name))
     }

@@ -123,6 +123,12 @@ class Session:
             raise ClientError("there is no task; call receive() first")
         self._execution.before_keeping(action)
 
+    @property
+    def optimized(self) -> set[str]:
+        """Names of the tensors that optimizers with the state that all sites share step."""
+        assert self._execution is not None
+        return self._execution.optimized
+
     def send_beside(self, bodies: Mapping[str, Params]) -> None:
         """Send tensors of bodies with the answer of the current task, as if ``meta`` had them."""
         assert self._execution is not None  # it is being answered

@@ -94,6 +94,7 @@ class TaskExecution:
         received: The model as the current site has received it; None before.
         global_params: Tensors of the global model, which stay as they were received; None where
             nothing asks for them.
+        optimized: Names of the tensors that optimizers with the state that all sites share step.
     """
 
     def __init__(self, worker: Worker, task: Task) -> None:
@@ -107,6 +108,7 @@ class TaskExecution:
         self._before_keeping: list[Callable[[], None]] = []
         # Bodies that helpers of the code send, by name.
         self._beside: dict[str, dict[str, Any]] = {}
+        self.optimized: set[str] = set()
         self._personal: PersonalTensors | None = None
         info = worker.info
         folder = Path(info.sites_folder)
@@ -137,7 +139,7 @@ class TaskExecution:
         """
         self._was_received = False
         self.received = self.global_params = self._personal = None
-        self._before_keeping, self._beside = [], {}
+        self._before_keeping, self._beside, self.optimized = [], {}, set()
         if self._has_several_sites:
             self._worker.send(Began(self.task.effect, site.site))
         try:

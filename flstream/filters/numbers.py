@@ -124,7 +124,7 @@ class FilteredValues:
                 found = self._apply(values, block)
         except FlstreamError:
             raise
-        except (Exception, SystemExit) as error:  # it may be the user's code
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # it may be the user's code
             raise ClientError(
                 f"the filter {self._name} raised {type(error).__name__} at tensor {spec.name!r}: "
                 f"{error}; mend the filter"

@@ -19,6 +19,11 @@ OptimizerState = Literal["reset", "local", "global"]
 OPTIMIZER_STEPS = "optimizer_steps"
 """Name of the body that has the counts of steps of the sites' optimizers."""
 
+RESERVED_NAMES = frozenset(
+    {"optimizer", "num_examples", "partial", "personal", "site_name", "task"}
+)
+"""Names that a body may not have: a file's, or a value's in the ``meta`` of models and answers."""
+
 BODY_NAME = re.compile(r"[a-z_]+")
 """What the name of a body looks like."""
 

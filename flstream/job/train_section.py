@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from flstream.job.bodies import BODY_NAME, OPTIMIZER_STEPS, OptimizerState
+from flstream.job.bodies import BODY_NAME, OPTIMIZER_STEPS, RESERVED_NAMES, OptimizerState
 from flstream.job.command import CommandLine
 from flstream.job.files import Factory, Modules, ScriptFile
 from flstream.job.free_values import CodeArgs, FreeArgs
@@ -35,6 +35,8 @@ class MomentNames(ValueRule):
                 raise self.refused(each, "a name has small letters and underscores")
             if each in ("step", OPTIMIZER_STEPS):
                 raise self.refused(each, "counts of steps go with the others")
+            if each in RESERVED_NAMES:
+                raise self.refused(each, "the name has another meaning")
         if twice := first_twice(value):
             raise self.refused(value, f"{twice} is in it twice")
         return list(value)

@@ -9,7 +9,7 @@ from typing import Any
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import WorkflowError
-from flstream.job.bodies import BodyKind
+from flstream.job.bodies import RESERVED_NAMES, BodyKind
 from flstream.model.joined import MAIN
 from flstream.runs.model_files import is_body_name
 from flstream.server.program_view import Model
@@ -134,7 +134,7 @@ def check_bodies(bodies: Mapping[str, object], taken: Collection[str]) -> dict[s
         if not is_body_name(name):
             raise WorkflowError(
                 f"run.initial_model() was given a body named {name!r}; a name has small letters "
-                "and underscores, and 'optimizer' is the server optimizer's"
+                f"and underscores, and is none of {', '.join(sorted(RESERVED_NAMES))}"
             )
         if value != "zeros":
             raise WorkflowError(

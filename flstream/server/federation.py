@@ -185,6 +185,11 @@ class Federation:
         check_training(sites, min_updates, timeout)
         check_values("meta", meta)
         check_values("optimizer_params", optimizer_params)
+        if both := sorted((meta or {}).keys() & set(self._store.bodies(model))):
+            raise WorkflowError(
+                f"run.train() was given a value {both[0]!r} in meta, and the model has a body of "
+                "that name beside it; give it another name"
+            )
         part = part_of(personal, is_beside=beside)
         self.check_sites("train", sites)
         self.state.check_round("train")

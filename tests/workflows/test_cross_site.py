@@ -291,6 +291,17 @@ def test_a_learner_with_the_method_submits_a_model(jobs):
         assert [row[site]["accuracy"] for site in SITES] == [1.0, 2.0, 3.0]
 
 
+def test_a_learner_without_it_sends_nothing_more_whatever_another_class_does(jobs):
+    apart = SUBMITTING_LEARNER.replace("\n    def", "\n\nclass Another(Sites):\n    def", 1)
+    how = [THREE, "rounds=1", "clients.parallel=1", *LEARNER]
+    job = AFTER_FEDAVG.replace(",key_metric=check", "")
+    run = jobs.run(noisy_learner() + apart, job, *how)
+    assert run.summary.status == "finished", run.summary.error
+    assert run.summary.failures == []
+    inherited = jobs.make(noisy_learner() + apart, job, *how, "train.learner=client:Another")
+    assert inherited.submits_models
+
+
 OWN = """
 from typing import ClassVar
 

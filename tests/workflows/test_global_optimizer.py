@@ -194,6 +194,7 @@ def test_a_model_of_the_sites_own_keeps_a_state_of_its_own(jobs: Jobs):
         (script(ADAM, "restored = False"), "has not called restore_optimizer"),
         (script(SGD), "keeps momentum_buffer of 'tied', and train.optimizer_moments names exp_avg"),
         (script(ADAM.replace("AdamW", "NAdam")), "'mu_product' of the optimizer is no tensor"),
+        (script(ADAM, f"{BY_MODULE}\n    {BY_MODULE}"), "two optimizers step tensor 'tied'"),
         (
             script(ADAM, BY_MODULE, "[net.x.detach().clone()]"),
             "is none of the model that restore_optimizer was given",
@@ -217,6 +218,7 @@ def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, 
         (["filters.up=[percentile_privacy]"], "in a job whose train.optimizer_state is global"),
         (["privacy.type=central"], "train.optimizer_state: .* where privacy.type is central"),
         (["train.optimizer_moments=[step]"], "counts of steps go with the others"),
+        (["train.optimizer_moments=[optimizer]"], "the name has another meaning"),
         (["train.optimizer_moments=[exp_avg, exp_avg]"], "exp_avg is in it twice"),
         (["train.optimizer_moments=[Exp]"], "a name has small letters and underscores"),
         (
@@ -253,7 +255,8 @@ def test_moments_are_folded_with_the_weights_that_a_workflow_gives_the_model(job
         "from flstream.workflows import FoldRule\n\n\n"
         "def flow(run):\n    model = run.initial_model()\n    for number in run.rounds():\n"
         "        rule = FoldRule([1e-9, 1.0, 1e-9], normalise=True)\n"
-        "        model = run.fold(model, list(run.train(model, run.sites)), rule)\n    return model\n"
+        "        updates = list(run.train(model, run.sites))\n"
+        "        model = run.fold(model, updates, rule)\n    return model\n"
     )
     run = jobs.run(script(ADAM), *WITH_ADAM[:2], WITH_ADAM[-1], FLOW, "rounds=1", model=MODEL)
     assert run.summary.status == "finished", run.summary.error

@@ -111,6 +111,26 @@ def test_nothing_is_done_before_the_first_round(flows, call):
     assert f"{BEFORE[call]}; call it in the loop over run.rounds()" in error
 
 
+@pytest.mark.parametrize(
+    ("bodies", "meta", "sentence"),
+    [
+        ("task='zeros'", "None", "was given a body named 'task'; a name has small letters"),
+        ("optimizer='zeros'", "None", "was given a body named 'optimizer'"),
+        ("alpha='ones'", "None", "a body beside a model begins with zeros"),
+        ("alpha='zeros'", "{'alpha': 3}", "run.train() was given a value 'alpha' in meta, and the"),
+    ],
+)
+def test_a_body_has_a_name_of_its_own(flows, bodies, meta, sentence):
+    text = f"""
+    def flow(run):
+        model = run.initial_model({bodies})
+        for number in run.rounds():
+            run.train(model, run.sites, meta={meta})
+        return model
+    """
+    assert sentence in flows.fail(text, QUIET, "clients.parallel=1", script=adding({}))
+
+
 def test_a_mistake_of_a_call_cannot_be_caught_either(flows):
     text = FLOW.format("""
             try:
