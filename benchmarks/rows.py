@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
+
+from flstream.units import format_bytes
 
 
 class Row(NamedTuple):
@@ -48,7 +55,8 @@ class Row(NamedTuple):
             if bound is not None
         ]
         verdict = "" if self.is_met else "missed"
-        return self.what, self.figure, self.limit, f"{self.ratio:.2f}", " ".join(bounds), verdict
+        ratio = f"{self.ratio:.2f}" if round(self.ratio, 2) else f"{self.ratio:.1g}"
+        return self.what, self.figure, self.limit, ratio, " ".join(bounds), verdict
 
 
 def print_table(rows: Iterable[Row]) -> None:
@@ -104,7 +112,10 @@ def _page(description: str, rows: Sequence[Row]) -> str:
     """Return a page with the rows in a Markdown table."""
     title = description.partition(".")[0]
     head = ("what", "figure", "beside", "ratio", "wanted", "")
-    lines = [f"# {title}", "", "Written by `make science`.", ""]
+    memory = format_bytes(psutil.virtual_memory().total)
+    machine = f"{os.cpu_count()} cores, {memory} of memory, torch {version('torch')}"
+    written = f"Written by `make science` on {date.today()}: {machine}."
+    lines = [f"# {title}", "", written, ""]
     table = [head, ("---",) * len(head), *(row.cells for row in rows)]
     lines += [f"| {' | '.join(cells)} |" for cells in table]
     return "\n".join(lines) + "\n"
