@@ -95,18 +95,17 @@ class PersonalTensors:
                 "the answer has differences (params_type DIFF), and the site keeps tensors of its "
                 "own; send the trained weights as they are"
             )
-        own_name = {name: self._layout.aliases.get(name, name) for name in params}
-        own = {own_name[name]: value for name, value in params.items()}
-        missing = self._names - own.keys()
+        aliases = self._layout.aliases
+        own = {
+            name: value for name, value in params.items() if aliases.get(name, name) in self._names
+        }
+        missing = self._names - {aliases.get(name, name) for name in own}
         if missing:
             raise ClientError(
                 f"the answer lacks tensor {min(missing)!r}, which is the site's own; send it with "
                 "the others, and it stays with the site"
             )
-        kept = {
-            spec.name: own[spec.name] for spec in self._layout.tensors if spec.name in self._names
-        }
-        body = MemoryBody.of(kept, tied={})
+        body = MemoryBody.of(own, tied=aliases)
         check_kinds((spec[:3] for spec in body.layout.tensors), self._layout)
         # The state as a whole is made durable, under the digest of its content.
         with FileSink(self._path, body.layout, {"format": "pt"}, durable=False) as sink:

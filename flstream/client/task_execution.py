@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from flstream.client.answers import (
     Bundle,
     check_kinds,
@@ -204,58 +206,18 @@ class TaskExecution:
         site = self._current()
         # Memory that the script frees from here on is kept for the next model.
         self._worker.memory.keep()
-        metrics, weight = metrics_of(model), weight_of(model)
-        arrived, joined = self._model, self._model.joined
-        plain = model.meta if joined is None else joined.rest(model.meta)
-        meta = pack_meta(plain, model.optimizer_params)
-        has_params = model.params is not None
-        update: Source | None = None
+        answer = self._reported(model, site)
         for action in self._before_keeping:
             action()
         self.received = self.global_params = None
+        update: Source | None = None
         if self.task.kind == "evaluate":
             site.state.keep()
-            answer = SiteAnswer(site.name, weight, metrics, has_params=has_params, meta=meta)
         elif self._is_beside:
             self._own_tensors().keep(model)
-            answer = SiteAnswer(
-                site.name, weight, metrics, has_params=True, state=site.state.keep(), meta=meta
-            )
+            answer = structs.replace(answer, has_params=True, state=site.state.keep())
         else:
-            selected = arrived.selected
-            if self.task.personal is not None:
-                self._own_tensors().keep(model)
-                selected = self._own_tensors().others(selected)
-            params, partial = params_to_send(
-                model, site.round, arrived.layout, selected, self.task.kind, arrived.held_back
-            )
-            kind, framework = ParamsType(model.params_type), framework_of(params)
-            if joined is not None:
-                self._check_optimizer(model)
-                params = joined.put_together(params, {**model.meta, **self._beside}, selected)
-            elif self.task.joined:
-                raise ClientError(
-                    "the answer was sent before the model was received, and the workflow folds "
-                    f"meta[{self.task.joined[0]!r}] of it, too; call receive() first"
-                )
-            tied = None if arrived.joint is None else arrived.joint.aliases
-            # The steps that can fail come first: a failed site keeps no state, and is not in the
-            # bundle. An update is offered only once the state that belongs to it is durable.
-            if self._has_several_sites and not self._filters.up:
-                pieces = copied(params, tied)
-                check_kinds((piece[:3] for piece in pieces), arrived.joint)
-            else:
-                whole = MemoryBody.of(params, tied=tied)
-                check_kinds((spec[:3] for spec in whole.layout.tensors), arrived.joint)
-                update = self._filters.sent(whole, arrived.kept, model, site)
-                partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
-                pieces = read_pieces(update) if self._has_several_sites else []
-            state = site.state.keep()
-            if self._has_several_sites:
-                self._bundle.add(pieces)
-            answer = SiteAnswer(
-                site.name, weight, metrics, kind.value, framework, partial, True, state, meta
-            )
+            answer, update = self._with_update(answer, model, site)
         self._answers.append(answer)
         self.site = None
         if not self._has_several_sites:
@@ -281,6 +243,75 @@ class TaskExecution:
             has_bodies = self.task.kind != "evaluate" and bool(self._answers)
             has_bodies = has_bodies and not self._is_beside
             self._deliver(self._bundle.source() if has_bodies else None)
+
+    def _reported(self, model: FLModel, site: SiteContext) -> SiteAnswer:
+        """What an answer has beside its tensors."""
+        joined = self._model.joined
+        meta = model.meta if joined is None else joined.rest(model.meta)
+        return SiteAnswer(
+            site.name,
+            weight_of(model),
+            metrics_of(model),
+            has_params=model.params is not None,
+            meta=pack_meta(meta, model.optimizer_params),
+        )
+
+    def _with_update(
+        self, answer: SiteAnswer, model: FLModel, site: SiteContext
+    ) -> tuple[SiteAnswer, Source | None]:
+        """Take the tensors of an answer, and keep the site's state.
+
+        The steps that can fail come first: a failed site keeps no state, and is not in the bundle.
+        An update is offered only once the state that belongs to it is durable.
+
+        Returns:
+            The answer with what says how to read its tensors, and these where they are not copied.
+        """
+        params, partial = self._sent_tensors(model, site)
+        joint = self._model.joint
+        tied = None if joint is None else joint.aliases
+        update: Source | None = None
+        if self._has_several_sites and not self._filters.up:
+            pieces = copied(params, tied)
+            check_kinds((piece[:3] for piece in pieces), joint)
+        else:
+            whole = MemoryBody.of(params, tied=tied)
+            check_kinds((spec[:3] for spec in whole.layout.tensors), joint)
+            update = self._filters.sent(whole, self._model.kept, model, site)
+            partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
+            pieces = read_pieces(update) if self._has_several_sites else []
+        state = site.state.keep()
+        if self._has_several_sites:
+            self._bundle.add(pieces)
+        answer = structs.replace(
+            answer,
+            params_type=ParamsType(model.params_type).value,
+            framework=framework_of(model.params or {}),
+            partial=partial,
+            has_params=True,
+            state=state,
+        )
+        return answer, update
+
+    def _sent_tensors(self, model: FLModel, site: SiteContext) -> tuple[Params, bool]:
+        """The tensors of an answer, with those of bodies; and whether some are left out."""
+        arrived, joined = self._model, self._model.joined
+        selected = arrived.selected
+        if self.task.personal is not None:
+            self._own_tensors().keep(model)
+            selected = self._own_tensors().others(selected)
+        params, partial = params_to_send(
+            model, site.round, arrived.layout, selected, self.task.kind, arrived.held_back
+        )
+        if joined is not None:
+            self._check_optimizer(model)
+            params = joined.put_together(params, {**model.meta, **self._beside}, selected)
+        elif self.task.joined:
+            raise ClientError(
+                "the answer was sent before the model was received, and the workflow folds "
+                f"meta[{self.task.joined[0]!r}] of it, too; call receive() first"
+            )
+        return params, partial
 
     @property
     def _is_beside(self) -> bool:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from flstream.errors import LayoutError
-from flstream.job.bodies import BodyKind
 from flstream.model.body import Extent, Scratch, Source
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
+
+if TYPE_CHECKING:
+    from flstream.job.bodies import BodyKind
 
 SEPARATOR = "::"
 """Text between the name of a body and that of its tensor."""

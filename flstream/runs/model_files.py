@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from flstream.job.bodies import RESERVED_NAMES
 from flstream.telemetry.events import ModelRecord
 
 OPTIMIZER = "optimizer"
@@ -83,4 +82,4 @@ def bodies_beside(model: ModelRecord) -> dict[str, str]:
 
 def is_body_name(name: str) -> bool:
     """Whether a body beside a model may have this name."""
-    return _BODY.fullmatch(name) is not None and name not in RESERVED_NAMES
+    return _BODY.fullmatch(name) is not None and name != OPTIMIZER

@@ -131,7 +131,7 @@ def check_bodies(bodies: Mapping[str, object], taken: Collection[str]) -> dict[s
                 f"run.initial_model() was given a body named {name!r}, which is one of "
                 "train.optimizer_moments; give it another name"
             )
-        if not is_body_name(name):
+        if not is_body_name(name) or name in RESERVED_NAMES:
             raise WorkflowError(
                 f"run.initial_model() was given a body named {name!r}; a name has small letters "
                 f"and underscores, and is none of {', '.join(sorted(RESERVED_NAMES))}"
