@@ -91,6 +91,7 @@ SCENARIOS = {
     "cross_site": Scenario(
         ("workflow={type=cross_site,args{after=fedavg}}", "rounds=4"), WHOLE_RUN, cases=10
     ),
+    "evaluate": Scenario(("workflow.type=evaluate", "clients.count=12"), WHOLE_RUN, cases=10),
     "swarm": Scenario(("workflow.type=swarm", "rounds=10"), cases=10),
     "odd_even": Scenario((ODD_EVEN, "rounds=12"), cases=8),
     "odd_even_20": Scenario(
@@ -111,7 +112,7 @@ class Reference(NamedTuple):
         summary: Content of its ``summary.json``.
         lines: Number of lines of its journal.
         effects: Number of effects of its workflow.
-        startup: Time from the command to the first round, in seconds.
+        startup: Time from the command to the first round, or effect, in seconds.
         startup_lines: Number of lines of its journal until then.
         scores: What its sites have found of each other's models; empty where nobody asked.
     """
@@ -136,7 +137,8 @@ class Reference(NamedTuple):
             raise SystemExit(f"an undisturbed run ends with exit status {status}: {errors}")
         journal = records(run / "events.jsonl")
         effects = effects_of(run / "events.jsonl")
-        first = next(n for n, event in enumerate(journal) if event["kind"] == "round_started")
+        begins = ("round_started", "effect")  # an evaluation alone has no rounds
+        first = next(n for n, event in enumerate(journal) if event["kind"] in begins)
         scores = scores_of(run)
         shutil.rmtree(run)
         return cls(summary, len(journal), effects, journal[first]["time"] - began, first, scores)
