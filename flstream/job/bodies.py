@@ -28,6 +28,11 @@ BODY_NAME = re.compile(r"[a-z_]+")
 """What the name of a body looks like."""
 
 
+def is_body_name(name: str) -> bool:
+    """Whether a body beside a model may have this name."""
+    return BODY_NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
+
+
 def optimizer_bodies(train: TrainSection) -> dict[str, BodyKind]:
     """Bodies of ``train.optimizer_state = global`` by name; none for other values."""
     if train.optimizer_state != "global":
@@ -47,5 +52,5 @@ def senders(stages: Iterable[Stage], train: TrainSection | None) -> Iterator[str
     for stage in stages:
         if stage.args.bodies:
             yield stage.name
-    if train is not None and train.optimizer_state == "global":
+    if train is not None and optimizer_bodies(train):
         yield "a job whose train.optimizer_state is global"

@@ -163,7 +163,7 @@ class Job(Section):
         stages, condition = info.data.get("stages", ()), info.data.get("stop_when")
         problems = list(privacy_problems(value, clients, aggregation, stages, condition))
         train = info.data.get("train")
-        if value.is_on and train is not None and train.optimizer_state == "global":
+        if value.is_on and train is not None and optimizer_bodies(train):
             allowed = "reset or local where privacy.type is central, which bounds the model alone"
             problems.append(Problem("train.optimizer_state", 'given "global"', allowed))
         if problems:

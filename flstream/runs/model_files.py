@@ -12,7 +12,6 @@ OPTIMIZER = "optimizer"
 """Name of the body that is the server optimizer's state."""
 
 _END = ".safetensors"
-_BODY = re.compile(r"[a-z_-]+")
 _NAME = re.compile(
     r"round-(?P<round>[0-9]{4,18})(?:\.step-(?P<step>[0-9]{2,18}))?(?:\.(?P<body>[a-z_-]+))?"
     r"\.safetensors(?P<temporary>\.tmp)?"
@@ -78,8 +77,3 @@ def bodies_beside(model: ModelRecord) -> dict[str, str]:
     """Digests of the bodies beside a model, by name; the server optimizer's state is one."""
     optimizer = {OPTIMIZER: model.optimizer_state} if model.optimizer_state else {}
     return {**model.bodies, **optimizer}
-
-
-def is_body_name(name: str) -> bool:
-    """Whether a body beside a model may have this name."""
-    return _BODY.fullmatch(name) is not None and name != OPTIMIZER

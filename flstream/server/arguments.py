@@ -9,9 +9,8 @@ from typing import Any
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import WorkflowError
-from flstream.job.bodies import RESERVED_NAMES, BodyKind
+from flstream.job.bodies import RESERVED_NAMES, BodyKind, is_body_name
 from flstream.model.joined import MAIN
-from flstream.runs.model_files import is_body_name
 from flstream.server.program_view import Model
 from flstream.server.site_results import SiteModel
 
@@ -131,7 +130,7 @@ def check_bodies(bodies: Mapping[str, object], taken: Collection[str]) -> dict[s
                 f"run.initial_model() was given a body named {name!r}, which is one of "
                 "train.optimizer_moments; give it another name"
             )
-        if not is_body_name(name) or name in RESERVED_NAMES:
+        if not is_body_name(name):
             raise WorkflowError(
                 f"run.initial_model() was given a body named {name!r}; a name has small letters "
                 f"and underscores, and is none of {', '.join(sorted(RESERVED_NAMES))}"
