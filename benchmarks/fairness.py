@@ -24,7 +24,7 @@ from rows import Part, Row, measure_parts
 
 from flstream.streaming.api import add_arrays
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 ATTACK = Path(__file__).resolve().parent.parent / "tests" / "streaming" / "hostile" / "attack.py"
 REPEAT = 5
@@ -55,9 +55,9 @@ import numpy as np
 
 from flstream.streaming.api import download_arrays
 from flstream.streaming.receiver import Receiver
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
-receiver = Receiver(PipeChannel(socket.socket(fileno=int(sys.argv[1])), "server"), "server")
+receiver = Receiver(SocketChannel(socket.socket(fileno=int(sys.argv[1])), "server"), "server")
 into = {"w": np.zeros(int(sys.argv[2]), np.uint8)}
 for line in sys.stdin:
     began = time.perf_counter()
@@ -93,7 +93,7 @@ def _start(
     service: DownloadService, stack: ExitStack, receiver: str, words: list[str], *more: str
 ) -> subprocess.Popen[str]:
     ours, theirs = socket.socketpair()
-    service.attach(PipeChannel(ours, receiver), receiver)
+    service.attach(SocketChannel(ours, receiver), receiver)
     words = [sys.executable, *words, str(theirs.fileno()), *more]
     pipe = subprocess.PIPE
     process = subprocess.Popen(

@@ -27,7 +27,7 @@ from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.memory import own_peak_rss, own_rss
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 DEFAULTS = StreamSettings()
 CHUNK = DEFAULTS.chunk_size
@@ -154,7 +154,7 @@ def send(links: list[Link], runs: list[Run], _folder: Path) -> Sent:
     with DownloadService() as service:
         for link in links:
             link.bare.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            channel = PipeChannel(link.data, link.receiver, lends=True)
+            channel = SocketChannel(link.data, link.receiver, lends=True)
             service.attach(channel, link.receiver)
         for number, run in enumerate(runs):
             chosen = links[: run.receivers]
@@ -186,7 +186,7 @@ def send_bare(source: Source, sock: socket.socket) -> None:
 
 def receive(link: Link, runs: list[Run], folder: Path) -> Received:
     """Run a receiver: receive the model of every run that the sender announces."""
-    receiver = Receiver(PipeChannel(link.data, "sender"), "sender")
+    receiver = Receiver(SocketChannel(link.data, "sender"), "sender")
     spans: dict[int, tuple[float, float]] = {}
     memory: dict[Model, MemoryBody] = {}
     buffer = Scratch()

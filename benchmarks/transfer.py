@@ -26,7 +26,7 @@ from streams import CHUNK, PATIENCE, REPEAT, Into, Measured, Model, Run, alterna
 from flstream.streaming.api import add_arrays, download_tensors
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 from flstream.units import format_bytes
 
 MIB = 1 << 20
@@ -127,7 +127,7 @@ def send_tiny(links: list[Link], count: int) -> list[float]:
     arrays = {"weight": np.zeros(1024, np.float32)}
     settled: list[float] = []
     with DownloadService() as service:
-        channel = PipeChannel(link.data, link.receiver, lends=True)
+        channel = SocketChannel(link.data, link.receiver, lends=True)
         service.attach(channel, link.receiver)
         for _ in range(count):
             # One ref at a time, as in use, where a service offers few of them.
@@ -142,7 +142,7 @@ def send_tiny(links: list[Link], count: int) -> list[float]:
 
 def receive_tiny(link: Link, count: int) -> list[float]:
     """Download a tiny tensor repeatedly, and return the times at which the downloads began."""
-    receiver = Receiver(PipeChannel(link.data, "sender"), "sender")
+    receiver = Receiver(SocketChannel(link.data, "sender"), "sender")
     began = []
     for _ in range(count):
         token = link.control.recv()

@@ -45,6 +45,10 @@ class ProtocolError(StreamingError):
     """A message from a peer that violates the protocol."""
 
 
+class BrokenStreamError(ProtocolError):
+    """Bytes that are no packet, or not the one that is due: of no use but on a new connection."""
+
+
 class IntegrityError(StreamingError):
     """Received bytes that do not match their digest."""
 

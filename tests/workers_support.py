@@ -8,7 +8,7 @@ from flstream.client.messages import Ready, ToWorker
 from flstream.engines.worker_sockets import worker_socket_pairs
 from flstream.errors import StreamingError
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 PATIENCE = 20.0
 
@@ -30,7 +30,7 @@ class Hand:
             self.kill()
 
     def _live(self) -> None:
-        channel = PipeChannel(self.theirs.control, "server")
+        channel = SocketChannel(self.theirs.control, "server")
         with suppress(StreamingError):
             MessageChannel(channel, "server", ToWorker).send(Ready(1, 1))
 
@@ -44,9 +44,11 @@ class Hand:
         """Wait until the server has closed the pipe it sends models on; return whether it has."""
         self.theirs.down.settimeout(PATIENCE)
         try:
-            return self.theirs.down.recv(1) == b""
+            while self.theirs.down.recv(1 << 10):  # the greeting
+                pass
         except TimeoutError:
             return False
+        return True
 
     def close(self) -> None:
         """Give back what it takes of this process."""

@@ -39,7 +39,7 @@ from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Deadline
 from flstream.transport.messages import PATIENCE, MessageChannel
 from flstream.transport.passing import receive_socket
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Peers:
         self._settings = settings
         self._limits = limits
         self._channel: MessageChannel[PeerRequest] = MessageChannel(
-            PipeChannel(sock, SERVER), SERVER, PeerRequest
+            SocketChannel(sock, SERVER), SERVER, PeerRequest
         )
         self._receivers: dict[str, Receiver] = {}
         # The sockets to peers, which a forked child must not keep open.
@@ -156,7 +156,7 @@ class Peers:
     def _meet(self, request: PeerRequest) -> PeerReply:
         match request:
             case Serve(peer):
-                channel = PipeChannel(self._received(), peer, lends=True)
+                channel = SocketChannel(self._received(), peer, lends=True)
                 self._service.attach(channel, receiver=peer)
                 return PeerDone()
             case Reach(peer):
@@ -186,7 +186,7 @@ class Peers:
                 self._receivers.pop(name, None)
                 self._sockets.pop(name).close()
         self._sockets[peer] = sock
-        self._receivers[peer] = Receiver(PipeChannel(sock, worker), worker, limits=self._limits)
+        self._receivers[peer] = Receiver(SocketChannel(sock, worker), worker, limits=self._limits)
 
     def _offer_update(self, effect: int, peer: str, chunk_size: int) -> Offered:
         held, settings = self._held_update(effect), self._settings

@@ -31,7 +31,7 @@ from flstream.client.rank_messages import (
 )
 from flstream.errors import ChannelClosedError, ClientError, DeadlineError, ProtocolError
 from flstream.transport.messages import PATIENCE, MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 SOCKET = "FLSTREAM_RANK_SOCKET"
 """Environment variable with the path of the worker process's socket."""
@@ -105,7 +105,7 @@ class RankLink:
         self.place = place
         self.socket = sock
         self._channel: MessageChannel[ToRank] = MessageChannel(
-            PipeChannel(sock, _WORKER), _WORKER, ToRank
+            SocketChannel(sock, _WORKER), _WORKER, ToRank
         )
 
     @classmethod

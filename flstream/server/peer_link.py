@@ -33,7 +33,7 @@ from flstream.errors import (
 from flstream.transport.channel import AbortSignal, Deadline
 from flstream.transport.messages import PATIENCE, MessageChannel
 from flstream.transport.passing import send_socket
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 # What a worker may answer with that is not the fault of its process.
 _ERRORS: dict[str, type[FlstreamError]] = {
@@ -58,7 +58,7 @@ class PeerLink:
         self._process = process
         self._abort = abort
         self._channel: MessageChannel[PeerReply] = MessageChannel(
-            PipeChannel(sock, worker), worker, PeerReply
+            SocketChannel(sock, worker), worker, PeerReply
         )
         self._turn = threading.Lock()
         # Names of the processes that the worker serves, guarded by a lock of its own: a worker is

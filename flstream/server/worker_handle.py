@@ -11,7 +11,7 @@ from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 _numbers = count(1)
 
@@ -42,15 +42,15 @@ class WorkerHandle:
         self.name = name
         self.receiver = f"{name}/{next(_numbers)}"
         self.control: MessageChannel[FromWorker] = MessageChannel(
-            PipeChannel(spawned.end.control, name), name, FromWorker
+            SocketChannel(spawned.end.control, name), name, FromWorker
         )
-        self.up = Receiver(PipeChannel(spawned.end.up, name), name, abort)
+        self.up = Receiver(SocketChannel(spawned.end.up, name), name, abort)
         self.peers = PeerLink(spawned.end.peers, name, self.receiver, abort)
         self.ready = False
         self._spawned = spawned
         self._service = service
         # A process of the same user, which may look into this one's memory by other means.
-        service.attach(PipeChannel(spawned.end.down, name, lends=True), receiver=self.receiver)
+        service.attach(SocketChannel(spawned.end.down, name, lends=True), receiver=self.receiver)
 
     @property
     def lives(self) -> bool:

@@ -18,7 +18,7 @@ from flstream.simulation.command import STUB, Command, CommandFolder
 from flstream.simulation.rank_server import RankServer, SiteLostError
 from flstream.telemetry.events import SERVER
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 
 def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerSockets) -> None:
@@ -66,7 +66,7 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
 def _report(end: WorkerSockets, reason: str) -> None:
     """Report to the server that the worker cannot go on; no other process may use the socket."""
     control: MessageChannel[ToWorker] = MessageChannel(
-        PipeChannel(end.control, SERVER), SERVER, ToWorker
+        SocketChannel(end.control, SERVER), SERVER, ToWorker
     )
     with suppress(FlstreamError):  # a server that is gone does not need it
         control.send(Failed("", 0, reason))

@@ -45,7 +45,7 @@ from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 LAUNCHER, FORK_SERVER, BUILDER = "launcher", "fork-server", "model-builder"
 
@@ -242,7 +242,7 @@ class _Follower:
             The status of the run.
         """
         channel: MessageChannel[AnyEvent] = MessageChannel(
-            PipeChannel(server, "the server"), "the server", AnyEvent
+            SocketChannel(server, "the server"), "the server", AnyEvent
         )
         try:
             while self._running.status == "running":

@@ -30,7 +30,7 @@ from flstream.simulation.export_files import keep_export_files
 from flstream.simulation.factory import MadeModel, layout_on
 from flstream.telemetry.events import SERVER
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 
 def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
@@ -44,7 +44,7 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     redirect_output(run.log("model-builder"))
     end_with_peer(server)
-    channel = MessageChannel[BuildReport](PipeChannel(server, SERVER), SERVER, BuildReport)
+    channel = MessageChannel[BuildReport](SocketChannel(server, SERVER), SERVER, BuildReport)
     try:
         if job.train.alias is not None:
             install_alias()

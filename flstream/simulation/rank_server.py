@@ -36,7 +36,7 @@ from flstream.errors import (
 from flstream.simulation.command import Command
 from flstream.transport.channel import Deadline
 from flstream.transport.messages import PATIENCE, MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 # Seconds that the processes may take to end once the server has seen the end of the script, and
 # once they were killed.
@@ -71,7 +71,9 @@ class _Connection:
         self.rank: int | None = None
         self.socket = sock
         self.channel: MessageChannel[FromRank] = MessageChannel(
-            PipeChannel(sock, "a process of train.command"), "a process of train.command", FromRank
+            SocketChannel(sock, "a process of train.command"),
+            "a process of train.command",
+            FromRank,
         )
         self.process: psutil.Process | None = None
 

@@ -43,7 +43,7 @@ from flstream.telemetry.events import (
 )
 from flstream.telemetry.memory import own_peak_rss, own_rss
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 # In the encoding of the channel to the launcher, which is not that of the journal.
 _NO_RESULT = msgspec.Raw(msgspec.msgpack.encode(None))
@@ -128,7 +128,7 @@ def server_main(
     redirect_output(run.log(SERVER))
     abort = StopRequest(launcher)
     channel: MessageChannel[AnyEvent] = MessageChannel(
-        PipeChannel(launcher, "the launcher"), "the launcher", AnyEvent
+        SocketChannel(launcher, "the launcher"), "the launcher", AnyEvent
     )
     with EventLog(run.events) as log:
         reporter = Reporter(log, channel)
@@ -206,4 +206,4 @@ def _replay_of(job: Job, resume: ResumePoint | None) -> Replay:
 
 
 def _reports(builder: socket.socket) -> MessageChannel[BuildReport]:
-    return MessageChannel(PipeChannel(builder, "the builder"), "the builder", BuildReport)
+    return MessageChannel(SocketChannel(builder, "the builder"), "the builder", BuildReport)

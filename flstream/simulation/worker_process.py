@@ -30,7 +30,7 @@ from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 
 def worker_main(
@@ -85,7 +85,7 @@ def serving(
     # A child that the training code forks would keep the sockets open after this process has died.
     os.register_at_fork(after_in_child=end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(
-        PipeChannel(end.control, SERVER), SERVER, ToWorker
+        SocketChannel(end.control, SERVER), SERVER, ToWorker
     )
     limits = limits_for(info.streaming)
     with (
@@ -93,8 +93,8 @@ def serving(
         closing(Peers(end.peers, service, info.streaming, limits)) as peers,
     ):
         os.register_at_fork(after_in_child=peers.abandon)
-        service.attach(PipeChannel(end.up, SERVER, lends=True), receiver=SERVER)
-        down = Receiver(PipeChannel(end.down, SERVER), SERVER, limits=limits)
+        service.attach(SocketChannel(end.up, SERVER, lends=True), receiver=SERVER)
+        down = Receiver(SocketChannel(end.down, SERVER), SERVER, limits=limits)
         yield Worker(info, control, down, service, peers, _selection(info), enter)
 
 

@@ -1,17 +1,16 @@
-"""Receiving the chunks of a ref in the order in which they come, and having lost ones repaired."""
+"""Receiving the chunks of a ref in the order in which they come."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from flstream.errors import ProtocolError
-from flstream.streaming.download_messages import DownloadMessages
+from flstream.errors import BrokenStreamError
+from flstream.streaming.exchange import BROKEN, Exchange
 from flstream.streaming.opening import OpenedRef
-from flstream.streaming.receiver import Patience, Receiver
 from flstream.streaming.requesting import Requests
 from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import MESSAGE, PUSHED, Header, Refused, Reply, Waiting
+from flstream.streaming.wire import MESSAGE, PUSHED, Header, Pong, Refused
 
 Place = Callable[[int, int], Sequence[memoryview]]
 """Function that returns the views for the bytes of a range."""
@@ -21,12 +20,9 @@ class ChunkReceiver:
     """The chunks of a ref that a receiver has opened.
 
     Args:
-        receiver: Receiving side of the channel.
-        messages: Messages of the download.
-        token: Token of the ref.
+        exchange: Messages of the download.
         settings: Sizes, window and timeouts.
         opened: The ref, as it was opened.
-        patience: Time of a request.
 
     Attributes:
         unit: Length of a chunk in bytes; the last one may be shorter.
@@ -34,26 +30,14 @@ class ChunkReceiver:
         chunks: Number of chunks received so far.
     """
 
-    def __init__(
-        self,
-        receiver: Receiver,
-        messages: DownloadMessages,
-        token: bytes,
-        settings: StreamSettings,
-        opened: OpenedRef,
-        patience: Patience,
-    ) -> None:
+    def __init__(self, exchange: Exchange, settings: StreamSettings, opened: OpenedRef) -> None:
         self.bytes = self.chunks = 0
         self.unit = opened.frame_size or opened.layout.nbytes
-        self._receiver = receiver
-        self._messages = messages
-        self._token = token
+        self._exchange = exchange
         self._settings = settings
         self._opened = opened
-        self._patience = patience
         # A model in one frame has its header before it.
         self._head = 0 if settings.chunk_size else len(opened.layout.plain_header)
-        receiver.packets.longest_frame = self.unit + self._head
 
     @cached_property
     def requests(self) -> Requests:
@@ -61,19 +45,12 @@ class ChunkReceiver:
 
         By then, a sink has refused a layout of a false size.
         """
-        requests = Requests(
-            self._messages,
-            self._receiver,
-            self._token,
-            self._settings,
-            self._opened.layout,
-            self._opened.frame_size,
-            self._patience,
-        )
-        if self._opened.is_pushed:
-            requests.expect_push(self._opened.limit)
-        elif self._opened.is_eager:
-            requests.expect_eager(self._opened.number)
+        opened = self._opened
+        requests = Requests(self._exchange, self._settings, opened.layout, opened.frame_size)
+        if opened.is_pushed:
+            requests.expect_push(opened.limit)
+        elif opened.is_eager:
+            requests.expect_eager(opened.number)
         return requests
 
     @property
@@ -97,65 +74,66 @@ class ChunkReceiver:
         Raises:
             StreamingError: It does not come, or the sender does not keep to the protocol.
         """
-        with self._patience:
-            return self._take(place, has_room)
+        exchange = self._exchange
+        with exchange:
+            while True:
+                try:
+                    if exchange.has_missed:
+                        exchange.has_missed = False
+                        self.requests.restart()
+                    exchange.expect_left()
+                    self.requests.send_due()
+                    header = exchange.header()
+                    taken = None
+                    try:
+                        if header.kind == MESSAGE:
+                            self._handle(header)
+                        else:
+                            taken = self._receive(header, place, has_room)
+                    finally:
+                        exchange.done(of_use=taken is not None)
+                except BROKEN as error:
+                    exchange.recover(error)
+                else:
+                    if taken is not None:
+                        return taken
 
-    def _take(self, place: Place, has_room: Callable[[int], bool]) -> tuple[int, int]:
+    def _receive(
+        self, header: Header, place: Place, has_room: Callable[[int], bool]
+    ) -> tuple[int, int] | None:
+        """Receive a frame into its place; return its range if it was wanted and is sound."""
         requests, tracker = self.requests, self.requests.tracker
-        while True:
-            self._patience.expect_left(requests.due)
-            requests.send_due()
-            header = self._messages.header(requests.wait)
-            start, stop = header.start, header.start + header.length - self._head
-            if header.kind == MESSAGE:
-                self._handle(self._messages.message(header, requests.wait))
-                continue
-            if header.token == self._token:
-                if not tracker.is_due(header.request, start, stop):
-                    raise ProtocolError(
-                        f"{self._receiver.peer} sent bytes {start} to {stop}, which are no chunk "
-                        "of what was asked for"
-                    )
-                tracker.frame(header.request, start, stop)
-            if header.token != self._token or not tracker.is_wanted(start, stop):
-                self._skip(header.length)
-                continue
-            if not has_room(start):
-                self._skip(header.length)
-                tracker.damage(start)
-                continue
-            if self._receive(header, place(start, stop)):
-                tracker.arrive(start)
-                return start, stop
-            tracker.damage(start)
-
-    def _receive(self, header: Header, views: Sequence[memoryview]) -> bool:
+        start, stop = header.start, header.start + header.length - self._head
+        if header.request not in tracker.under_way:
+            self._exchange.count_useless(header.length)  # of a request that was given up
+            return None
+        if not tracker.take(header.request, start, stop):
+            raise BrokenStreamError(
+                f"{self._exchange.peer} sent bytes {start} to {stop}, which are not what was to "
+                "come next of a request"
+            )
+        if tracker.has_arrived(start):
+            self._exchange.count_useless(header.length)
+            return None
+        if not has_room(start):
+            requests.fetch_again(start, is_damaged=False)
+            return None
         head = [memoryview(bytearray(self._head))] if self._head else []
-        digest = self._receiver.packets.payload([*head, *views], self.requests.wait)
-        if digest is None:
-            self.requests.failure = "it was cut short"
-            return False
-        if digest != header.digest:
-            self.requests.failure = "it does not match its digest"
-            return False
-        self.bytes += header.length - self._head
+        if self._exchange.payload([*head, *place(start, stop)]) != header.digest:
+            requests.fetch_again(start)
+            return None
+        tracker.arrive(start)
+        self.bytes += stop - start
         self.chunks += 1
-        if header.request not in self.requests.tracker.under_way:
-            self._patience.renew()  # a request has been answered in full
-        return True
+        if header.request not in tracker.under_way:
+            self._exchange.renew()  # a request has been answered in full
+        return start, stop
 
-    def _skip(self, length: int) -> None:
-        """Skip a frame of no use: of an earlier download, or of a chunk that has arrived."""
-        self._messages.count_useless(length)
-        self._receiver.packets.skip(length, self.requests.wait)
-
-    def _handle(self, reply: Reply | None) -> None:
+    def _handle(self, header: Header) -> None:
+        reply = self._exchange.message(header)
         match reply:
-            # Also the answer to a probe: refusals of requests before it may have been lost.
-            case Refused(number) if number >= self._opened.first_fetch or (
-                self._opened.is_pushed and number == PUSHED
-            ):
-                raise self._messages.refusal(reply)
-            case Waiting(number, waiting):
-                # All that was sent before this answer has been read by now.
-                self.requests.give_up_except(waiting, before=number)
+            case Refused(number) if number in self.requests.tracker.under_way:
+                raise self._exchange.refusal(reply)
+            case Pong() if PUSHED in self.requests.tracker.under_way:
+                # The push ended, or rests for want of what was lost. Requests do not.
+                self.requests.end_push()

@@ -1,18 +1,19 @@
-"""The state of each chunk of a download: arrived, requested, or lost."""
+"""The state of each chunk of a download: arrived, requested, or damaged."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 
 @dataclass
 class ActiveRequest:
-    """A request that the sender is answering.
+    """A request that the sender is answering, from front to back.
 
     Attributes:
         next: Offset in bytes of its next frame in the body.
         stop: Offset in bytes of its end in the body.
-        urgent: Whether it is for chunks that were lost, which are sent before others.
+        urgent: Whether it is for a chunk that came damaged, which is sent before others.
     """
 
     next: int
@@ -23,16 +24,13 @@ class ActiveRequest:
 class ChunkTracker:
     """Tracks the chunks of one download.
 
-    A sender answers urgent requests before others, and each kind in the order of its requests, from
-    front to back. So a frame shows that the chunks that were due before it are lost.
-
     Args:
         nbytes: Length of the body in bytes.
         unit: Length of a chunk in bytes; the last one may be shorter.
 
     Attributes:
         under_way: Requests by their numbers, oldest first.
-        lost: Indices of chunks that were requested and will not come.
+        damaged: Offsets of chunks to be fetched again, oldest first.
     """
 
     def __init__(self, nbytes: int, unit: int) -> None:
@@ -42,21 +40,20 @@ class ChunkTracker:
         self._left = len(self._arrived)
         self._attempts: dict[int, int] = {}
         self.under_way: dict[int, ActiveRequest] = {}
-        self.lost: set[int] = set()
+        self.damaged: deque[int] = deque()
 
     @property
     def complete(self) -> bool:
         """Whether every chunk has arrived."""
         return self._left == 0
 
-    def is_due(self, number: int, start: int, stop: int) -> bool:
-        """Return whether a frame of these bytes fits a request; true for requests not under way."""
-        request = self.under_way.get(number)
-        return request is None or (stop <= request.stop and self._is_chunk(start, stop))
+    def stop_of(self, start: int) -> int:
+        """Return the offset in bytes of the end of the chunk that begins at ``start``."""
+        return min(start + self._unit, self._nbytes)
 
-    def is_wanted(self, start: int, stop: int) -> bool:
-        """Return whether these bytes are a chunk that has not arrived."""
-        return self._is_chunk(start, stop) and not self._arrived[start // self._unit]
+    def has_arrived(self, start: int) -> bool:
+        """Whether the chunk that begins at ``start`` is here."""
+        return bool(self._arrived[start // self._unit])
 
     def missing_from(self, start: int, most_bytes: int) -> tuple[int, int] | None:
         """Return the next run of chunks at or after ``start`` that have not arrived, or None.
@@ -76,74 +73,29 @@ class ChunkTracker:
     def request(self, number: int, start: int, stop: int, *, urgent: bool) -> None:
         """Record a request that is being sent."""
         self.under_way[number] = ActiveRequest(start, stop, urgent)
-        self.lost.difference_update(self._indices(start, stop))
 
-    def frame(self, number: int, start: int, stop: int) -> None:
-        """Record that a frame came, whole or not, and give up chunks that were due before it."""
-        answered = self.under_way.get(number)
-        if answered is None:
-            return
-        for older, request in list(self.under_way.items()):
-            if older == number:
-                break
-            if request.urgent == answered.urgent:
-                self.give_up(older)
-        self._lose(answered.next, min(start, answered.stop))
-        answered.next = max(answered.next, stop)
-        if answered.next >= answered.stop:
+    def take(self, number: int, start: int, stop: int) -> bool:
+        """Record that a frame came; return False if it is not the next one of its request."""
+        request = self.under_way[number]
+        if start != request.next or start >= request.stop or stop != self.stop_of(start):
+            return False
+        request.next = stop
+        if stop == request.stop:
             del self.under_way[number]
+        return True
 
     def arrive(self, start: int) -> None:
         """Record that a chunk has arrived sound."""
-        index = start // self._unit
-        self._arrived[index] = 1
+        self._arrived[start // self._unit] = 1
         self._left -= 1
-        self.lost.discard(index)
 
-    def damage(self, start: int) -> None:
-        """Record that a chunk came damaged."""
-        self.lost.add(start // self._unit)
+    def damage(self, start: int) -> int:
+        """Record that a chunk is to be fetched again, and return how often that is so far."""
+        self.damaged.append(start)
+        self._attempts[start] = self._attempts.get(start, 0) + 1
+        return self._attempts[start]
 
-    def give_up(self, number: int) -> None:
-        """Record that nothing more will come of a request."""
-        request = self.under_way.pop(number)
-        self._lose(request.next, request.stop)
-
-    def repairs(self, most_bytes: int, most_ranges: int) -> list[tuple[int, int, int]]:
-        """Choose what to fetch again, in order.
-
-        Returns:
-            At most ``most_ranges`` ranges as (start, stop, attempt), where attempt counts from 1
-            for their
-            first repair. A range has at most ``most_bytes``, or is one chunk, and its chunks have
-            failed
-            equally often.
-        """
-        ranges: list[tuple[int, int, int]] = []
-        for index in sorted(self.lost):
-            attempt = self._attempts.get(index, 0) + 1
-            start = index * self._unit
-            stop = min(start + self._unit, self._nbytes)
-            if ranges:
-                first, last, attempts = ranges[-1]
-                if last == start and attempts == attempt and stop - first <= most_bytes:
-                    ranges[-1] = (first, stop, attempt)
-                    self._attempts[index] = attempt
-                    continue
-            if len(ranges) >= most_ranges:
-                break
-            ranges.append((start, stop, attempt))
-            self._attempts[index] = attempt
-        return ranges
-
-    def _is_chunk(self, start: int, stop: int) -> bool:
-        index, rest = divmod(start, self._unit)
-        if rest or not 0 <= index < len(self._arrived):
-            return False
-        return stop == min(start + self._unit, self._nbytes)
-
-    def _lose(self, start: int, stop: int) -> None:
-        self.lost.update(index for index in self._indices(start, stop) if not self._arrived[index])
-
-    def _indices(self, start: int, stop: int) -> range:
-        return range(start // self._unit, -(-min(stop, self._nbytes) // self._unit))
+    def restart(self) -> None:
+        """Forget all requests: nothing more will come of them."""
+        self.under_way.clear()
+        self.damaged.clear()

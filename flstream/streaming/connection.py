@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from flstream.errors import FlstreamError, ProtocolError
+from flstream.errors import BrokenStreamError, FlstreamError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
 from flstream.streaming.digesting import Digesting
 from flstream.streaming.frames import Demand, change_of
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
-from flstream.streaming.packets import FALSE_BEGINNING
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref, Settled
 from flstream.streaming.send_queue import SendQueue
 from flstream.streaming.wire import (
+    CAPABILITIES,
     HEADER_BYTES,
-    MAGIC,
     MAX_CHUNK_BYTES,
     MAX_DIGEST_BYTES,
     MAX_DIGESTS,
@@ -25,6 +24,7 @@ from flstream.streaming.wire import (
     MAX_REQUESTS,
     MESSAGE,
     PUSHED,
+    VERSION,
     Close,
     Closed,
     Credit,
@@ -32,22 +32,21 @@ from flstream.streaming.wire import (
     Digested,
     Fetch,
     Header,
+    Hello,
     Open,
     Opened,
-    Probe,
+    Ping,
+    Pong,
     Refused,
     Reply,
     Request,
-    Waiting,
     decode_request,
     digest_of,
+    expect_version,
     pack_message,
 )
 from flstream.text import quotable
 from flstream.transport.channel import Channel
-
-# Bytes without a request in them after which a receiver's channel is given up.
-_MAX_JUNK = 16 << 20
 
 
 class Connection:
@@ -64,6 +63,9 @@ class Connection:
     Attributes:
         channel: As given.
         receiver: As given.
+        instance: What the receiver calls itself, alike on all its connections; None before it
+            greets.
+        active_at: Time at which it last sent anything.
         send_queue: Messages and chunks that the receiver is still to be sent.
     """
 
@@ -82,8 +84,9 @@ class Connection:
         self._refs = refs
         self._settled = settled
         self._scratch = scratch
+        self.instance: bytes | None = None
+        self.active_at = time.monotonic()
         self._input = bytearray()
-        self._junk = self._false_beginnings = 0
         self._limits = limits
         self._digesting: Digesting | None = None
         # Whether the bytes that were read may begin with a whole request.
@@ -108,10 +111,14 @@ class Connection:
             and self._digesting is None
         )
 
+    def greet(self) -> None:
+        """Send the greeting, which comes before all else."""
+        self.send_queue.post(pack_message(Hello(VERSION, capabilities=list(CAPABILITIES))))
+
     def push(self, ref: Ref, settings: StreamSettings) -> None:
-        """Send a ref that the receiver has not requested."""
-        source = ref.source
-        if source is None or self.receiver not in ref.deliveries:
+        """Send a ref that the receiver has not requested, unless some of it was sent already."""
+        source, delivery = ref.source, ref.deliveries.get(self.receiver)
+        if source is None or delivery is None or delivery.bytes:
             return
         nbytes, chunk_size = source.layout.nbytes, settings.frame_size
         limit = min(settings.window * settings.bytes_a_request, nbytes)
@@ -124,9 +131,14 @@ class Connection:
         room = self._scratch.take(HEADER_BYTES + MAX_REQUEST_BYTES - len(self._input))
         self._input += room[: self.channel.receive_some([room])]
         self._has_request = True
+        self.active_at = time.monotonic()
 
     def answer_some(self) -> None:
-        """Answer the requests that have arrived, as far as the receiver's share of a turn goes."""
+        """Answer the requests that have arrived, as far as the receiver's share of a turn goes.
+
+        Raises:
+            ProtocolError: What has arrived is no request.
+        """
         if self._digesting is not None:
             self._digest_some()
         if not self._has_request:
@@ -139,29 +151,27 @@ class Connection:
                 break
             looked_at += 1
             body = done + HEADER_BYTES
-            header = Header.parse(self._input[done:body])
-            if header is None or header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
-                done = self._pass_over(done)
-                continue
+            header = Header.parse(self._input[done:body], self.receiver)
+            if header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
+                raise BrokenStreamError(f"{self.receiver} sent {header.length} bytes, no request")
             if len(self._input) < body + header.length:
                 break
             payload = bytes(self._input[body : body + header.length])
-            if digest_of([payload]) == header.digest:
-                self._junk = self._false_beginnings = 0
-                self._answer(decode_request(payload, self.receiver))
-            # A damaged request counts as lost: the receiver will probe for it.
+            if digest_of([payload]) != header.digest:
+                raise BrokenStreamError(f"a request of {self.receiver} does not match its digest")
+            self._take(decode_request(payload, self.receiver))
             done = body + header.length
         del self._input[:done]
 
-    def _pass_over(self, done: int) -> int:
-        """Return where the next packet may begin, after bytes that are not a packet."""
-        found = self._input.find(MAGIC, done + 1)
-        following = found if found >= 0 else len(self._input) - len(MAGIC) + 1
-        self._junk += following - done
-        self._false_beginnings += 1
-        if self._junk + FALSE_BEGINNING * self._false_beginnings > _MAX_JUNK:
-            raise ProtocolError(f"{self.receiver} sent {self._junk} bytes that are no request")
-        return following
+    def _take(self, message: Request | Hello) -> None:
+        """Answer a request, the first of which is a greeting."""
+        if isinstance(message, Hello):
+            expect_version(message.version, self.receiver)
+            self.instance = message.instance
+        elif self.instance is None:
+            raise BrokenStreamError(f"{self.receiver} did not greet")
+        elif not isinstance(message, Ping) or message.request:
+            self._answer(message)
 
     def _answer(self, request: Request) -> None:
         if isinstance(request, Close):
@@ -170,7 +180,10 @@ class Connection:
         ref = self._refs.get(request.token)
         # A receiver that it was not offered to does not learn whether the ref exists.
         if ref is None or self.receiver not in ref.deliveries or (source := ref.source) is None:
-            self._refuse(request, "this ref is not on offer, or has settled")
+            if isinstance(request, Ping) and self._has(request.token):
+                self._pong(request)  # it repeats that it closed, because the answer was lost
+            else:
+                self._refuse(request, "this ref is not on offer, or has settled")
             return
         delivery = ref.deliveries[self.receiver]
         delivery.active_at = time.monotonic()
@@ -180,14 +193,13 @@ class Connection:
                 nbytes = source.layout.nbytes
                 if 0 < nbytes <= request.eager:
                     self._answer(Fetch(ref.token, request.request, 0, nbytes, request.chunk_size))
-            case Probe():
+            case Ping():
                 change = change_of(source, 0, source.layout.nbytes)
                 if change is not None:
                     self._refuse(request, change)
                     return
-                waiting = [each.request for each in self.send_queue.of(ref.token)]
-                delivery.is_confirmed = not waiting
-                self._send(Waiting(request.request, waiting), ref.token)
+                delivery.is_confirmed = not self.send_queue.of(ref.token)
+                self._pong(request)
             case Digest():
                 self._digest(request, source)
             case Credit():
@@ -257,14 +269,24 @@ class Connection:
             if request.ok and not delivery.has_it:
                 self._refuse(request, delivery.failure or ref.settled.reason)
                 return
-        elif request.ok:
-            # It may be a repeat, because the answer was lost.
+        # Of a settled ref it may be a repeat, because the answer was lost.
+        elif request.ok and not self._has(request.token):
             settled = self._settled.get(request.token)
-            if settled is None or self.receiver not in settled.have:
-                late = settled.reason if settled is not None else "this ref is not on offer"
-                self._refuse(request, late)
-                return
+            late = settled.reason if settled is not None else "this ref is not on offer"
+            self._refuse(request, late)
+            return
         self._send(Closed(request.request), request.token)
+
+    def _has(self, token: bytes) -> bool:
+        """Whether the receiver has closed a ref with success that has settled since."""
+        settled = self._settled.get(token)
+        return settled is not None and self.receiver in settled.have
+
+    def _pong(self, ping: Ping) -> None:
+        waiting = self.send_queue.requests
+        if self._digesting is not None:
+            waiting.append(self._digesting.request.request)
+        self._send(Pong(ping.request, waiting), ping.token)
 
     def _refuse(self, request: Request, reason: str) -> None:
         self._send(Refused(request.request, reason), request.token)

@@ -87,7 +87,7 @@ class InFile:
 
     def __init__(self, source: Source, extent: Extent, nbytes: int) -> None:
         self._source = source  # the descriptor is open as long as it exists
-        self._fd, self._offset = extent.fd, extent.offset
+        self._fd, self._offset, self._immutable = extent.fd, extent.offset, False
         self._left = self._noted = nbytes
 
     @property
@@ -97,7 +97,9 @@ class InFile:
 
     def send_some(self, channel: Channel) -> int:
         """Send what the channel takes, and return the number of bytes."""
-        count = channel.send_file_some(self._fd, self._offset, self._left)
+        count = channel.send_file_some(
+            self._fd, self._offset, self._left, immutable=self._immutable
+        )
         self._offset += count
         self._left -= count
         return count

@@ -13,6 +13,7 @@ from flstream.model.layout import Layout
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.telemetry.events import Transfer
+from flstream.transport.channel import AbortSignal
 
 SinkT = TypeVar("SinkT", bound=Sink)
 
@@ -24,6 +25,7 @@ def download(
     sink_for: Callable[[Layout], SinkT],
     on_range: OnRange | None = None,
     finish: Callable[[SinkT], object] | None = None,
+    abort: AbortSignal | None = None,
 ) -> tuple[SinkT, Transfer]:
     """Copy a snapshot from the peer of a channel into a sink, and report its end to the sender.
 
@@ -37,6 +39,7 @@ def download(
         on_range: Called with the range of each chunk once it is in the sink, in any order.
         finish: Called with the sink once it is filled, to make it durable. The sender is told that
             this receiver has the snapshot after that only.
+        abort: Signal that cancels the download; by default, that of the receiver.
 
     Returns:
         The sink, filled and finished, and the cost of the transfer.
@@ -47,7 +50,7 @@ def download(
         LayoutError: The sink has another layout than the sender.
         FlstreamError: The sink could not be made or written.
     """
-    remote = RemoteSource(receiver, token, settings)
+    remote = RemoteSource(receiver, token, settings, abort)
     try:
         sink = sink_for(remote.layout)
         copy(remote, sink, on_range=on_range, origin=remote.peer)

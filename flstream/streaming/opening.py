@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flstream.model.layout import ALIGNMENT, Layout
-from flstream.streaming.download_messages import DownloadMessages
+from flstream.streaming.exchange import Exchange
 from flstream.streaming.layouts import layout_of_header
-from flstream.streaming.receiver import Patience, Receiver, StreamSettings
+from flstream.streaming.limits import Limits
+from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import PUSHED, Credit, Open, Opened
 
 # Longest body, in bytes, that comes together with its layout. A receiver that has part of it or no
@@ -34,44 +35,32 @@ class OpenedRef(NamedTuple):
     is_pushed: bool
     limit: int
 
-    @property
-    def first_fetch(self) -> int:
-        """Number of the first request that asks for bytes."""
-        return self.number if self.is_eager else self.number + 1
 
-
-def open_ref(
-    receiver: Receiver,
-    messages: DownloadMessages,
-    token: bytes,
-    settings: StreamSettings,
-    patience: Patience,
-) -> OpenedRef:
+def open_ref(exchange: Exchange, settings: StreamSettings, limits: Limits) -> OpenedRef:
     """Open a ref, and refuse a push whose frames do not fit.
 
     Args:
-        receiver: Receiving side of the channel.
-        messages: Messages of the download.
-        token: Token of the ref.
+        exchange: Messages of the download; its time starts again afterwards.
         settings: Sizes, window and timeouts.
-        patience: Time of a request, which starts again afterwards.
+        limits: What the sender may state.
 
     Raises:
         StreamingError: The sender refused, fell silent, or is gone.
     """
-    number, frame_size, most_eager = receiver.next_number(), settings.frame_size, 0
+    number, frame_size, most_eager = exchange.next_number(), settings.frame_size, 0
     if frame_size and not settings.push:
         most_eager = min(_MOST_EAGER_BYTES, settings.bytes_a_request)
-    request = Open(token, number, most_eager, frame_size)
-    opened = messages.ask(request, Opened, patience, unasked=settings.push)
-    patience.renew()
-    layout = layout_of_header(opened.layout, receiver.peer, receiver.limits)
-    messages.allow(layout.nbytes)
+    request = Open(exchange.token, number, most_eager, frame_size)
+    opened = exchange.ask(request, Opened, unasked=settings.push)
+    exchange.renew()
+    exchange.has_missed = False  # on a connection that broke; the answer came on another
+    layout = layout_of_header(opened.layout, exchange.peer, limits)
+    exchange.allow(layout.nbytes)
     size = opened.chunk_size
     fits = size > 0 and not size % ALIGNMENT and not frame_size % size
     is_pushed = opened.request == PUSHED and fits
     if opened.request == PUSHED and not fits:
-        messages.send(Credit(token, receiver.next_number(), 0))
+        exchange.send(Credit(exchange.token, exchange.next_number(), 0))
     return OpenedRef(
         layout,
         number,

@@ -1,33 +1,57 @@
-"""The receiver's end of a channel, and the time that it waits."""
+"""The receiving side of a channel, which comes back where its connection breaks."""
 
 from __future__ import annotations
 
+import secrets
+import threading
 import time
+import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
 
-from flstream.errors import AbortedError, DeadlineError
+from flstream.errors import AbortedError, StreamingError
+from flstream.streaming.incoming import IncomingPackets
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
-from flstream.streaming.packets import PacketReader
 from flstream.streaming.settings import StreamSettings as StreamSettings
-from flstream.streaming.wire import Request, pack_message
+from flstream.streaming.wire import NOBODY, VERSION, Hello, Ping, pack_message
 from flstream.transport.channel import AbortSignal, Channel, Deadline
+
+if TYPE_CHECKING:
+    from flstream.streaming.exchange import Exchange
+
+RECONNECT_SECONDS = 10.0
+"""Seconds for which a receiver without a connection stays declared, and for which it tries anew."""
+
+BEAT_SECONDS = 2.0
+"""Seconds after which a receiver says that it lives, on a channel that may die in silence."""
+
+_LARGEST_NUMBER = 2**32 - 1
+_LONGEST_BACKOFF = 1.0
+
+Connect = Callable[[], Channel]
+"""Function that makes a new connection to the same sender."""
 
 
 class Receiver:
     """The receiving end of a channel, with a download service at the other end.
 
-    A single thread uses it at a time, for one download after another.
+    Threads may share it, each for a download of its own. Their chunks come over one connection, so
+    that one which is slow to take its own holds up the others.
 
     Attributes:
         peer: Name of the sender.
         limits: What the sender may cause.
-        packets: The packets that arrive.
+        abort: Signal that cancels every download.
+        incoming: The packets of the present connection.
+        exchanges: Downloads under way, by the tokens of their refs.
 
     Args:
         channel: Channel that carries the packets.
         peer: Name of the sender, for messages.
-        abort: Signal that cancels the download.
+        abort: Signal that cancels every download.
         limits: What the sender may cause.
+        connect: Makes a new connection once the channel is broken, so that downloads go on with
+            what is missing. Without it, they fail: a broken pair of sockets is a lost process.
     """
 
     def __init__(
@@ -36,103 +60,98 @@ class Receiver:
         peer: str,
         abort: AbortSignal | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        connect: Connect | None = None,
     ) -> None:
         self.peer = peer
         self.limits = limits
-        self.packets = PacketReader(channel, peer, self._expect_no_abort)
-        self._channel = channel
-        self._abort = abort
-        self._last_number = 0
+        self.abort = abort
+        self.exchanges: weakref.WeakValueDictionary[bytes, Exchange] = weakref.WeakValueDictionary()
+        self._connect = connect
+        self._hello = pack_message(Hello(VERSION, secrets.token_bytes(16)))
+        self._numbering = threading.Lock()
+        self._number = 0
+        self._connecting = threading.Lock()
+        # Since when connections have broken without anything of use from one.
+        self._failing_since: float | None = None
+        self._attempts = 0
+        self._closed = threading.Event()
+        self.incoming = self._incoming_on(channel)
+        if channel.beats:
+            beats = threading.Thread(
+                target=_beat, args=(weakref.ref(self), self._closed), name="beats", daemon=True
+            )
+            beats.start()
 
     def next_number(self) -> int:
-        """Return a new number for a request.
+        """Return a new number for a request: from 1 up, and after the largest one from 1 again."""
+        with self._numbering:
+            self._number = self._number % _LARGEST_NUMBER + 1
+            return self._number
 
-        Numbers increase, so that stale answers are recognised.
-        """
-        self._last_number += 1
-        return self._last_number
+    def of_use(self) -> None:
+        """Note that something of use has come, so that the connection is sound."""
+        self._failing_since = None
+        self._attempts = 0
 
-    def send(self, request: Request, timeout: float) -> None:
-        """Send a request."""
-        packet = memoryview(pack_message(request, request.token))
-        self._channel.send([packet], Deadline(timeout))
+    def reconnect(self, lost: IncomingPackets, error: StreamingError) -> None:
+        """Make a new connection in the place of one that broke, unless there is one by now.
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for bytes to be read; return False if there are none after ``seconds``.
-
-        Raises:
-            AbortedError: The abort signal was set.
-        """
-        return self._channel.wait(seconds, self._abort)
-
-    def _expect_no_abort(self) -> None:
-        """Look at the signal also while bytes keep coming.
+        Args:
+            lost: The connection that broke.
+            error: How it broke.
 
         Raises:
-            AbortedError: It was set.
+            StreamingError: As given, if there is no way to connect again; or that of the last
+                attempt, once that was in vain for :data:`RECONNECT_SECONDS`.
         """
-        if self._abort is not None and self._abort.is_set():
-            raise AbortedError(f"the transfer with {self.peer} was called off")
+        with self._connecting:
+            if self.incoming is not lost:
+                return
+            lost.close()
+            if self._connect is None:
+                raise error
+            now = time.monotonic()
+            self._failing_since = since = self._failing_since or now
+            while time.monotonic() - since < RECONNECT_SECONDS and not self._closed.is_set():
+                if self.abort is not None and self.abort.is_set():
+                    raise AbortedError(f"the transfer with {self.peer} was called off") from error
+                try:
+                    self._back_off()
+                    self.incoming = self._incoming_on(self._connect())
+                except StreamingError as failure:
+                    error = failure
+                else:
+                    return
+            raise error
 
+    def close(self) -> None:
+        """Close the connection, and do not come back."""
+        self._closed.set()
+        self.incoming.close()
 
-class Patience:
-    """The time of one request, which passes while the sender is listened to.
-
-    What is done with the bytes that came does not count. Use it as a context manager around
-    receiving.
-
-    Args:
-        receiver: Receiver whose channel is waited for.
-        timeout: Seconds of a request.
-    """
-
-    def __init__(self, receiver: Receiver, timeout: float) -> None:
-        self._receiver = receiver
-        self._timeout = timeout
-        self._left = timeout
-        self._began = 0.0
-
-    def __enter__(self) -> None:
-        self._began = time.monotonic()
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._left = self._now_left
+        self.close()
 
-    def renew(self) -> None:
-        """Start the time again, for the next request."""
-        self._left = self._timeout
-        self._began = time.monotonic()
+    def _back_off(self) -> None:
+        """Wait before an attempt to connect: not before the first, then twice as long each time."""
+        if self._attempts:
+            self._closed.wait(min(0.05 * 2.0 ** (self._attempts - 1), _LONGEST_BACKOFF))
+        self._attempts = min(self._attempts + 1, 16)
 
-    def expect_left(self, due: Callable[[], str]) -> None:
-        """Give up a sender that has sent nothing of use in time, however much it has sent.
+    def _incoming_on(self, channel: Channel) -> IncomingPackets:
+        return IncomingPackets(channel, self.peer, self._hello, self.exchanges)
 
-        Args:
-            due: Describes what the sender has not sent, for the message of an error.
 
-        Raises:
-            DeadlineError: The time of the request is used up.
-        """
-        if self._now_left <= 0:
-            raise DeadlineError(
-                f"{self._receiver.peer} did not send {due()} within {self._timeout:g} s; "
-                "it may hang, or be slower than streaming_per_request_timeout allows"
-            )
-
-    def wait(self, seconds: float, due: Callable[[], str]) -> bool:
-        """Wait for the sender for at most ``seconds``; return False if it stayed silent.
-
-        Args:
-            seconds: Seconds to wait at most, before other things are done.
-            due: Describes what the sender has not sent, for the message of an error.
-
-        Raises:
-            DeadlineError: The time of the request is used up.
-        """
-        has_input = self._receiver.wait(min(seconds, max(self._now_left, 0.0)))
-        if not has_input:
-            self.expect_left(due)
-        return has_input
-
-    @property
-    def _now_left(self) -> float:
-        return self._left - (time.monotonic() - self._began)
+def _beat(receiver: weakref.ref[Receiver], closed: threading.Event) -> None:
+    """Have the sender know that a receiver lives, as long as it does."""
+    beat = pack_message(Ping(NOBODY, 0))
+    while not closed.wait(BEAT_SECONDS):
+        held = receiver()
+        if held is None:
+            return
+        # A broken connection is found out by whoever reads from it next.
+        held.incoming.try_send(beat, Deadline(BEAT_SECONDS))
+        del held

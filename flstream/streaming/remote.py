@@ -1,4 +1,4 @@
-"""A ref at the other end of a channel as a source, which repairs what was lost on the way."""
+"""A ref at the other end of a channel as a source, which has damaged chunks fetched again."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from flstream.errors import (
-    FlstreamError,
-    RefusedError,
-    StreamingError,
-)
+from flstream.errors import FlstreamError, RefusedError, StreamingError
 from flstream.model.body import OnRange, Scratch, Sink
 from flstream.model.copy import copy
 from flstream.model.memory import BufferSource
 from flstream.streaming.chunk_receiving import ChunkReceiver, Place
-from flstream.streaming.download_messages import DownloadMessages
+from flstream.streaming.exchange import Exchange
 from flstream.streaming.opening import open_ref
-from flstream.streaming.receiver import Patience, Receiver, StreamSettings
+from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.wire import (
     MAX_DIGEST_BYTES,
     MAX_DIGESTS,
@@ -27,16 +23,17 @@ from flstream.streaming.wire import (
     Closed,
     Digest,
     Digested,
-    Probe,
-    Waiting,
+    Ping,
+    Pong,
     digest_of,
 )
 from flstream.telemetry.events import Transfer
 from flstream.text import quotable
+from flstream.transport.channel import AbortSignal
 from flstream.transport.views import split
 
-# Most bytes of chunks that overtake a lost one and are kept, where the body is read from front to
-# back: as much as a pipe holds when the repair is requested.
+# Most bytes of chunks that overtake a damaged one and are kept, where the body is read from front
+# to back: as much as a pipe holds when that one is requested again.
 _MOST_EARLY_BYTES = 8 << 20
 # Seconds that a receiver waits for the sender to confirm that the download is closed.
 _CLOSE_SECONDS = 5.0
@@ -47,13 +44,14 @@ class RemoteSource:
 
     It is read once: from front to back with :meth:`receive`, or in the order in which the chunks
     come with :meth:`receive_all`. The next requests are under way while a range is being read; the
-    channel holds the sender back, so this side needs no memory for them. A chunk that is damaged or
-    lost is fetched again, and no other.
+    channel holds the sender back, so this side needs no memory for them. A chunk that is damaged is
+    fetched again, and no other; after a connection that broke, what is missing is.
 
     Args:
         receiver: Receiving side of the channel.
         token: Token of the ref.
         settings: Sizes, window and timeouts.
+        abort: Signal that cancels the download; by default, that of the receiver.
 
     Attributes:
         layout: Layout of the sender.
@@ -67,18 +65,21 @@ class RemoteSource:
     extent = None
     changed = None
 
-    def __init__(self, receiver: Receiver, token: bytes, settings: StreamSettings) -> None:
+    def __init__(
+        self,
+        receiver: Receiver,
+        token: bytes,
+        settings: StreamSettings,
+        abort: AbortSignal | None = None,
+    ) -> None:
         if not isinstance(token, bytes) or len(token) != TOKEN_BYTES:
             given = len(token) if isinstance(token, bytes) else f"is a {type(token).__name__}"
             raise RefusedError(
                 f"a ref's token has {TOKEN_BYTES} bytes, and this one {given}; "
                 "hand on ref.token as it is"
             )
-        self._receiver = receiver
-        self._messages = DownloadMessages(receiver, token, settings)
-        self._token = token
+        self._exchange = Exchange(receiver, token, settings, abort)
         self._settings = settings
-        self._patience = Patience(receiver, settings.request_timeout)
         self._began = time.monotonic()
         self._ended: float | None = None
         self._cursor = 0
@@ -86,19 +87,17 @@ class RemoteSource:
         self._early: dict[int, memoryview] = {}
         self._coming = memoryview(b"")
         try:
-            self._opened = open_ref(receiver, self._messages, token, settings, self._patience)
+            self._opened = open_ref(self._exchange, settings, receiver.limits)
         except BaseException as error:
             self.fail(error)
             raise
         self.layout = self._opened.layout
-        self._chunks = ChunkReceiver(
-            receiver, self._messages, token, settings, self._opened, self._patience
-        )
+        self._chunks = ChunkReceiver(self._exchange, settings, self._opened)
 
     @property
     def peer(self) -> str:
         """Name of the sender."""
-        return self._receiver.peer
+        return self._exchange.peer
 
     @property
     def _close_seconds(self) -> float:
@@ -175,15 +174,15 @@ class RemoteSource:
         Raises:
             StreamingError: The sender refused, fell silent, or is gone.
         """
-        if self._opened.is_eager:
-            return  # all of it is being sent
+        if self._opened.is_eager or "digests" not in self._exchange.capabilities:
+            return  # all of it is being sent, or will be
         self._chunks.requests.end_push()
         unit = self._chunks.unit
         step = max(min(MAX_DIGEST_BYTES // unit, MAX_DIGESTS), 1) * unit
         for start, stop in self.layout.ranges(step):
-            asked = Digest(self._token, self._receiver.next_number(), start, stop, unit)
-            digests = self._messages.ask(asked, Digested, self._patience).digests
-            self._patience.renew()
+            asked = Digest(self._exchange.token, self._exchange.next_number(), start, stop, unit)
+            digests = self._exchange.ask(asked, Digested).digests
+            self._exchange.renew()
             for index, first in enumerate(range(start, stop, unit)):
                 last = min(first + unit, stop)
                 digest = int.from_bytes(digests[8 * index : 8 * index + 8], "little")
@@ -217,9 +216,11 @@ class RemoteSource:
         reason = str(error)
         if not isinstance(error, FlstreamError):  # of a function of the user's, perhaps
             reason = f"{type(error).__name__}: {error}"
-        request = Close(self._token, self._receiver.next_number(), False, quotable(reason))
+        exchange = self._exchange
+        exchange.end()
+        exchange.renew(self._close_seconds)
         with suppress(StreamingError):
-            self._receiver.send(request, self._close_seconds)
+            exchange.send(Close(exchange.token, exchange.next_number(), False, quotable(reason)))
 
     def close(self, failure: str = "") -> None:
         """Inform the sender that this receiver is done, and stop counting the seconds.
@@ -234,9 +235,7 @@ class RemoteSource:
                 same.
         """
         self._ended = time.monotonic()
-        number = self._receiver.next_number()
-        patience = Patience(self._receiver, self._close_seconds)
-        self._messages.ask(Close(self._token, number, not failure, failure), Closed, patience)
+        _close(self._exchange, self._close_seconds, failure)
 
     def _expect_unchanged(self) -> None:
         """Have the sender say that what it offered was not changed while it was sent.
@@ -246,9 +245,8 @@ class RemoteSource:
         """
         if self._opened.is_eager:
             return  # it was sent at once, and the answer to a close says the same
-        self._patience.renew()
-        probe = Probe(self._token, self._receiver.next_number())
-        self._messages.ask(probe, Waiting, self._patience)
+        self._exchange.renew()
+        self._exchange.ask(Ping(self._exchange.token, self._exchange.next_number()), Pong)
 
     def _receive_next(self, target: Sequence[memoryview]) -> None:
         """Receive the chunk at the cursor, and keep chunks that overtake it."""
@@ -289,9 +287,17 @@ def close_ref(
     Raises:
         StreamingError: The sender cannot be informed, or does not agree.
     """
-    patience = Patience(receiver, min(_CLOSE_SECONDS, settings.request_timeout))
-    request = Close(token, receiver.next_number(), not failure, failure)
-    DownloadMessages(receiver, token, settings).ask(request, Closed, patience)
+    seconds = min(_CLOSE_SECONDS, settings.request_timeout)
+    _close(Exchange(receiver, token, settings), seconds, failure)
+
+
+def _close(exchange: Exchange, seconds: float, failure: str) -> None:
+    exchange.renew(seconds)
+    request = Close(exchange.token, exchange.next_number(), not failure, failure)
+    try:
+        exchange.ask(request, Closed)
+    finally:
+        exchange.end()
 
 
 def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None:

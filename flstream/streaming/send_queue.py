@@ -77,6 +77,11 @@ class SendQueue:
         return len(self._urgent) + len(self._demands)
 
     @property
+    def requests(self) -> list[int]:
+        """Numbers of the requests that are not fully answered."""
+        return [each.request for each in chain(self._urgent, self._demands)]
+
+    @property
     def has_output(self) -> bool:
         """Whether there is anything that may be sent."""
         return bool(self._packet or self._messages or self._next_demand())

@@ -16,10 +16,10 @@ from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
 from flstream.model.body import Scratch, Source
 from flstream.streaming.callbacks import Callbacks, OnSettled
 from flstream.streaming.connection import Connection
+from flstream.streaming.deadlines import Deadlines
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Outcome, RecentlySettled, Ref
-from flstream.streaming.stalls import StallWatch
 from flstream.transport.channel import Channel, Signal
 
 
@@ -43,7 +43,6 @@ class DownloadService:
         # Connections to be served, names of receivers to be detached, and refs whose receivers may
         # stall, in the order of the calls.
         self._changes: deque[Connection | Ref | str] = deque()
-        self._stalls = StallWatch()
         self._callbacks = Callbacks(f"{name}-callbacks")
         # Refs to be pushed that the thread has not taken over yet.
         self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
@@ -55,6 +54,7 @@ class DownloadService:
         self._connections: set[Connection] = set()
         self._lost: dict[str, str] = {}
         self._losing = threading.Lock()
+        self._deadlines = Deadlines(self._connections, self._drop, self._lose)
         self._closing = False
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -132,7 +132,8 @@ class DownloadService:
     def attach(self, channel: Channel, receiver: str) -> None:
         """Serve a channel, whose other end is held by ``receiver``.
 
-        A receiver may have several: it is lost once the last of them has ended.
+        A receiver may have several: it is lost once the last of them has ended; where it may come
+        back on another one, some seconds later.
         """
         connection = Connection(
             channel, receiver, self._refs, self._settled, self._scratch, self._limits
@@ -144,7 +145,7 @@ class DownloadService:
         self._wake.set()
 
     def detach(self, receiver: str) -> None:
-        """Close a receiver's channel, if it is open, and forget the receiver.
+        """Close a receiver's channels, and forget the receiver, also one that may come back.
 
         Refs that are open for it are lost to it. Without this call, the names of lost receivers are
         kept, so that offers to them settle.
@@ -193,7 +194,7 @@ class DownloadService:
             try:
                 while not self._closing:
                     # A connection whose requests take long is served a piece of them in each turn.
-                    ready = self._selector.select(0 if self._busy else self._stalls.seconds_left)
+                    ready = self._selector.select(0 if self._busy else self._deadlines.seconds_left)
                     events_of = dict.fromkeys(self._busy, 0)
                     events_of |= {key.data: events for key, events in ready if key.data is not None}
                     for connection, events in events_of.items():
@@ -201,7 +202,7 @@ class DownloadService:
                     # Changes come last, since they may close channels that are ready.
                     if any(key.data is None for key, _ in ready):
                         self._apply_changes()
-                    self._stalls.end_stalled()
+                    self._deadlines.act()
             finally:
                 # Also after a defect or a lack of memory, so that receivers see the end of their
                 # channels at once, instead of silence until their requests time out.
@@ -225,10 +226,14 @@ class DownloadService:
                 case str() as receiver:
                     self._detach(receiver, connections)
                 case Ref() as ref:
-                    self._stalls.add(ref)
+                    self._deadlines.watch(ref)
                 case Connection() as connection:
                     self._selector.register(connection.channel, selectors.EVENT_READ, connection)
                     connections.append(connection)
+                    connection.greet()
+                    self._deadlines.is_back(connection.receiver)
+                    if connection.channel.beats:
+                        self._deadlines.watch_silence()
                     for ref, push in self._pushed:
                         connection.push(ref, push)
         for connection in connections:
@@ -239,13 +244,20 @@ class DownloadService:
         for connection in [each for each in connections if each.receiver == receiver]:
             connections.remove(connection)
             self._drop(connection, "its channel was closed here")
+        if self._deadlines.is_back(receiver):
+            self._lose(receiver, "its channel was closed here")
         self._lost.pop(receiver, None)
 
     def _advance(self, connection: Connection, events: int) -> None:
+        if connection not in self._connections:
+            return  # another one superseded it in this turn
         try:
             if events & selectors.EVENT_READ:
                 connection.read()
+            greeted = connection.instance is not None
             connection.answer_some()
+            if connection.instance and not greeted:
+                self._supersede(connection)
             if events & selectors.EVENT_WRITE or connection.send_queue.has_output:
                 connection.send_queue.write()
         except (ChannelClosedError, ProtocolError) as error:
@@ -262,17 +274,37 @@ class DownloadService:
         if self._selector.get_key(connection.channel).events != wanted:
             self._selector.modify(connection.channel, wanted, connection)
 
+    def _supersede(self, connection: Connection) -> None:
+        """Drop earlier connections of a receiver that came back before their end was known."""
+        who = connection.receiver, connection.instance
+        for each in list(self._connections):
+            if each is not connection and (each.receiver, each.instance) == who:
+                self._drop(each, "its receiver has come back on another channel")
+
     def _drop(self, connection: Connection, reason: str) -> None:
         self._selector.unregister(connection.channel)
         self._busy.pop(connection, None)
         # What waits in the pair can still be read once this end is closed.
         connection.send_queue.loans.take_back()
+        may_return = connection.channel.beats and not self._closing
         connection.channel.close()
         receiver = connection.receiver
         with self._losing:
             self._connections.discard(connection)
             if any(each.receiver == receiver for each in self._connections):
                 return  # it has come back meanwhile, or has another one
+            if not may_return:
+                self._lost[receiver] = reason
+        if may_return:
+            self._deadlines.expect_back(receiver, reason)
+        else:
+            self._lose(receiver, reason)
+
+    def _lose(self, receiver: str, reason: str) -> None:
+        """Have open refs know that a receiver will not be done."""
+        with self._losing:
+            if any(each.receiver == receiver for each in self._connections):
+                return
             self._lost[receiver] = reason
         for ref in list(self._refs.values()):
             if receiver in ref.deliveries:

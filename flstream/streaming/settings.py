@@ -33,10 +33,11 @@ class StreamSettings:
             it is less than a chunk, chunks are as short as it.
         window: Number of requests in flight, from 1 to 256.
         request_timeout: Seconds in which the sender has to answer one request.
-        probe_after: Seconds of silence after which the sender is asked for the state of a request.
-            Lost bytes are then fetched again, long before the request times out.
+        ping_after: Seconds of silence after which the sender is asked whether it lives.
+        ping_timeout: Seconds of further silence after which the connection is dropped, long before
+            the request times out.
         push: Whether the sender is to send before it is asked. If it does not, it is asked after
-            ``probe_after``.
+            ``ping_after``.
 
     Raises:
         ValueError: A setting is none of these; the message names it.
@@ -46,7 +47,8 @@ class StreamSettings:
     request_size: int = 64 << 20
     window: int = 2
     request_timeout: float = 600.0
-    probe_after: float = 1.0
+    ping_after: float = 1.0
+    ping_timeout: float = 5.0
     push: bool = False
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class StreamSettings:
             )
         if not 1 <= self.window <= MAX_REQUESTS:
             raise ValueError(f"window is {self.window}; give 1 to {MAX_REQUESTS} requests")
-        for name in ("request_timeout", "probe_after"):
+        for name in ("request_timeout", "ping_after", "ping_timeout"):
             expect_seconds(name, getattr(self, name))
 
     @property

@@ -2,6 +2,7 @@
 
 A packet is either a small message (msgpack) or a frame (bytes of a body). Every payload has an
 xxh3-64 digest. A reply names the request that it answers, so nothing depends on its position.
+docs/protocol.md has all of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import xxhash
 
-from flstream.errors import ProtocolError
+from flstream.errors import BrokenStreamError, ProtocolError
 from flstream.text import quotable
 from flstream.transport.messages import UNREADABLE
 
@@ -38,8 +39,16 @@ MAX_DIGESTS = 1 << 16
 PUSHED = 0
 """Request number of what is pushed, which has no request."""
 
-MAGIC = b"FLST"
-_VERSION = 1
+NOBODY = bytes(TOKEN_BYTES)
+"""Token of messages that are about no ref."""
+
+VERSION = 2
+"""Version of the protocol. Peers of another one are refused."""
+
+CAPABILITIES = ("digests",)
+"""What a sender can do beyond what every one can."""
+
+_MAGIC = b"FLST"
 # magic, version, kind, request, token, start, length, digest; then the digest of all these. Padded,
 # so that the payload has the alignment of its source to lines of the processor's cache.
 _FIELDS = struct.Struct("<4sBB2xI16sQQQ4x")
@@ -73,19 +82,42 @@ class Header(NamedTuple):
 
     def pack(self) -> bytes:
         """Encode the header in 64 bytes."""
-        fields = _FIELDS.pack(MAGIC, _VERSION, *self)
+        fields = _FIELDS.pack(_MAGIC, VERSION, *self)
         return _CHECKED.pack(fields, xxhash.xxh3_64_intdigest(fields))
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview) -> Header | None:
-        """Decode 64 bytes; None if they are not a sound header of this version."""
+    def parse(cls, data: bytes | bytearray | memoryview, peer: str) -> Header:
+        """Decode the 64 bytes that a peer sent.
+
+        Raises:
+            BrokenStreamError: They are no header.
+            ProtocolError: The peer speaks another version of the protocol.
+        """
         fields, digest = _CHECKED.unpack(data)
-        if xxhash.xxh3_64_intdigest(fields) != digest:
-            return None
         magic, version, *values = _FIELDS.unpack(fields)
+        if magic != _MAGIC or xxhash.xxh3_64_intdigest(fields) != digest:
+            raise BrokenStreamError(f"{peer} sent bytes that are no packet")
+        expect_version(version, peer)
         header = cls(*values)
-        sound = magic == MAGIC and version == _VERSION and header.kind in (MESSAGE, FRAME)
-        return header if sound else None
+        if header.kind not in (MESSAGE, FRAME):
+            raise BrokenStreamError(f"{peer} sent a packet of the unknown kind {header.kind}")
+        return header
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """First message of either side on a connection.
+
+    Attributes:
+        version: Version of the protocol.
+        instance: Random bytes of a receiver, the same on all of its connections, by which one that
+            comes back is known; none of a sender.
+        capabilities: Names of what the side can do beyond what every one can. Unknown ones are
+            passed over.
+    """
+
+    version: int
+    instance: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    capabilities: Annotated[list[str], msgspec.Meta(max_length=64)] = []
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
@@ -137,8 +169,12 @@ class Digest(msgspec.Struct, tag=True, frozen=True):
     chunk_size: int
 
 
-class Probe(msgspec.Struct, tag=True, frozen=True):
-    """Request of a receiver: the numbers of its requests that are still to be answered."""
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """Request of a receiver: the numbers of its requests that are still to be answered.
+
+    It is answered before any further frame, and refused if what the ref has on offer was changed.
+    One with the request number 0 is a beat: it says that the receiver lives, and has no answer.
+    """
 
     token: bytes
     request: Number
@@ -180,8 +216,8 @@ class Digested(msgspec.Struct, tag=True, frozen=True):
     digests: bytes
 
 
-class Waiting(msgspec.Struct, tag=True, frozen=True):
-    """Answer of a sender: the requests of this ref that are not fully answered."""
+class Pong(msgspec.Struct, tag=True, frozen=True):
+    """Answer of a sender: the requests of this connection that are not fully answered."""
 
     request: Number
     requests: Annotated[list[Number], msgspec.Meta(max_length=2 * MAX_REQUESTS)]
@@ -193,11 +229,26 @@ class Closed(msgspec.Struct, tag=True, frozen=True):
     request: Number
 
 
-Request = Open | Fetch | Credit | Digest | Probe | Close
-Reply = Opened | Refused | Digested | Waiting | Closed
+Request = Open | Fetch | Credit | Digest | Ping | Close
+Reply = Opened | Refused | Digested | Pong | Closed
 _encoder = msgspec.msgpack.Encoder()
-_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_request_decoder: msgspec.msgpack.Decoder[Request | Hello] = msgspec.msgpack.Decoder(
+    Request | Hello
+)
+_reply_decoder: msgspec.msgpack.Decoder[Reply | Hello] = msgspec.msgpack.Decoder(Reply | Hello)
+
+
+def expect_version(version: int, peer: str) -> None:
+    """Refuse a peer of another version of the protocol.
+
+    Raises:
+        ProtocolError: It is one.
+    """
+    if version != VERSION:
+        raise ProtocolError(
+            f"{peer} speaks version {version} of the streaming protocol, and this is version "
+            f"{VERSION}; install the same flstream at both ends"
+        )
 
 
 def digest_of(views: Iterable[memoryview | bytes | bytearray]) -> int:
@@ -208,14 +259,15 @@ def digest_of(views: Iterable[memoryview | bytes | bytearray]) -> int:
     return state.intdigest()
 
 
-def pack_message(message: Request | Reply, token: bytes) -> bytes:
+def pack_message(message: Request | Reply | Hello, token: bytes = NOBODY) -> bytes:
     """Encode a whole packet, header and payload, for a message."""
     payload = _encoder.encode(message)
-    header = Header(MESSAGE, message.request, token, 0, len(payload), digest_of([payload]))
+    number = 0 if isinstance(message, Hello) else message.request
+    header = Header(MESSAGE, number, token, 0, len(payload), digest_of([payload]))
     return header.pack() + payload
 
 
-def decode_request(payload: bytes, peer: str) -> Request:
+def decode_request(payload: bytes, peer: str) -> Request | Hello:
     """Decode a receiver's message.
 
     Raises:
@@ -227,7 +279,7 @@ def decode_request(payload: bytes, peer: str) -> Request:
         raise _unreadable(peer, error) from error
 
 
-def decode_reply(payload: bytes | memoryview, peer: str) -> Reply:
+def decode_reply(payload: bytes | memoryview, peer: str) -> Reply | Hello:
     """Decode a sender's message.
 
     Raises:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from flstream.errors import AbortedError
 from flstream.transport.splice import Pages
 
 
@@ -81,11 +82,33 @@ class Deadline:
         return events
 
 
+def wait_readable(fd: int, deadline: Deadline, abort: AbortSignal | None, peer: str) -> bool:
+    """Wait until a descriptor can be read; return False once the time is used up.
+
+    Raises:
+        AbortedError: ``abort`` was set meanwhile; the message names the peer.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if abort is not None:
+        poll.register(abort.fileno(), select.POLLIN)
+    events = deadline.wait(poll)
+    if abort is not None and abort.is_set():
+        raise AbortedError(f"the transfer with {peer} was called off")
+    return bool(events)
+
+
 class Channel(Protocol):
     """A stream of bytes to and from one peer.
 
     Its methods raise :class:`~flstream.errors.ChannelClosedError` once the peer is gone.
+
+    Attributes:
+        beats: Whether the peer may be gone without a sign, so that either side says now and then
+            that it lives; and may come back on another channel.
     """
+
+    beats: bool
 
     def fileno(self) -> int:
         """Return the descriptor to select on."""
@@ -102,8 +125,11 @@ class Channel(Protocol):
         """
         ...
 
-    def send_file_some(self, fd: int, offset: int, count: int) -> int:
-        """Send as :meth:`send_some` does, from ``count`` bytes of a file at ``offset``."""
+    def send_file_some(self, fd: int, offset: int, count: int, *, immutable: bool) -> int:
+        """Send as :meth:`send_some` does, from ``count`` bytes of a file at ``offset``.
+
+        Nobody writes into a file that is immutable, so that its pages need not be copied.
+        """
         ...
 
     def receive_some(self, views: Sequence[memoryview]) -> int:

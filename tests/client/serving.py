@@ -35,7 +35,7 @@ from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 PEER = "worker"
 SETTINGS = StreamSettings(request_timeout=20.0)
@@ -86,11 +86,11 @@ class Server:
     def __init__(self, end: WorkerSockets, settings: StreamSettings = SETTINGS) -> None:
         self.settings = settings
         self.control: MessageChannel[FromWorker] = MessageChannel(
-            PipeChannel(end.control, PEER), PEER, FromWorker
+            SocketChannel(end.control, PEER), PEER, FromWorker
         )
-        self.up = Receiver(PipeChannel(end.up, PEER), PEER)
+        self.up = Receiver(SocketChannel(end.up, PEER), PEER)
         self.service = DownloadService("fake-server")
-        self.service.attach(PipeChannel(end.down, PEER), PEER)
+        self.service.attach(SocketChannel(end.down, PEER), PEER)
         self.heard: list[FromWorker] = []
         self.acknowledged: list[int] = []
         self._states: dict[str, StateVersion] = {}
@@ -194,14 +194,14 @@ class Serving:
     def _run(self) -> None:
         end = self._theirs
         control: MessageChannel[ToWorker] = MessageChannel(
-            PipeChannel(end.control, SERVER), SERVER, ToWorker
+            SocketChannel(end.control, SERVER), SERVER, ToWorker
         )
         with (
             DownloadService() as service,
             closing(Peers(end.peers, service, SETTINGS, DEFAULT_LIMITS)) as peers,
         ):
-            service.attach(PipeChannel(end.up, SERVER), SERVER)
-            down = Receiver(PipeChannel(end.down, SERVER), SERVER)
+            service.attach(SocketChannel(end.up, SERVER), SERVER)
+            down = Receiver(SocketChannel(end.down, SERVER), SERVER)
             turn = self.turns.append
             worker = Worker(self._info, control, down, service, peers, self._selection, turn)
             try:

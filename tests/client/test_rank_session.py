@@ -29,7 +29,7 @@ from flstream.client.rank_messages import (
 from flstream.client.rank_session import RankSession
 from flstream.errors import ClientError
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 Worker = MessageChannel[FromRank]
 
@@ -44,7 +44,7 @@ def task(number: int, kind: TaskKind = "train") -> Task:
 def ends() -> Iterator[tuple[socket.socket, Worker]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield theirs, MessageChannel(PipeChannel(ours, PEER), PEER, FromRank)
+        yield theirs, MessageChannel(SocketChannel(ours, PEER), PEER, FromRank)
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_a_process_connects_by_what_its_environment_has_and_keeps_none_of_it(tmp
         link = RankLink.connect(variables)
         assert variables == {"RANK": "1"}
         with listener.accept()[0] as sock, link.socket:
-            channel: Worker = MessageChannel(PipeChannel(sock, PEER), PEER, FromRank)
+            channel: Worker = MessageChannel(SocketChannel(sock, PEER), PEER, FromRank)
             hello = channel.receive(5)
             assert isinstance(hello, RankHello)
             assert (hello.token, hello.rank) == ("known", 1)

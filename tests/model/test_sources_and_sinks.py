@@ -30,7 +30,7 @@ from flstream.model.memory import BufferSource, MemoryBody
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import pipe
+from flstream.transport.sockets import pipe
 
 CHUNK = 4096
 SETTINGS = StreamSettings(chunk_size=CHUNK, request_size=4 * CHUNK, window=2, request_timeout=30)

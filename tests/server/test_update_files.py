@@ -16,7 +16,7 @@ from flstream.server.collected_updates import UpdateCollection
 from flstream.server.update_files import UpdateFile, UpdateFiles
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 BODY = MemoryBody.of(
     {
@@ -40,8 +40,8 @@ def offering():
     """A worker, as far as its updates go, and what puts one on offer there."""
     ours, theirs = socket.socketpair()
     with DownloadService() as service:
-        service.attach(PipeChannel(theirs, "server"), receiver="server")
-        worker = SimpleNamespace(up=Receiver(PipeChannel(ours, "worker-1"), "worker-1"))
+        service.attach(SocketChannel(theirs, "server"), receiver="server")
+        worker = SimpleNamespace(up=Receiver(SocketChannel(ours, "worker-1"), "worker-1"))
         yield worker, lambda source=BODY: service.offer(source, ["server"])
         ours.close()
 

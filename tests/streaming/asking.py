@@ -1,14 +1,26 @@
 """Requests made one by one, without a download around them, and what the service says."""
 
-from collections.abc import Callable
+import secrets
 
 from harness import Harness, fetch
 from support import assert_same_tensors, tensor
 
 from flstream.model.memory import MemoryBody
-from flstream.streaming.receiver import Receiver
+from flstream.streaming.packets import PacketReader
 from flstream.streaming.refs import Ref
-from flstream.streaming.wire import MESSAGE, Refused, Reply, Request, decode_reply
+from flstream.streaming.wire import (
+    MESSAGE,
+    NOBODY,
+    VERSION,
+    Header,
+    Hello,
+    Refused,
+    Reply,
+    Request,
+    decode_reply,
+    pack_message,
+)
+from flstream.transport.channel import Channel, Deadline
 
 MODEL = {"w": tensor("F32", (300, 100)), "b": tensor("F16", (5,))}
 NBYTES = 120_010
@@ -24,35 +36,54 @@ def assert_serves(harness: Harness, name: str = "site-9") -> None:
     assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
 
 
-def waits_for(receiver: Receiver) -> Callable[[], bool]:
-    """Waits for the service, which is to say something."""
+class Asker:
+    """A receiver's end of a channel on which a test sends and reads packets one by one."""
 
-    def wait() -> bool:
-        assert receiver.wait(10), "the service says nothing"
-        return True
+    def __init__(self, channel: Channel, greeting: bytes | None = None) -> None:
+        self.packets = PacketReader(channel, "server")
+        self.channel = channel
+        self._number = 0
+        self.send_bytes(greeting or pack_message(Hello(VERSION, secrets.token_bytes(16))))
 
-    return wait
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def send(self, *requests: Request) -> None:
+        self.send_bytes(b"".join(pack_message(each, each.token) for each in requests))
+
+    def send_bytes(self, data: bytes | bytearray) -> None:
+        self.channel.send([memoryview(data)], Deadline(10))
+
+    def header(self) -> Header:
+        """The header of the service's next packet; what is left of the one before is skipped."""
+        return self.packets.header(self)
+
+    def wait(self) -> None:
+        assert self.channel.wait(10), "the service says nothing"
+
+    def check(self) -> None:
+        """Nothing calls a test off."""
 
 
-def reply_to(receiver: Receiver, number: int) -> Reply:
+def reply_to(asker: Asker, number: int) -> Reply:
     """The service's message about a request, past all that comes before it."""
-    wait = waits_for(receiver)
     while True:
-        header = receiver.packets.header(wait)
-        payload = bytearray(header.length)
-        assert receiver.packets.payload([memoryview(payload)], wait)
-        if header.kind == MESSAGE and header.request == number:
+        header = asker.header()
+        if header.kind == MESSAGE and header.request == number and header.token != NOBODY:
+            payload = bytearray(header.length)
+            asker.packets.payload([memoryview(payload)], asker)
             return decode_reply(bytes(payload), "server")
 
 
-def ask(receiver: Receiver, request: Request) -> Reply:
+def ask(asker: Asker, request: Request) -> Reply:
     """Send a request, and get the service's message about it."""
-    receiver.send(request, 10)
-    return reply_to(receiver, request.request)
+    asker.send(request)
+    return reply_to(asker, request.request)
 
 
-def refusal(receiver: Receiver, request: Request) -> str:
+def refusal(asker: Asker, request: Request) -> str:
     """The reason that the service gives for not answering a request."""
-    refused = ask(receiver, request)
+    refused = ask(asker, request)
     assert isinstance(refused, Refused)
     return refused.reason

@@ -13,16 +13,17 @@ from flstream.streaming.wire import (
     FRAME,
     HEADER_BYTES,
     Header,
+    Hello,
     Reply,
     Request,
     decode_reply,
     decode_request,
 )
 from flstream.transport.channel import AbortSignal, Channel, Deadline
-from flstream.transport.pipe import PipeChannel, pipe
+from flstream.transport.sockets import SocketChannel, pipe
 
 QUICK = StreamSettings(
-    chunk_size=4096, request_size=16384, window=2, request_timeout=30, probe_after=0.05
+    chunk_size=4096, request_size=16384, window=2, request_timeout=30, ping_after=0.05
 )
 IMPATIENT = replace(QUICK, request_timeout=0.2)
 
@@ -40,8 +41,8 @@ def flip(packet: bytearray, place: int = HEADER_BYTES) -> None:
     packet[place] ^= 4
 
 
-class WatchedChannel:
-    """A receiver's channel that notes every packet, and lets a test change it on its way.
+class Watch:
+    """Notes every packet between a receiver and a service, and lets a test change it on its way.
 
     Each function gets what a packet says, and the packet itself to be changed in place: damaged,
     cut, cleared (and so lost), repeated, or preceded by one that was lost before.
@@ -49,23 +50,30 @@ class WatchedChannel:
     Attributes:
         frames: headers of the frames that the sender sent.
         requests: what the receiver sent.
+        connections: number of connections so far.
     """
 
     def __init__(
-        self,
-        inner: Channel,
-        on_frame: OnFrame = leave,
-        on_request: OnRequest = leave,
-        on_reply: OnReply = leave,
+        self, on_frame: OnFrame = leave, on_request: OnRequest = leave, on_reply: OnReply = leave
     ) -> None:
-        self._inner = inner
-        self._on_frame = on_frame
-        self._on_request = on_request
-        self._on_reply = on_reply
-        self._arriving = bytearray()
-        self._arrived = bytearray()
+        self.on_frame = on_frame
+        self.on_request = on_request
+        self.on_reply = on_reply
         self.frames: list[Header] = []
         self.requests: list[Request] = []
+        self.connections = 0
+
+
+class WatchedChannel:
+    """A receiver's channel whose packets are noted."""
+
+    def __init__(self, inner: Channel, watch: Watch) -> None:
+        watch.connections += 1
+        self.beats = False  # a test would see the beats, too
+        self._inner = inner
+        self._watch = watch
+        self._arriving = bytearray()
+        self._arrived = bytearray()
 
     def fileno(self) -> int:
         return self._inner.fileno()
@@ -90,11 +98,15 @@ class WatchedChannel:
         return done
 
     def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
-        packet = bytearray(b"".join(views))
-        request = decode_request(bytes(packet[HEADER_BYTES:]), "receiver")
-        self.requests.append(request)
-        self._on_request(request, packet)
-        self._inner.send([memoryview(packet)], deadline)
+        data = bytearray(b"".join(views))
+        while data:
+            packet = data[: HEADER_BYTES + Header.parse(data[:HEADER_BYTES], "receiver").length]
+            del data[: len(packet)]
+            request = decode_request(bytes(packet[HEADER_BYTES:]), "receiver")
+            if not isinstance(request, Hello):
+                self._watch.requests.append(request)
+                self._watch.on_request(request, packet)
+            self._inner.send([memoryview(packet)], deadline)
 
     def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
         return bool(self._arrived) or self._inner.wait(seconds, abort)
@@ -110,18 +122,19 @@ class WatchedChannel:
     def _pass_on(self) -> None:
         """Let every whole packet through. A service sends nothing but sound ones."""
         while len(self._arriving) >= HEADER_BYTES:
-            header = Header.parse(self._arriving[:HEADER_BYTES])
-            assert header is not None
+            header = Header.parse(self._arriving[:HEADER_BYTES], "sender")
             size = HEADER_BYTES + header.length
             if len(self._arriving) < size:
                 break
             packet = self._arriving[:size]
             del self._arriving[:size]
             if header.kind == FRAME:
-                self.frames.append(header)
-                self._on_frame(header, packet)
+                self._watch.frames.append(header)
+                self._watch.on_frame(header, packet)
             else:
-                self._on_reply(decode_reply(bytes(packet[HEADER_BYTES:]), "sender"), packet)
+                reply = decode_reply(bytes(packet[HEADER_BYTES:]), "sender")
+                if not isinstance(reply, Hello):
+                    self._watch.on_reply(reply, packet)
             self._arrived += packet
 
 
@@ -143,17 +156,32 @@ class Harness:
         """The end of such a pipe that another process is to hold."""
         ours, theirs = socket.socketpair()
         self._stack.enter_context(closing(theirs))
-        self.service.attach(PipeChannel(ours, name, lends=True), name)
+        self.service.attach(SocketChannel(ours, name, lends=True), name)
         return theirs
 
     def receiver(self, name: str = "site-1", abort: AbortSignal | None = None) -> Receiver:
         return Receiver(self.channel(name), "server", abort)
 
     def watched(
-        self, on_frame: OnFrame = leave, on_request: OnRequest = leave, on_reply: OnReply = leave
-    ) -> tuple[Receiver, WatchedChannel]:
-        channel = WatchedChannel(self.channel(), on_frame, on_request, on_reply)
-        return Receiver(channel, "server"), channel
+        self,
+        on_frame: OnFrame = leave,
+        on_request: OnRequest = leave,
+        on_reply: OnReply = leave,
+        *,
+        returns: bool = True,
+    ) -> tuple[Receiver, Watch]:
+        """A receiver whose packets are noted, and which comes back when its connection breaks."""
+        watch = Watch(on_frame, on_request, on_reply)
+
+        def connect() -> WatchedChannel:
+            ours, theirs = socket.socketpair()
+            # The service keeps a receiver for a while that may come back.
+            self.service.attach(SocketChannel(ours, "site-1", beats=returns), "site-1")
+            channel = SocketChannel(theirs, "server")
+            self._stack.enter_context(closing(channel))
+            return WatchedChannel(channel, watch)
+
+        return Receiver(connect(), "server", connect=connect if returns else None), watch
 
 
 @contextmanager

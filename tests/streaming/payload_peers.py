@@ -13,7 +13,7 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.streaming.api import add_payload, download_payload
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 
 def arrays() -> dict[str, Any]:
@@ -34,7 +34,7 @@ def offer_arrays(end: socket.socket, reports: Connection, quorum: int | None) ->
     """Offer :func:`arrays` to a receiver and to one that never comes; report how the ref ended."""
     with DownloadService() as service:
         ref = add_payload(service, arrays(), ["receiver", "nobody"], quorum=quorum)
-        service.attach(PipeChannel(end, "receiver"), "receiver")
+        service.attach(SocketChannel(end, "receiver"), "receiver")
         reports.send(ref.token)
         outcome = ref.wait(30)
     reports.send((outcome.status, outcome.reason))
@@ -45,7 +45,7 @@ def fetch_and_report(
 ) -> None:
     """Download a payload; report its status, its content, and whether torch was needed."""
     status, value = download_payload(
-        Receiver(PipeChannel(end, "sender"), "sender"), token, settings, framework="numpy"
+        Receiver(SocketChannel(end, "sender"), "sender"), token, settings, framework="numpy"
     )
     reports.send((status.code, status.reason))
     if status.ok:
@@ -67,17 +67,17 @@ def die_on_the_way(
             reports.send("dying")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    receiver = Receiver(PipeChannel(end, "sender"), "sender")
+    receiver = Receiver(SocketChannel(end, "sender"), "sender")
     download_payload(receiver, token, settings, None, die, framework="numpy")
 
 
 def send_back(end: socket.socket, reports: Connection, other: socket.socket, token: bytes) -> None:
     """Download a payload, double its tensors in place, and offer it at another pipe."""
-    _, value = download_payload(Receiver(PipeChannel(end, "sender"), "sender"), token)
+    _, value = download_payload(Receiver(SocketChannel(end, "sender"), "sender"), token)
     for tensor in value["model"].params.values():
         tensor.mul_(2)
     with DownloadService() as service:
-        service.attach(PipeChannel(other, "sender"), "sender")
+        service.attach(SocketChannel(other, "sender"), "sender")
         ref = add_payload(service, value, ["sender"])
         reports.send(ref.token)
         reports.send(ref.wait(30).status)

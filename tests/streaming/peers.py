@@ -14,7 +14,7 @@ from flstream.model.layout import Layout
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 
 class DyingSource(FileSource):
@@ -48,7 +48,7 @@ def offer_file(end: socket.socket, reports: Connection, path: Path, dies_at: int
     source = FileSource(path) if dies_at is None else DyingSource(path, dies_at)
     with DownloadService() as service:
         ref = service.offer(source, ["receiver"])
-        service.attach(PipeChannel(end, "receiver"), "receiver")
+        service.attach(SocketChannel(end, "receiver"), "receiver")
         reports.send(ref.token)
         outcome = ref.wait(30)
     reports.send((outcome.status, outcome.reason))
@@ -63,7 +63,7 @@ def fetch_files(
     dies_at: int | None,
 ) -> None:
     """Fetch bodies from the other process into files; report the cost or the error of each."""
-    receiver = Receiver(PipeChannel(end, "sender"), "sender")
+    receiver = Receiver(SocketChannel(end, "sender"), "sender")
     for number, token in enumerate(tokens):
         path = folder / f"received-{number}"
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from faults import FaultyChannel
 from harness import open_harness
 from safetensors.torch import load_file
 from torch import nn
@@ -22,12 +23,11 @@ from flstream.streaming.api import (
     download_file,
     download_tensors,
 )
-from flstream.streaming.faults import FaultyChannel
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.transport.channel import Signal
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
-SMALL = StreamSettings(chunk_size=1024, request_size=4096, request_timeout=5, probe_after=0.05)
+SMALL = StreamSettings(chunk_size=1024, request_size=4096, request_timeout=5, ping_after=0.05)
 TENSORS = {
     "matrix": torch.arange(3000, dtype=torch.float32).reshape(50, 60),
     "half": torch.linspace(-1, 1, 777).half(),
@@ -245,5 +245,5 @@ def download_and_die(end, token, path):
         if done > size // 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    receiver = Receiver(PipeChannel(end, "server"), "server")
+    receiver = Receiver(SocketChannel(end, "server"), "server")
     download_file(receiver, token, path, SMALL, die, resume=True)

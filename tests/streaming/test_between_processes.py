@@ -20,12 +20,12 @@ from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 HOW = StreamSettings(chunk_size=65536, request_size=262144, request_timeout=30)
 # Not from a fork server: other tests start theirs in a way of its own.
 CONTEXT = multiprocessing.get_context("spawn")
-Start = Callable[..., tuple[PipeChannel, Any]]
+Start = Callable[..., tuple[SocketChannel, Any]]
 
 
 def model() -> dict[str, torch.Tensor]:
@@ -38,14 +38,14 @@ def start() -> Iterator[Start]:
     """Start a peer: return our ends of its data pipe and of its pipe for reports."""
     started, ends = [], []
 
-    def start(target: Callable[..., None], *args: Any) -> tuple[PipeChannel, Any]:
+    def start(target: Callable[..., None], *args: Any) -> tuple[SocketChannel, Any]:
         ours, theirs = socket.socketpair()
         receiving, sending = CONTEXT.Pipe()
         process = CONTEXT.Process(target=target, args=(theirs, sending, *args))
         process.start()
         theirs.close()
         sending.close()
-        channel = PipeChannel(ours, "peer")
+        channel = SocketChannel(ours, "peer")
         started.append(process)
         ends.extend((channel, receiving))
         return channel, receiving
@@ -125,7 +125,7 @@ def test_a_receiver_killed_in_the_middle_settles_its_ref_and_nobody_elses(start,
 
 def test_a_process_that_says_nothing_is_a_deadline_error(start):
     channel, reports = start(peers.stay_silent)
-    how = replace(HOW, request_timeout=0.2, probe_after=0.05)
+    how = replace(HOW, request_timeout=0.2, ping_after=0.05)
     with pytest.raises(DeadlineError, match=r"peer did not send an answer to Open within 0\.2 s"):
         fetch(Receiver(channel, "peer"), bytes(16), how)
     reports.send("enough")

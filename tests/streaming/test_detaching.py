@@ -7,7 +7,7 @@ import pytest
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 LAYOUT = Layout.of([("w", "U8", (64,))])
 BODY = BufferSource(LAYOUT, memoryview(bytes(64)))
@@ -23,7 +23,7 @@ def service():
 def attached(service, name):
     ours, theirs = socket.socketpair()
     theirs.settimeout(PATIENCE)
-    service.attach(PipeChannel(ours, name), name)
+    service.attach(SocketChannel(ours, name), name)
     return theirs
 
 

@@ -18,7 +18,7 @@ from flstream.model.memory import BufferSource, MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.remote import RemoteSource
-from flstream.streaming.wire import HEADER_BYTES, Fetch, Probe
+from flstream.streaming.wire import HEADER_BYTES, Fetch, Ping
 from flstream.telemetry.events import Transfer
 
 MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
@@ -176,11 +176,12 @@ def test_several_receivers_have_one_ref_and_it_settles_with_the_last(harness):
     assert all(delivery.closed_at for delivery in ref.deliveries.values())
 
 
-def test_a_sender_that_falls_silent_is_probed_until_the_request_times_out(harness):
+def test_a_sender_that_falls_silent_is_pinged_and_then_the_request_times_out(harness):
     receiver, channel = harness.watched(
         on_request=lambda request, packet: (
-            packet.clear() if isinstance(request, (Fetch, Probe)) else None
-        )
+            packet.clear() if isinstance(request, (Fetch, Ping)) else None
+        ),
+        returns=False,
     )
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     remote = RemoteSource(receiver, ref.token, replace(QUICK, request_timeout=0.2))
@@ -189,7 +190,7 @@ def test_a_sender_that_falls_silent_is_probed_until_the_request_times_out(harnes
         match=r"server did not send the bytes from 0 on \(tensor 'large'\) within 0.2",
     ):
         remote.receive_whole()
-    assert sum(isinstance(each, Probe) for each in channel.requests) >= 2
+    assert sum(isinstance(each, Ping) for each in channel.requests) == 1
 
 
 def test_a_download_is_read_from_front_to_back(harness):

@@ -3,21 +3,22 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
+from faults import FAULTS, Faults, FaultyChannel
 
 from flstream.errors import StreamingError
 from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
-from flstream.streaming.faults import FAULTS, FaultyChannel
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import pipe
+from flstream.transport.sockets import pipe
+from flstream.transport.tcp import TcpListener, dial
 
 SEEDS = range(30)
 AT_A_TIME = 6
@@ -28,23 +29,20 @@ MODEL = MemoryBody.of(
     }
 )
 BITS = b"".join(MODEL.views(0, MODEL.layout.nbytes))
-# What ends by itself when the peer dies or hangs; everything else has to be repaired.
-FATAL = {"death", "stall"}
 # What there are few of in a download is hit more often.
 RARE = {"dropped reply", "damaged request", "dropped request"}
 
 
-def settings(fault, seed):
+def settings(seed):
     """Of every six: two pushed, two pulled, two native."""
     chunk_size = (2048, 4096, 0)[seed % 3]
-    timeout = 0.2 if fault == "stall" else 20.0
     push = seed % 6 in (0, 1)
-    return StreamSettings(chunk_size, 32768, 2, timeout, probe_after=0.02, push=push)
+    return StreamSettings(chunk_size, 32768, 2, 20.0, ping_after=0.02, ping_timeout=0.3, push=push)
 
 
-def fetch(receiver, token, fault, seed, folder):
+def fetch(receiver, token, seed, folder):
     """Download in one of the ways there are, and return the bits."""
-    how = settings(fault, seed)
+    how = settings(seed)
     if seed % 2 == 0:
         sink, _ = download(receiver, token, how, MemoryBody.allocate)
         return b"".join(sink.views(0, sink.layout.nbytes))
@@ -64,26 +62,49 @@ def fetch(receiver, token, fault, seed, folder):
     return b"".join(pieces)
 
 
-def run(fault, seed, folder):
-    """One run: what came of it, and whether anything went wrong on the way."""
+@contextmanager
+def over_pairs(service):
+    """Channels to a service over pairs of sockets: a broken one is a lost process."""
     ours, theirs = pipe("server", "site-1")
-    with DownloadService() as service, closing(theirs):
-        service.attach(ours, "site-1")
-        how = settings(fault, seed)
+    service.attach(ours, "site-1")
+    with closing(theirs):
+        yield (lambda: theirs), False
+
+
+@contextmanager
+def over_tcp(service):
+    """Channels to a service over TCP, as many as it takes."""
+    with TcpListener("127.0.0.1:0", lambda channel, _: service.attach(channel, "site-1")) as tcp:
+        token = tcp.admit("site-1")
+        yield (lambda: dial(tcp.address, token, "server")), True
+
+
+def run(way, fault, seed, folder):
+    """One run: what came of it, and whether anything went wrong on the way."""
+    with DownloadService() as service, way(service) as (dialled, returns):
+        how = settings(seed)
         ref = service.offer(MODEL, ["site-1"], push=how if how.push else None)
         rate = 0.3 if fault in RARE else 0.1
-        channel = FaultyChannel(theirs, fault, seed, rate=rate, death_within=len(BITS))
-        try:
-            bits = fetch(Receiver(channel, "server"), ref.token, fault, seed, folder)
-        except StreamingError as error:
-            return type(error).__name__, channel.hits
+        faults = Faults(fault, seed, rate=rate, ends_within=len(BITS))
+
+        def connect():
+            return FaultyChannel(dialled(), faults)
+
+        receiver = Receiver(connect(), "server", connect=connect if returns else None)
+        with receiver:
+            try:
+                bits = fetch(receiver, ref.token, seed, folder)
+            except StreamingError as error:
+                return type(error).__name__, faults.hits
         assert bits == BITS
-        return "right bits", channel.hits
+        return "right bits", faults.hits
 
 
-def run_with_watchdog(fault, seed, folder):
+def run_with_watchdog(way, fault, seed, folder):
     outcome = []
-    thread = threading.Thread(target=lambda: outcome.append(run(fault, seed, folder)), daemon=True)
+    thread = threading.Thread(
+        target=lambda: outcome.append(run(way, fault, seed, folder)), daemon=True
+    )
     thread.start()
     thread.join(60)
     assert not thread.is_alive(), f"{fault}, seed {seed}: hangs"
@@ -91,17 +112,26 @@ def run_with_watchdog(fault, seed, folder):
     return outcome[0]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_ends_in_the_right_bits_or_in_a_typed_error_within_its_deadline(fault, tmp_path):
+def tally_of(way, fault, folder):
     # Several at a time: most of the time is spent waiting for a peer that does not answer.
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        outcomes = list(pool.map(lambda seed: run_with_watchdog(fault, seed, tmp_path), SEEDS))
+        outcomes = list(pool.map(lambda seed: run_with_watchdog(way, fault, seed, folder), SEEDS))
     tally = Counter(outcome for outcome, _ in outcomes)
     print(f"{fault}: {dict(tally)}, {sum(hits for _, hits in outcomes)} hits")
     assert sum(hits for _, hits in outcomes) >= len(SEEDS) / 2
-    if fault not in FATAL:
-        assert tally["right bits"] == len(SEEDS)
-    if fault == "stall":
-        assert set(tally) <= {"right bits", "DeadlineError"}
-    if fault == "death":
-        assert set(tally) <= {"right bits", "ChannelClosedError"}
+    return tally
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_over_a_pair_a_fault_ends_in_the_right_bits_or_in_a_typed_error(fault, tmp_path):
+    tally = tally_of(over_pairs, fault, tmp_path)
+    ends = {"right bits", "ChannelClosedError", "BrokenStreamError"}
+    assert set(tally) <= ends | ({"DeadlineError"} if fault == "stall" else set())
+    if fault == "flipped payload bit":
+        # Damaged chunks are fetched again, and only a damaged message ends the connection.
+        assert tally["right bits"] > len(SEEDS) / 2
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "reset"])
+def test_over_tcp_every_fault_ends_in_the_right_bits(fault, tmp_path):
+    assert tally_of(over_tcp, fault, tmp_path) == {"right bits": len(SEEDS)}

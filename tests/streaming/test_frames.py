@@ -19,10 +19,10 @@ from flstream.streaming.frames import Demand, Preparation
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import FRAME, HEADER_BYTES, Header, digest_of
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 MIB = 1 << 20
-LARGE = StreamSettings(chunk_size=MIB, request_timeout=30, probe_after=0.05)
+LARGE = StreamSettings(chunk_size=MIB, request_timeout=30, ping_after=0.05)
 
 
 class Counting:
@@ -40,7 +40,7 @@ class Counting:
         pages.advance(count)
         return count
 
-    def send_file_some(self, fd, offset, count):
+    def send_file_some(self, fd, offset, count, *, immutable):
         return self._take("file", os.pread(fd, count, offset))
 
     def _take(self, way, data):
@@ -96,7 +96,7 @@ def test_a_frame_is_the_chunk_with_its_digest(tmp_path, make, chunk_size, way):
     frame = Preparation(demand, ref, source).go_on(1 << 30, Scratch())
     while frame.left:
         frame.send_some(channel)
-    header = Header.parse(channel.sent[:HEADER_BYTES])
+    header = Header.parse(channel.sent[:HEADER_BYTES], "sender")
     payload = channel.sent[HEADER_BYTES:]
     expected = b"".join(source.views(start, frame.stop, Scratch()))
     if not chunk_size:
@@ -119,22 +119,22 @@ def test_large_frames_arrive_as_they_are(tmp_path, make):
             assert got == b"".join(source.views(0, source.layout.nbytes, Scratch()))
 
 
-class Cutting(PipeChannel):
+class Cutting(SocketChannel):
     """A sender's end that makes a file shorter once the header of a frame of it was sent."""
 
     def __init__(self, sock, peer, path):
         super().__init__(sock, peer)
         self._path = path
 
-    def send_file_some(self, fd, offset, count):
+    def send_file_some(self, fd, offset, count, *, immutable):
         os.truncate(self._path, 64 << 10)
-        return super().send_file_some(fd, offset, count)
+        return super().send_file_some(fd, offset, count, immutable=immutable)
 
 
 def test_a_file_that_became_shorter_after_a_frame_began_is_refused_by_its_name(tmp_path):
     source = of_a_file(tmp_path)
     ours, theirs = socket.socketpair()
-    with open_harness() as harness, closing(PipeChannel(theirs, "server")) as channel:
+    with open_harness() as harness, closing(SocketChannel(theirs, "server")) as channel:
         harness.service.attach(Cutting(ours, "site-1", tmp_path / "model.safetensors"), "site-1")
         ref = harness.service.offer(source, ["site-1"])
         with pytest.raises(RefusedError, match=r"model\.safetensors ends at byte"):
@@ -218,7 +218,7 @@ class TestDigestsTakenWhileWriting:
         # A disk does not say that it has changed something.
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         ref = harness.service.offer(source, ["site-1"])
-        with pytest.raises(IntegrityError, match="does not match its digest"):
+        with pytest.raises(IntegrityError, match="never matched their digest"):
             fetch(harness.receiver(), ref.token, LARGE)
 
     def test_a_file_that_became_shorter_is_refused_by_its_name(self, harness, tmp_path):

@@ -6,12 +6,11 @@ There are typed errors alone, memory is bounded, and the service goes on.
 import random
 import threading
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
-from harness import QUICK, fetch, open_harness
+from harness import fetch, open_harness
 
 from flstream.errors import ChannelClosedError, StreamingError
 from flstream.model.memory import MemoryBody
@@ -21,23 +20,25 @@ from flstream.streaming.wire import (
     FRAME,
     MESSAGE,
     PUSHED,
+    VERSION,
     Close,
     Closed,
     Credit,
     Fetch,
     Header,
+    Hello,
     Open,
     Opened,
-    Probe,
+    Ping,
+    Pong,
     Refused,
-    Waiting,
     digest_of,
     pack_message,
 )
 from flstream.transport.channel import Deadline
 
 PACKETS = 100_000
-BATCH = 50
+BATCH = 5
 MODEL = MemoryBody.of({"w": np.arange(40_000, dtype=np.float32)})
 NUMBERS = (0, 1, 15, 16, 17, 4096, 65_535, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
 
@@ -59,7 +60,7 @@ def request(rng, token):
             numbers = [signed * number(rng) % 2**63 for _ in range(3)]
             return Fetch(token, rng.randrange(2**32), *numbers, rng.random() < 0.5)
         case 2:
-            return Probe(token, rng.randrange(2**32))
+            return Ping(token, rng.randrange(2**32))
         case _:
             return Close(rng.randbytes(16), rng.randrange(2**32), rng.random() < 0.5, "no")
 
@@ -72,7 +73,7 @@ def reply(rng, layout):
         case 1:
             return Refused(rng.randrange(2**32), "x" * rng.randrange(99))
         case 2:
-            return Waiting(rng.randrange(9), [rng.randrange(9) for _ in range(rng.randrange(9))])
+            return Pong(rng.randrange(9), [rng.randrange(9) for _ in range(rng.randrange(9))])
         case _:
             return Closed(rng.randrange(9))
 
@@ -124,11 +125,13 @@ def test_a_service_goes_on_after_a_hundred_thousand_malformed_requests():
         ref = harness.service.offer(MODEL, ["site-1", "hostile"], push=StreamSettings(4096, 16384))
         before = psutil.Process().memory_info().rss
         sent = 0
-        while sent < PACKETS:
+        while sent < PACKETS:  # a few each, since a channel ends with the first that is malformed
             channel, stop = harness.channel("hostile"), threading.Event()
             reader = threading.Thread(target=read_away, args=(channel, stop), daemon=True)
             reader.start()
-            packets = (malformed(rng, ref.token, request(rng, ref.token)) for _ in range(BATCH))
+            greeting = pack_message(Hello(VERSION, rng.randbytes(16)))
+            packets = [malformed(rng, ref.token, request(rng, ref.token)) for _ in range(BATCH)]
+            packets.insert(0, greeting if rng.random() < 0.9 else b"")
             # The channel may be dropped before all of them were sent.
             with suppress(StreamingError):
                 channel.send([memoryview(b"".join(packets))], Deadline(30))
@@ -164,8 +167,13 @@ class Script:
             raise ChannelClosedError("all has been said")
         return True
 
+    beats = False
+
     def send(self, views, deadline):
         """Nobody listens."""
+
+    def close(self):
+        """There is nothing to close."""
 
     def send_some(self, views):
         return sum(map(len, views))
@@ -181,7 +189,8 @@ def test_a_receiver_meets_a_hundred_thousand_malformed_packets_with_typed_errors
     for _ in range(PACKETS // batch):
         token = rng.randbytes(16)
         opened = rng.choice((Opened(1, layout), Opened(PUSHED, layout, 4096, 32768)))
-        opening = pack_message(opened, token) if rng.random() < 0.8 else b""
+        opening = pack_message(Hello(VERSION)) if rng.random() < 0.9 else b""
+        opening += pack_message(opened, token) if rng.random() < 0.8 else b""
         packets = [malformed(rng, token, reply(rng, layout)) for _ in range(batch)]
         settings = StreamSettings(chunk_size=4096, push=rng.random() < 0.5)
         receiver = Receiver(Script(opening + b"".join(packets)), "hostile")
@@ -191,14 +200,3 @@ def test_a_receiver_meets_a_hundred_thousand_malformed_packets_with_typed_errors
             ends.add(type(error).__name__)
     assert {"ChannelClosedError", "ProtocolError"} <= ends
     assert psutil.Process().memory_info().rss - before < 64 << 20
-
-
-def test_requests_are_still_answered_after_the_fuzz_of_one_channel():
-    rng = random.Random("one channel")
-    with open_harness() as harness:
-        ref = harness.service.offer(MODEL, ["site-1"])
-        channel = harness.channel()
-        junk = b"".join(rng.randbytes(rng.randrange(300)) for _ in range(2000))
-        channel.send([memoryview(junk)], Deadline(30))
-        body = fetch(Receiver(channel, "server"), ref.token, replace(QUICK, probe_after=0.05))
-        assert body.layout == MODEL.layout

@@ -6,62 +6,82 @@ from dataclasses import replace
 
 import pytest
 from asking import MODEL, NBYTES, offer
-from harness import IMPATIENT, QUICK, WatchedChannel, fetch
+from harness import IMPATIENT, QUICK, Watch, WatchedChannel, fetch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flstream.errors import AbortedError, DeadlineError, FlstreamError, ProtocolError, RefusedError
+from flstream.errors import (
+    AbortedError,
+    BrokenStreamError,
+    ChannelClosedError,
+    DeadlineError,
+    FlstreamError,
+    ProtocolError,
+    RefusedError,
+)
 from flstream.model.memory import MemoryBody
-from flstream.streaming import download_messages
-from flstream.streaming import packets as packets_module
+from flstream.streaming import exchange
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.wire import (
     FRAME,
     MESSAGE,
+    VERSION,
     Close,
     Closed,
     Fetch,
     Header,
+    Hello,
     Open,
     Opened,
+    Ping,
+    Pong,
     Refused,
-    Waiting,
     digest_of,
     pack_message,
 )
 from flstream.transport.channel import Deadline, Signal
-from flstream.transport.pipe import pipe
+from flstream.transport.sockets import pipe
 
 
 @pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_a_silent_peer_is_asked_again_and_then_a_deadline_error(chunk_size):
+def test_a_silent_peer_is_pinged_once_and_then_a_deadline_error(chunk_size):
     ours, theirs = pipe("server", "site-1")
-    channel = WatchedChannel(theirs)
+    watch = Watch()
     how = replace(IMPATIENT, chunk_size=chunk_size)
     with (
         closing(ours),
         closing(theirs),
         pytest.raises(DeadlineError, match=r"server did not send an answer to Open within 0\.2 s"),
     ):
-        fetch(Receiver(channel, "server"), bytes(16), how)
-    # The same request, so that an answer to any of them will do.
-    assert len(channel.requests) >= 2
-    eager = how.request_size if chunk_size else 0
-    assert set(channel.requests[:-1]) == {Open(bytes(16), 1, eager, chunk_size)}
-    # In case that it reads again some time.
-    assert isinstance(channel.requests[-1], Close)
+        fetch(Receiver(WatchedChannel(theirs, watch), "server"), bytes(16), how)
+    # The last one in case that it reads again some time.
+    assert [type(each) for each in watch.requests] == [Open, Ping, Close]
+
+
+def test_a_peer_that_does_not_answer_a_ping_is_lost_long_before_the_request_times_out():
+    ours, theirs = pipe("server", "site-1")
+    how = replace(QUICK, request_timeout=600, ping_timeout=0.2)
+    with (
+        closing(ours),
+        closing(theirs),
+        pytest.raises(ChannelClosedError, match=r"server did not answer within 0\.2 s whether"),
+    ):
+        fetch(Receiver(theirs, "server"), bytes(16), how)
 
 
 def test_a_peer_that_falls_silent_in_the_middle_is_a_deadline_error(harness):
+    deaf = []
     ref = offer(harness)
-    receiver = harness.receiver()
+    receiver, _ = harness.watched(
+        on_request=lambda request, packet: packet.clear() if deaf else None, returns=False
+    )
     remote = RemoteSource(receiver, ref.token, replace(IMPATIENT, window=1))
     # The first request's frames come; then nobody reads requests any more.
     into = memoryview(bytearray(NBYTES))
     remote.receive(0, 16384, [into[:16384]])
-    receiver._channel.send = lambda views, deadline: None
+    deaf.append(True)
     with pytest.raises(DeadlineError, match=r"server did not send the bytes from 16384 on .*'w'"):
         remote.receive(16384, NBYTES, [into[16384:]])
 
@@ -127,7 +147,7 @@ def test_whatever_a_sender_sends_is_a_typed_error_and_no_wrong_byte_is_taken(sen
                 packet[-1] ^= 1
             stream += packet
         elif kind == "message":
-            stream += pack_message(Waiting(*rest), TOKEN)
+            stream += pack_message(Pong(*rest), TOKEN)
         else:
             stream += rest[0]
     taken = []
@@ -137,7 +157,7 @@ def test_whatever_a_sender_sends_is_a_typed_error_and_no_wrong_byte_is_taken(sen
             taken.append(b"".join(self.views(start, stop)))
 
     ours, theirs = pipe("server", "site-1")
-    how = replace(QUICK, request_timeout=0.02, probe_after=0.01)
+    how = replace(QUICK, request_timeout=0.02, ping_after=0.01)
     with closing(ours), closing(theirs):
         ours.send([memoryview(stream)], Deadline(10))
         with pytest.raises(FlstreamError, match="server"):
@@ -147,9 +167,10 @@ def test_whatever_a_sender_sends_is_a_typed_error_and_no_wrong_byte_is_taken(sen
 
 
 def opened(token: bytes, layout: bytes) -> bytes:
-    return pack_message(Opened(1, layout), token)
+    return GREETING + pack_message(Opened(1, layout), token)
 
 
+GREETING = pack_message(Hello(VERSION))
 LAYOUT = MemoryBody.of(MODEL).layout.plain_header[8:]
 TOKEN = bytes(range(16))
 DATA = bytes(4096)
@@ -164,30 +185,36 @@ def frame(request: int = 2, start: int = 0, data: bytes = DATA, token: bytes = T
     ("packets", "error", "sentence"),
     [
         ([opened(TOKEN, b"{")], ProtocolError, "header that cannot be read"),
-        ([pack_message(Open(TOKEN, 1), TOKEN)], ProtocolError, "cannot be read"),
-        ([pack_message(Refused(1, "no"), TOKEN)], RefusedError, "server refused: no"),
+        ([GREETING, pack_message(Open(TOKEN, 1), TOKEN)], ProtocolError, "cannot be read"),
+        ([GREETING, pack_message(Refused(1, "no"), TOKEN)], RefusedError, "server refused: no"),
+        ([pack_message(Refused(1, "no"), TOKEN)], BrokenStreamError, "server did not greet"),
+        ([frame()], BrokenStreamError, "server did not greet"),
+        ([bytes(64)], BrokenStreamError, "server sent bytes that are no packet"),
+        ([pack_message(Hello(9))], ProtocolError, "server speaks version 9"),
         # Stale answers, and what is no answer, are passed over.
         ([opened(bytes(16), LAYOUT)], DeadlineError, "an answer to Open"),
-        ([frame(request=1)], DeadlineError, "an answer to Open"),
-        ([pack_message(Opened(7, LAYOUT), TOKEN)], DeadlineError, "an answer to Open"),
-        ([pack_message(Closed(1), TOKEN)], DeadlineError, "an answer to Open"),
-        ([Header(MESSAGE, 1, TOKEN, 0, 2**40, 0).pack()], ProtocolError, "repeats itself"),
-        ([Header(FRAME, 1, TOKEN, 0, 2**63, 0).pack()], ProtocolError, "repeats itself"),
+        ([GREETING, frame(request=1)], DeadlineError, "an answer to Open"),
+        ([GREETING, pack_message(Opened(7, LAYOUT), TOKEN)], DeadlineError, "an answer to Open"),
+        ([GREETING, pack_message(Closed(1), TOKEN)], DeadlineError, "an answer to Open"),
+        ([GREETING, Header(MESSAGE, 1, TOKEN, 0, 2**40, 0).pack()], ProtocolError, "layout_bytes"),
+        ([GREETING, Header(FRAME, 1, TOKEN, 0, 2**63, 0).pack()], ProtocolError, "repeats itself"),
         # The layout is there: two requests, 2 and 3, are under way.
         (OPENED, DeadlineError, r"the bytes from 0 on \(tensor 'w'\)"),
-        ([*OPENED, frame(start=16)], ProtocolError, "sent bytes 16 to 4112, which are no chunk"),
-        ([*OPENED, frame(data=bytes(16))], ProtocolError, "sent bytes 0 to 16, which are no chunk"),
-        ([*OPENED, frame(data=bytes(8192))], ProtocolError, "0 to 8192, which are no chunk"),
-        ([*OPENED, frame(data=b"")], ProtocolError, "0 to 0, which are no chunk"),
-        ([*OPENED, frame(start=2**63)], ProtocolError, "which are no chunk"),
-        ([*OPENED, frame(start=16384)], ProtocolError, "16384 to 20480, which are no chunk"),
+        ([*OPENED, frame(start=16)], BrokenStreamError, "sent bytes 16 to 4112, which are not"),
+        ([*OPENED, frame(start=4096)], BrokenStreamError, "sent bytes 4096 to 8192, which are not"),
+        ([*OPENED, frame(data=bytes(16))], BrokenStreamError, "sent bytes 0 to 16, which are not"),
+        ([*OPENED, frame(data=bytes(8192))], BrokenStreamError, "0 to 8192, which are not"),
+        ([*OPENED, frame(data=b"")], BrokenStreamError, "0 to 0, which are not"),
+        ([*OPENED, frame(start=2**63)], BrokenStreamError, "which are not"),
+        ([*OPENED, frame(start=16384)], BrokenStreamError, "16384 to 20480, which are not"),
+        ([*OPENED, frame(), frame()], BrokenStreamError, "0 to 4096, which are not"),
         ([*OPENED, frame(request=9)], DeadlineError, "the bytes from 0 on"),
         ([*OPENED, frame(token=bytes(16))], DeadlineError, "the bytes from 0 on"),
-        ([*OPENED, frame(), frame()], DeadlineError, "the bytes from 4096 on"),
         ([*OPENED, pack_message(Refused(3, "no"), TOKEN)], RefusedError, "server refused: no"),
         ([*OPENED, pack_message(Refused(1, "no"), TOKEN)], DeadlineError, "from 0 on"),
         ([*OPENED, pack_message(Refused(2, "no"), bytes(16))], DeadlineError, "from 0 on"),
         ([*OPENED, pack_message(Fetch(TOKEN, 2, 0, 0, 0), TOKEN)], ProtocolError, "cannot be read"),
+        ([*OPENED, pack_message(Pong(4, []), TOKEN)], DeadlineError, "from 0 on"),
     ],
 )
 def test_a_sender_that_breaks_the_protocol_is_found_out(packets, error, sentence):
@@ -215,7 +242,12 @@ class Endless:
             count += len(view)
         return count
 
+    beats = False
+
     def send(self, views, deadline):
+        pass
+
+    def close(self):
         pass
 
     def wait(self, seconds, abort=None):
@@ -223,27 +255,25 @@ class Endless:
 
 
 ENDLESS = {
-    "a frame that is here": frame(),
+    "a frame of a request that is over": frame(request=1),
     "a frame of a number not asked for": frame(request=99, start=4096),
     "a frame of another token": frame(token=bytes(16)),
     "an empty frame of another token": frame(token=bytes(16), data=b""),
-    "what it opened": opened(TOKEN, LAYOUT),
+    "what it opened": pack_message(Opened(1, LAYOUT), TOKEN),
     "a refusal of something else": pack_message(Refused(0, "no"), TOKEN),
-    "what waits": pack_message(Waiting(9, [2, 3]), TOKEN),
-    "a damaged message": pack_message(Closed(2), TOKEN)[:-1] + b"\0",
+    "what waits": pack_message(Pong(9, [2, 3]), TOKEN),
     "a message of another token": pack_message(Closed(2), bytes(16)),
-    "junk": bytes(1000),
-    "what begins as packets do": b"FLST",
 }
 
 
 @pytest.mark.parametrize("again", ENDLESS.values(), ids=ENDLESS)
-@pytest.mark.parametrize("first", [b"", opened(TOKEN, LAYOUT) + frame()], ids=["closed", "open"])
+@pytest.mark.parametrize(
+    "first", [GREETING, opened(TOKEN, LAYOUT) + frame()], ids=["closed", "open"]
+)
 def test_a_sender_that_goes_on_without_end_is_given_up(first, again, monkeypatch):
-    monkeypatch.setattr(download_messages, "_MOST_REPEATED", 1 << 18)
-    monkeypatch.setattr(packets_module, "_MOST_JUNK", 1 << 18)
-    if not first and again is ENDLESS["what it opened"]:
-        first = again
+    monkeypatch.setattr(exchange, "_MOST_REPEATED", 1 << 18)
+    if first is GREETING and again is ENDLESS["what it opened"]:
+        first = opened(TOKEN, LAYOUT)
     receiver = Receiver(Endless(first, again), "server")
-    with pytest.raises(ProtocolError, match=r"server (repeats itself|sent \d+ bytes that are no)"):
+    with pytest.raises(ProtocolError, match="server repeats itself"):
         fetch(receiver, TOKEN)

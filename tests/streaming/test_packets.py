@@ -1,4 +1,4 @@
-"""Packets are found on a stream, whatever lies between them and however the bytes arrive."""
+"""Packets are read from a stream however its bytes arrive; what is none ends the reading."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flstream.errors import DeadlineError, ProtocolError
-from flstream.streaming import packets
+from flstream.errors import BrokenStreamError, DeadlineError
 from flstream.streaming.packets import PacketReader
-from flstream.streaming.wire import FRAME, HEADER_BYTES, MAGIC, MESSAGE, Header, digest_of
+from flstream.streaming.wire import FRAME, Header, digest_of
 
 
 class Pieces:
@@ -18,7 +17,6 @@ class Pieces:
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
         self._piece = b""
-        self.most = 0
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
         count = 0
@@ -27,7 +25,6 @@ class Pieces:
             view[: len(part)] = part
             self._piece = self._piece[len(part) :]
             count += len(part)
-        self.most += count
         return count
 
     def wait(self) -> None:
@@ -38,12 +35,13 @@ class Pieces:
                 raise DeadlineError("nothing comes any more")
             self._piece = piece
 
+    def check(self) -> None:
+        """Nothing calls it off."""
 
-def packet(payload: bytes, kind: int = FRAME, number: int = 1) -> bytes:
-    return (
-        Header(kind, number, bytes(range(16)), 0, len(payload), digest_of([payload])).pack()
-        + payload
-    )
+
+def packet(payload: bytes) -> bytes:
+    digest = digest_of([payload])
+    return Header(FRAME, 1, bytes(range(16)), 0, len(payload), digest).pack() + payload
 
 
 def cut(data: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
@@ -56,113 +54,57 @@ def cut(data: bytes, sizes: Sequence[int]) -> Iterator[bytes]:
         turn += 1
 
 
-def read_all(channel: Pieces, reader: PacketReader) -> Iterator[bytes]:
-    """The payloads, until nothing comes any more."""
-    try:
-        while True:
-            header = reader.header(channel.wait)
-            payload = bytearray(header.length)
-            reader.payload([memoryview(payload)], channel.wait)
-            yield bytes(payload)
-    except DeadlineError:
-        return
-
-
-payloads = st.binary(max_size=200)
-# Also what looks like the beginning of a packet, but not what happens to be a whole one.
-junk = (
-    st.lists(
-        st.sampled_from([MAGIC, MAGIC[:1], MAGIC[:3], packet(b"")[:-1]]) | st.binary(max_size=90),
-        max_size=4,
-    )
-    .map(b"".join)
-    .filter(lambda data: packet(b"") not in data)
-)
+payloads = st.lists(st.binary(max_size=200), max_size=6)
 sizes = st.lists(st.integers(1, 300), min_size=1, max_size=5)
 
 
-@given(st.lists(st.tuples(junk, payloads), max_size=6), junk, sizes)
+@given(payloads, sizes, st.integers(1, 50))
 @settings(max_examples=200)
-def test_packets_between_junk_are_all_found(between, end, piece_sizes):
-    # Junk that is cut off in what could be a header hides the packet after it from nobody.
-    stream = b"".join(before + packet(payload) for before, payload in between) + end
-    channel = Pieces(cut(stream, piece_sizes))
+def test_packets_are_read_whole_however_they_arrive_and_into_whatever_views(
+    sent, piece_sizes, view_size
+):
+    channel = Pieces(cut(b"".join(map(packet, sent)), piece_sizes))
     reader = PacketReader(channel, "server")
-    assert list(read_all(channel, reader)) == [payload for _, payload in between]
-    between_them = sum(len(before) for before, _ in between)
-    assert between_them <= reader.junk <= between_them + len(end)
-
-
-@given(st.lists(st.tuples(payloads, st.integers(0, 40), st.booleans()), max_size=6), sizes)
-def test_a_header_that_is_damaged_costs_its_own_packet_alone(given_packets, piece_sizes):
-    stream = bytearray()
-    sound = []
-    for payload, place, damaged in given_packets:
-        whole = bytearray(packet(payload))
-        if damaged:
-            whole[place] ^= 1
-        else:
-            sound.append(payload)
-        stream += whole
-    channel = Pieces(cut(bytes(stream), piece_sizes))
-    assert list(read_all(channel, PacketReader(channel, "server"))) == sound
-
-
-@given(st.lists(payloads, min_size=1, max_size=6), sizes, junk)
-def test_payloads_are_passed_over_or_scattered_into_views(given_payloads, piece_sizes, before):
-    stream = b"".join(before + packet(payload, MESSAGE) for payload in given_payloads)
-    channel = Pieces(cut(stream, piece_sizes))
-    reader = PacketReader(channel, "server")
-    for turn, payload in enumerate(given_payloads):
-        header = reader.header(channel.wait)
-        assert (header.kind, header.length) == (MESSAGE, len(payload))
-        if turn % 2:
-            reader.skip(header.length, channel.wait)
-            continue
-        into = bytearray(len(payload))
-        whole, middle = memoryview(into), len(payload) // 3
-        reader.payload([whole[:middle], whole[middle:middle], whole[middle:]], channel.wait)
+    for payload in sent:
+        header = reader.header(channel)
+        into = bytearray(header.length)
+        views = [memoryview(into)[at : at + view_size] for at in range(0, len(into), view_size)]
+        assert reader.payload(views, channel) == header.digest == digest_of([into])
         assert into == payload
+    with pytest.raises(DeadlineError):
+        reader.header(channel)
 
 
-def test_no_more_is_read_than_the_packet_that_is_asked_for_and_the_next_header():
-    # So that a payload goes from the kernel to where it belongs, and not by way of a buffer.
-    channel = Pieces([packet(b"abc") * 3])
+@given(payloads, sizes, st.data())
+def test_what_is_left_of_a_payload_is_skipped(sent, piece_sizes, data):
+    channel = Pieces(cut(b"".join(map(packet, sent)), piece_sizes))
     reader = PacketReader(channel, "server")
-    reader.header(channel.wait)
-    assert channel.most == HEADER_BYTES
-    reader.payload([memoryview(bytearray(3))], channel.wait)
-    assert channel.most == HEADER_BYTES + 3 + HEADER_BYTES
-    assert list(read_all(channel, reader)) == [b"abc", b"abc"]
+    for payload in sent:
+        header = reader.header(channel)
+        part = bytearray(data.draw(st.integers(0, header.length)))
+        reader.payload([memoryview(part)], channel)
+        assert part == payload[: len(part)]
+        assert reader.left == header.length - len(part)
 
 
-def test_a_packet_whose_length_is_a_lie_is_passed_over_in_little_memory():
-    stream = Header(FRAME, 1, bytes(16), 0, 5 << 20, 0).pack() + bytes(5 << 20) + packet(b"next")
-    channel = Pieces([stream])
+def test_a_reader_that_was_interrupted_in_a_payload_goes_on_with_the_next_packet():
+    first, second = bytes(1000), b"next"
+    channel = Pieces([packet(first)[:500]])
     reader = PacketReader(channel, "server")
-    reader.skip(reader.header(channel.wait).length, channel.wait)
-    assert list(read_all(channel, reader)) == [b"next"]
+    header = reader.header(channel)
+    with pytest.raises(DeadlineError):
+        reader.payload([memoryview(bytearray(header.length))], channel)
+    channel._pieces = iter([packet(first)[500:] + packet(second)])
+    assert reader.header(channel).digest == digest_of([second])
 
 
-@pytest.mark.parametrize("junk", [bytes(64), MAGIC * 16, packet(b"")[:-1]])
-def test_junk_without_end_is_an_error_and_is_not_kept(junk, monkeypatch):
-    monkeypatch.setattr(packets, "_MOST_JUNK", 1 << 20)
-
-    def endless() -> Iterator[bytes]:
-        while True:
-            yield junk * 1000
-
-    channel = Pieces(endless())
+@given(payloads, st.integers(0, 63), st.integers(0, 7), sizes)
+def test_what_is_no_packet_is_an_error_that_names_the_peer(sent, place, bit, piece_sizes):
+    broken = bytearray(packet(b"last"))
+    broken[place] ^= 1 << bit
+    channel = Pieces(cut(b"".join(map(packet, sent)) + bytes(broken), piece_sizes))
     reader = PacketReader(channel, "server")
-    with pytest.raises(ProtocolError, match=r"server sent \d+ bytes that are no packets"):
-        reader.header(channel.wait)
-    # It kept no more than it looks through at a time.
-    assert channel.most - reader.junk <= 128 << 10
-
-
-def test_a_little_junk_before_each_of_many_packets_is_no_junk_without_end(monkeypatch):
-    monkeypatch.setattr(packets, "_MOST_JUNK", 1000)
-    channel = Pieces([(bytes(500) + packet(b"here")) * 10])
-    reader = PacketReader(channel, "server")
-    assert list(read_all(channel, reader)) == [b"here"] * 10
-    assert reader.junk == 5000
+    for _ in sent:
+        reader.header(channel)
+    with pytest.raises(BrokenStreamError, match="server sent bytes that are no packet"):
+        reader.header(channel)

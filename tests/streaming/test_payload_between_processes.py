@@ -18,7 +18,7 @@ from flstream.client.fl_model import FLModel
 from flstream.streaming.api import add_payload, download_payload
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Outcome
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 # Not from a fork server: other tests start theirs in a way of its own.
 CONTEXT = multiprocessing.get_context("spawn")
@@ -61,7 +61,7 @@ def test_another_process_has_the_value_and_needs_no_torch_for_arrays(harness, st
 
 def test_a_payload_of_another_process_arrives_and_its_quorum_is_one(start):
     ours, theirs = socket.socketpair()
-    with closing(PipeChannel(ours, "peer")) as channel:
+    with closing(SocketChannel(ours, "peer")) as channel:
         reports, _ = start(payload_peers.offer_arrays, theirs, 1)
         status, value = download_payload(Receiver(channel, "peer"), reports.recv(), QUICK)
         assert status.ok
@@ -88,7 +88,7 @@ def test_tensors_go_to_another_process_and_come_back_changed(harness, start):
     params = {name: value for name, value in floats.items() if not name.startswith("F8")}
     value = {"model": FLModel(params, metrics={"loss": 1.0}), "order": OrderedDict(b=1, a=(2,))}
     ours, theirs = socket.socketpair()
-    with closing(PipeChannel(ours, "peer")) as channel, closing(theirs):
+    with closing(SocketChannel(ours, "peer")) as channel, closing(theirs):
         ref = add_payload(harness.service, value, ["site-1"])
         reports, _ = start(payload_peers.send_back, harness.pipe_to("site-1"), theirs, ref.token)
         token = reports.recv()

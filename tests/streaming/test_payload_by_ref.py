@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from faults import FaultyChannel
 from harness import IMPATIENT, QUICK, fetch, flip, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.errors import LayoutError, PayloadError
 from flstream.streaming import nodes, payload_body
 from flstream.streaming.api import add_payload, download_file, download_payload
-from flstream.streaming.faults import FaultyChannel
 from flstream.streaming.payload import pack
 from flstream.streaming.receiver import Receiver
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from asking import Asker
 from harness import QUICK, fetch, flip, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.remote import RemoteSource
-from flstream.streaming.wire import PUSHED, Close, Credit, Fetch, Open, Opened, Probe
+from flstream.streaming.wire import FRAME, NOBODY, PUSHED, Close, Credit, Fetch, Open, Opened, Ping
 
 PUSH = replace(QUICK, push=True)
 MODEL = MemoryBody.of(
@@ -47,7 +48,7 @@ def test_nothing_is_asked_for_but_to_go_on(harness):
     ref = harness.service.offer(MODEL, ["site-1"], push=PUSH)
     body, cost = download(receiver, ref.token, PUSH, MemoryBody.allocate)
     assert bits(body) == BITS
-    assert set(kinds(channel)) == {Credit, Probe, Close}
+    assert set(kinds(channel)) == {Credit, Ping, Close}
     assert {frame.request for frame in channel.frames} == {PUSHED}
     # One more request's worth for each that has arrived, until the end is granted.
     granted = [each.limit for each in channel.requests if isinstance(each, Credit)]
@@ -59,15 +60,15 @@ def test_nothing_is_asked_for_but_to_go_on(harness):
 
 
 def test_the_sender_goes_as_far_as_it_was_let_and_no_further(harness):
-    _, channel = harness.watched()
+    asker = Asker(harness.channel())
     ref = harness.service.offer(MODEL, ["site-1"], push=PUSH)
-    scratch = memoryview(bytearray(1 << 20))
-
-    while len(channel.frames) < 8:
-        assert channel.wait(10)
-        channel.receive_some([scratch])
-    assert not channel.wait(0.1)
-    assert sum(frame.length for frame in channel.frames) == WINDOW
+    frames = []
+    while len(frames) < 8:
+        header = asker.header()
+        frames += [header] if header.kind == FRAME else []
+    asker.packets.payload([memoryview(bytearray(frames[-1].length))], asker)
+    assert not asker.channel.wait(0.1)
+    assert sum(frame.length for frame in frames) == WINDOW
     assert ref.outcome is None
 
 
@@ -86,11 +87,13 @@ def test_a_receiver_may_come_before_or_after_the_offer(harness, first):
 
 
 def test_only_declared_receivers_are_sent_anything(harness):
-    other = harness.channel("other")
+    other = Asker(harness.channel("other"))
+    assert other.header().token == NOBODY  # the greeting
+    other.packets.payload([memoryview(bytearray(other.packets.left))], other)
     receiver = harness.receiver("site-1")
     ref = harness.service.offer(MODEL, ["site-1"], push=PUSH)
     assert bits(fetch(receiver, ref.token, PUSH)) == BITS
-    assert not other.wait(0.05)
+    assert not other.channel.wait(0.05)
 
 
 @settings(max_examples=30, deadline=None)
@@ -155,7 +158,7 @@ def test_a_receiver_that_expects_a_push_in_vain_asks(harness):
     receiver, channel = harness.watched()
     ref = harness.service.offer(MODEL, ["site-1"])
     assert bits(fetch(receiver, ref.token, PUSH)) == BITS
-    assert kinds(channel)[0] is Open
+    assert kinds(channel)[:2] == [Ping, Open]
 
 
 def test_a_receiver_that_pulls_what_is_pushed_gets_it_all_the_same(harness):
@@ -174,14 +177,14 @@ def test_frames_for_which_the_receiver_has_no_room_are_not_taken(harness):
 def test_a_withdrawn_push_is_refused_at_once(harness):
     receiver, channel = harness.watched()
     large = MemoryBody.of({"w": np.zeros(8 << 20, np.uint8)})
-    how = StreamSettings(chunk_size=65536, request_size=1 << 20, push=True, probe_after=20)
+    how = StreamSettings(chunk_size=65536, request_size=1 << 20, push=True, ping_after=20)
     ref = harness.service.offer(large, ["site-1"], push=how)
     remote = RemoteSource(receiver, ref.token, how)
     ref.abort("there is a better one")
     with pytest.raises(RefusedError):
         remote.receive_whole()
     # It had not to wait until it would ask what is the matter.
-    assert Probe not in kinds(channel)
+    assert Ping not in kinds(channel)
 
 
 def test_a_push_into_a_file_goes_on_with_what_is_there(harness, tmp_path):

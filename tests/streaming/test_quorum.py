@@ -144,7 +144,8 @@ def test_whatever_is_offered_a_quorum_of_its_receivers_settles_it(harness, tmp_p
 
 def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(harness):
     ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
-    late = RemoteSource(harness.receiver("site-2"), ref.token, replace(QUICK, window=1))
+    receiver = harness.receiver("site-2")
+    late = RemoteSource(receiver, ref.token, replace(QUICK, window=1))
     part = memoryview(bytearray(NBYTES))
     late.receive(0, 16384, [part[:16384]])
     for name in ("site-1", "site-3"):
@@ -154,13 +155,13 @@ def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(harn
         late.receive(16384, NBYTES, [part[16384:]])
     # Its channel is none the worse for it.
     again = harness.service.offer(MemoryBody.of(MODEL), ["site-2"])
-    assert_same_tensors(fetch(late._receiver, again.token).tensors, MODEL)
+    assert_same_tensors(fetch(receiver, again.token).tensors, MODEL)
 
 
 def test_receivers_that_fail_do_not_abort_a_ref_whose_quorum_can_still_be_had(harness):
     ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=1)
     gone, bad = harness.receiver("site-1"), harness.receiver("site-2")
-    gone._channel.close()
+    gone.close()
     RemoteSource(bad, ref.token, QUICK).close(failure="no room")
     assert ref.outcome is None
     assert_same_tensors(fetch(harness.receiver("site-3"), ref.token).tensors, MODEL)

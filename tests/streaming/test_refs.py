@@ -6,12 +6,12 @@ import weakref
 
 import pytest
 import torch
-from asking import MODEL, offer, refusal, waits_for
+from asking import MODEL, Asker, offer, refusal
 from harness import fetch
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.refs import Outcome, Ref
-from flstream.streaming.wire import MESSAGE, Fetch, Open
+from flstream.streaming.wire import FRAME, MESSAGE, Fetch, Open
 
 
 def test_a_ref_settles_once_and_keeps_its_first_outcome():
@@ -87,7 +87,7 @@ def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
         ref.wait(0.01)
     assert ref.outcome.status == ending
     # An answer to this says that the service's thread is through with all that came before.
-    assert "not on offer" in refusal(receiver, Open(ref.token, receiver.next_number()))
+    assert "not on offer" in refusal(Asker(harness.channel()), Open(ref.token, 1))
     gc.collect()
     assert watched() is None
     assert storage() is None
@@ -99,19 +99,18 @@ def test_a_settled_ref_lets_go_of_its_tensors_though_a_frame_of_it_is_on_its_way
     storage = weakref.ref(weight.untyped_storage())
     ref = harness.service.offer(MemoryBody.of({"w": weight}), ["site-1"])
     del weight
-    receiver, other = harness.receiver(), harness.receiver()
+    receiver, other = Asker(harness.channel()), Asker(harness.channel())
     # The frame is longer than what the kernel takes, and nobody, or hardly anybody, reads it.
-    receiver.send(Fetch(ref.token, receiver.next_number(), 0, 16 << 20, 16 << 20), 10)
-    receiver.send(Fetch(ref.token, receiver.next_number(), 0, 16 << 20, 16 << 20), 10)
-    receiver.packets.header(waits_for(receiver))
-    receiver.packets.skip(takes, waits_for(receiver))
+    for number in (1, 2):
+        receiver.send(Fetch(ref.token, number, 0, 16 << 20, 16 << 20))
+    while receiver.header().kind != FRAME:
+        pass
+    receiver.packets.payload([memoryview(bytearray(takes))], receiver)
     ref.abort("enough")
-    for _ in range(2):
-        assert "not on offer" in refusal(other, Open(ref.token, other.next_number()))
+    for number in (1, 2):
+        assert "not on offer" in refusal(other, Open(ref.token, number))
     gc.collect()
     kept = storage() is not None  # not in the assertion, which would print every byte of it
     assert not kept
     # The frame ends where it should, so that what comes after it is found at once.
-    receiver.packets.skip((16 << 20) - takes, waits_for(receiver))
-    assert receiver.packets.header(waits_for(receiver)).kind == MESSAGE
-    assert receiver.packets.junk == 0
+    assert receiver.header().kind == MESSAGE

@@ -1,28 +1,31 @@
-"""Repairs: what is damaged or lost on the way is fetched again, and only that."""
+"""What is damaged on the way is fetched again, and only that; after a break, what is missing is."""
 
+import threading
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from harness import QUICK, fetch, flip
 from support import assert_same_tensors, body_of, tensor
 
-from flstream.errors import IntegrityError, RefusedError
+from flstream.errors import (
+    AbortedError,
+    BrokenStreamError,
+    ChannelClosedError,
+    IntegrityError,
+    RefusedError,
+)
 from flstream.model.memory import MemoryBody
-from flstream.streaming import requesting
+from flstream.streaming import receiver as receiver_module
 from flstream.streaming.download import download
-from flstream.streaming.receiver import StreamSettings
+from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
-from flstream.streaming.wire import Close, Closed, Fetch, Opened, Probe, Refused
+from flstream.streaming.wire import Close, Closed, Fetch, Opened, Ping, Refused
 from flstream.telemetry.events import Transfer
+from flstream.transport.channel import Signal
 
 MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
 ALL, FRAMES = 120_011, 30  # bytes of MODEL, and frames of a download of it
-
-
-@pytest.fixture
-def no_backoff(monkeypatch):
-    """Repairs of the same chunk follow one another at once."""
-    monkeypatch.setattr(requesting, "_BACKOFF_SECONDS", 0.0)
 
 
 def at_frame(turn, change):
@@ -46,55 +49,84 @@ def repeat(packet):
     packet *= 2
 
 
-CHANGES = {
+DAMAGES = {
     "flipped in its first byte": flip,
     "flipped in its last byte": lambda packet: flip(packet, -1),
+}
+BREAKS = {
     "flipped in its header": lambda packet: flip(packet, 20),
     "lost": bytearray.clear,
     "cut short": cut_in_half,
     "cut in its header": lambda packet: packet.__delitem__(slice(40, None)),
     "preceded by junk": lambda packet: packet.__setitem__(slice(0, 0), b"FLST" + bytes(99)),
 }
+ALL_CHANGES = {**DAMAGES, **BREAKS, "repeated": repeat}
 
 
+@pytest.mark.parametrize("returns", [False, True], ids=["pair", "connects again"])
 @pytest.mark.parametrize("turn", [1, 2, 17, 30], ids="frame {}".format)
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_frame_that_breaks_once_is_repaired_and_only_it_is_fetched_again(harness, turn, change):
-    receiver, channel = harness.watched(at_frame(turn, change))
+@pytest.mark.parametrize("change", DAMAGES.values(), ids=DAMAGES)
+def test_a_frame_that_is_damaged_is_fetched_again_and_only_it(harness, turn, change, returns):
+    receiver, watch = harness.watched(at_frame(turn, change), returns=returns)
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, MODEL)
     assert ref.wait(30).ok
     start = 4096 * (turn - 1)
     stop = min(start + 4096, ALL)
-    again = [each for each in channel.requests if isinstance(each, Fetch) and each.urgent]
-    broken = [(start, stop)]
-    if change is CHANGES["preceded by junk"]:
-        broken = []
-    elif change is CHANGES["cut short"] and turn < FRAMES:
-        # Its end is taken from the beginning of the frame behind it.
-        broken.append((stop, min(stop + 4096, ALL)))
-    assert [(each.start, each.stop) for each in again] == broken
-    sent = [frame.start for frame in channel.frames]
-    assert sorted(sent) == sorted([*range(0, ALL, 4096), *(first for first, _ in broken)])
-    assert stats == Transfer(ALL, 8 + len(broken), FRAMES, len(broken), stats.seconds)
-    assert ref.deliveries["site-1"].bytes == ALL + sum(last - first for first, last in broken)
+    again = [each for each in watch.requests if isinstance(each, Fetch) and each.urgent]
+    assert [(each.start, each.stop) for each in again] == [(start, stop)]
+    sent = [frame.start for frame in watch.frames]
+    assert sorted(sent) == sorted([*range(0, ALL, 4096), start])
+    assert stats == Transfer(ALL, 9, FRAMES, 1, stats.seconds)
+    assert ref.deliveries["site-1"].bytes == ALL + stop - start
+    assert watch.connections == 1
 
 
-@pytest.mark.parametrize("change", [*list(CHANGES.values())[:6]], ids=list(CHANGES)[:6])
+@pytest.mark.parametrize("turn", [1, 2, 17, 30], ids="frame {}".format)
+@pytest.mark.parametrize("change", BREAKS.values(), ids=BREAKS)
+def test_a_stream_that_breaks_goes_on_over_a_new_one_with_what_is_missing(harness, turn, change):
+    receiver, watch = harness.watched(at_frame(turn, change))
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
+    assert_same_tensors(sink.tensors, MODEL)
+    assert ref.wait(30).ok
+    assert watch.connections == 2
+    # Nothing of what had arrived was asked for again.
+    assert (stats.bytes, stats.chunks) == (ALL, FRAMES)
+    arrived = turn - 1
+    asked = [each for each in watch.requests if isinstance(each, Fetch)]
+    asked_anew = [each for each in asked[-8:] if each.start >= 4096 * arrived]
+    assert min(each.start for each in asked_anew) == 4096 * arrived or arrived == FRAMES
+
+
+@pytest.mark.parametrize("turn", [1, 17, 30], ids="frame {}".format)
+@pytest.mark.parametrize("change", BREAKS.values(), ids=BREAKS)
+def test_a_pair_that_breaks_is_an_error_that_names_the_peer_on_both_sides(harness, turn, change):
+    receiver, _ = harness.watched(at_frame(turn, change), returns=False)
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    with pytest.raises((BrokenStreamError, ChannelClosedError), match="server"):
+        download(receiver, ref.token, QUICK, MemoryBody.allocate)
+    assert ref.wait(30).status == "aborted"
+    # A lost process has no further downloads.
+    with pytest.raises(ChannelClosedError, match="connection to server is closed"):
+        fetch(receiver, ref.token)
+
+
+@pytest.mark.parametrize("change", ALL_CHANGES.values(), ids=ALL_CHANGES)
 def test_a_whole_model_that_breaks_once_is_fetched_again(harness, change):
-    receiver, channel = harness.watched(at_frame(1, change))
+    receiver, watch = harness.watched(at_frame(1, change))
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     sink, stats = download(receiver, ref.token, replace(QUICK, chunk_size=0), MemoryBody.allocate)
     assert_same_tensors(sink.tensors, MODEL)
-    assert stats == Transfer(ALL, 2, 1, 1, stats.seconds)
-    assert len(channel.frames) == 2
+    assert (stats.bytes, stats.chunks) == (ALL, 1)
+    assert len(watch.frames) == 1 + (change is not repeat)
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_reader_from_front_to_back_is_given_what_was_repaired_in_its_place(harness, change):
+@pytest.mark.parametrize("change", ALL_CHANGES.values(), ids=ALL_CHANGES)
+def test_a_reader_from_front_to_back_is_given_what_came_late_in_its_place(harness, change):
     body = MemoryBody.of(MODEL)
-    receiver, channel = harness.watched(at_frame(3, change))
+    receiver, _ = harness.watched(at_frame(3, change))
     ref = harness.service.offer(body, ["site-1"])
     remote = RemoteSource(receiver, ref.token, QUICK)
     read = bytearray(ALL)
@@ -103,36 +135,10 @@ def test_a_reader_from_front_to_back_is_given_what_was_repaired_in_its_place(har
         remote.receive(start, stop, [memoryview(read)[start:stop]])
     remote.close()
     assert read == body_of(body)
-    assert len(channel.frames) <= FRAMES + 2
+    assert ref.wait(30).ok
 
 
-def test_frames_that_come_twice_are_taken_once(harness):
-    receiver, channel = harness.watched(lambda header, packet: repeat(packet))
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, MODEL)
-    assert stats == Transfer(ALL, 8, FRAMES, 0, stats.seconds)
-    assert len(channel.frames) == FRAMES
-
-
-def test_frames_in_another_order_are_put_where_they_belong(harness):
-    held = []
-
-    def swap(header, packet):
-        if held:
-            packet += held.pop()
-        else:
-            held.append(bytes(packet))
-            packet.clear()
-
-    receiver, _ = harness.watched(swap)
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, MODEL)
-    assert (stats.bytes, stats.chunks) == (ALL, FRAMES)
-
-
-@pytest.mark.parametrize("kind", [Fetch, Close], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Fetch, Close, Ping], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("damage", [bytearray.clear, flip, lambda packet: flip(packet, 20)])
 def test_a_request_that_is_lost_or_damaged_is_found_out_and_made_again(harness, kind, damage):
     hit = []
@@ -142,16 +148,15 @@ def test_a_request_that_is_lost_or_damaged_is_found_out_and_made_again(harness, 
             hit.append(request)
             damage(packet)
 
-    receiver, channel = harness.watched(on_request=once)
+    receiver, watch = harness.watched(on_request=once)
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
+    sink, stats = download(
+        receiver, ref.token, replace(QUICK, ping_timeout=0.2), MemoryBody.allocate
+    )
     assert_same_tensors(sink.tensors, MODEL)
     assert ref.wait(30).ok
     assert stats.bytes == ALL
-    assert len(channel.frames) == FRAMES
-    if kind is Fetch:
-        again = [each for each in channel.requests if isinstance(each, Fetch) and each.urgent]
-        assert [(each.start, each.stop) for each in again] == [(hit[0].start, hit[0].stop)]
+    assert watch.connections == 2
 
 
 @pytest.mark.parametrize("kind", [Opened, Closed], ids=lambda kind: kind.__name__)
@@ -166,42 +171,43 @@ def test_a_reply_that_is_lost_damaged_or_repeated_does_no_harm(harness, kind, da
 
     receiver, _ = harness.watched(on_reply=once)
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
+    how = replace(QUICK, ping_timeout=0.2)
+    assert_same_tensors(fetch(receiver, ref.token, how).tensors, MODEL)
     assert len(hit) == 1
     assert ref.wait(30).ok
 
 
-def test_a_refusal_that_is_lost_is_given_again_to_a_probe(harness):
-    receiver, channel = harness.watched(
-        on_reply=lambda reply, packet: (
-            packet.clear() if isinstance(reply, Refused) and not probes() else None
-        )
-    )
+def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
+    def lose(reply, packet):
+        if isinstance(reply, Refused) and not pings():
+            packet.clear()
 
-    def probes():
-        return [each for each in channel.requests if isinstance(each, Probe)]
+    receiver, watch = harness.watched(on_reply=lose)
+
+    def pings():
+        return [each for each in watch.requests if isinstance(each, Ping)]
 
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     remote = RemoteSource(receiver, ref.token, QUICK)
     ref.abort("enough")
     with pytest.raises(RefusedError, match="settled"):
         remote.receive_whole()
-    assert probes()
+    assert pings()
 
 
 @pytest.mark.parametrize("chunk_size", [0, 4096])
 def test_what_is_damaged_every_time_is_an_error_that_names_tensor_range_and_peer(
-    harness, no_backoff, chunk_size
+    harness, chunk_size
 ):
     broken = (0, 8192) if chunk_size else (0,)
-    receiver, channel = harness.watched(
+    receiver, watch = harness.watched(
         lambda header, packet: flip(packet, -1) if header.start in broken else None
     )
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
     how = replace(QUICK, chunk_size=chunk_size)
     sentence = (
         rf"bytes (0 to {chunk_size or ALL}|8192 to 12288) from server \(tensor 'large'\) "
-        "were fetched 6 times in vain: it does not match its digest"
+        "came 6 times, and never matched their digest"
     )
     with pytest.raises(IntegrityError, match=sentence):
         download(receiver, ref.token, how, MemoryBody.allocate)
@@ -209,23 +215,12 @@ def test_what_is_damaged_every_time_is_an_error_that_names_tensor_range_and_peer
     assert outcome.status == "aborted"
     assert "site-1: bytes" in outcome.reason
     # Nothing was fetched more often than that, and what was sound once only.
-    starts = [frame.start for frame in channel.frames]
-    assert max(map(starts.count, starts)) <= 6
-    assert all(starts.count(start) == 1 for start in starts if start not in broken)
+    starts = Counter(frame.start for frame in watch.frames)
+    assert max(starts.values()) <= 6
+    assert all(count == 1 for start, count in starts.items() if start not in broken)
 
 
-def test_what_is_lost_every_time_is_an_error_that_says_so(harness, no_backoff):
-    receiver, channel = harness.watched(
-        lambda header, packet: packet.clear() if header.start == 4096 else None
-    )
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    how = replace(QUICK, probe_after=0.01)
-    with pytest.raises(IntegrityError, match=r"bytes 4096 to 8192 .* 6 times .* lost on the way"):
-        fetch(receiver, ref.token, how)
-    assert [frame.start for frame in channel.frames].count(4096) == 6
-
-
-def test_the_tensor_named_is_the_one_in_which_the_damaged_frame_begins(harness, no_backoff):
+def test_the_tensor_named_is_the_one_in_which_the_damaged_frame_begins(harness):
     tensors = {"a": tensor("F32", (1024,)), "b": tensor("F32", (1024,)), "c": tensor("F32", (9,))}
     receiver, _ = harness.watched(
         lambda header, packet: flip(packet) if header.start == 4096 else None
@@ -244,15 +239,15 @@ def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender
             seen.add(header.start)
             flip(packet)
 
-    receiver, channel = harness.watched(every_other)
+    receiver, watch = harness.watched(every_other)
     ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    how = StreamSettings(chunk_size=16, request_size=32_000, request_timeout=30, probe_after=0.05)
+    how = StreamSettings(chunk_size=16, request_size=32_000, request_timeout=30)
     sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, tensors)
-    assert (stats.retries, stats.chunks, len(channel.frames)) == (1000, 2000, 3000)
+    assert (stats.retries, stats.chunks, len(watch.frames)) == (1000, 2000, 3000)
 
 
-def test_a_receiver_goes_on_with_the_next_ref_after_one_that_failed(harness, no_backoff):
+def test_a_receiver_goes_on_with_the_next_ref_after_one_that_failed(harness):
     receiver, _ = harness.watched(
         lambda header, packet: flip(packet) if header.token == bad.token else None
     )
@@ -274,3 +269,114 @@ def test_a_ref_that_is_read_in_part_can_be_read_again_from_the_front(harness):
     # The frames that were under way are of no use now, and are passed over.
     assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
     assert ref.wait(30).ok
+
+
+def test_a_sender_that_is_gone_for_good_is_given_up_after_a_while(harness, monkeypatch):
+    monkeypatch.setattr(receiver_module, "RECONNECT_SECONDS", 0.3)
+    attempts = []
+
+    def connect():
+        attempts.append(1)
+        raise ChannelClosedError("server at 127.0.0.1:9 cannot be reached")
+
+    channel = harness.channel()
+    receiver = Receiver(channel, "server", connect=connect)
+    harness.service.close()
+    with pytest.raises(ChannelClosedError, match="cannot be reached"):
+        fetch(receiver, bytes(16))
+    assert len(attempts) > 2
+
+
+def test_an_abort_ends_the_attempts_to_connect(harness):
+    abort = Signal()
+
+    def connect():
+        abort.set()
+        raise ChannelClosedError("server cannot be reached")
+
+    receiver = Receiver(harness.channel(), "server", abort, connect=connect)
+    harness.service.close()
+    with pytest.raises(AbortedError):
+        fetch(receiver, bytes(16))
+    abort.close()
+
+
+def test_a_receiver_that_was_closed_connects_no_more(harness):
+    receiver, watch = harness.watched()
+    receiver.close()
+    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
+    with pytest.raises(ChannelClosedError):
+        fetch(receiver, ref.token)
+    assert watch.connections == 1
+
+
+@pytest.mark.parametrize("breaks", [False, True], ids=["whole", "breaks"])
+def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(harness, breaks):
+    count = 6
+    models = [{"w": tensor("F32", (40_000 + n,), seed=n)} for n in range(count)]
+    seen = Counter()
+
+    def break_some(header, packet):
+        seen["frames"] += 1
+        if breaks and seen["frames"] in (7, 40, 90):
+            flip(packet, 20)
+
+    receiver, watch = harness.watched(break_some)
+    refs = [harness.service.offer(MemoryBody.of(model), ["site-1"]) for model in models]
+    got = [None] * count
+
+    def run(number):
+        got[number] = fetch(receiver, refs[number].token).tensors
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for model, tensors in zip(models, got, strict=True):
+        assert_same_tensors(tensors, model)
+    assert all(ref.wait(30).ok for ref in refs)
+    assert watch.connections == (4 if breaks else 1)
+
+
+def test_one_thread_may_read_two_refs_by_turns(harness):
+    receiver = harness.receiver()
+    bodies = [MemoryBody.of({"w": tensor("F32", (9000,), seed=n)}) for n in range(2)]
+    refs = [harness.service.offer(body, ["site-1"]) for body in bodies]
+    remotes = [RemoteSource(receiver, ref.token, QUICK) for ref in refs]
+    read = [bytearray(36_000) for _ in refs]
+    for start in range(0, 36_000, 8192):
+        stop = min(start + 8192, 36_000)
+        for remote, into in zip(remotes, read, strict=True):
+            remote.receive(start, stop, [memoryview(into)[start:stop]])
+    for remote, into, body in zip(remotes, read, bodies, strict=True):
+        remote.close()
+        assert into == body_of(body)
+
+
+def test_a_download_that_is_called_off_does_not_hold_up_another_of_its_connection(harness):
+    receiver = harness.receiver()
+    large = {"w": tensor("U8", (4 << 20,))}
+    refs = [harness.service.offer(MemoryBody.of(large), ["site-1"]) for _ in range(2)]
+    abort, begun, errors = Signal(), threading.Event(), []
+
+    def stop_half_way(start, _stop):
+        if start == 1 << 20:
+            abort.set()
+            begun.set()
+
+    def run():
+        try:
+            download(
+                receiver, refs[0].token, QUICK, MemoryBody.allocate, stop_half_way, None, abort
+            )
+        except AbortedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(30)
+    assert_same_tensors(fetch(receiver, refs[1].token).tensors, large)
+    thread.join(30)
+    assert len(errors) == 1
+    abort.close()

@@ -17,7 +17,7 @@ from flstream.streaming.receiver import StreamSettings
         ({"window": 257}, "window is 257"),
         ({"request_timeout": 0}, "request_timeout is 0; give seconds above 0"),
         ({"request_timeout": float("nan")}, "request_timeout is nan"),
-        ({"probe_after": -1.0}, "probe_after is -1.0"),
+        ({"ping_after": -1.0}, "ping_after is -1.0"),
         ({"request_timeout": "5"}, "request_timeout is '5'; give seconds above 0"),
         ({"request_timeout": None}, "request_timeout is None"),
         ({"request_timeout": 10**400}, "give seconds above 0"),

@@ -5,22 +5,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flstream.errors import ProtocolError
+from flstream.errors import BrokenStreamError, ProtocolError
 from flstream.streaming.wire import (
     FRAME,
     HEADER_BYTES,
-    MAGIC,
     MESSAGE,
     TOKEN_BYTES,
+    VERSION,
     Close,
     Closed,
     Fetch,
     Header,
     Open,
     Opened,
-    Probe,
+    Ping,
+    Pong,
     Refused,
-    Waiting,
     decode_reply,
     decode_request,
     digest_of,
@@ -37,13 +37,13 @@ headers = st.builds(
 requests = st.one_of(
     st.builds(Open, tokens, numbers),
     st.builds(Fetch, tokens, numbers, offsets, offsets, offsets, st.booleans()),
-    st.builds(Probe, tokens, numbers),
+    st.builds(Ping, tokens, numbers),
     st.builds(Close, tokens, numbers, st.booleans(), st.text()),
 )
 replies = st.one_of(
     st.builds(Opened, numbers, st.binary()),
     st.builds(Refused, numbers, st.text()),
-    st.builds(Waiting, numbers, st.lists(numbers, max_size=5)),
+    st.builds(Pong, numbers, st.lists(numbers, max_size=5)),
     st.builds(Closed, numbers),
 )
 
@@ -53,12 +53,13 @@ def test_a_header_comes_back_as_it_was_from_any_kind_of_buffer(header):
     packed = header.pack()
     assert len(packed) == HEADER_BYTES == 64
     for data in (packed, bytearray(packed), memoryview(packed)):
-        assert Header.parse(data) == header
+        assert Header.parse(data, "peer") == header
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES), st.booleans())
 def test_junk_is_no_header(junk, with_magic):
-    assert Header.parse(MAGIC + junk[len(MAGIC) :] if with_magic else junk) is None
+    with pytest.raises(BrokenStreamError, match="peer sent bytes that are no packet"):
+        Header.parse(b"FLST" + junk[4:] if with_magic else junk, "peer")
 
 
 @given(headers)
@@ -67,32 +68,38 @@ def test_a_header_with_any_one_bit_flipped_is_none(header):
     packed = bytearray(header.pack())
     for bit in range(8 * HEADER_BYTES):
         packed[bit // 8] ^= 1 << bit % 8
-        assert Header.parse(packed) is None
+        with pytest.raises(BrokenStreamError):
+            Header.parse(packed, "peer")
         packed[bit // 8] ^= 1 << bit % 8
 
 
 @given(headers, st.integers(1, HEADER_BYTES - 1), st.binary(max_size=HEADER_BYTES))
 def test_a_header_that_was_cut_and_moved_up_is_none(header, lost, following):
     moved = (header.pack()[lost:] + following).ljust(HEADER_BYTES, b"\0")[:HEADER_BYTES]
-    assert Header.parse(moved) is None
+    with pytest.raises(BrokenStreamError):
+        Header.parse(moved, "peer")
 
 
 @given(headers, st.integers(0, 5), st.integers(1, 255))
-def test_another_magic_version_or_kind_is_none_although_its_digest_is_right(header, place, change):
+def test_another_magic_version_or_kind_is_refused_although_its_digest_is_right(
+    header, place, change
+):
     fields = bytearray(header.pack()[:-8])
     fields[place] ^= change
-    read = Header.parse(fields + digest_of([fields]).to_bytes(8, "little"))
+    data = fields + digest_of([fields]).to_bytes(8, "little")
     kind = header.kind ^ change
     if place == 5 and kind in (MESSAGE, FRAME):
-        assert read == header._replace(kind=kind)
-    else:
-        assert read is None
+        assert Header.parse(data, "peer") == header._replace(kind=kind)
+        return
+    sentence = f"version {VERSION ^ change} of the streaming" if place == 4 else "peer sent "
+    with pytest.raises(ProtocolError, match=sentence):
+        Header.parse(data, "peer")
 
 
 @given(requests, tokens)
 def test_a_request_comes_back_as_it_was(request, token):
     packet = pack_message(request, token)
-    header = Header.parse(packet[:HEADER_BYTES])
+    header = Header.parse(packet[:HEADER_BYTES], "peer")
     payload = packet[HEADER_BYTES:]
     assert header == Header(MESSAGE, request.request, token, 0, len(payload), digest_of([payload]))
     assert decode_request(payload, "site-1") == request

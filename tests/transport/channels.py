@@ -4,13 +4,26 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from queue import Queue
 from unittest.mock import patch
 
 from flstream.transport.channel import Channel
-from flstream.transport.pipe import pipe
+from flstream.transport.sockets import pipe
 from flstream.transport.splice import Pages
+from flstream.transport.tcp import TcpListener, dial
 
 Ends = tuple[Channel, Channel]
+
+
+@contextmanager
+def tcp() -> Iterator[Ends]:
+    """The ends of an authenticated connection, once each has the other's proof."""
+    accepted: Queue[Channel] = Queue()
+    with TcpListener("127.0.0.1:0", lambda channel, _: accepted.put(channel)) as listener:
+        site = dial(listener.address, listener.admit("site-1"), "server")
+        server = accepted.get(timeout=10)
+    with closing(server), closing(site):
+        yield server, site
 
 
 @contextmanager
@@ -36,4 +49,5 @@ def pipes_that_copy() -> Iterator[Ends]:
 CHANNELS: dict[str, Callable[[], AbstractContextManager[Ends]]] = {
     "pipe": pipes,
     "pipe without splice": pipes_that_copy,
+    "tcp": tcp,
 }

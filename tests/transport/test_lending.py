@@ -16,7 +16,7 @@ from flstream.transport.lending import (
     address_of,
     replace_pages,
 )
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 from flstream.transport.splice import Pages
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def lent():
     """Half a MiB that was lent to a socket, whose peer has read nothing."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        channel, loans = PipeChannel(ours, "peer", lends=True), Loans(ours.fileno())
+        channel, loans = SocketChannel(ours, "peer", lends=True), Loans(ours.fileno())
         array = np.full(MIB, 1, np.uint8)
         view = view_of(array)
         start, stop = PrivateMemory.read().own_pages(view)

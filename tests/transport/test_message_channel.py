@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flstream.errors import ChannelClosedError, DeadlineError, ProtocolError, StreamingError
 from flstream.transport.channel import Deadline
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import pipe
+from flstream.transport.sockets import pipe
 
 
 class Greeting(msgspec.Struct, tag=True, frozen=True):

@@ -5,12 +5,12 @@ import socket
 from multiprocessing import Pipe
 
 from flstream.transport.channel import Deadline
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 
 def test_both_ends_of_a_multiprocessing_pipe_are_pipes():
     left, right = Pipe()
-    first = PipeChannel(socket.socket(fileno=os.dup(left.fileno())), "right")
+    first = SocketChannel(socket.socket(fileno=os.dup(left.fileno())), "right")
     left.close()
     first.send([memoryview(b"hello")], Deadline(1))
     first.close()

@@ -16,7 +16,7 @@ SHARED = ["clients.parallel=2", "streaming.tensor_download_chunk_size=4KiB"]
 # The server's process counts what passes through its channels, and what it reads of files.
 WATCHED = """
 from flstream.model.checkpoint import FileSource
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 from flstream.workflows import WorkflowArgs
 from flstream.workflows.swarm import SwarmArgs, swarm
 
@@ -24,10 +24,10 @@ moved = {"channels": 0, "files": 0}
 
 
 def flow(run, args):
-    count(PipeChannel, "receive_some", "channels", int)
-    count(PipeChannel, "send_some", "channels", int)
-    count(PipeChannel, "send_file_some", "channels", int)
-    count(PipeChannel, "lend_some", "channels", lambda done: 1 << 30)
+    count(SocketChannel, "receive_some", "channels", int)
+    count(SocketChannel, "send_some", "channels", int)
+    count(SocketChannel, "send_file_some", "channels", int)
+    count(SocketChannel, "lend_some", "channels", lambda done: 1 << 30)
     count(FileSource, "views", "files", lambda views: sum(map(len, views)))
     count(FileSource, "extent", "files", lambda extent: 1 << 30)
     model = swarm(run, SwarmArgs())

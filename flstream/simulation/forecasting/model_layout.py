@@ -29,7 +29,7 @@ from flstream.simulation.child import end_with_peer, redirect_output
 from flstream.simulation.factory import layout_on
 from flstream.simulation.model_builder import expect_fit
 from flstream.transport.messages import MessageChannel
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 from flstream.units import format_bytes
 
 _PROBE = "model-probe"
@@ -115,7 +115,7 @@ def _describe(job: Job, host: ProcessHost, device: str | None) -> Description:
     """Call the factory in a process of its own, on a device (None for torch's default)."""
     ours, theirs = socket.socketpair()
     channel: MessageChannel[Description] = MessageChannel(
-        PipeChannel(ours, "the model's process"), "the model's process", Description
+        SocketChannel(ours, "the model's process"), "the model's process", Description
     )
     try:
         with theirs:
@@ -140,7 +140,7 @@ def _probe_main(job: Job, device: str | None, launcher: socket.socket) -> None:
     redirect_output(Path(os.devnull))
     end_with_peer(launcher)
     channel: MessageChannel[Description] = MessageChannel(
-        PipeChannel(launcher, "the launcher"), "the launcher", Description
+        SocketChannel(launcher, "the launcher"), "the launcher", Description
     )
     available = _limit_memory()
     if job.train.alias is not None:

@@ -23,8 +23,14 @@ def packet(token, number, **fields):
     """A request, as docs/protocol.md has it."""
     payload = msgspec.msgpack.encode({"token": token, "request": number, **fields})
     digest = xxhash.xxh3_64_intdigest(payload)
-    head = struct.pack("<4sBB2xI16sQQQ4x", b"FLST", 1, 1, number, token, 0, len(payload), digest)
+    head = struct.pack("<4sBB2xI16sQQQ4x", b"FLST", 2, 1, number, token, 0, len(payload), digest)
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head)) + payload
+
+
+def greeting():
+    """What either side says first."""
+    hello = {"type": "Hello", "version": 2, "instance": os.urandom(16), "capabilities": []}
+    return packet(bytes(16), 0, **hello)
 
 
 def read_exactly(sock, count):
@@ -32,6 +38,11 @@ def read_exactly(sock, count):
     while len(data) < count and (piece := sock.recv(min(count - len(data), MIB))):
         data += piece
     return bytes(data)
+
+
+def skip_greeting(sock):
+    head = read_exactly(sock, 64)
+    read_exactly(sock, struct.unpack_from("<Q", head, 36)[0])
 
 
 def say(text):
@@ -44,6 +55,7 @@ def late(sock, token, nbytes):
     fetch = packet(token, 1, type="Fetch", start=0, stop=nbytes, chunk_size=MIB, urgent=False)
     sock.sendall(fetch)
     sock.settimeout(30)
+    skip_greeting(sock)
     assert sock.recv(1, socket.MSG_PEEK)
     say("asked")
     sock.settimeout(1.0)
@@ -68,6 +80,7 @@ def splices(sock, token, nbytes):
     """Ask for everything, move it into pipes by its pages, and say later what those have."""
     fetch = packet(token, 1, type="Fetch", start=0, stop=nbytes, chunk_size=MIB, urgent=False)
     sock.sendall(fetch)
+    skip_greeting(sock)
     pipes = []
     while select.select([sock], [], [], 0.3)[0] and len(pipes) < 8:
         out, into = os.pipe()
@@ -158,10 +171,10 @@ def insists(sock, token, nbytes, kind):
             packet(token, number, type="Fetch", chunk_size=16, urgent=True, **whole),
             packet(token, number, type="Fetch", chunk_size=nbytes, urgent=True, **whole)
             + packet(token, number, type="Close", ok=False, reason="no"),
-            packet(token, number, type="Probe"),
+            packet(token, number, type="Ping"),
             packet(bytes(16), number, type="Close", ok=True, reason=""),
-            b"FLST" * 10_000 + packet(token, number, type="Probe"),
-            bytes(MIB) + packet(token, number, type="Probe"),
+            b"FLST" * 10_000 + packet(token, number, type="Ping"),
+            bytes(MIB) + packet(token, number, type="Ping"),
         ][kind]
 
     def insist():
@@ -177,9 +190,11 @@ def insists(sock, token, nbytes, kind):
 
 def request(sock):
     """The next request, as its type, its token and its number."""
-    head = read_exactly(sock, 64)
-    body = msgspec.msgpack.decode(read_exactly(sock, struct.unpack_from("<Q", head, 36)[0]))
-    return body["type"], body["token"], body["request"], body
+    while True:
+        head = read_exactly(sock, 64)
+        body = msgspec.msgpack.decode(read_exactly(sock, struct.unpack_from("<Q", head, 36)[0]))
+        if body["type"] != "Hello":
+            return body["type"], body["token"], body["request"], body
 
 
 def layout_of(nbytes):
@@ -224,9 +239,9 @@ def talks(sock, _, kind):
     piece = [
         bytes(MIB),
         b"FLST" * (MIB // 4),
-        packet(token, 999_999, type="Waiting", requests=[]) * 1000,
-        packet(bytes(16), number, type="Waiting", requests=[]) * 1000,
-        packet(token, number, type="Waiting", requests=list(range(MIB, 3 * MIB))),
+        packet(token, 999_999, type="Pong", requests=[]) * 1000,
+        packet(bytes(16), number, type="Pong", requests=[]) * 1000,
+        packet(token, number, type="Pong", requests=list(range(MIB, 3 * MIB))),
     ][kind]
     try:
         while True:
@@ -250,8 +265,8 @@ def sends(sock, _, nbytes):
     try:
         while True:
             kind, _, number, asked = request(sock)
-            if kind == "Probe":
-                sock.sendall(packet(token, number, type="Waiting", requests=[]))
+            if kind == "Ping":
+                sock.sendall(packet(token, number, type="Pong", requests=[]))
             if kind == "Close":
                 sock.sendall(packet(token, number, type="Closed"))
             if kind != "Fetch":
@@ -259,7 +274,7 @@ def sends(sock, _, nbytes):
             for start in range(asked["start"], asked["stop"], asked["chunk_size"]):
                 data = bytes(min(asked["chunk_size"], asked["stop"] - start))
                 digest = xxhash.xxh3_64_intdigest(data)
-                fields = (b"FLST", 1, 2, number, token, start, len(data), digest)
+                fields = (b"FLST", 2, 2, number, token, start, len(data), digest)
                 head = struct.pack("<4sBB2xI16sQQQ4x", *fields)
                 sock.sendall(head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head)) + data)
     except (OSError, struct.error):
@@ -269,5 +284,7 @@ def sends(sock, _, nbytes):
 if __name__ == "__main__":
     fd, name, token, *rest = sys.argv[1:]
     with socket.socket(fileno=int(fd)) as peer:
+        peer.setblocking(True)
+        peer.sendall(greeting())
         globals()[name](peer, bytes.fromhex(token), *map(int, rest))
     os._exit(0)

@@ -1,5 +1,6 @@
 """Attackers: processes of their own at the other ends of a service's channels."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from queue import Queue
 from typing import NamedTuple
 
 import psutil
@@ -16,7 +18,8 @@ from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import Signal
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
+from flstream.transport.tcp import TcpListener, dial
 
 SCRIPT = Path(__file__).with_name("attack.py")
 
@@ -54,26 +57,45 @@ class Downloading(NamedTuple):
 class Attackers:
     """A service, and what attacks it or its receivers."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, *, over_tcp: bool) -> None:
         self.service = stack.enter_context(DownloadService())
         self._stack = stack
+        self._over_tcp = over_tcp
 
     def start(
         self, receiver: str, attack: str, token: bytes, *args: int, lends: bool = False
     ) -> Attacker:
         """Attach a channel whose other end is in a process that attacks."""
-        ours, theirs = socket.socketpair()
-        self.service.attach(PipeChannel(ours, receiver, lends=lends), receiver)
+        if self._over_tcp:
+            channel, theirs = self._connected(receiver)
+        else:
+            ours, theirs = socket.socketpair()
+            channel = SocketChannel(ours, receiver, lends=lends)
+        self.service.attach(channel, receiver)
         return self._start(theirs, attack, token, *args)
 
     def send(self, attack: str, *args: int, limits: Limits = DEFAULT_LIMITS) -> Downloading:
         """A receiver whose sender is in a process that attacks, and that process."""
-        ours, theirs = socket.socketpair()
-        self._stack.callback(ours.close)
+        if self._over_tcp:
+            channel, theirs = self._connected("server")
+        else:
+            ours, theirs = socket.socketpair()
+            channel = SocketChannel(ours, "server")
+        self._stack.callback(channel.close)
         abort = Signal()
         self._stack.callback(abort.close)
-        receiver = Receiver(PipeChannel(ours, "server"), "server", abort, limits)
+        receiver = self._stack.enter_context(Receiver(channel, "server", abort, limits))
         return Downloading(receiver, abort, self._start(theirs, attack, bytes(16), *args))
+
+    def _connected(self, peer: str) -> tuple[SocketChannel, socket.socket]:
+        """This process's end of an authenticated connection, and the socket of the other one."""
+        accepted: Queue[SocketChannel] = Queue()
+        with TcpListener("127.0.0.1:0", lambda channel, _: accepted.put(channel)) as listener:
+            dialled = dial(listener.address, listener.admit(peer), "attacked")
+            channel = accepted.get(timeout=10)
+        theirs = socket.socket(fileno=os.dup(dialled.fileno()))
+        dialled.close()
+        return channel, theirs
 
     def _start(self, theirs: socket.socket, attack: str, token: bytes, *args: int) -> Attacker:
         words = [sys.executable, str(SCRIPT), str(theirs.fileno()), attack, token.hex()]
@@ -93,10 +115,10 @@ class Attackers:
         return Attacker(process)
 
 
-@pytest.fixture
-def attackers() -> Iterator[Attackers]:
+@pytest.fixture(params=[False, True], ids=["pair", "tcp"])
+def attackers(request: pytest.FixtureRequest) -> Iterator[Attackers]:
     with ExitStack() as stack:
-        yield Attackers(stack)
+        yield Attackers(stack, over_tcp=request.param)
 
 
 class Growth:

@@ -14,7 +14,7 @@ from flstream.errors import CheckpointError
 from flstream.streaming.api import add_arrays, download_file
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import pipe
+from flstream.transport.sockets import pipe
 
 SETTINGS = StreamSettings(chunk_size=1 << 16, request_size=1 << 18)
 

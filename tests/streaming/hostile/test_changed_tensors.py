@@ -12,7 +12,7 @@ from flstream.model.memory import MemoryBody
 from flstream.streaming.api import add_tensors, download_file, download_tensors
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import pipe
+from flstream.transport.sockets import pipe
 
 SCRIPT = Path(__file__).with_name("unlucky.py")
 HALF = 4 << 20

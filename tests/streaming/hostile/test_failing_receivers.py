@@ -19,7 +19,7 @@ from flstream.streaming.api import (
     download_tensors,
 )
 from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.transport.pipe import pipe
+from flstream.transport.sockets import pipe
 
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=1 << 16, request_timeout=30)

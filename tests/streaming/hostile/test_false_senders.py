@@ -94,16 +94,17 @@ def test_an_abort_ends_a_download_in_the_middle_of_a_frame(attackers):
     receiver, abort, _ = attackers.send("sends", nbytes)
     settings = StreamSettings(chunk_size=nbytes, request_size=nbytes)
     taken = []
-    receive = receiver.packets._receive
+    channel = receiver.incoming._channel
+    receive_some = channel.receive_some
 
     def counting(views):
-        count = receive(views)
+        count = receive_some(views)
         taken.append(count)
         if sum(taken) > 16 * MIB:
             abort.set()
         return count
 
-    receiver.packets._receive = counting
+    channel.receive_some = counting
     status, _ = download_arrays(receiver, TOKEN, settings)
     assert status.code == "aborted"
     assert sum(taken) < 64 * MIB

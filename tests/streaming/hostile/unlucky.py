@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from flstream.streaming.api import add_file, add_tensors
 from flstream.streaming.service import DownloadService
-from flstream.transport.pipe import PipeChannel
+from flstream.transport.sockets import SocketChannel
 
 HALF = 4 << 20
 
@@ -27,7 +27,7 @@ def say(text):
 
 if __name__ == "__main__":
     with DownloadService() as service, tempfile.TemporaryDirectory() as folder:
-        service.attach(PipeChannel(socket.socket(fileno=int(sys.argv[1])), "site-1"), "site-1")
+        service.attach(SocketChannel(socket.socket(fileno=int(sys.argv[1])), "site-1"), "site-1")
         weight, path = torch.ones(2 * HALF, dtype=torch.uint8), Path(folder) / "m.safetensors"
         how = sys.argv[2]
         if how == "file":

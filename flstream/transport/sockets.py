@@ -1,4 +1,4 @@
-"""The default channel: a Unix socket pair, as ``multiprocessing.Pipe()`` makes it."""
+"""Channels over sockets: a Unix socket pair, as ``multiprocessing.Pipe()`` makes it, or TCP."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import select
 import socket
 from collections.abc import Sequence
 
-from flstream.errors import AbortedError, ChannelClosedError, DeadlineError
-from flstream.transport.channel import AbortSignal, Deadline
+from flstream.errors import ChannelClosedError, DeadlineError
+from flstream.transport.channel import AbortSignal, Deadline, wait_readable
 from flstream.transport.splice import Pages
 from flstream.transport.views import advance
 
@@ -27,8 +27,8 @@ _ZEROS = memoryview(bytes(64 << 10))
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 
 
-class PipeChannel:
-    """One end of a socket pair. It never blocks in the kernel, so that every wait has a deadline.
+class SocketChannel:
+    """One end of a socket. It never blocks in the kernel, so that every wait has a deadline.
 
     Args:
         sock: Socket of this end.
@@ -37,17 +37,31 @@ class PipeChannel:
             which is faster. A peer that does not keep to the rules can hold on to such pages with
             splice(2), and read later what came to lie there. So it must be trusted as much as one
             that may read this process's memory.
+        lends_files: Whether the pages of files are handed over that nobody changes.
+        beats: Whether the peer may be gone without a sign, as over a network.
 
     Attributes:
         peer: Name of the process at the other end, for messages of errors.
+        beats: As given.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, *, lends: bool = False) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        *,
+        lends: bool = False,
+        lends_files: bool = False,
+        beats: bool = False,
+    ) -> None:
         self.peer = peer
+        self.beats = beats
         self._socket = sock
         self._splices = lends
+        self._sends_files = lends_files
         sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+        if sock.family == socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
         self._writable = select.poll()
@@ -79,9 +93,9 @@ class PipeChannel:
         pages.advance(count, is_lent=False)
         return count
 
-    def send_file_some(self, fd: int, offset: int, count: int) -> int:
+    def send_file_some(self, fd: int, offset: int, count: int, *, immutable: bool) -> int:
         """Send as much of a file as fits without waiting, by its pages where the system can."""
-        if self._splices:
+        if self._splices or (self._sends_files and immutable):
             try:
                 sent = os.sendfile(self.fileno(), fd, offset, count)
             except BlockingIOError:
@@ -90,7 +104,8 @@ class PipeChannel:
                 raise self._gone() from error
             except OSError as error:
                 sent = 0
-                self._splices = error.errno not in _CANNOT
+                if error.errno in _CANNOT:
+                    self._splices = self._sends_files = False
             if sent:
                 return sent
         try:
@@ -139,15 +154,9 @@ class PipeChannel:
         return self._wait(Deadline(seconds), abort)
 
     def _wait(self, deadline: Deadline, abort: AbortSignal | None) -> bool:
-        poll = self._readable
-        if abort is not None:
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            poll.register(abort.fileno(), select.POLLIN)
-        events = deadline.wait(poll)
-        if abort is not None and abort.is_set():
-            raise AbortedError(f"the transfer with {self.peer} was called off")
-        return bool(events)
+        if abort is None:
+            return bool(deadline.wait(self._readable))
+        return wait_readable(self._socket.fileno(), deadline, abort, self.peer)
 
     def _gone(self) -> ChannelClosedError:
         return ChannelClosedError(f"{self.peer} closed the channel; its process has ended or died")
@@ -157,16 +166,16 @@ class PipeChannel:
         self._socket.close()
 
 
-def pipe(first: str, second: str, *, lends: bool = False) -> tuple[PipeChannel, PipeChannel]:
+def pipe(first: str, second: str, *, lends: bool = False) -> tuple[SocketChannel, SocketChannel]:
     """Make two connected channels: the end of the process ``first``, and that of ``second``.
 
     Args:
         first: Name of the process at one end.
         second: Name of the process at the other end.
-        lends: Whether each trusts the other with its pages: see :class:`PipeChannel`.
+        lends: Whether each trusts the other with its pages: see :class:`SocketChannel`.
     """
     ours, theirs = socket.socketpair()
     return (
-        PipeChannel(ours, peer=second, lends=lends),
-        PipeChannel(theirs, peer=first, lends=lends),
+        SocketChannel(ours, peer=second, lends=lends),
+        SocketChannel(theirs, peer=first, lends=lends),
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import select
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -26,20 +29,21 @@ Fault = Literal[
     "death",
     "stall",
 ]
+# Faults that strike once, at a byte; a new connection has none.
+ENDS = ("death", "stall", "reset")
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 _READ_BYTES = 256 << 10
 
 
-class FaultyChannel:
-    """A receiver's channel that damages passing packets, and otherwise behaves as the real one.
+class Faults:
+    """Faults of the connections of one receiver.
 
     Args:
-        channel: Channel without faults.
-        fault: Kind of the faults.
+        fault: Kind of the faults; or "reset", which is a death of the connection alone.
         seed: Seed that decides which packets are hit, and where.
         rate: Share of the packets that are hit, from 0 to 1.
-        death_within: Most bytes before a death or a stall.
+        ends_within: Most bytes before a death, a stall or a reset.
 
     Attributes:
         hits: Number of faults so far.
@@ -47,22 +51,42 @@ class FaultyChannel:
 
     def __init__(
         self,
-        channel: Channel,
-        fault: Fault,
+        fault: Fault | Literal["reset"],
         seed: int,
         *,
         rate: float = 0.1,
-        death_within: int = 1 << 20,
+        ends_within: int = 1 << 20,
     ) -> None:
         self.hits = 0
-        self._channel = channel
-        self._fault = fault
-        self._random = random.Random(f"{fault}/{seed}")
+        self.fault = fault
+        self.random = random.Random(f"{fault}/{seed}")
+        self.until_end = self.random.randrange(ends_within)
         self._rate = rate
+
+    def strikes(self) -> bool:
+        strikes = self.random.random() < self._rate
+        self.hits += strikes
+        return strikes
+
+
+class FaultyChannel:
+    """A receiver's channel that damages passing packets, and otherwise behaves as the real one.
+
+    Args:
+        channel: Channel without faults.
+        faults: The faults.
+    """
+
+    def __init__(self, channel: Channel, faults: Faults) -> None:
+        self.beats = channel.beats
+        self._channel = channel
+        self._faults = faults
+        self._fault = faults.fault
+        self._random = faults.random
         self._arrived = bytearray()
         self._passed = bytearray()
         self._held: bytes | None = None
-        self._until_end = self._random.randrange(death_within)
+        self._may_end = faults.fault in ENDS and not faults.hits
 
     def fileno(self) -> int:
         """Return the descriptor of the channel without faults."""
@@ -76,18 +100,21 @@ class FaultyChannel:
         """Send as much as fits, without faults."""
         return self._channel.lend_some(pages)
 
-    def send_file_some(self, fd: int, offset: int, count: int) -> int:
+    def send_file_some(self, fd: int, offset: int, count: int, *, immutable: bool) -> int:
         """Send as much of a file as fits, without faults."""
-        return self._channel.send_file_some(fd, offset, count)
+        return self._channel.send_file_some(fd, offset, count, immutable=immutable)
 
     def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
-        """Send a packet, or lose it."""
-        packet = bytearray().join(views)
-        if self._fault == "dropped request" and self._strikes():
-            return
-        if self._fault == "damaged request" and self._strikes():
-            self._flip(packet, 0)
-        self._channel.send([memoryview(packet)], deadline)
+        """Send packets, or lose some of them."""
+        data = bytearray().join(views)
+        while data:
+            packet = data[: HEADER_BYTES + Header.parse(data[:HEADER_BYTES], "receiver").length]
+            del data[: len(packet)]
+            if self._fault == "dropped request" and self._faults.strikes():
+                continue
+            if self._fault == "damaged request" and self._faults.strikes():
+                self._flip(packet, 0)
+            self._channel.send([memoryview(packet)], deadline)
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
         """Receive what has passed."""
@@ -96,9 +123,9 @@ class FaultyChannel:
         if not self._passed:
             self._let_pass()
         count = min(sum(map(len, views)), len(self._passed))
-        if self._fault in ("death", "stall"):
-            count = min(count, self._until_end)
-            self._until_end -= count
+        if self._may_end:
+            count = min(count, self._faults.until_end)
+            self._faults.until_end -= count
         data, left = memoryview(bytes(self._passed[:count])), list(views)
         del self._passed[:count]
         while data:
@@ -128,20 +155,22 @@ class FaultyChannel:
         self._channel.close()
 
     def _ended(self) -> bool:
-        if self._until_end:
+        if not self._may_end or self._faults.until_end:
             return False
-        self.hits = 1
-        if self._fault == "death":
+        self._faults.hits = 1
+        if self._fault == "reset":
+            with socket.socket(fileno=os.dup(self._channel.fileno())) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if self._fault != "stall":
             self._channel.close()
             raise ChannelClosedError("the peer closed the channel; its process has ended or died")
-        return self._fault == "stall"
+        return True
 
     def _let_pass(self) -> None:
         more = memoryview(bytearray(_READ_BYTES))
         self._arrived += more[: self._channel.receive_some([more])]
         while len(self._arrived) >= HEADER_BYTES:
-            header = Header.parse(self._arrived[:HEADER_BYTES])
-            assert header is not None, "the sound channel carries sound packets"
+            header = Header.parse(self._arrived[:HEADER_BYTES], "sender")
             size = HEADER_BYTES + header.length
             if len(self._arrived) < size:
                 return
@@ -155,7 +184,7 @@ class FaultyChannel:
         frames_only = self._fault in ("dropped frame", "reordered packets")
         replies_only = self._fault == "dropped reply"
         spared = (frames_only and header.kind != FRAME) or (replies_only and header.kind == FRAME)
-        if harm is None or spared or not self._strikes():
+        if harm is None or spared or not self._faults.strikes():
             held, self._held = self._held, None
             return bytes(packet) + (held or b"")
         return harm(packet)
@@ -182,8 +211,3 @@ class FaultyChannel:
         if len(packet) > start:
             packet[self._random.randrange(start, len(packet))] ^= 1 << self._random.randrange(8)
         return bytes(packet)
-
-    def _strikes(self) -> bool:
-        strikes = self._random.random() < self._rate
-        self.hits += strikes
-        return strikes

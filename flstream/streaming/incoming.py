@@ -1,0 +1,186 @@
+"""The packets that arrive on one connection, each read by the download that it is for.
+
+Downloads of several threads may share the connection. One of them at a time reads. When the header
+of another one's packet comes, that one has its turn, and receives the payload to where it belongs:
+nothing is kept in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from flstream.errors import BrokenStreamError, ChannelClosedError, StreamingError
+from flstream.streaming.packets import PacketReader
+from flstream.streaming.wire import (
+    MAX_REQUEST_BYTES,
+    MESSAGE,
+    Header,
+    Hello,
+    decode_reply,
+    expect_version,
+)
+from flstream.transport.channel import AbortSignal, Channel, Deadline, Signal
+
+if TYPE_CHECKING:
+    from flstream.streaming.exchange import Exchange
+
+
+class IncomingPackets:
+    """What arrives on a connection, and the requests that are sent on it.
+
+    Args:
+        channel: Channel that carries the bytes.
+        peer: Name of the sender, for messages.
+        hello: Packet to be sent before all others.
+        exchanges: Downloads under way, by the tokens of their refs.
+
+    Attributes:
+        capabilities: What the sender can do beyond what every one can; known once it greeted.
+    """
+
+    def __init__(
+        self, channel: Channel, peer: str, hello: bytes, exchanges: Mapping[bytes, Exchange]
+    ) -> None:
+        self.capabilities: frozenset[str] | None = None
+        self._channel = channel
+        self._peer = peer
+        self._hello = hello
+        self._exchanges = exchanges
+        self._packets = PacketReader(channel, peer)
+        self._sending = threading.Lock()
+        self._lock = threading.Lock()  # guards the fields below
+        self._reader: Exchange | None = None
+        # Header that was read, of the packet of another download.
+        self._header: Header | None = None
+        self._waiting: dict[Exchange, Signal] = {}
+        self._is_closed = False
+
+    def send(self, packet: bytes, deadline: Deadline) -> None:
+        """Send a request.
+
+        Raises:
+            StreamingError: The connection is broken, or takes nothing in time.
+        """
+        with self._sending:
+            self._expect_open()
+            if self._hello:
+                packet, self._hello = self._hello + packet, b""
+            self._channel.send([memoryview(packet)], deadline)
+
+    def try_send(self, packet: bytes, deadline: Deadline) -> None:
+        """Send a packet that may be lost."""
+        with suppress(StreamingError):
+            self.send(packet, deadline)
+
+    def wait(self, seconds: float, abort: AbortSignal | None) -> bool:
+        """Wait for bytes to be read; return False if there are none after ``seconds``."""
+        return self._channel.wait(seconds, abort)
+
+    def header(self, exchange: Exchange) -> Header:
+        """Wait for the next packet of a download, and return its header.
+
+        Its payload is to be read then, up to the call of :meth:`done`.
+
+        Raises:
+            StreamingError: The connection is broken, or the time to wait is used up.
+        """
+        while True:
+            turn = self._take_turn(exchange)
+            if turn is not None:
+                exchange.wait_for(turn)
+                continue
+            try:
+                header = self._header or self._packets.header(exchange)
+                if self.capabilities is None:
+                    self._greet(header, exchange)
+                elif header.token == exchange.token:
+                    self._header = None
+                    return header
+                else:
+                    self._header = self._of_another(header, exchange)
+            except BaseException:
+                self.done()
+                raise
+            self.done()
+
+    def payload(self, views: Sequence[memoryview], exchange: Exchange) -> int:
+        """Fill the views with the next bytes of the payload, and return their xxh3-64."""
+        return self._packets.payload(views, exchange)
+
+    def done(self) -> None:
+        """End the turn of the download that reads: whoever waits may read on."""
+        with self._lock:
+            self._reader = None
+            for turn in self._waiting.values():
+                turn.set()
+
+    def close(self) -> None:
+        """Close the connection, of which whoever waits for it learns."""
+        with self._lock:
+            self._is_closed = True
+            for turn in self._waiting.values():
+                turn.set()
+        self._channel.close()
+
+    def _expect_open(self) -> None:
+        if self._is_closed:
+            raise ChannelClosedError(f"the connection to {self._peer} is closed")
+
+    def _take_turn(self, exchange: Exchange) -> Signal | None:
+        """Make a download the reader; or return the signal that it may be its turn later."""
+        with self._lock:
+            self._expect_open()
+            owner = self._exchanges.get(self._header.token) if self._header else None
+            if self._reader is None and owner in (None, exchange):
+                self._reader = exchange
+                if (turn := self._waiting.pop(exchange, None)) is not None:
+                    turn.close()
+                return None
+            turn = self._waiting.get(exchange)
+            if turn is None:
+                turn = self._waiting[exchange] = Signal()
+            turn.clear()
+            return turn
+
+    def forget(self, exchange: Exchange) -> None:
+        """Forget a download that has ended."""
+        with self._lock:
+            if (turn := self._waiting.pop(exchange, None)) is not None:
+                turn.close()
+            for other in self._waiting.values():  # what comes for it is nobody's now
+                other.set()
+
+    def _of_another(self, header: Header, exchange: Exchange) -> Header | None:
+        """Leave a packet to the download that it is for, if that is elsewhere, or pass it over.
+
+        Returns:
+            The header if it is left.
+        """
+        owner = self._exchanges.get(header.token)
+        if owner is not None and owner.is_elsewhere:
+            return header
+        # Nobody is to read it: its download has ended, or is one that this thread has left alone.
+        if owner is not None:
+            owner.has_missed = True
+        exchange.count_useless(header.length)
+        return None
+
+    def _greet(self, header: Header, exchange: Exchange) -> None:
+        """Read the sender's greeting.
+
+        Raises:
+            StreamingError: It is none, or of another version of the protocol.
+        """
+        if header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
+            raise BrokenStreamError(f"{self._peer} did not greet")
+        payload = memoryview(bytearray(header.length))
+        if self._packets.payload([payload], exchange) != header.digest:
+            raise BrokenStreamError(f"the greeting of {self._peer} does not match its digest")
+        hello = decode_reply(payload, self._peer)
+        if not isinstance(hello, Hello):
+            raise BrokenStreamError(f"{self._peer} did not greet")
+        expect_version(hello.version, self._peer)
+        self.capabilities = frozenset(hello.capabilities)
