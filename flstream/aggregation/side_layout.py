@@ -9,7 +9,7 @@ from typing import NamedTuple
 from flstream.aggregation.elements import unit
 from flstream.aggregation.regions import Region
 from flstream.model.dtypes import BY_CODE
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 
 
@@ -23,7 +23,7 @@ class SideTensor(NamedTuple):
     """
 
     kind: str
-    of: TensorSpec
+    of: TensorInfo
     dtype: str
 
 
@@ -54,7 +54,7 @@ class SideLayout:
         specs, offset = [], 0
         for name, dtype, shape in entries:
             stop = offset + math.prod(shape) * BY_CODE[dtype].itemsize
-            specs.append(TensorSpec(name, dtype, shape, offset, stop))
+            specs.append(TensorInfo(name, dtype, shape, offset, stop))
             offset = stop
         self.layout = Layout(specs)
 

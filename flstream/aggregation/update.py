@@ -11,7 +11,7 @@ import numpy as np
 
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Scratch, Source
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 
 ParamsType = Literal["FULL", "DIFF"]
@@ -166,7 +166,7 @@ def _gather(views: Sequence[memoryview], scratch: Scratch) -> memoryview:
 
 def _part_of(model: Layout, theirs: Layout) -> Layout:
     """Return the model's layout without the tensors that an update lacks."""
-    specs: list[TensorSpec] = []
+    specs: list[TensorInfo] = []
     for spec in model.tensors:
         if spec.name in theirs.by_name:
             start = specs[-1].stop if specs else 0

@@ -14,7 +14,7 @@ from flstream.client.number import number_of
 from flstream.errors import ClientError
 from flstream.model.body import Scratch, Source
 from flstream.model.device import viewed
-from flstream.model.header import TensorSpec, check_name
+from flstream.model.header import TensorInfo, check_name
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, Framework, Params
 from flstream.model.ties import find_ties, restore_ties
@@ -190,7 +190,7 @@ def read_pieces(source: Source) -> list[Piece]:
     """Return copies of the tensors of a body."""
     scratch = Scratch()
 
-    def data(spec: TensorSpec) -> bytes:
+    def data(spec: TensorInfo) -> bytes:
         views = source.views(spec.start, spec.stop, scratch) if spec.nbytes else ()
         return b"".join(views)
 

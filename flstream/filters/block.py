@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from flstream.aggregation.elements import FLOATS, unit
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.random_numbers import Floats, laplaces, normals, stream_key, uniforms
 
 BLOCK = 16_384
@@ -115,26 +115,26 @@ class Values(Protocol):
     """The numbers of a model that filters change: those of its floating point tensors."""
 
     @property
-    def tensors(self) -> Sequence[TensorSpec]:
+    def tensors(self) -> Sequence[TensorInfo]:
         """The tensors, in the order of their bytes, with their places in the unfiltered body."""
         ...
 
-    def block(self, spec: TensorSpec, index: int) -> Floats:
+    def block(self, spec: TensorInfo, index: int) -> Floats:
         """Return the float64 numbers of a tensor's block, as an array of the caller's own."""
         ...
 
 
-def is_filtered(spec: TensorSpec) -> bool:
+def is_filtered(spec: TensorInfo) -> bool:
     """Whether a tensor has numbers that filters change."""
     return spec.dtype in FLOATS
 
 
-def numbers_of(spec: TensorSpec) -> int:
+def numbers_of(spec: TensorInfo) -> int:
     """Return how many numbers a tensor has; a complex element is two."""
     return spec.nbytes // unit(spec.dtype)
 
 
-def blocks_of(values: Values, *, scalars: bool = True) -> Iterator[tuple[TensorSpec, int]]:
+def blocks_of(values: Values, *, scalars: bool = True) -> Iterator[tuple[TensorInfo, int]]:
     """Yield every block of a model, as a tensor and the block's index in it.
 
     Args:
@@ -147,7 +147,7 @@ def blocks_of(values: Values, *, scalars: bool = True) -> Iterator[tuple[TensorS
                 yield spec, index
 
 
-def block_at(spec: TensorSpec, index: int, passage: Passage, place: int) -> Block:
+def block_at(spec: TensorInfo, index: int, passage: Passage, place: int) -> Block:
     """Return what a filter is to know of a block.
 
     Args:

@@ -12,7 +12,7 @@ from flstream.filters.block import BLOCK, Values, is_filtered
 from flstream.filters.numbers import block_range, load_block
 from flstream.model.body import Scratch, Source
 from flstream.model.copy import scatter
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 
 
@@ -84,7 +84,7 @@ class FilteredSource:
             moved = self._source.layout.by_name[spec.name].start - spec.start
             yield max(start, spec.start) + moved, min(stop, spec.stop) + moved
 
-    def _fill(self, spec: TensorSpec, offset: int, room: memoryview) -> None:
+    def _fill(self, spec: TensorInfo, offset: int, room: memoryview) -> None:
         """Put a tensor's bytes from an offset in it on into a view."""
         if self._values is None or not is_filtered(spec):
             first = self._source.layout.by_name[spec.name].start + offset
@@ -97,7 +97,7 @@ class FilteredSource:
             room[: len(data)] = data
             room, offset = room[len(data) :], offset + len(data)
 
-    def _encoded(self, spec: TensorSpec, index: int) -> bytes:
+    def _encoded(self, spec: TensorInfo, index: int) -> bytes:
         """Return the bytes of a filtered block; the last one is kept, as the next chunk may go on.
 
         The sum is rounded once, to the tensor's own dtype.
@@ -118,7 +118,7 @@ class FilteredSource:
 
 def layout_of(layout: Layout, names: Collection[str]) -> Layout:
     """Return the layout of a part of the tensors, in the same order, with their aliases."""
-    specs: list[TensorSpec] = []
+    specs: list[TensorInfo] = []
     for spec in layout.tensors:
         if spec.name in names:
             start = specs[-1].stop if specs else 0

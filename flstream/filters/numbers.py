@@ -18,17 +18,17 @@ from flstream.filters.block import (
 )
 from flstream.model.body import Scratch, Source
 from flstream.model.copy import scatter
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.random_numbers import Floats
 
 
-def block_range(spec: TensorSpec, index: int) -> tuple[int, int]:
+def block_range(spec: TensorInfo, index: int) -> tuple[int, int]:
     """Return the range of a tensor's block in bytes from the tensor's first."""
     size = BLOCK * unit(spec.dtype)
     return index * size, min((index + 1) * size, spec.nbytes)
 
 
-def load_block(source: Source, spec: TensorSpec, index: int) -> Floats:
+def load_block(source: Source, spec: TensorInfo, index: int) -> Floats:
     """Read the numbers of a tensor's block.
 
     Args:
@@ -61,7 +61,7 @@ class SourceValues:
     def __init__(
         self, source: Source, base: Source | None, names: Collection[str] | None = None
     ) -> None:
-        self.tensors: Sequence[TensorSpec] = [
+        self.tensors: Sequence[TensorInfo] = [
             spec
             for spec in source.layout.tensors
             if is_filtered(spec) and (names is None or spec.name in names)
@@ -75,7 +75,7 @@ class SourceValues:
                     "cannot be filtered; leave it out"
                 )
 
-    def block(self, spec: TensorSpec, index: int) -> Floats:
+    def block(self, spec: TensorInfo, index: int) -> Floats:
         """Return the float64 numbers of a tensor's block."""
         numbers = load_block(self._source, spec, index)
         if self._base is not None:
@@ -108,7 +108,7 @@ class FilteredValues:
         self._place = place
         self._name = name
 
-    def block(self, spec: TensorSpec, index: int) -> Floats:
+    def block(self, spec: TensorInfo, index: int) -> Floats:
         """Return the float64 numbers of a tensor's block.
 
         Raises:
@@ -159,6 +159,6 @@ class RemainingValues:
         self.tensors = [spec for spec in values.tensors if spec.name in names]
         self._values = values
 
-    def block(self, spec: TensorSpec, index: int) -> Floats:
+    def block(self, spec: TensorInfo, index: int) -> Floats:
         """Return the float64 numbers of a tensor's block."""
         return self._values.block(spec, index)

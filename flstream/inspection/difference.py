@@ -12,7 +12,7 @@ import numpy as np
 from flstream.inspection.elements import BLOCK, Array, as_array, read_blocks
 from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE
-from flstream.model.layout import Layout, TensorSpec
+from flstream.model.layout import Layout, TensorInfo
 
 # Differences outside this interval have squares outside the range of float64.
 _LARGEST, _SMALLEST = 1e140, 1e-140
@@ -72,8 +72,8 @@ class Difference(NamedTuple):
     """
 
     other: str
-    added: tuple[TensorSpec, ...]
-    removed: tuple[TensorSpec, ...]
+    added: tuple[TensorInfo, ...]
+    removed: tuple[TensorInfo, ...]
     reshaped: tuple[Reshaped, ...]
     changed: tuple[Changed, ...]
     compared: int
@@ -154,14 +154,14 @@ def find_difference(
     )
 
 
-def _by_name(layout: Layout, wanted: Collection[str]) -> dict[str, TensorSpec]:
+def _by_name(layout: Layout, wanted: Collection[str]) -> dict[str, TensorInfo]:
     """Return the wanted tensors by name, tied names included."""
     ties = layout.aliases.items()
     aliases = [layout.by_name[name]._replace(name=alias) for alias, name in ties]
     return {spec.name: spec for spec in (*layout.tensors, *aliases) if spec.name in wanted}
 
 
-def _described(spec: TensorSpec) -> dict[str, Any]:
+def _described(spec: TensorInfo) -> dict[str, Any]:
     return {
         "name": spec.name,
         "dtype": spec.dtype,
@@ -173,7 +173,7 @@ def _described(spec: TensorSpec) -> dict[str, Any]:
 class _DifferenceTally:
     """Difference of two tensors, accumulated block by block."""
 
-    def __init__(self, spec: TensorSpec) -> None:
+    def __init__(self, spec: TensorInfo) -> None:
         self.differing = 0
         self._squares = np.longdouble(0)
         self._max: float | int = 0
@@ -243,9 +243,9 @@ class _DifferenceTally:
 
 def _compare(
     source: Source,
-    spec: TensorSpec,
+    spec: TensorInfo,
     other: Source,
-    other_spec: TensorSpec,
+    other_spec: TensorInfo,
     scratches: tuple[Scratch, Scratch],
 ) -> _DifferenceTally:
     tally = _DifferenceTally(spec)

@@ -9,7 +9,7 @@ import numpy as np
 
 from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE
-from flstream.model.layout import TensorSpec
+from flstream.model.layout import TensorInfo
 
 Array = np.ndarray[Any, Any]
 
@@ -21,7 +21,7 @@ BLOCK = 32_768
 32 Ki and 128 Ki, measured on 256 MiB of float32, this was the fastest."""
 
 
-def read_blocks(source: Source, spec: TensorSpec, scratch: Scratch) -> Iterator[memoryview]:
+def read_blocks(source: Source, spec: TensorInfo, scratch: Scratch) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in order, in blocks of whole elements.
 
     Args:

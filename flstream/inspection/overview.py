@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from flstream.errors import UsageError
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.streaming.receiver import StreamSettings
 
@@ -33,7 +33,7 @@ class Count(NamedTuple):
     bytes: int
 
     @classmethod
-    def of(cls, specs: Iterable[TensorSpec]) -> Count:
+    def of(cls, specs: Iterable[TensorInfo]) -> Count:
         """Count some tensors."""
         specs = list(specs)
         parameters = sum(spec.elements for spec in specs)
@@ -103,7 +103,7 @@ class Inspection(NamedTuple):
     """
 
     file: CheckpointFile
-    tensors: Sequence[TensorSpec]
+    tensors: Sequence[TensorInfo]
     total: Count
     shown: Count
     dtypes: Mapping[str, Count]
@@ -171,7 +171,7 @@ def inspect_checkpoint(
     """
     file = open_checkpoint(path)
     layout = file.layout
-    by_dtype: dict[str, list[TensorSpec]] = {}
+    by_dtype: dict[str, list[TensorInfo]] = {}
     for spec in layout.tensors:
         by_dtype.setdefault(spec.dtype, []).append(spec)
     counts = {code: Count.of(specs) for code, specs in by_dtype.items()}
@@ -192,7 +192,7 @@ def matches(name: str, filters: Collection[str]) -> bool:
     return not filters or any(fnmatchcase(name, pattern) for pattern in filters)
 
 
-def _matching(file: CheckpointFile, filters: Collection[str]) -> list[TensorSpec]:
+def _matching(file: CheckpointFile, filters: Collection[str]) -> list[TensorInfo]:
     layout = file.layout
     tied = {name for alias, name in layout.aliases.items() if matches(alias, filters)}
     shown = [spec for spec in layout.tensors if spec.name in tied or matches(spec.name, filters)]
@@ -206,7 +206,7 @@ def _matching(file: CheckpointFile, filters: Collection[str]) -> list[TensorSpec
     return shown
 
 
-def _sorted(tensors: list[TensorSpec], order: Order) -> list[TensorSpec]:
+def _sorted(tensors: list[TensorInfo], order: Order) -> list[TensorInfo]:
     if order == "size":
         return sorted(tensors, key=lambda spec: (-spec.nbytes, spec.name))
     if order == "name":

@@ -9,7 +9,7 @@ import numpy as np
 from flstream.inspection.elements import BLOCK, Array, as_array, read_blocks
 from flstream.inspection.moments import Moments
 from flstream.model.body import Scratch, Source
-from flstream.model.layout import TensorSpec
+from flstream.model.layout import TensorInfo
 
 _BELOW_64_BITS = (1 << 64) - 1
 
@@ -45,7 +45,7 @@ class Statistics(NamedTuple):
         return fields
 
 
-def tensor_statistics(source: Source, spec: TensorSpec, scratch: Scratch) -> Statistics:
+def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Statistics:
     """Compute the statistics of a tensor, in memory for a few blocks of it.
 
     Args:

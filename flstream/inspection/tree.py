@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flstream.inspection.overview import Count
-from flstream.model.layout import TensorSpec
+from flstream.model.layout import TensorInfo
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Module:
     label: str
     total: Count = field(default_factory=lambda: Count(0, 0, 0))
     modules: dict[str, Module] = field(default_factory=dict)
-    tensors: list[tuple[str, TensorSpec]] = field(default_factory=list)
+    tensors: list[tuple[str, TensorInfo]] = field(default_factory=list)
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Module]]:
         """Yield every module below this one with its depth, parents before children.
@@ -45,7 +45,7 @@ class Module:
         return [{"name": module.name, **module.total._asdict()} for _, module in self.walk()]
 
 
-def build_tree(tensors: Iterable[TensorSpec]) -> Module:
+def build_tree(tensors: Iterable[TensorInfo]) -> Module:
     """Build the tree of modules of some tensors.
 
     A module with nothing but one module in it is merged with that one. Names are split into at
@@ -70,7 +70,7 @@ def build_tree(tensors: Iterable[TensorSpec]) -> Module:
     return root
 
 
-def _count(module: Module, spec: TensorSpec) -> None:
+def _count(module: Module, spec: TensorInfo) -> None:
     total = module.total
     module.total = Count(
         total.tensors + 1, total.parameters + spec.elements, total.bytes + spec.nbytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flstream.model.body import Scratch, Source
 from flstream.model.copy import scatter
 from flstream.model.formats.file import read_parts
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 
 
@@ -28,7 +28,7 @@ class Arranged:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._scratch = Scratch()
-        self._origins: dict[str, TensorSpec] = {}
+        self._origins: dict[str, TensorInfo] = {}
         names: dict[str, list[str]] = {spec.name: [spec.name] for spec in source.layout.tensors}
         for alias, name in source.layout.aliases.items():
             names[name].append(alias)
@@ -48,6 +48,6 @@ class Arranged:
         """Return the bytes ``[start, stop)``, gathered into ``scratch``."""
         return read_parts(self.layout, start, stop, scratch, self._read)
 
-    def _read(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
+    def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         start = self._origins[spec.name].start + offset
         scatter(self._source.views(start, start + len(view), self._scratch), [view])

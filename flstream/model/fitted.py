@@ -10,7 +10,7 @@ from flstream.model.body import Scratch, Source
 from flstream.model.copy import scatter
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.formats.file import read_parts
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Fitted:
         """
         return read_parts(self.layout, start, stop, scratch, self._read)
 
-    def _read(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
+    def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         places = self._places.get(spec.name)
         if places is None:
             assert self._made is not None
@@ -141,7 +141,7 @@ class Fitted:
                     "which are tied in the model; untie them there, or save the file again"
                 )
 
-    def _read_as(self, spec: TensorSpec, place: TensorSpec, view: memoryview, offset: int) -> None:
+    def _read_as(self, spec: TensorInfo, place: TensorInfo, view: memoryview, offset: int) -> None:
         """Fill a view with elements of a tensor of the file, cast to the model's dtype."""
         size, given_size = BY_CODE[spec.dtype].itemsize, BY_CODE[place.dtype].itemsize
         start = place.start + offset // size * given_size
@@ -172,7 +172,7 @@ def _names(layout: Layout) -> dict[str, list[str]]:
     return names
 
 
-def _there(given: Layout, names: Sequence[str]) -> list[TensorSpec]:
+def _there(given: Layout, names: Sequence[str]) -> list[TensorInfo]:
     """Return the tensors of a file that have one of these names, each once."""
     found = {given.aliases.get(name, name) for name in names}
     return [given.by_name[name] for name in sorted(found) if name in given.by_name]

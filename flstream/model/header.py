@@ -19,7 +19,7 @@ TIED = "flstream.tied"
 """Key of the metadata for tied names, as JSON: {alias: name of the tensor}."""
 
 
-class TensorSpec(NamedTuple):
+class TensorInfo(NamedTuple):
     """A tensor of a layout.
 
     Attributes:
@@ -48,7 +48,7 @@ class TensorSpec(NamedTuple):
 
 
 def encode_header(
-    tensors: Iterable[TensorSpec],
+    tensors: Iterable[TensorInfo],
     aliases: Mapping[str, str],
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:

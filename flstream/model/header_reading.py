@@ -16,7 +16,7 @@ import msgspec
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
-from flstream.model.header import METADATA, TIED, TensorSpec, check_name
+from flstream.model.header import METADATA, TIED, TensorInfo, check_name
 from flstream.model.json_text import decode_json
 from flstream.text import quotable
 
@@ -62,7 +62,7 @@ class Decoded(NamedTuple):
         metadata: Strings of ``__metadata__``, but for the aliases.
     """
 
-    tensors: list[TensorSpec]
+    tensors: list[TensorInfo]
     aliases: dict[str, str]
     metadata: dict[str, str]
 
@@ -160,7 +160,7 @@ def _refusal(text: bytes, origin: str, error: Exception) -> LayoutError:
     return LayoutError(f"{origin} has a header that cannot be read: {quotable(str(error))}")
 
 
-def _spec(name: str, entry: _TensorEntry, origin: str) -> TensorSpec:
+def _spec(name: str, entry: _TensorEntry, origin: str) -> TensorInfo:
     dtype = BY_CODE.get(entry.dtype)
     if dtype is None:
         raise LayoutError(
@@ -172,7 +172,7 @@ def _spec(name: str, entry: _TensorEntry, origin: str) -> TensorSpec:
             f"{origin}: tensor {name!r} takes {stop - start} bytes, which does not match "
             f"its dtype {dtype.code} and shape {list(entry.shape)}"
         )
-    return TensorSpec(name, dtype.code, entry.shape, start, stop)
+    return TensorInfo(name, dtype.code, entry.shape, start, stop)
 
 
 def _ties(text: str, names: Container[str], origin: str, most: int | None) -> dict[str, str]:

@@ -17,7 +17,7 @@ import xxhash
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.header import MAX_HEADER_BYTES as MAX_HEADER_BYTES
-from flstream.model.header import TensorSpec as TensorSpec
+from flstream.model.header import TensorInfo as TensorInfo
 from flstream.model.header import check_name, encode_header
 from flstream.model.header_reading import decode_header
 
@@ -50,7 +50,7 @@ class Layout:
     """
 
     def __init__(
-        self, tensors: Iterable[TensorSpec], aliases: Mapping[str, str] | None = None
+        self, tensors: Iterable[TensorInfo], aliases: Mapping[str, str] | None = None
     ) -> None:
         self.tensors = tuple(tensors)
         self.aliases = dict(sorted(aliases.items())) if aliases else {}
@@ -86,12 +86,12 @@ class Layout:
         specs, offset = [], 0
         for name, dtype, shape in ordered:
             stop = offset + math.prod(shape) * BY_CODE[dtype].itemsize
-            specs.append(TensorSpec(name, dtype, tuple(shape), offset, stop))
+            specs.append(TensorInfo(name, dtype, tuple(shape), offset, stop))
             offset = stop
         return cls(specs, aliases)
 
     @cached_property
-    def by_name(self) -> Mapping[str, TensorSpec]:
+    def by_name(self) -> Mapping[str, TensorInfo]:
         """Tensors by their names; aliases are not among them."""
         return {spec.name: spec for spec in self.tensors}
 
@@ -118,7 +118,7 @@ class Layout:
         return [spec.start for spec in self._filled]
 
     @cached_property
-    def _filled(self) -> list[TensorSpec]:
+    def _filled(self) -> list[TensorInfo]:
         return [spec for spec in self.tensors if spec.nbytes]
 
     def __eq__(self, other: object) -> bool:
@@ -134,7 +134,7 @@ class Layout:
     def __repr__(self) -> str:
         return f"Layout({len(self.tensors)} tensors, {self.nbytes} bytes)"
 
-    def overlapping(self, start: int, stop: int) -> Iterator[TensorSpec]:
+    def overlapping(self, start: int, stop: int) -> Iterator[TensorInfo]:
         """Yield the tensors with at least one byte in ``[start, stop)``, in order."""
         first = max(bisect_right(self._bounds, start) - 1, 0)
         for index in range(first, len(self._filled)):  # a slice would copy the tail every time

@@ -14,7 +14,7 @@ from flstream.model.body import Scratch
 from flstream.model.dense import dense, plain_tensor
 from flstream.model.device import DeviceTensor, viewed
 from flstream.model.dtypes import numpy_dtype, torch_dtype
-from flstream.model.header import TensorSpec, check_name
+from flstream.model.header import TensorInfo, check_name
 from flstream.model.layout import Layout
 from flstream.model.modules import exchanged_state, is_own_memory
 from flstream.model.staging import Piece, Staged
@@ -28,7 +28,7 @@ Framework = Literal["pytorch", "numpy"]
 Params = Mapping[str, "torch.Tensor | np.ndarray[Any, Any]"]
 _ALWAYS_FITS = 16 << 20
 
-Empty = Callable[[TensorSpec, Framework], "torch.Tensor | np.ndarray[Any, Any]"]
+Empty = Callable[[TensorInfo, Framework], "torch.Tensor | np.ndarray[Any, Any]"]
 """Function that makes an uninitialised tensor or array."""
 
 
@@ -250,7 +250,7 @@ class _Versions:
         # A tensor may be there under one of its further names only.
         named = {name: tensors[alias] for alias, name in layout.aliases.items() if alias in tensors}
         named |= tensors
-        self._specs: list[TensorSpec] = []
+        self._specs: list[TensorInfo] = []
         self._tensors: list[torch.Tensor] = []
         for spec in layout.tensors:
             tensor = named[spec.name]
@@ -265,7 +265,7 @@ class _Versions:
     def _now(self, first: int, last: int) -> list[int]:
         return [tensor._version for tensor in self._tensors[first:last]]
 
-    def changed(self, start: int, stop: int) -> TensorSpec | None:
+    def changed(self, start: int, stop: int) -> TensorInfo | None:
         """Return the first tensor that has been changed, of those with bytes in a range."""
         first = max(bisect_right(self._starts, start) - 1, 0)
         last = bisect_left(self._starts, stop)
@@ -318,7 +318,7 @@ def _refuse_oversize(layout: Layout) -> None:
         )
 
 
-def empty_tensor(spec: TensorSpec, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
+def empty_tensor(spec: TensorInfo, framework: Framework) -> torch.Tensor | np.ndarray[Any, Any]:
     """Make a tensor or an array of new, uninitialised memory.
 
     Raises:
@@ -333,7 +333,7 @@ def empty_tensor(spec: TensorSpec, framework: Framework) -> torch.Tensor | np.nd
 
 
 def _made(
-    empty: Empty, spec: TensorSpec, framework: Framework
+    empty: Empty, spec: TensorInfo, framework: Framework
 ) -> torch.Tensor | np.ndarray[Any, Any]:
     try:
         return empty(spec, framework)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flstream.model.dtypes import numpy_dtype, torch_dtype
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, empty_tensor
 
@@ -66,7 +66,7 @@ class ModelMemory:
         return MemoryBody.allocate(layout, framework, partial(self._empty, free))
 
     def _empty(
-        self, free: Mapping[int, list[mmap.mmap]], spec: TensorSpec, framework: Framework
+        self, free: Mapping[int, list[mmap.mmap]], spec: TensorInfo, framework: Framework
     ) -> torch.Tensor | np.ndarray[Any, Any]:
         if spec.nbytes < _LEAST_BYTES:
             return empty_tensor(spec, framework)

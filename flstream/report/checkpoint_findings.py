@@ -8,7 +8,7 @@ from flstream.inspection.difference import Difference
 from flstream.inspection.examine import InspectedRun, RunCheckpoint
 from flstream.inspection.statistics import Statistics
 from flstream.inspection.verification import Verification
-from flstream.model.layout import TensorSpec
+from flstream.model.layout import TensorInfo
 from flstream.report.columns import GAP, column_lines, section, wrapped
 from flstream.report.text import counted, elide, format_metrics
 from flstream.text import printable
@@ -23,7 +23,7 @@ _DIGEST_WIDTH = 12
 
 
 def statistics_lines(
-    tensors: Sequence[TensorSpec], statistics: Mapping[str, Statistics], width: int | None
+    tensors: Sequence[TensorInfo], statistics: Mapping[str, Statistics], width: int | None
 ) -> list[str]:
     """Return the table of statistics with a line for each tensor, and a note on the figures.
 
@@ -94,7 +94,7 @@ def _changed_lines(difference: Difference, width: int | None) -> list[str]:
     return column_lines(head, rows, width, left=1)
 
 
-def _listed(tensors: Sequence[TensorSpec], width: int | None) -> list[str]:
+def _listed(tensors: Sequence[TensorInfo], width: int | None) -> list[str]:
     rows = [
         (printable(spec.name), spec.dtype, str(list(spec.shape)), format_bytes(spec.nbytes))
         for spec in tensors

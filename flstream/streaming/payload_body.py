@@ -18,7 +18,7 @@ from flstream.errors import LayoutError, PayloadError
 from flstream.model.body import Source
 from flstream.model.copy import copy
 from flstream.model.device import viewed
-from flstream.model.layout import MAX_HEADER_BYTES, Layout, TensorSpec
+from flstream.model.layout import MAX_HEADER_BYTES, Layout, TensorInfo
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming import nodes
 from flstream.streaming.decomposers import Registry
@@ -144,7 +144,7 @@ class PayloadSink:
         return memoryview(packed.message)
 
 
-def _held(layout: Layout, peer: str) -> TensorSpec:
+def _held(layout: Layout, peer: str) -> TensorInfo:
     """Return the tensor that has the message in a body, or the piece that is all of it."""
     spec = layout.by_name.get(_MESSAGE) or layout.by_name.get(_PIECE)
     if spec is None or (spec.dtype, len(spec.shape)) != ("U8", 1) or not spec.nbytes:

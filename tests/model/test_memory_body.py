@@ -15,7 +15,7 @@ from torch import nn
 
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
-from flstream.model.header import TensorSpec
+from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout, parse_header
 from flstream.model.memory import BufferSource, MemoryBody
 
@@ -290,7 +290,7 @@ def test_a_scratch_buffer_is_reused_unless_it_is_of_a_whole_model():
 
 def test_new_memory_keeps_the_order_that_a_file_of_another_tool_has():
     tensors = {"a": torch.tensor([1], dtype=torch.int32), "b": torch.tensor([2.0])}
-    layout = Layout([TensorSpec("b", "F32", (1,), 0, 4), TensorSpec("a", "I32", (1,), 4, 8)])
+    layout = Layout([TensorInfo("b", "F32", (1,), 0, 4), TensorInfo("a", "I32", (1,), 4, 8)])
     body = MemoryBody.allocate(layout)
     assert body.layout == layout
     (first, second) = body.views(0, 8)

@@ -13,7 +13,7 @@ from support import as_bytes, assert_same_tensors, body_of, entries, every_kind,
 
 from flstream.errors import DeadlineError, LayoutError, RefusedError
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
-from flstream.model.layout import Layout, TensorSpec
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
@@ -142,7 +142,7 @@ def test_a_file_arrives_as_a_file(harness, tmp_path, chunk_size):
 def test_a_file_of_another_tools_order_arrives_tensor_by_tensor(harness, tmp_path):
     tensors = {"a": torch.arange(40, dtype=torch.int32), "b": torch.arange(40.0)}
     safetensors.torch.save_file(tensors, tmp_path / "theirs")
-    order = Layout([TensorSpec("b", "F32", (40,), 0, 160), TensorSpec("a", "I32", (40,), 160, 320)])
+    order = Layout([TensorInfo("b", "F32", (40,), 0, 160), TensorInfo("a", "I32", (40,), 160, 320)])
     body = memoryview(body_of(MemoryBody.of({"b": tensors["b"]})) + as_bytes(tensors["a"]))
     for source in (FileSource(tmp_path / "theirs"), BufferSource(order, body)):
         ref = harness.service.offer(source, ["site-1"])

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch, Source
-from flstream.model.layout import Layout, TensorSpec
+from flstream.model.layout import Layout, TensorInfo
 
 Format = Literal["safetensors", "safetensors shards", "torch", "npz"]
 
@@ -61,7 +61,7 @@ class CheckpointFile(Source, Protocol):
 class PartReader(Protocol):
     """Function that fills ``view`` with a tensor's bytes from ``offset`` in that tensor on."""
 
-    def __call__(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
+    def __call__(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         """Fill the view."""
         ...
 

@@ -14,7 +14,7 @@ import numpy as np
 from flstream.errors import CheckpointError
 from flstream.model.descriptors import read_at
 from flstream.model.dtypes import BY_CODE
-from flstream.model.layout import TensorSpec
+from flstream.model.layout import TensorInfo
 
 # Bytes of the rows that are read at once. In the file they are in as many pieces as a row has
 # elements, so a smaller slab means more reads. Converting a slab needs its size again.
@@ -36,7 +36,7 @@ class FortranArray:
     """
 
     def __init__(
-        self, spec: TensorSpec, where: str, fd: int, start: int, file: IO[bytes] | None = None
+        self, spec: TensorInfo, where: str, fd: int, start: int, file: IO[bytes] | None = None
     ) -> None:
         self._where = where
         self._fd = fd
@@ -58,7 +58,7 @@ class FortranArray:
 
     @classmethod
     def from_stream(
-        cls, spec: TensorSpec, where: str, write: Callable[[IO[bytes]], None]
+        cls, spec: TensorInfo, where: str, write: Callable[[IO[bytes]], None]
     ) -> FortranArray:
         """Make the array of a compressed member, by inflating it into an unnamed temporary file.
 

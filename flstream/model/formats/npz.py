@@ -17,7 +17,7 @@ from flstream.model.formats.archive import AGAIN, Archive, Member
 from flstream.model.formats.file import Format, check_expansion, read_parts
 from flstream.model.formats.fortran import FortranArray
 from flstream.model.header import check_name
-from flstream.model.layout import Layout, TensorSpec
+from flstream.model.layout import Layout, TensorInfo
 
 _SUFFIX = ".npy"
 # NumPy reads a header of any stated length before checking it, so it is given this much.
@@ -89,7 +89,7 @@ class NpzFile:
         self.metadata: dict[str, str] = {}
         self.files = (path,)
         self.file_bytes = self._archive.file_bytes
-        specs: list[TensorSpec] = []
+        specs: list[TensorInfo] = []
         for member in self._archive.members.values():
             specs.append(self._describe(member, specs[-1].stop if specs else 0))
         self.layout = Layout(specs)
@@ -98,7 +98,7 @@ class NpzFile:
         self.header_bytes = self.file_bytes - stored + heads
         check_expansion(path, self.layout, self.file_bytes)
 
-    def _describe(self, member: Member, start: int) -> TensorSpec:
+    def _describe(self, member: Member, start: int) -> TensorInfo:
         where = f"{self.path}: the member {member.name!r}"
         if not member.name.endswith(_SUFFIX):
             raise CheckpointError(f"{where} is no {_SUFFIX} array; save the arrays with np.savez")
@@ -132,13 +132,13 @@ class NpzFile:
             )
         several = sum(size > 1 for size in shape) > 1
         self._arrays[name] = _Array(member, text.tell(), bool(column_major) and several)
-        return TensorSpec(name, code, tuple(shape), start, start + nbytes)
+        return TensorInfo(name, code, tuple(shape), start, start + nbytes)
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
         """Return the bytes ``[start, stop)``, read or inflated into ``scratch``."""
         return read_parts(self.layout, start, stop, scratch, self._read)
 
-    def _read(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
+    def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         array = self._arrays[spec.name]
         if array.column_major:
             if array.fortran is None:
@@ -163,7 +163,7 @@ class NpzFile:
         self._archive.read_into(cursor.stream, member, view)
         cursor.at += len(view)
 
-    def _column_major(self, spec: TensorSpec, array: _Array) -> FortranArray:
+    def _column_major(self, spec: TensorInfo, array: _Array) -> FortranArray:
         member = array.member
         where = f"{self.path}: tensor {spec.name!r}"
         if not member.compressed:

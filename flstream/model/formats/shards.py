@@ -14,7 +14,7 @@ from flstream.model.body import Scratch
 from flstream.model.formats.file import CheckpointFile, Format
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.json_text import decode_json
-from flstream.model.layout import Layout, TensorSpec
+from flstream.model.layout import Layout, TensorInfo
 
 # Shards kept open at a time: far below the limit of a process, and enough to read two models whose
 # tensors are in different orders.
@@ -70,7 +70,7 @@ class ShardedFile:
         self._layouts: dict[str, Layout] = {}
         self._segments: list[_Segment] = []
         self.header_bytes, self.file_bytes, self.further = len(text), len(text), 0
-        specs: list[TensorSpec] = []
+        specs: list[TensorInfo] = []
         aliases: dict[str, str] = {}
         for name, wanted in sorted(members.items()):
             self._add(name, wanted, specs, aliases)
@@ -79,7 +79,7 @@ class ShardedFile:
         self.files = tuple(self._paths.values())
 
     def _add(
-        self, name: str, wanted: set[str], specs: list[TensorSpec], aliases: dict[str, str]
+        self, name: str, wanted: set[str], specs: list[TensorInfo], aliases: dict[str, str]
     ) -> None:
         shard = self._open(name)
         for each in wanted:

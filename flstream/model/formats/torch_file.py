@@ -15,7 +15,7 @@ from flstream.model.formats.file import Format, check_expansion, read_parts
 from flstream.model.formats.fortran import FortranArray
 from flstream.model.formats.mapping import Mapped, drop_pages, mapped_parts
 from flstream.model.formats.nested import flatten
-from flstream.model.layout import TensorSpec
+from flstream.model.layout import TensorInfo
 from flstream.model.memory import MemoryBody
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class TorchFile:
         """Return the bytes ``[start, stop)``, read into ``scratch``."""
         return read_parts(self.layout, start, stop, scratch, self._read)
 
-    def _read(self, spec: TensorSpec, view: memoryview, offset: int) -> None:
+    def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         # Bytes read through a mapping count as this process's memory, so that is the last resort.
         place = self._places.get(spec.name)
         if place is not None and place.order == "C":
