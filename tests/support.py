@@ -1,6 +1,6 @@
 """Tensors of every kind, and what the tests of several rooms do with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from hypothesis import strategies as st
@@ -9,8 +9,13 @@ from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.layout import Layout
 
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+COMPLEX = ("C64", "C128")
 INTEGERS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
+FOLDED = tuple(code for code in BY_CODE if code != "F8_E8M0")
+"""Types that have a mean."""
+IN_FILES = tuple(code for code in BY_CODE if code != "C128")
+"""Types that the safetensors format has."""
 
 
 def tensor(code: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -21,10 +26,10 @@ def tensor(code: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     return numbers > 6 if dtype == torch.bool else numbers.to(dtype)
 
 
-def every_kind() -> dict[str, torch.Tensor]:
+def every_kind(codes: Iterable[str] = BY_CODE) -> dict[str, torch.Tensor]:
     """A state dict with every dtype, each as a matrix, a scalar and an empty tensor."""
     tensors = {}
-    for seed, code in enumerate(BY_CODE):
+    for seed, code in enumerate(codes):
         tensors[f"{code}.matrix"] = tensor(code, (7, 5), seed)
         tensors[f"{code}.scalar"] = tensor(code, (), seed)
         tensors[f"{code}.empty"] = tensor(code, (0, 3), seed)

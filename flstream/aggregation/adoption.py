@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from flstream.aggregation.elements import FLOATS, Elements, unit
+from flstream.aggregation.elements import FLOATS, SCALES, Elements, unit
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
@@ -86,7 +86,7 @@ def _finite_only(site: str, layout: Layout) -> Callable[[int, int, Sequence[memo
     def check(start: int, stop: int, views: Sequence[memoryview]) -> None:
         data = join(views, joined)
         for run in layout.runs(start, stop):
-            if run.dtype in FLOATS:
+            if run.dtype in FLOATS | SCALES:
                 elements = Elements(run.dtype, data[run.start - start : run.stop - start])
                 count = (run.stop - run.start) // unit(run.dtype)
                 index = elements.first_not_finite(slice(0, count))

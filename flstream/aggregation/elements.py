@@ -19,12 +19,23 @@ BLOCK = 32_768
 SMALL_BLOCK = 4096
 
 INTEGERS = frozenset(code for code in BY_CODE if code[0] in "IU")
+# Powers of two without sign or zero, such as the scales of blocks: no difference of two is one.
+SCALES = frozenset({"F8_E8M0"})
 # Types that optimizers change, that norms include, and that can be infinite or NaN.
-FLOATS = frozenset(BY_CODE) - INTEGERS - {"BOOL"}
+FLOATS = frozenset(BY_CODE) - INTEGERS - SCALES - {"BOOL"}
 
-# Bits of small types that are all set in an infinity or a NaN, and in no finite number. NumPy's own
-# test is fast only for larger types.
-_NOT_FINITE = {"F16": 0x7C00, "BF16": 0x7F80, "F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
+_PARTS = {"C64": "float32", "C128": "float64"}
+# For small types the bits that tell, and what they are in an infinity or a NaN and in no finite
+# number. NumPy's own test is fast only for larger types.
+_NOT_FINITE = {
+    "F16": (0x7C00, 0x7C00),
+    "BF16": (0x7F80, 0x7F80),
+    "F8_E4M3": (0x7F, 0x7F),
+    "F8_E5M2": (0x7C, 0x7C),
+    "F8_E4M3FNUZ": (0xFF, 0x80),
+    "F8_E5M2FNUZ": (0xFF, 0x80),
+    "F8_E8M0": (0xFF, 0xFF),
+}
 
 
 # For folding: numbers that are not finite are found in the results, and reported there.
@@ -33,7 +44,7 @@ quietly = np.errstate(over="ignore", invalid="ignore")
 
 def unit(dtype: str) -> int:
     """Return the bytes of one number. A complex element is two numbers, its parts."""
-    return 4 if dtype == "C64" else BY_CODE[dtype].itemsize
+    return BY_CODE[dtype].itemsize // (2 if dtype in _PARTS else 1)
 
 
 def block_room(codes: Iterable[str], step: int) -> Array:
@@ -51,14 +62,14 @@ class Elements:
     """The numbers in a piece of a body, all of one element type.
 
     Args:
-        dtype: Element type; the parts of C64 count as numbers of their own.
+        dtype: Element type; the parts of a complex one count as numbers of their own.
         data: Bytes of at least one element.
     """
 
     def __init__(self, dtype: str, data: memoryview) -> None:
         self._dtype = dtype
         self._data = data
-        name = "float32" if dtype == "C64" else BY_CODE[dtype].numpy_name
+        name = _PARTS.get(dtype, BY_CODE[dtype].numpy_name)
         self._torch: Any = None
         if name is None:
             import torch
@@ -98,8 +109,8 @@ class Elements:
         if self._dtype not in _NOT_FINITE:
             return first_not_finite(self._numpy[part], part.start)
         bits = np.frombuffer(self._data, f"u{unit(self._dtype)}")[part]
-        mask = bits.dtype.type(_NOT_FINITE[self._dtype])
-        found = (bits & mask) == mask
+        mask, value = map(bits.dtype.type, _NOT_FINITE[self._dtype])
+        found = (bits & mask) == value
         return part.start + int(np.argmax(found)) if found.any() else None
 
 

@@ -59,9 +59,12 @@ class ServerOptimizer:
         return self.side_layout(model, rule.selected(model)).layout
 
     def side_layout(self, model: Layout, selected: Collection[str]) -> SideLayout:
-        """Return the places of the state: in F64 and C64 for such tensors, else in F32."""
+        """Return the places of the state: of F64 and C64 in their own type, else in F32.
+
+        That of C128 is in pairs of F64, since it goes into a file.
+        """
         floats = [s for s in model.tensors if s.name in selected and s.dtype in FLOATS]
-        kept_as = {"F64": "F64", "C64": "C64"}
+        kept_as = {"F64": "F64", "C64": "C64", "C128": "F64"}
         return SideLayout(
             model,
             (SideTensor(m, s, kept_as.get(s.dtype, "F32")) for m in self.moments for s in floats),

@@ -6,8 +6,9 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from flstream.aggregation.elements import FLOATS, unit
+from flstream.aggregation.elements import FLOATS, SCALES, unit
 from flstream.aggregation.fold_rule import FoldRule
+from flstream.errors import AggregationError
 from flstream.model.joined import MAIN
 from flstream.model.layout import Layout
 
@@ -68,6 +69,10 @@ class Regions:
         rule: Rule that selects the tensors that are aggregated; the others keep their values.
         carried: For each update the names of its tensors; None for one that has all.
         before: For each tensor of the layout, the weight summed earlier.
+
+    Raises:
+        AggregationError: A tensor that is to be aggregated has numbers without a mean; the message
+            names it.
     """
 
     def __init__(
@@ -88,6 +93,12 @@ class Regions:
             carriers, is_selected = 0, spec.name in selected
             if is_selected:
                 carriers = whole | sum(bit for bit, names in parts if spec.name in names)
+            if spec.dtype in SCALES and (carriers or weight):
+                raise AggregationError(
+                    f"tensor {spec.name!r} is {spec.dtype}, whose numbers are powers of two "
+                    "without sign or zero, so they cannot be averaged; leave it out with "
+                    "aggregation.exclude"
+                )
             body = rule.body_of(spec.name)
             region = Region(
                 spec.dtype,

@@ -12,6 +12,8 @@ from flstream.model.dtypes import BY_CODE
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 
+_COMPLEX = ("C64", "C128")
+
 
 class SideTensor(NamedTuple):
     """A tensor that accompanies one of a model's.
@@ -91,5 +93,5 @@ class SideRange(NamedTuple):
 
 def _entry(beside: SideTensor) -> tuple[str, str, tuple[int, ...]]:
     # A complex tensor has two numbers an element, also where they are reals in the other tensor.
-    parts = (2,) if beside.of.dtype == "C64" and beside.dtype != "C64" else ()
+    parts = (2,) if beside.of.dtype in _COMPLEX and beside.dtype not in _COMPLEX else ()
     return f"{beside.kind}.{beside.of.name}", beside.dtype, (*beside.of.shape, *parts)

@@ -237,4 +237,6 @@ def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
     import torch
 
     same_kind = narrow.is_floating_point == wide.is_floating_point
+    if narrow.is_floating_point and min(narrow.itemsize, wide.itemsize) == 1:
+        return narrow == wide  # torch promotes no floats of eight bits
     return same_kind and torch.promote_types(narrow, wide) == wide

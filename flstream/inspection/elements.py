@@ -62,15 +62,35 @@ def as_array(code: str, data: memoryview) -> Array:
     return table[np.frombuffer(data, np.uint8)]
 
 
-def _e4m3() -> Array:
-    """Return all 256 values of ``float8_e4m3fn`` (Micikevicius et al. 2022, arXiv:2209.05433)."""
+def _eight_bits(digits: int, bias: int) -> Array:
+    """Return what all 256 bytes are with so many digits behind the point, but for NaNs."""
     bits = np.arange(256)
-    exponent, fraction = bits >> 3 & 15, bits & 7
-    normal = np.ldexp(1 + fraction / 8, exponent - 7)
-    values = np.where(exponent == 0, np.ldexp(fraction / 8, -6), normal)
-    values[bits & 127 == 127] = np.nan  # there is no infinity
+    exponent, fraction = (bits & 127) >> digits, (bits & (1 << digits) - 1) / 2**digits
+    normal = np.ldexp(1 + fraction, exponent - bias)
+    values = np.where(exponent == 0, np.ldexp(fraction, 1 - bias), normal)
     signed: Array = np.where(bits & 128, -values, values).astype(np.float32)
     return signed
+
+
+def _e4m3() -> Array:
+    """Return all values of ``float8_e4m3fn`` (Micikevicius et al. 2022, arXiv:2209.05433)."""
+    values = _eight_bits(3, 7)
+    values[[0x7F, 0xFF]] = np.nan  # there is no infinity
+    return values
+
+
+def _fnuz(digits: int, bias: int) -> Array:
+    """Return all values of a type without infinities (Noune et al. 2022, arXiv:2206.02915)."""
+    values = _eight_bits(digits, bias)
+    values[0x80] = np.nan  # nor is there a negative zero
+    return values
+
+
+def _e8m0() -> Array:
+    """Return all values of ``float8_e8m0fnu``, the scales of OCP's microscaling formats."""
+    values = np.ldexp(np.ones(256), np.arange(256) - 127)
+    values[0xFF] = np.nan
+    return values.astype(np.float32)
 
 
 def _e5m2() -> Array:
@@ -79,4 +99,10 @@ def _e5m2() -> Array:
     return bits.view(np.float16).astype(np.float32)
 
 
-_EIGHT_BITS = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}
+_EIGHT_BITS = {
+    "F8_E4M3": _e4m3(),
+    "F8_E5M2": _e5m2(),
+    "F8_E4M3FNUZ": _fnuz(3, 8),
+    "F8_E5M2FNUZ": _fnuz(2, 16),
+    "F8_E8M0": _e8m0(),
+}

@@ -63,7 +63,7 @@ def tensor_statistics(source: Source, spec: TensorInfo, scratch: Scratch) -> Sta
     with np.errstate(all="ignore"):  # non-finite elements are counted
         for block in read_blocks(source, spec, scratch):
             tally.add(as_array(spec.dtype, block))
-    return tally.close(is_complex=spec.dtype == "C64")
+    return tally.close(is_complex=spec.dtype in ("C64", "C128"))
 
 
 class _StatisticsTally:

@@ -55,6 +55,7 @@ def read_header(path: Path) -> FileHeader:
             prefix = file.read(8)
             length = header_length(prefix, size - len(prefix), str(path))
             layout, metadata = parse_header(file.read(length), str(path))
+            expect_in_format(layout, str(path))
     except LayoutError as error:
         raise CheckpointError(f"{error}; fetch the file again or save it anew") from error
     except OSError as error:
@@ -66,6 +67,24 @@ def read_header(path: Path) -> FileHeader:
             "it is truncated or damaged, so fetch it again or save it anew"
         )
     return FileHeader(layout, metadata, 8 + length)
+
+
+def expect_in_format(layout: Layout, origin: str) -> None:
+    """Refuse what makes a file one that the safetensors library does not open.
+
+    Args:
+        layout: Tensors of the file.
+        origin: Name of the file or of what makes the tensors, for messages.
+
+    Raises:
+        CheckpointError: A tensor is complex128; the message names it.
+    """
+    for spec in layout.tensors:
+        if spec.dtype == "C128":
+            raise CheckpointError(
+                f"{origin}: tensor {spec.name!r} is complex128, which the safetensors format "
+                "lacks; make it complex64, or float64 with torch.view_as_real"
+            )
 
 
 class FileSource:
@@ -183,7 +202,7 @@ class FileSink:
 
     Raises:
         CheckpointError: The file cannot be made, for want of space or permission, or because
-            someone else is making it.
+            someone else is making it; or a tensor is complex128, which the format lacks.
     """
 
     def __init__(
@@ -196,6 +215,7 @@ class FileSink:
         durable: bool = True,
         digester: ChunkDigester | None = None,
     ) -> None:
+        expect_in_format(layout, str(path))
         self.path = path
         self.layout = layout
         self._temporary = path.with_name(path.name + ".tmp")

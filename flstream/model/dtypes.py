@@ -1,4 +1,7 @@
-"""Element types that a body can hold, under their names in the safetensors format."""
+"""Element types that a body can hold, under their names in the safetensors format.
+
+Of these, the format lacks ``C128``: it is streamed, and has no place in a file.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,10 @@ _ALL = (
     DType("BF16", 2, "bfloat16", None),
     DType("F8_E4M3", 1, "float8_e4m3fn", None),
     DType("F8_E5M2", 1, "float8_e5m2", None),
+    DType("F8_E4M3FNUZ", 1, "float8_e4m3fnuz", None),
+    DType("F8_E5M2FNUZ", 1, "float8_e5m2fnuz", None),
+    DType("F8_E8M0", 1, "float8_e8m0fnu", None),
+    DType("C128", 16, "complex128", "complex128"),
     DType("C64", 8, "complex64", "complex64"),
     DType("I64", 8, "int64", "int64"),
     DType("I32", 4, "int32", "int32"),
@@ -80,6 +87,14 @@ def _remedy(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
     elif value.is_quantized:
         return "send its values: .dequantize()"
     return f"convert it to one of {', '.join(dtype.torch_name for dtype in _ALL)}"
+
+
+def bits_dtype(itemsize: int) -> np.dtype[Any]:
+    """Return a NumPy dtype of that many bytes, whose elements are copied bit by bit.
+
+    Floats may lose the bits of a signalling NaN on their way.
+    """
+    return np.dtype(f"u{itemsize}" if itemsize <= 8 else f"V{itemsize}")
 
 
 def torch_dtype(code: str) -> torch.dtype:

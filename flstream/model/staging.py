@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from flstream.model.body import Scratch
+from flstream.model.dtypes import bits_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,8 +32,7 @@ class Strided:
     """
 
     def __init__(self, array: Array) -> None:
-        # As integers, floats are copied bit by bit, signalling NaNs too.
-        self._array = array.view(f"u{array.itemsize}")
+        self._array = array.view(bits_dtype(array.itemsize))
 
     def __len__(self) -> int:
         return int(self._array.nbytes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flstream.client.seeding import seed_everything
 from flstream.errors import FlstreamError, ModelError
 from flstream.job.code import find_named
+from flstream.model.checkpoint import expect_in_format
 from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
@@ -90,11 +91,15 @@ def layout_on(
     Raises:
         ModelError: The factory failed, or some of the tensors are on the meta device.
         LayoutError: A tensor cannot be streamed.
+        CheckpointError: A tensor cannot be written into a checkpoint.
     """
     made = make_model(factory, args, seed, device)
     if device == "meta" and any(getattr(each, "is_meta", False) for each in made.state.values()):
-        return _meta_layout(made.state), made
-    return MemoryBody.of(made.state).layout, made
+        layout = _meta_layout(made.state)
+    else:
+        layout = MemoryBody.of(made.state).layout
+    expect_in_format(layout, f"model.factory {factory}")
+    return layout, made
 
 
 def _meta_layout(state: Mapping[str, Any]) -> Layout:

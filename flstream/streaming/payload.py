@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 
 from flstream.errors import PayloadError
+from flstream.model.dtypes import code_of, torch_dtype
 from flstream.streaming import nodes
 from flstream.streaming.decomposers import Registry, default_registry
 from flstream.streaming.packer import Packer
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
 RecordT = TypeVar("RecordT")
+# Types that the library cannot save, or not load. A tensor of one is saved as the bytes of its
+# elements, under the type's name.
+_AS_BYTES = {"C128", "F8_E8M0"}
 _message_decoder = msgspec.msgpack.Decoder(nodes.Message)
 _native_decoder = msgspec.msgpack.Decoder(nodes.Native)
 
@@ -125,7 +129,7 @@ def pack_native(value: object, *, registry: Registry = default_registry) -> byte
     packed = pack(value, registry=registry)
     saved = {}
     for name, tensor in packed.tensors.items():
-        saved[name] = safetensors.torch.save({"t": _contiguous(tensor)})
+        saved[name] = safetensors.torch.save(_named(_contiguous(tensor)))
         if len(saved[name]) >= 2**32:
             raise PayloadError(f"{name} takes 4 GiB or more; stream it (chunk size above 0)")
     return msgspec.msgpack.encode(nodes.Native(packed.message, saved))
@@ -175,12 +179,22 @@ def _contiguous(tensor: Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+def _named(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    import torch
+
+    code = code_of(tensor, "t")
+    return {code: tensor.unsqueeze(-1).view(torch.uint8)} if code in _AS_BYTES else {"t": tensor}
+
+
 def _loaded(name: str, saved: bytes) -> torch.Tensor:
     import safetensors.torch
 
     try:
         # Bytes of a safetensors file: a header and numbers. Nothing in them is unpickled or run.
         tensors = safetensors.torch.load(saved)
+        if tensors.keys() <= _AS_BYTES:
+            [(code, elements)] = tensors.items()
+            return elements.view(torch_dtype(code)).squeeze(-1)
     except Exception as error:  # the library lets torch's own errors through, of any type
         raise PayloadError(f"tensor {name!r} of a payload cannot be loaded: {error}") from error
     if list(tensors) != ["t"]:

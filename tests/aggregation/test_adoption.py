@@ -73,6 +73,13 @@ def test_what_is_not_finite_is_refused_with_its_place_unless_it_is_allowed(step,
     assert as_bytes(model["w"]) == as_bytes(sent["w"])
 
 
+def test_scales_that_are_not_finite_are_refused_too():
+    base = {"w": torch.ones(5).to(torch.float8_e8m0fnu)}
+    sent = {"w": torch.tensor([1.0, 2.0, float("nan"), 4.0, 0.5]).to(torch.float8_e8m0fnu)}
+    with pytest.raises(UpdateRefusedError, match=r"'w' at \[2\] is nan"):
+        adopt(base, [update("site-1", sent)])
+
+
 def test_an_update_of_another_shape_is_refused():
     with pytest.raises(UpdateRefusedError, match="does not fit the model: tensor 'w' has shape"):
         adopt({"w": torch.ones(4)}, [update("site-1", {"w": torch.ones(2, 2)})])

@@ -11,7 +11,9 @@ from folding import fold, fold_bytes, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
+    COMPLEX,
     FLOATS,
+    FOLDED,
     INTEGERS,
     as_bytes,
     assert_same_tensors,
@@ -66,7 +68,7 @@ def test_every_method_of_the_job_file_is_held_to_this_or_compares_updates():
 # Eighths below a hundred: every product and sum is exact in float64, so bits can be compared.
 @every_aggregator
 @kinds
-@pytest.mark.parametrize("code", [*FLOATS, "C64"])
+@pytest.mark.parametrize("code", [*FLOATS, *COMPLEX])
 @given(count=st.integers(1, 9), elements=st.sampled_from([1, 7, 60]), seed=st.integers(0, 999))
 @settings(max_examples=8)
 def test_floats_are_the_definition_in_float64_rounded_once(
@@ -143,7 +145,7 @@ def test_bools_of_equal_weight_take_the_majority_and_a_tie_is_false(aggregator):
 
 
 @every_aggregator
-@pytest.mark.parametrize("code", BY_CODE)
+@pytest.mark.parametrize("code", FOLDED)
 def test_the_aggregate_of_one_update_is_that_update(code, aggregator):
     base, state = {"w": tensor(code, (100,), 1)}, {"w": tensor(code, (100,), 2)}
     assert_same_tensors(fold(base, sent([state]), aggregator.rule), state)
@@ -153,7 +155,7 @@ def test_the_aggregate_of_one_update_is_that_update(code, aggregator):
 @given(order=st.permutations(range(5)))
 @settings(max_examples=15)
 def test_the_order_of_the_sites_changes_no_bit_of_what_is_exact(order, aggregator):
-    base = every_kind()
+    base = every_kind(FOLDED)
     updates = sent([shifted(base, seed) for seed in range(5)])
     assert_same_tensors(
         fold(base, [updates[place] for place in order], aggregator.rule),
@@ -183,7 +185,7 @@ def test_nor_of_any_floats_where_that_is_promised(order, seed, aggregator):
 
 
 @every_aggregator
-@given(entries().filter(len), st.data())
+@given(entries(FOLDED).filter(len), st.data())
 @settings(max_examples=40)
 def test_any_bytes_give_the_same_bits_however_the_body_is_cut(aggregator, given_entries, data):
     layout = Layout.of(given_entries)
@@ -209,13 +211,13 @@ def test_any_bytes_give_the_same_bits_however_the_body_is_cut(aggregator, given_
 )
 @settings(max_examples=20)
 def test_so_do_updates_that_are_clipped(step, seed, clip_norm, params_type, aggregator):
-    base = every_kind()
+    base = every_kind(FOLDED)
     updates = sent([shifted(base, seed + i) for i in range(4)], params_type)
     rule = replace(aggregator.rule, clip_norm=clip_norm)
     assert_same_tensors(fold(base, updates, rule, step=step), fold(base, updates, rule))
 
 
-NAMES = sorted(every_kind())
+NAMES = sorted(every_kind(FOLDED))
 
 
 @every_aggregator
@@ -229,7 +231,7 @@ NAMES = sorted(every_kind())
 def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
     having, frame, frames, params_type, aggregator
 ):
-    base = every_kind()
+    base = every_kind(FOLDED)
     states = [
         {name: shifted(base, seed)[name] for name in names} for seed, names in enumerate(having)
     ]
@@ -252,7 +254,7 @@ def finite_states(code="F32", elements=40_000):
 
 @every_aggregator
 @kinds
-@pytest.mark.parametrize("code", [*FLOATS, "C64"])
+@pytest.mark.parametrize("code", [*FLOATS, *COMPLEX])
 def test_an_update_with_a_nan_is_refused_by_site_tensor_and_place(code, params_type, aggregator):
     base, states = finite_states(code)
     states[1][f"{code}.z"][2, 3] = float("nan")
@@ -266,7 +268,7 @@ def test_an_update_with_a_nan_is_refused_by_site_tensor_and_place(code, params_t
 
 @every_aggregator
 @pytest.mark.parametrize("value", [float("inf"), float("-inf")])
-@pytest.mark.parametrize("code", ["F64", "F32", "F16", "BF16", "F8_E5M2", "C64"])
+@pytest.mark.parametrize("code", ["F64", "F32", "F16", "BF16", "F8_E5M2", *COMPLEX])
 def test_so_is_one_with_an_infinity(code, value, aggregator):
     base, states = finite_states(code)
     states[2][f"{code}.w"][30_001] = value

@@ -8,7 +8,7 @@ import torch
 from folding import fold, fold_into, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, cuts, every_kind, tensor
+from support import FOLDED, as_bytes, assert_same_tensors, cuts, every_kind, tensor
 
 from flstream.aggregation.clipping import _SquareSum
 from flstream.aggregation.rules import AggregationRule
@@ -31,7 +31,7 @@ def norm_of(states, base=None, names=None):
 @given(seed=st.integers(0, 99), share=st.floats(0.01, 2.0), full=st.booleans(), step=cuts(1400))
 @settings(max_examples=30, deadline=None)
 def test_a_difference_is_scaled_to_the_norm_it_may_have(seed, share, full, step):
-    base, sent = every_kind(), shifted(every_kind(), seed)
+    base, sent = every_kind(FOLDED), shifted(every_kind(FOLDED), seed)
     norm = norm_of(sent, base if full else None)
     rule = AggregationRule(clip_norm=norm * share)
     updates = [update("site-1", sent, 3.0, "FULL" if full else "DIFF")]

@@ -7,9 +7,10 @@ import torch
 from folding import fold, fold_into, shifted, update
 from support import assert_same_tensors, tensor
 
+from flstream.aggregation.elements import Elements
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, UpdateRefusedError
-from flstream.model.dtypes import torch_dtype
+from flstream.model.dtypes import BY_CODE, torch_dtype
 
 
 def states(elements=40_000):
@@ -32,13 +33,31 @@ def test_a_tensor_that_is_not_aggregated_may_hold_anything():
     assert torch.equal(found["F32.z"], base["F32.z"])
 
 
-@pytest.mark.parametrize("code", ["F32", "F16", "BF16", "F8_E5M2"])
+@pytest.mark.parametrize("code", ["F32", "F16", "BF16", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
 def test_differences_that_leave_the_range_of_the_type_fail_by_tensor(code):
     top = torch.finfo(torch_dtype(code)).max
     base = {"w": torch.tensor([1.0, top]).to(torch_dtype(code))}
     delta = {"w": torch.tensor([1.0, top]).to(torch_dtype(code))}
     with pytest.raises(AggregationError, match=r"tensor 'w' at \[1\] would not be finite"):
         fold(base, [update("site-1", delta, params_type="DIFF")])
+
+
+def test_the_bytes_that_are_not_finite_are_those_that_torch_says_so_of():
+    for code in (code for code in BY_CODE if code.startswith("F8")):
+        every = torch.arange(256).to(torch.uint8)
+        wide = every.view(torch_dtype(code)).double()
+        for byte, value in zip(every, wide, strict=True):
+            found = Elements(code, memoryview(bytearray([byte]))).first_not_finite(slice(0, 1))
+            assert (found is None) == bool(value.isfinite()), (code, byte)
+
+
+def test_scales_without_sign_or_zero_are_not_averaged_and_may_be_left_out():
+    base = {"F32.w": torch.ones(3), "F8_E8M0.scale": torch.ones(3).to(torch.float8_e8m0fnu)}
+    sent = [update(f"site-{i}", shifted(base, i)) for i in range(2)]
+    with pytest.raises(AggregationError, match=r"'F8_E8M0.scale' is .* aggregation\.exclude"):
+        fold(base, sent)
+    found = fold(base, sent, AggregationRule(exclude=["scale"]))
+    assert_same_tensors({"s": found["F8_E8M0.scale"]}, {"s": base["F8_E8M0.scale"]})
 
 
 def test_a_base_that_is_not_finite_is_no_fault_of_a_site():

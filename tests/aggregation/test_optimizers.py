@@ -5,7 +5,17 @@ import torch
 from folding import MemorySink, fold, fold_into, update
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, body_of, cuts, every_kind, tensor
+from support import (
+    COMPLEX,
+    FLOATS,
+    FOLDED,
+    as_bytes,
+    assert_same_tensors,
+    body_of,
+    cuts,
+    every_kind,
+    tensor,
+)
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer, optimizer_for
 from flstream.aggregation.rules import AggregationRule
@@ -94,7 +104,7 @@ def test_yogi_shrinks_its_second_moment_only_additively():
 @settings(max_examples=8, deadline=None)
 def test_model_and_state_have_the_same_bits_however_they_were_cut(kind, step):
     optimizer = ServerOptimizer(kind, 0.3, 0.9, 0.99, 1e-3)
-    base = every_kind()
+    base = every_kind(FOLDED)
     whole, states = run(optimizer, base, [1.0, -0.5])
     found, others = run(optimizer, base, [1.0, -0.5], step=step)
     assert_same_tensors(found, whole)
@@ -141,16 +151,17 @@ def test_what_nobody_sends_keeps_its_value_and_its_state():
 
 
 def test_only_aggregated_floats_have_a_state_and_in_float32_at_least():
-    layout = MemoryBody.of(every_kind()).layout
+    layout = MemoryBody.of(every_kind(FOLDED)).layout
     state = ServerOptimizer("fedyogi", 0.1, 0.9, 0.99, 1e-3).state_layout(
         layout, AggregationRule(exclude=["scalar"])
     )
     codes = {spec.name: spec.dtype for spec in state.tensors if spec.name.endswith(".matrix")}
     assert codes == {
-        f"{moment}.{code}.matrix": {"F64": "F64", "C64": "C64"}.get(code, "F32")
+        f"{moment}.{code}.matrix": {"F64": "F64", "C64": "C64", "C128": "F64"}.get(code, "F32")
         for moment in ("momentum", "second_moment")
-        for code in ("F64", "C64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+        for code in (*FLOATS, *COMPLEX)
     }
+    assert state.by_name["momentum.C128.matrix"].shape == (7, 5, 2)
     assert not any("scalar" in spec.name for spec in state.tensors)
 
 

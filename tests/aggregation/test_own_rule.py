@@ -9,7 +9,7 @@ import torch
 from folding import fold, fold_into, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, cuts, every_kind
+from support import FOLDED, as_bytes, assert_same_tensors, cuts, every_kind
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError
@@ -109,7 +109,7 @@ def test_a_fold_is_given_values_and_weights_and_a_weighing_alone_gives_a_mean(ru
 def test_a_rule_by_coordinates_has_the_same_bits_however_the_body_is_cut(
     rule_of, step, seed, params_type
 ):
-    base = every_kind()
+    base = every_kind(FOLDED)
     updates = [update(f"{i}", shifted(base, seed + i), 1.0, params_type) for i in range(4)]
     rule = rule_of("Median")
     found = fold(base, updates, rule, step=step)

@@ -10,7 +10,7 @@ import torch
 from folding import MemorySink, fold_into, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import cuts, every_kind, tensor
+from support import FOLDED, cuts, every_kind, tensor
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
@@ -19,7 +19,7 @@ from flstream.aggregation.steps import Steps
 from flstream.errors import AggregationError, CheckpointError, UpdateRefusedError
 from flstream.model.memory import MemoryBody
 
-NAMES = sorted(every_kind())
+NAMES = sorted(every_kind(FOLDED))
 
 
 def quiet(_):
@@ -47,7 +47,7 @@ def finished(partial_sum, base, step=1 << 20, optimization=None):
 )
 @settings(max_examples=25, deadline=None)
 def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, clip_norm, exclude):
-    base, rule = every_kind(), AggregationRule(clip_norm=clip_norm, exclude=exclude)
+    base, rule = every_kind(FOLDED), AggregationRule(clip_norm=clip_norm, exclude=exclude)
     updates = []
     for place in range(sum(groups)):
         names = data.draw(st.sampled_from([NAMES, NAMES[::2], NAMES[5:20]]))
@@ -72,7 +72,7 @@ def test_a_sum_in_several_steps_has_the_bits_of_one_walk(data, groups, steps, cl
 
 def test_an_optimiser_takes_a_sum_as_it_takes_a_walk(tmp_path):
     optimizer = ServerOptimizer("fedadam", 0.1, 0.9, 0.99, 1e-3)
-    base = every_kind()
+    base = every_kind(FOLDED)
     updates = [update(f"site-{i}", shifted(base, i)) for i in range(3)]
     layout = optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule())
     outs = [MemorySink(layout) for _ in range(2)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from folding import fold, shifted, update
-from support import as_bytes, assert_same_tensors, every_kind, tensor
+from support import FOLDED, as_bytes, assert_same_tensors, every_kind, tensor
 
 from flstream.errors import UpdateRefusedError
 from flstream.model.layout import Layout
@@ -11,7 +11,7 @@ from flstream.model.memory import MemoryBody
 
 
 def test_a_partial_update_may_have_everything_or_nothing():
-    base = every_kind()
+    base = every_kind(FOLDED)
     whole = shifted(base, 1)
     updates = [update("site-1", whole, partial=True), update("site-2", {}, partial=True)]
     assert_same_tensors(fold(base, updates), whole)

@@ -8,7 +8,15 @@ import torch
 from folding import fold, fold_into, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import FLOATS, as_bytes, assert_same_tensors, cuts, every_kind, tensor
+from support import (
+    COMPLEX,
+    FLOATS,
+    as_bytes,
+    assert_same_tensors,
+    cuts,
+    every_kind,
+    tensor,
+)
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
@@ -86,7 +94,7 @@ def test_only_floats_are_aggregated_and_all_else_keeps_its_values():
     base, sent = every_kind(), shifted(every_kind(), 5)
     found = fold(base, [update("site-1", sent)], private(1e-6, 1, 20.0, exclude=["^F16"]))
     for name, value in base.items():
-        is_noised = name.split(".")[0] in {*FLOATS, "C64"} - {"F16"} and value.numel()
+        is_noised = name.split(".")[0] in {*FLOATS, *COMPLEX} - {"F16"} and value.numel()
         assert (as_bytes(found[name]) != as_bytes(value)) == bool(is_noised), name
 
 

@@ -9,7 +9,7 @@ import torch
 from folding import fold, fold_into, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, cuts, every_kind, tensor
+from support import FOLDED, as_bytes, assert_same_tensors, cuts, every_kind, tensor
 
 from flstream.aggregation.gram import GramSum
 from flstream.aggregation.rules import AggregationRule
@@ -91,7 +91,7 @@ def test_the_geometric_median_has_the_least_sum_of_distances(count, seed):
 
 
 def test_krum_is_one_of_the_updates_to_the_bit():
-    base = every_kind()
+    base = every_kind(FOLDED)
     states = [shifted(base, seed) for seed in range(5)]
     found = fold(base, [update(f"{i}", state) for i, state in enumerate(states)], RULES["krum"])
     assert any(
@@ -123,7 +123,7 @@ def test_weights_that_sites_choose_do_not_count(rule):
 def test_every_kind_of_tensor_has_the_same_bits_however_the_body_is_cut(
     rule, step, seed, clip_norm
 ):
-    base = every_kind()
+    base = every_kind(FOLDED)
     updates = [update(f"{i}", shifted(base, seed + i), 1.0 + i) for i in range(7)]
     rule = replace(rule, clip_norm=clip_norm)
     assert_same_tensors(fold(base, updates, rule, step=step), fold(base, updates, rule))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import entries, tensor
+from support import FOLDED, entries, tensor
 
 from flstream.aggregation import update_set
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
@@ -16,7 +16,6 @@ from flstream.aggregation.steps import plan_steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
-from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
@@ -30,7 +29,7 @@ RULES = [
 
 
 @given(
-    given_entries=entries(),
+    given_entries=entries(FOLDED),
     rule=st.sampled_from(RULES),
     chunk_size=st.one_of(st.just(0), st.integers(1, 1 << 20).map(lambda count: 16 * count)),
     budget=st.integers(MIB, 1 << 30),
@@ -55,7 +54,7 @@ def test_a_step_is_whole_frames_no_longer_than_a_chunk(
 
 
 @pytest.mark.parametrize("budget", [MIB, MIB + MIB // 2, 2 * MIB])
-@pytest.mark.parametrize("code", sorted(BY_CODE))
+@pytest.mark.parametrize("code", sorted(FOLDED))
 def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
     layout = Layout.of([("a", code, (4 * MIB,))])
     cases = [(AggregationRule(), 4, False), (AggregationRule(), 1000, True)]

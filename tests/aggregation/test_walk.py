@@ -4,7 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 from folding import shifted, update
-from support import assert_same_tensors, every_kind
+from support import FOLDED, IN_FILES, assert_same_tensors, every_kind
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import Steps
@@ -24,7 +24,7 @@ def walk(path, base, updates, step=1 << 20):
 
 
 def test_the_walk_writes_the_mean_of_every_tensor_and_tells_its_digest(tmp_path):
-    base = MemoryBody.of(every_kind())
+    base = MemoryBody.of(every_kind(code for code in FOLDED if code in IN_FILES))
     updates = [
         update(f"site-{seed}", shifted(base.tensors, seed), float(seed)) for seed in (1, 2, 3)
     ]

@@ -128,7 +128,7 @@ def test_floats_are_within_an_ulp_of_the_exact_mean(code, shape, weights, seed, 
         assert abs(Fraction(found.flatten()[place].item()) - exact) <= max(ulp, least)
 
 
-@pytest.mark.parametrize("code", ["BF16", "F8_E4M3", "F8_E5M2"])
+@pytest.mark.parametrize("code", ["BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
 def test_small_floats_are_rounded_once_to_the_nearest(code):
     # torch goes by way of float32, where what is just beside a tie becomes one.
     dtype = torch_dtype(code)

@@ -214,7 +214,7 @@ TORCH: dict[str, Write] = {
     "compressed": deflated,
     "other byte order": rewritten(two, lambda n, d: b"big" if n.endswith("byteorder") else d),
     "sparse": saved(lambda: {"sparse": torch.eye(3).to_sparse()}),
-    "complex128": saved(lambda: {"wide": torch.zeros(2, dtype=torch.complex128)}),
+    "float4": saved(lambda: {"w": torch.zeros(2, dtype=torch.float4_e2m1fn_x2)}),
     "expanded": saved(lambda: {"vast": torch.zeros(1).expand(2**50)}),
     "doubling lists": saved(doubling),
     "list in itself": saved(endless),

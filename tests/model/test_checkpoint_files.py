@@ -15,7 +15,16 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, body_of, cuts, entries, every_kind, tensor
+from support import (
+    IN_FILES,
+    as_bytes,
+    assert_same_tensors,
+    body_of,
+    cuts,
+    entries,
+    every_kind,
+    tensor,
+)
 
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
@@ -45,7 +54,7 @@ def read_back(path):
     return body.tensors
 
 
-@given(entries())
+@given(entries(IN_FILES))
 @settings(max_examples=50)
 def test_the_safetensors_library_opens_what_we_write(tmp_path, given_entries):
     tensors = tensors_of(given_entries)
@@ -54,7 +63,7 @@ def test_the_safetensors_library_opens_what_we_write(tmp_path, given_entries):
     assert_same_tensors(safetensors.torch.load_file(path), tensors)
 
 
-@given(entries())
+@given(entries(IN_FILES))
 @settings(max_examples=50)
 def test_we_open_what_the_safetensors_library_writes(tmp_path, given_entries):
     tensors = tensors_of(given_entries)
@@ -65,11 +74,24 @@ def test_we_open_what_the_safetensors_library_writes(tmp_path, given_entries):
 
 
 def test_every_dtype_goes_both_ways(tmp_path):
-    tensors = every_kind()
+    tensors = every_kind(IN_FILES)
     write_checkpoint(tmp_path / "ours", MemoryBody.of(tensors))
     assert_same_tensors(safetensors.torch.load_file(tmp_path / "ours"), tensors)
     safetensors.torch.save_file(tensors, tmp_path / "theirs")
     assert_same_tensors(read_back(tmp_path / "theirs"), tensors)
+
+
+def test_a_type_that_the_safetensors_format_lacks_is_kept_out_of_files(tmp_path):
+    body = MemoryBody.of({"w": tensor("C128", (3,)), "x": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"'w' is complex128, .* torch\.view_as_real"):
+        write_checkpoint(tmp_path / "ours", body)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "theirs").write_bytes(body.layout.header() + body_of(body))
+    with pytest.raises(CheckpointError, match=r"theirs: tensor 'w' is complex128"):
+        FileSource(tmp_path / "theirs")
+    pairs = {"w": torch.view_as_real(tensor("C128", (3,)))}
+    write_checkpoint(tmp_path / "pairs", MemoryBody.of(pairs))
+    assert_same_tensors(safetensors.torch.load_file(tmp_path / "pairs"), pairs)
 
 
 def test_arrays_go_both_ways_through_the_numpy_side_of_the_library(tmp_path):
@@ -92,7 +114,7 @@ def test_a_model_without_tensors_is_a_checkpoint_too(tmp_path):
 @given(st.data())
 @settings(max_examples=30)
 def test_the_digest_depends_on_neither_the_step_nor_the_metadata(tmp_path, data):
-    source = MemoryBody.of(every_kind())
+    source = MemoryBody.of(every_kind(IN_FILES))
     whole = BodyDigest(source.layout)
     whole.update(source.views(0, source.layout.nbytes))
     metadata = data.draw(st.dictionaries(st.text("ab"), st.text("cd")))
@@ -271,7 +293,7 @@ def test_junk_for_a_file_gives_only_checkpoint_errors(tmp_path, content):
 
 
 def test_any_range_of_a_file_is_the_range_of_the_body(tmp_path):
-    body = MemoryBody.of(every_kind())
+    body = MemoryBody.of(every_kind(IN_FILES))
     write_checkpoint(tmp_path / "model", body)
     source, whole = FileSource(tmp_path / "model"), body_of(body)
     scratch = Scratch()

@@ -59,6 +59,16 @@ def test_a_value_that_a_dtype_does_not_have_is_refused_unless_it_may_be_rounded(
     assert values_of(fitted(model, given))["w"] == bytes_of(given["w"].to(dtype))
 
 
+def test_complex_numbers_are_cast_by_their_parts():
+    nan = complex(1.5, float("nan"))
+    given = {"w": torch.tensor([1 + 2j, nan], dtype=torch.complex128)}
+    model = {"w": torch.empty(2, dtype=torch.complex64)}
+    assert values_of(fitted(model, given))["w"] == bytes_of(given["w"].to(torch.complex64))
+    given["w"][0] = complex(1, 1 / 3)
+    with pytest.raises(CheckpointError, match=r"tensor 'w' of the file is C128, .* model.strict"):
+        values_of(fitted(model, given))
+
+
 def test_integers_that_do_not_fit_are_refused():
     with pytest.raises(CheckpointError, match="'w'"):
         values_of(fitted({"w": torch.empty(2, dtype=torch.int8)}, {"w": torch.tensor([1, 300])}))

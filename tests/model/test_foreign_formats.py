@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from support import as_bytes, body_of, every_kind
+from support import IN_FILES, as_bytes, body_of, every_kind
 
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
@@ -40,6 +40,7 @@ def some_arrays() -> dict[str, np.ndarray]:
         "column": np.asfortranarray(generator.standard_normal((9, 1))),
         "half": generator.standard_normal(33).astype(np.float16),
         "complex": generator.standard_normal(6).astype(np.complex64),
+        "wide": np.asfortranarray(generator.standard_normal((5, 4)).astype(np.complex128)),
         "flags": generator.random(5) > 0.5,
         "scalar": np.array(3, np.int16),
         "empty": np.zeros((0, 4), order="F"),
@@ -130,7 +131,7 @@ def test_strided_tensors_do_not_stay_in_memory(tmp_path: Path, kind: str) -> Non
 
 
 def write_shards(folder: Path, count: int = 3) -> dict[str, torch.Tensor]:
-    state = every_kind()
+    state = every_kind(IN_FILES)
     where = {}
     for number in range(count):
         names = sorted(state)[number::count]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import as_bytes, body_of, every_kind, tensor
+from support import IN_FILES, as_bytes, body_of, every_kind, tensor
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.errors import CheckpointError, LayoutError
@@ -36,9 +36,14 @@ CHUNK = 4096
 SETTINGS = StreamSettings(chunk_size=CHUNK, request_size=4 * CHUNK, window=2, request_timeout=30)
 State = Mapping[str, torch.Tensor]
 
-# Of types that NumPy has, since npz is among the formats; longer than comes with the layout.
+# Of types that NumPy and files have, since these are among the formats; longer than comes with the
+# layout.
 STATE: State = {
-    **{name: t for name, t in every_kind().items() if BY_CODE[name.split(".")[0]].numpy_name},
+    **{
+        name: t
+        for name, t in every_kind(IN_FILES).items()
+        if BY_CODE[name.split(".")[0]].numpy_name
+    },
     "F32.large": tensor("F32", (150, 200)),
     "I16.odd": tensor("I16", (4099,)),
 }

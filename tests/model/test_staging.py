@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import as_bytes, body_of, tensor
+from support import COMPLEX, as_bytes, body_of, tensor
 
 from flstream.model.body import Scratch
-from flstream.model.dtypes import BY_CODE
+from flstream.model.dtypes import BY_CODE, torch_dtype
 from flstream.model.memory import MemoryBody
 from flstream.model.staging import Strided
 
@@ -30,7 +30,7 @@ class NotedScratch(Scratch):
 @st.composite
 def strided(draw: st.DrawFn) -> np.ndarray:
     """An array of any shape, seen in any order, with steps of any sign, and expanded."""
-    dtype = draw(st.sampled_from(["u1", "i2", "f4", "f8", "c8", "?"]))
+    dtype = draw(st.sampled_from(["u1", "i2", "f4", "f8", "c8", "c16", "?"]))
     shape = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4).filter(_small))
     count = int(np.prod(shape))
     raw = np.random.default_rng(count).integers(0, 256, count * np.dtype(dtype).itemsize, np.uint8)
@@ -117,10 +117,10 @@ def test_every_dtype_keeps_every_bit_when_it_is_gathered(code):
     raw = torch.arange(256 * 6 * size, dtype=torch.int64).mul(2654435761).div(997).to(torch.uint8)
     if code == "BOOL":
         raw &= 1
-    if code == "C64":
-        value = raw.view(torch.float32).view(torch.complex64)
+    if code in COMPLEX:
+        value = raw.view(torch.float32 if code == "C64" else torch.float64).view(torch_dtype(code))
     else:
-        value = raw.view(tensor(code, (1,)).dtype)
+        value = raw.view(torch_dtype(code))
     value = value.reshape(-1, 6)
     due = b"".join(as_bytes(value[:, column].clone()) for column in range(6))
     assert body_of(MemoryBody.of({"w": value.t()})) == due

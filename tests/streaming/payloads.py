@@ -111,7 +111,7 @@ arrays = st.builds(
 scalars = st.builds(
     lambda code, data: np.frombuffer(data[: BY_CODE[code].itemsize], numpy_dtype(code, "s"))[0],
     st.sampled_from([code for code in NUMPY_CODES if code != "BOOL"]),
-    st.binary(min_size=8, max_size=8),
+    st.binary(min_size=16, max_size=16),
 )
 text = st.text(st.characters(codec="utf-8"), max_size=8)
 int64s = st.integers(-(2**63), 2**64 - 1)

@@ -9,7 +9,15 @@ import torch
 from harness import QUICK, fetch, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import as_bytes, assert_same_tensors, body_of, entries, every_kind, tensor
+from support import (
+    IN_FILES,
+    as_bytes,
+    assert_same_tensors,
+    body_of,
+    entries,
+    every_kind,
+    tensor,
+)
 
 from flstream.errors import DeadlineError, LayoutError, RefusedError
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
@@ -128,7 +136,7 @@ def test_a_model_arrives_in_a_modules_own_parameters(harness, chunk_size):
 
 @pytest.mark.parametrize("chunk_size", [0, 4096])
 def test_a_file_arrives_as_a_file(harness, tmp_path, chunk_size):
-    digest = write_checkpoint(tmp_path / "sent", MemoryBody.of(every_kind()))
+    digest = write_checkpoint(tmp_path / "sent", MemoryBody.of(every_kind(IN_FILES)))
     ref = harness.service.offer(FileSource(tmp_path / "sent"), ["site-1"])
     how = replace(QUICK, chunk_size=chunk_size)
     path = tmp_path / "received"
@@ -136,7 +144,7 @@ def test_a_file_arrives_as_a_file(harness, tmp_path, chunk_size):
     with sink:
         sink.finish()
     assert write_checkpoint(tmp_path / "again", FileSource(path)) == digest
-    assert_same_tensors(safetensors.torch.load_file(path), every_kind())
+    assert_same_tensors(safetensors.torch.load_file(path), every_kind(IN_FILES))
 
 
 def test_a_file_of_another_tools_order_arrives_tensor_by_tensor(harness, tmp_path):

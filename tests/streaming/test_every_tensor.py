@@ -104,6 +104,9 @@ PATTERNS = {
     "BF16": [0x7F81, 0xFFC3, 0x8000, 0xFF80, 1],
     "F8_E4M3": [0x7F, 0xFF, 0x80, 0x7E, 1],
     "F8_E5M2": [0x7D, 0xFE, 0x80, 0xFC, 1],
+    "F8_E4M3FNUZ": [0x80, 0x7F, 0xFF, 0x00, 1],
+    "F8_E5M2FNUZ": [0x80, 0x7F, 0xFF, 0x00, 1],
+    "F8_E8M0": [0xFF, 0xFE, 0x80, 0x00, 1],
 }
 
 
@@ -114,6 +117,9 @@ def test_signalling_nans_their_payloads_infinities_and_the_sign_of_zero_are_kept
         value = torch.from_numpy(raw.view(np.uint8)).view(torch_dtype(code))
         tensors |= {code: value, f"{code}.turned": value.t()}
         assert as_bytes(value) == raw.tobytes()
+    raw = np.array(PATTERNS["F64"] * 6, np.uint64).reshape(3, 10)
+    value = torch.from_numpy(raw.view(np.complex128))
+    tensors |= {"C128": value, "C128.turned": value.t()}
     arrived = sent(harness, tensors)
     assert_same_tensors(arrived, tensors)
     assert arrived["F32"].view(torch.int32)[0, 0] == 0x7F800001

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from harness import QUICK, open_harness
 from hypothesis import given, settings
@@ -62,6 +63,10 @@ TENSOR = nodes.TensorRef("w", "pytorch")
         ({"piece": piece(as_bytes(b"\x00"))}, "cannot be read"),
         ({"piece": piece(message(TENSOR))}, "is the tensor 'w', which did not arrive"),
         ({"piece": piece(message(TENSOR), w=b"junk")}, "tensor 'w' of a payload cannot be loaded"),
+        (
+            {"piece": piece(message(TENSOR), w=safetensors.torch.save({"C128": torch.ones(3)}))},
+            "tensor 'w' of a payload cannot be loaded",
+        ),
     ],
 )
 @pytest.mark.parametrize("chunk_size", [0, 4096])

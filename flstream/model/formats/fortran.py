@@ -13,7 +13,7 @@ import numpy as np
 
 from flstream.errors import CheckpointError
 from flstream.model.descriptors import read_at
-from flstream.model.dtypes import BY_CODE
+from flstream.model.dtypes import BY_CODE, bits_dtype
 from flstream.model.layout import TensorInfo
 
 # Bytes of the rows that are read at once. In the file they are in as many pieces as a row has
@@ -45,8 +45,7 @@ class FortranArray:
             weakref.finalize(self, file.close)
         self._rows = spec.shape[0]
         self._inner = spec.shape[1:]
-        # As integers, floats are copied bit by bit.
-        self._dtype = np.dtype(f"u{BY_CODE[spec.dtype].itemsize}")
+        self._dtype = bits_dtype(BY_CODE[spec.dtype].itemsize)
         self._row_bytes = math.prod(self._inner) * self._dtype.itemsize
         if self._row_bytes > _SLAB_BYTES:
             raise CheckpointError(
