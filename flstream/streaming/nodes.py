@@ -25,10 +25,17 @@ MAX_DEPTH = 64
 """Most containers and decomposed values around a value."""
 
 MAX_INT_KEYS = 1 << 16
-"""Most int keys in a message.
+"""Most int keys in a message, together with elements of sets that are neither str nor bytes.
 
 Unlike that of a str, the hash of an int is predictable, so that a peer can choose keys that all
 collide: a million of them keep a dict busy for minutes, and this many for half a second.
+"""
+
+MAX_ALIKE = 64
+"""Most elements of a set with one hash.
+
+A peer can choose complex numbers or tuples that all have one. Each would be compared with all
+before it, perhaps by a method of a registered type. Powers of two come to 34.
 """
 
 INT64 = range(-(2**63), 2**64)

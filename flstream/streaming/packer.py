@@ -23,7 +23,9 @@ from flstream.streaming.decomposers import (
     Attributes,
     Decomposer,
     Registry,
+    is_namedtuple,
     is_tensor_type,
+    predictable,
 )
 
 if TYPE_CHECKING:
@@ -123,16 +125,19 @@ class Packer:
         if type(key) is str:
             self._text(key)
         elif type(key) is int and key in nodes.INT64:
-            self._int_keys += 1
-            if self._int_keys > nodes.MAX_INT_KEYS:
-                self._refuse(
-                    f"has more than {nodes.MAX_INT_KEYS} int keys, together with what is before "
-                    "it; make them text, or send keys and values as two arrays"
-                )
+            self._count_keys(1)
             self._append(key)
         else:
             kind = "int of more than 64 bits" if type(key) is int else type(key).__qualname__
             self._refuse(f"has a key that is a {kind}; make it a str or a smaller int")
+
+    def _count_keys(self, count: int) -> None:
+        self._int_keys += count
+        if self._int_keys > nodes.MAX_INT_KEYS:
+            self._refuse(
+                f"has more than {nodes.MAX_INT_KEYS} int keys, or elements of sets that are no "
+                "text, together with what is before it; make them text, or send them as arrays"
+            )
 
     def _scalar(self, value: np.generic[Any]) -> None:
         code = self._checked(np.asarray(value))
@@ -153,6 +158,8 @@ class Packer:
     def _decomposed(self, value: object, decomposer: Decomposer) -> None:
         self._append(nodes.Decomposed(decomposer.name), len(decomposer.name))
         with self._inside(value):
+            if isinstance(value, set | frozenset):
+                self._count_keys(predictable(value))
             try:
                 plain = decomposer.decompose(value)
             except Exception as error:  # a decomposer is the user's code
@@ -240,6 +247,8 @@ def _advice(value: object) -> str:
         return "register its type with register_enum"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return "register its class with register_dataclass, or leave it out"
+    if is_namedtuple(type(value)):
+        return "register its class with register_namedtuple, or convert it to a tuple"
     for base in (*CONTAINERS, *PLAIN, np.ndarray):
         if isinstance(value, base):
             return f"convert it to the {base.__name__} that it extends, or register a decomposer"

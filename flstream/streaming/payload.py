@@ -65,9 +65,11 @@ class Packed(NamedTuple):
 def pack(value: object, *, registry: Registry = default_registry) -> Packed:
     """Split a value into a message and tensors, which are not copied.
 
-    It may hold None, bool, int, float, str, bytes, list, tuple, dict (with keys of str, or of int
-    up to 64 bits), ``OrderedDict``, NumPy scalars and arrays, torch tensors, and registered types;
-    each arrives as the same type. A tensor that occurs twice is sent once and is one object on
+    It may hold None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict (with
+    keys of str, or of int up to 64 bits), ``OrderedDict``, ``torch.Size``, NumPy scalars and
+    arrays, torch tensors, and registered types, such as enums, dataclasses and namedtuples; each
+    arrives as the same type. Elements of a set must be hashable when they arrive, too, and at most
+    64 of them may have one hash. A tensor that occurs twice is sent once and is one object on
     arrival; a container that occurs twice arrives as two. Gradients are not sent, and a
     ``Parameter`` arrives as a tensor.
 

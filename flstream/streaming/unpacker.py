@@ -13,7 +13,7 @@ from flstream.model.dense import dense
 from flstream.model.dtypes import BY_CODE, numpy_dtype
 from flstream.model.memory import Framework
 from flstream.streaming import nodes
-from flstream.streaming.decomposers import Registry
+from flstream.streaming.decomposers import Registry, predictable
 
 if TYPE_CHECKING:
     import torch
@@ -82,17 +82,24 @@ class Unpacker:
                 self._refuse("is no key; one is a str or an int of 64 bits")
             if key in built:
                 self._refuse("is a key that its dict has already")
-            self._int_keys += isinstance(key, int)
-            if self._int_keys > nodes.MAX_INT_KEYS:
-                self._refuse(f"is an int key too many; {nodes.MAX_INT_KEYS} is most")
+            self._count_keys(isinstance(key, int))
             built[key] = self.take(depth + 1)
         return built
+
+    def _count_keys(self, count: int) -> None:
+        self._int_keys += count
+        if self._int_keys > nodes.MAX_INT_KEYS:
+            self._refuse(
+                f"is an int key too many, or an element of a set; {nodes.MAX_INT_KEYS} is most"
+            )
 
     def _recomposed(self, name: str, depth: int) -> object:
         decomposer = self._registry.named(name)
         if decomposer is None:
             self._refuse(f"has the type {name!r}, which is not registered here; register it")
         plain = self.take(depth + 1)
+        if decomposer.supported_type in (set, frozenset) and isinstance(plain, list):
+            self._count_keys(predictable(plain))
         try:
             return decomposer.recompose(plain)
         except Exception as error:  # a decomposer is the user's code, and its input not trusted

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,7 +50,13 @@ class FractionDecomposer:
         return Fraction(*payload)
 
 
+class Rung(NamedTuple):
+    step: Any
+    name: Any = "rung"
+
+
 REGISTRY.register(FractionDecomposer())
+REGISTRY.register_namedtuple(Rung)
 REGISTRY.register_enum(ParamsType)
 REGISTRY.register_dataclass(FLModel)
 
@@ -91,6 +97,10 @@ def assert_same(given: Any, due: Any) -> None:
         assert_same(list(given.values()), list(due.values()))
     elif dataclasses.is_dataclass(due):
         assert_same(vars(given), vars(due))
+    elif isinstance(due, complex):
+        assert_same([given.real, given.imag], [due.real, due.imag])
+    elif isinstance(due, set | frozenset):
+        assert {(type(each), each) for each in given} == {(type(each), each) for each in due}
     elif isinstance(due, float):
         assert struct.pack("<d", given) == struct.pack("<d", due)
     else:
@@ -121,6 +131,7 @@ leaves = st.one_of(
     st.integers(),
     st.integers(-(2**200), 2**200),
     st.floats(),
+    st.complex_numbers(),
     text,
     st.binary(max_size=8),
     tensors,
@@ -128,7 +139,30 @@ leaves = st.one_of(
     scalars,
     st.sampled_from([np.True_, np.False_, *Colour]),
     st.fractions(),
+    st.lists(int64s, max_size=3)
+    .filter(lambda sizes: all(size < 2**63 for size in sizes))
+    .map(torch.Size),
 )
+elements = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**80), 2**80),
+        st.floats(allow_nan=False),
+        st.complex_numbers(allow_nan=False),
+        text,
+        st.binary(max_size=4),
+        st.sampled_from([*Colour]),
+        st.fractions(),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(tuple),
+        st.frozensets(inner, max_size=3),
+        st.builds(Rung, inner, inner),
+    ),
+    max_leaves=5,
+)
+"""What a set can hold, but for what does not equal itself."""
 payloads = st.recursive(
     leaves,
     lambda inner: st.one_of(
@@ -137,6 +171,9 @@ payloads = st.recursive(
         st.dictionaries(text | int64s, inner, max_size=4),
         st.dictionaries(text, inner, max_size=3).map(OrderedDict),
         st.builds(Point, inner, inner),
+        st.builds(Rung, inner, inner),
+        st.sets(elements, max_size=4),
+        st.frozensets(elements, max_size=4),
     ),
     max_leaves=12,
 )

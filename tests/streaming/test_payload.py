@@ -1,8 +1,10 @@
 """Payloads: any structure comes back as it was, its types, order and bits."""
 
 import math
+import sys
 from collections import OrderedDict
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from payloads import (
     NUMPY_CODES,
     REGISTRY,
     Point,
+    Rung,
     assert_same,
     delivered,
     int64s,
@@ -23,6 +26,7 @@ from payloads import (
 from support import every_kind, tensor
 
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.errors import PayloadError
 from flstream.streaming.payload import pack, pack_native, unpack, unpack_native
 
 
@@ -54,6 +58,45 @@ def test_tensors_and_arrays_are_what_they_were_whatever_the_transport_delivers(f
     }
     packed = pack(due)
     assert_same(unpack(packed.message, delivered(packed.tensors, framework)), due)
+
+
+def test_a_set_is_sent_in_one_order_whatever_order_it_has():
+    names = [f"layer.{number}" for number in range(20)]
+    messages = {
+        pack([set(order), frozenset([*order, 3, 1.5, 2, None])]).message
+        for order in (names, names[::-1])
+    }
+    assert len(messages) == 1
+    nodes_sent = msgspec.msgpack.decode(messages.pop())[1]
+    assert nodes_sent[3:23] == sorted(names)
+
+
+def test_what_does_not_equal_itself_may_be_in_a_set():
+    arrived = unpack(pack({math.nan, complex(math.nan, 1), 2.0}).message, {})
+    assert len(arrived) == 3
+    assert 2.0 in arrived
+
+
+def test_tensors_in_sets_and_named_tuples_are_streamed():
+    one, two = torch.ones(2), torch.zeros(3)
+    packed = pack({"a": {one}, "b": Rung(two)}, registry=REGISTRY)
+    assert list(packed.tensors) == ['payload["a"][0]', 'payload["b"].step']
+    arrived = unpack(packed.message, delivered(packed.tensors), registry=REGISTRY)
+    assert_same(list(arrived["a"]), [one])
+    assert_same(arrived["b"], Rung(two))
+
+
+def test_powers_of_two_may_all_be_in_one_set():
+    powers = {2.0**power for power in range(-1074, 1024)}
+    assert through(powers) == powers
+
+
+def test_a_size_arrives_only_where_torch_is(monkeypatch):
+    packed = pack(torch.zeros(2, 3).shape)
+    assert_same(unpack(packed.message, {}), torch.Size([2, 3]))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(PayloadError, match=r"a torch\.Size of .*: torch is not installed"):
+        unpack(packed.message, {})
 
 
 def test_memory_that_cannot_be_written_to_becomes_a_tensor_that_can():

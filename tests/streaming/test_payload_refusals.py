@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import sys
 import tempfile
 import warnings
 from collections import Counter, OrderedDict, defaultdict, namedtuple
@@ -47,12 +48,26 @@ Level = IntEnum("Level", "LOW")
 REGISTRY.register_enum(Mixed)
 
 
+class Built(Pair):
+    __slots__ = ()
+
+    def __new__(cls, text: str):
+        return super().__new__(cls, *text.split("/"))
+
+
 class Text(str):
     __slots__ = ()
 
 
 class Point3(Point):
     pass
+
+
+class Version(tuple[int, ...]):
+    __slots__ = ()
+
+    def __new__(cls, *numbers: int):
+        return super().__new__(cls, numbers)
 
 
 class Wrapped(torch.Tensor):
@@ -82,14 +97,18 @@ def nested(depth: int) -> list[Any]:
     [
         (object(), "is a object, which cannot be sent; register a decomposer for it or leave it"),
         (torch.optim.Adam([torch.zeros(1)]), "is a Adam, which cannot be sent"),
-        ({1, 2}, "is a set, which cannot be sent"),
+        ({1: {"a", frozenset({int})}}, r"\[1\]\[0\]\[0\] is a type, which cannot be sent"),
         (lambda: None, "is a function, which cannot be sent"),
-        (1j, "is a complex, which cannot be sent"),
+        (range(3), "is a range, which cannot be sent"),
         (int, "is a type, which cannot be sent"),
         (Level.LOW, "is a Level, which cannot be sent; register its type with register_enum"),
         (Colourless(), "is a Colourless, .* register its class with register_dataclass"),
         (Point3(1), "is a Point3, which cannot be sent"),
-        (Pair(1, 2), "is a Pair, which cannot be sent; convert it to the tuple that it extends"),
+        (
+            Pair(1, 2),
+            "is a Pair, which cannot be sent; register its class with register_namedtuple",
+        ),
+        (Version(3), "is a Version, which cannot be sent; convert it to the tuple that it extends"),
         (defaultdict(int), "is a defaultdict, .* convert it to the dict that it extends"),
         (Counter(), "is a Counter, which cannot be sent; convert it to the dict"),
         (Text("x"), "is a Text, which cannot be sent; convert it to the str"),
@@ -154,11 +173,36 @@ def message(*content: nodes.Node) -> bytes:
         ([[1e9] * (nodes.MAX_MESSAGE_BYTES // 9 + 1)], "payload makes the message longer than"),
         ([[0] * nodes.MAX_NODES], r"payload\[0\]\[1048574\] is more than 1048576 values"),
         (dict.fromkeys(range(nodes.MAX_INT_KEYS + 1)), "payload has more than 65536 int keys"),
+        ([{1.5}, set(range(nodes.MAX_INT_KEYS))], r"payload\[1\] has more than 65536 int keys"),
     ],
 )
 def test_too_much_for_a_small_message_is_refused_by_its_path(value, sentence):
     with pytest.raises(PayloadError, match=sentence):
         pack(value)
+
+
+# A point that is frozen, and holds a list.
+POINT = (nodes.Container("dict", 3), "x", nodes.Container("list", 0), "y", 0, "norm", 5.0)
+
+
+def big(number: int) -> nodes.BigInt:
+    """An int of more than 64 bits, whose hash is that of all others that this gives."""
+    value = 2**70 + number * sys.hash_info.modulus
+    return nodes.BigInt(value.to_bytes(20, "little"))
+
+
+def a_set(*content: nodes.Node) -> bytes:
+    return message(nodes.Decomposed("set"), *content)
+
+
+def a_size(dimension: nodes.Node) -> bytes:
+    return message(nodes.Decomposed("torch.Size"), nodes.Container("list", 1), dimension)
+
+
+def alike(number: int) -> list[nodes.Node]:
+    """A complex number whose hash is that of all others that this gives."""
+    real = float(-sys.hash_info.imag * number)
+    return [nodes.Decomposed("complex"), nodes.Container("list", 2), real, float(number)]
 
 
 TENSOR = nodes.TensorRef("w", "pytorch")
@@ -183,6 +227,33 @@ TENSOR = nodes.TensorRef("w", "pytorch")
                 nodes.Container("dict", 65_537), *[n for key in range(65_537) for n in (key, None)]
             ),
             "an int key too many",
+        ),
+        (a_set(None), "a set of a payload cannot be made: its elements are no list"),
+        (a_set(nodes.Container("tuple", 70_000), *range(70_000)), "its elements are no list"),
+        (a_set(nodes.Container("list", 2), "a", "a"), "cannot be made: it has an element twice"),
+        (a_set(nodes.Container("list", 2), 1, True), "cannot be made: it has an element twice"),
+        (a_set(nodes.Container("list", 2**40), b"a"), "cannot be read|value 3"),
+        (a_set(nodes.Container("list", 1), nodes.Container("list", 0)), "unhashable type: 'list'"),
+        (a_set(nodes.Container("list", 1), TENSOR, 1), "is the end of the value"),
+        (a_set(nodes.Container("list", 1), nodes.Decomposed("Point"), *POINT), "unhashable"),
+        (
+            a_set(nodes.Container("list", 65_537), *(n / 2 for n in range(65_537))),
+            "or an element of a set; 65536 is most",
+        ),
+        (
+            a_set(nodes.Container("list", 65), *(each for n in range(65) for each in alike(n))),
+            "more than 64 of its elements have one hash",
+        ),
+        (a_set(nodes.Container("list", 65), *map(big, range(65))), "more than 64 of its elements"),
+        (message(nodes.Decomposed("complex"), nodes.Container("list", 1), "i"), "cannot be made"),
+        (message(nodes.Decomposed("torch.Size"), 5), "a torch.Size of a payload cannot be made"),
+        (a_size("a"), "cannot be made: its dimensions are no ints of 64 bits"),
+        (a_size(True), "its dimensions are no ints of 64 bits"),
+        (a_size(2**63), "its dimensions are no ints of 64 bits"),
+        (message(nodes.Decomposed("Rung"), None), r"its fields are not \['name', 'step'\]"),
+        (
+            message(nodes.Decomposed("Rung"), nodes.Container("dict", 1), "step", 1),
+            r"its fields are not \['name', 'step'\]",
         ),
         (message(nodes.Decomposed("os.system"), "true"), "'os.system', which is not registered"),
         (message(nodes.Decomposed("Colour"), "GREEN"), "a Colour of a payload cannot be made"),
@@ -280,7 +351,7 @@ def test_an_error_of_a_decomposer_names_the_path():
 def test_a_type_or_a_name_is_registered_once():
     registry = Registry()
     registry.register_dataclass(Point)
-    for kind in (Point, int, dict, np.ndarray, np.float32, torch.Tensor):
+    for kind in (Point, int, dict, complex, set, torch.Size, np.ndarray, np.float32, torch.Tensor):
         with pytest.raises(PayloadError, match=f"{kind.__name__} can be sent already"):
             registry.register_enum(kind, "another")
     with pytest.raises(PayloadError, match="the name 'Point' stands for Point"):
@@ -289,4 +360,11 @@ def test_a_type_or_a_name_is_registered_once():
         registry.register_dataclass(Colour)
     with pytest.raises(PayloadError, match="is not built from its fields alone"):
         registry.register_dataclass(dataclasses.make_dataclass("Odd", [("x", InitVar[int])]))
+    with pytest.raises(PayloadError, match="Point is not a namedtuple"):
+        registry.register_namedtuple(Point)
+    with pytest.raises(PayloadError, match="Built is not built from its fields alone"):
+        registry.register_namedtuple(Built)
+    assert registry.register_namedtuple(Pair, "pair") is Pair
+    with pytest.raises(PayloadError, match="Pair can be sent already"):
+        registry.register_namedtuple(Pair)
     assert default_registry.named("Point") is None

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from decimal import Decimal
 
 import msgspec
 import numpy as np
@@ -115,26 +116,28 @@ class Sum:
     """Needs the bytes of its tensor to be put together, and refuses some."""
 
     name = "sum"
-    supported_type = complex
+    supported_type = Decimal
 
     def decompose(self, value):
-        return torch.full((5000,), value.real)
+        return torch.full((5000,), float(value))
 
     def recompose(self, payload):
         total = float(payload.sum())
         if total < 0:
             raise RuntimeError("no debts")
-        return complex(total)
+        return Decimal(total)
 
 
 def test_a_decomposer_is_given_tensors_whose_bytes_are_there_and_may_refuse_them(harness):
     registry = Registry()
     registry.register(Sum())
     for native in (False, True):
-        ref = add_payload(harness.service, 2 + 0j, ["site-1"], native=native, registry=registry)
+        ref = add_payload(harness.service, Decimal(2), ["site-1"], native=native, registry=registry)
         receiver = harness.receiver()
         assert download_payload(receiver, ref.token, QUICK, registry=registry)[1] == 10_000
-        ref = add_payload(harness.service, -2 + 0j, ["site-1"], native=native, registry=registry)
+        ref = add_payload(
+            harness.service, Decimal(-2), ["site-1"], native=native, registry=registry
+        )
         with pytest.raises(PayloadError, match="a sum of a payload cannot be made: no debts"):
             download_payload(receiver, ref.token, QUICK, registry=registry)
         assert "no debts" in ref.wait(30).reason
