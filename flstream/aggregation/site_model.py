@@ -79,4 +79,4 @@ def kept_update(path: Path, update: UpdateSource, rule: AggregationRule) -> Upda
         rule: How updates are combined.
     """
     is_same = update.params_type == "FULL" and not update.partial and not rule.bodies
-    return replace(update, open=lambda: FileSource(path)) if is_same else update
+    return replace(update, open=lambda: FileSource(path, immutable=True)) if is_same else update

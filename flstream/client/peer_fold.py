@@ -75,7 +75,7 @@ class WorkerFold:
         self._kept: dict[str, str] = {}
         self._digest = ""
         with ExitStack() as stack:
-            self._base = FileSource(Path(task.base))
+            self._base = FileSource(Path(task.base), immutable=True)
             layout = self._base.layout
             digester = None
             if task.sent_in >= LEAST_LENT:  # see ModelStore.writing
@@ -157,7 +157,7 @@ class WorkerFold:
 
     def _opener(self, place: UpdatePlace) -> Callable[[], Source]:
         if place.path:
-            return lambda: FileSource(Path(place.path))
+            return lambda: FileSource(Path(place.path), immutable=True)
         if not place.peer:
             own = self._holder.held(place.effect)
             return lambda: own
@@ -185,7 +185,7 @@ class WorkerFold:
             return None
         layout = optimizer.state_layout(self._base.layout, self._rule)
         self._state = stack.enter_context(FileSink(Path(task.state_out), layout))
-        before = FileSource(Path(task.state_in)) if task.state_in else None
+        before = FileSource(Path(task.state_in), immutable=True) if task.state_in else None
         return Optimization(optimizer, before, self._state)
 
 

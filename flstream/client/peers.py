@@ -201,7 +201,7 @@ class Peers:
 
     def _offer_model(self, request: OfferModel) -> Offered:
         if self._newest is None or self._newest[0] != request.digest:
-            self._newest = request.digest, FileSource(Path(request.path))
+            self._newest = request.digest, FileSource(Path(request.path), immutable=True)
         push = self._settings if self._settings.push else None
         ref = self._service.offer(self._newest[1], [request.peer], push=push)
         self._models[ref.token] = ref

@@ -49,11 +49,15 @@ class Extent(NamedTuple):
         fd: Descriptor of the file, open as long as the source that gave it exists.
         offset: Offset in the file of the range's first byte.
         digests: xxh3-64 digests of the body's chunks that are known; senders add to them.
+        immutable: Whether nobody writes into the file as long as the source exists, so that its
+            pages may be handed to a socket. A run may write over a file of its own that nobody has
+            open: see :func:`flstream.model.descriptors.keep_content`.
     """
 
     fd: int
     offset: int
     digests: ChunkDigests
+    immutable: bool = False
 
 
 class Source(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,13 @@ from flstream.text import quotable
 
 # Bytes written between two requests to the disk to begin writing.
 _WRITEBACK_BYTES = 16 << 20
+_KINDS = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISFIFO, "pipe"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
 
 
 class FileHeader(NamedTuple):
@@ -98,11 +106,14 @@ class FileSource:
         metadata: Strings of the header.
         header_bytes: Length of the header in bytes: where the body begins in the file.
         digests: xxh3-64 digests of chunks that were written or sent, for sending them again.
+        immutable: As given.
 
     Args:
         path: Path of the file.
         digests: Digests of its chunks, as far as they are known.
         header: Header of the file, if it is known; otherwise it is read and checked.
+        immutable: Whether nobody writes into the file as long as the source exists, as into one
+            that a :class:`FileSink` wrote; files of users are not.
 
     Raises:
         CheckpointError: The file cannot be read or is not a sound safetensors file.
@@ -113,9 +124,15 @@ class FileSource:
     deliver = None
 
     def __init__(
-        self, path: Path, digests: ChunkDigests | None = None, header: FileHeader | None = None
+        self,
+        path: Path,
+        digests: ChunkDigests | None = None,
+        header: FileHeader | None = None,
+        *,
+        immutable: bool = False,
     ) -> None:
         self.path = path
+        self.immutable = immutable
         self.layout, self.metadata, self.header_bytes = header or read_header(path)
         self.digests = ChunkDigests() if digests is None else digests
         try:
@@ -154,7 +171,7 @@ class FileSource:
         there = os.fstat(self._fd).st_size - self.header_bytes
         if there < stop:
             raise self._cut_short(there)
-        return Extent(self._fd, self.header_bytes + start, self.digests)
+        return Extent(self._fd, self.header_bytes + start, self.digests, self.immutable)
 
     def changed(self, _start: int, _stop: int) -> str | None:
         """Return a sentence if the file was written to since it was opened, as its time tells."""
@@ -172,6 +189,41 @@ class FileSource:
         )
 
 
+def open_blob(path: Path) -> FileSource:
+    """Open any file as one tensor ``blob`` of bytes (``U8``), which begins at the file's first.
+
+    The file may be empty.
+
+    Raises:
+        CheckpointError: It cannot be read, or is a folder or anything else but a regular file.
+    """
+    layout = Layout.of([("blob", "U8", (regular_size(path),))])
+    return FileSource(path, header=FileHeader(layout, {}, 0))
+
+
+def regular_size(path: Path) -> int:
+    """Return the length of a regular file in bytes, without opening it.
+
+    To open a pipe or a device would be to wait for another process to write to it.
+
+    Raises:
+        CheckpointError: The path is no such file; the message says what it is.
+    """
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"there is no {path}; check the path") from error
+    except (OSError, ValueError) as error:
+        flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
+        raise CheckpointError(
+            f"{quotable(str(path))} cannot be read: {flaw}; check the path and its permissions"
+        ) from error
+    kind = next((kind for is_kind, kind in _KINDS if is_kind(status.st_mode)), None)
+    if kind is not None:
+        raise CheckpointError(f"{path} is a {kind}; name a regular file")
+    return status.st_size
+
+
 class FileSink:
     """A safetensors file that is being written, range by range.
 
@@ -186,9 +238,11 @@ class FileSink:
     Args:
         path: Path of the finished file.
         layout: Tensors to be written.
-        metadata: Strings for the header's ``__metadata__``.
+        metadata: Strings for the header's ``__metadata__``, if there is a header.
         resume: Continue the temporary file of an earlier attempt, if there is one with the same
             header, and keep it if this attempt is not finished either.
+        bare: Write the body alone, without a header, as :func:`open_blob` reads it. A temporary
+            file of any content is then continued.
         durable: Wait in :meth:`finish` until the disk has the file. Without, the file survives the
             end of this process, but not a power cut; that is for what can be made again.
         digester: Digests the chunks that are written, which must then come from front to back.
@@ -212,18 +266,21 @@ class FileSink:
         metadata: Mapping[str, str] | None = None,
         *,
         resume: bool = False,
+        bare: bool = False,
         durable: bool = True,
         digester: ChunkDigester | None = None,
     ) -> None:
-        expect_in_format(layout, str(path))
+        if not bare:
+            expect_in_format(layout, str(path))
         self.path = path
         self.layout = layout
         self._temporary = path.with_name(path.name + ".tmp")
         self._scratch = Scratch()
         self._view = memoryview(b"")
-        header = layout.header(metadata)
+        header = b"" if bare else layout.header(metadata)
         self._metadata = dict(metadata or {})
         self._body = len(header)
+        size = self._body + layout.nbytes
         self._keep, self._durable = resume, durable
         self._digester = digester
         self.random_access = digester is None
@@ -238,20 +295,20 @@ class FileSink:
             flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
             raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
         try:
-            self.resumed = resume and os.pread(self._fd, len(header), 0) == header
-            if not self.resumed:
-                # To resume later, bytes of this attempt must differ from what an older file had.
-                os.ftruncate(self._fd, 0 if resume else self._body + layout.nbytes)
-            # Claiming the space now finds a full disk before the work is done, not after.
-            os.posix_fallocate(self._fd, 0, self._body + layout.nbytes)
+            there = os.fstat(self._fd).st_size
+            self.resumed = resume and there > 0 and os.pread(self._fd, len(header), 0) == header
+            # To resume later, bytes of this attempt must differ from what an older file had.
+            kept = min(there, size) if self.resumed else 0
+            os.ftruncate(self._fd, kept if resume else size)
+            if size:
+                # Claiming the space now finds a full disk before the work is done, not after.
+                os.posix_fallocate(self._fd, 0, size)
             write_at(self._fd, memoryview(header), 0)
         except (OSError, OverflowError) as error:
             self._keep = self.resumed  # nothing else of use is in it
             self.close()
             flaw = error.strerror if isinstance(error, OSError) else "no file may have as many"
-            raise CheckpointError(
-                f"{path} needs {self._body + layout.nbytes} bytes of disk: {flaw}"
-            ) from error
+            raise CheckpointError(f"{path} needs {size} bytes of disk: {flaw}") from error
 
     def views(self, start: int, stop: int) -> list[memoryview]:
         """Return a buffer for the bytes ``[start, stop)``, valid until the next call."""
@@ -321,7 +378,7 @@ class FileSink:
         self._fd = -1
         digests = self._digester.digests if self._digester is not None else None
         header = FileHeader(self.layout, self._metadata, self._body)
-        return FileSource(self.path, digests, header)
+        return FileSource(self.path, digests, header, immutable=True)
 
     def close(self) -> None:
         """Remove the temporary file, unless the sink was finished or is to be resumed."""

@@ -223,7 +223,9 @@ class ModelStore:
             }
             optimization = None
             if optimizer is not None:
-                before = None if files.state_in is None else FileSource(files.state_in)
+                before = (
+                    None if files.state_in is None else FileSource(files.state_in, immutable=True)
+                )
                 state_layout = optimizer.state_layout(layout, self._context.rule)
                 out = stack.enter_context(FileSink(files.state_out, state_layout))
                 optimization = Optimization(optimizer, before, out)

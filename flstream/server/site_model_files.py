@@ -22,7 +22,7 @@ def verified_site_model(path: Path, digest: str, effect: int) -> FileSource:
         UnsoundModelError: It has another one, or cannot be read.
     """
     try:
-        source = FileSource(path)
+        source = FileSource(path, immutable=True)
         found = body_digest(source)
     except CheckpointError as error:
         raise UnsoundModelError(effect, str(error)) from error

@@ -144,7 +144,7 @@ def opened(stored: StoredModel, path: Path, digests: ChunkDigests | None = None)
         UnsoundModelError: It is damaged or gone.
     """
     try:
-        return FileSource(path, digests)
+        return FileSource(path, digests, immutable=True)
     except CheckpointError as error:
         raise UnsoundModelError(stored.effect, str(error)) from error
 

@@ -56,7 +56,7 @@ class UpdateFile(CollectedUpdate):
     """
 
     def __init__(self, record: UpdateRecord, path: Path) -> None:
-        super().__init__(record.answer, FileSource(path), record.cost)
+        super().__init__(record.answer, FileSource(path, immutable=True), record.cost)
         self.path = path
 
     def release(self, failure: str = "") -> None:

@@ -28,7 +28,13 @@ from support import (
 
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
-from flstream.model.checkpoint import FileSink, FileSource, read_header, write_checkpoint
+from flstream.model.checkpoint import (
+    FileSink,
+    FileSource,
+    open_blob,
+    read_header,
+    write_checkpoint,
+)
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest
 from flstream.model.header import MAX_HEADER_BYTES
@@ -253,6 +259,56 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         FileSource(tmp_path / "missing")
     with pytest.raises(CheckpointError, match="Is a directory"):
         FileSource(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_001])
+def test_any_file_is_a_body_of_bytes(tmp_path, size):
+    content = np.random.default_rng(1).bytes(size)
+    (tmp_path / "any").write_bytes(content)
+    source = open_blob(tmp_path / "any")
+    assert source.layout == Layout.of([("blob", "U8", (size,))])
+    assert not source.immutable
+    assert b"".join(source.views(0, size, Scratch()) if size else []) == content
+    with FileSink(tmp_path / "copy", source.layout, bare=True) as sink:
+        copy(source, sink)
+        assert sink.finish().immutable
+    assert (tmp_path / "copy").read_bytes() == content
+
+
+def test_what_is_no_regular_file_is_no_body_of_bytes(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path, sentence in (
+        (tmp_path, "is a folder; name a regular file"),
+        (tmp_path / "fifo", "is a pipe; name a regular file"),
+        (tmp_path / "none", "there is no .*none; check the path"),
+        (tmp_path / "a\0b", r"a\\x00b cannot be read: embedded null byte"),
+    ):
+        with pytest.raises(CheckpointError, match=sentence):
+            open_blob(path)
+
+
+def test_a_bare_file_is_resumed_whatever_is_there_and_has_its_own_length(tmp_path):
+    layout = Layout.of([("blob", "U8", (100,))])
+    with FileSink(tmp_path / "b", layout, resume=True, bare=True) as first:
+        assert not first.resumed
+        first.write(0, memoryview(b"\5" * 60))
+    with FileSink(tmp_path / "b", layout, resume=True, bare=True) as second:
+        assert second.resumed
+        assert bytes(second.written(0, 100)[0]) == b"\5" * 60 + bytes(40)
+        second.write(60, memoryview(b"\6" * 40))
+    shorter = Layout.of([("blob", "U8", (70,))])
+    with FileSink(tmp_path / "b", shorter, resume=True, bare=True) as third:
+        third.finish()
+    assert (tmp_path / "b").read_bytes() == b"\5" * 60 + b"\6" * 10
+
+
+def test_only_files_that_flstream_has_written_are_immutable(tmp_path):
+    body = MemoryBody.of({"a": torch.ones(8)})
+    with FileSink(tmp_path / "a", body.layout) as sink:
+        copy(body, sink)
+        assert sink.finish().extent(0, 1).immutable
+    assert not FileSource(tmp_path / "a").extent(0, 1).immutable
+    assert FileSource(tmp_path / "a", immutable=True).extent(0, 1).immutable
 
 
 def test_a_tensor_of_more_than_4_gib_is_read_where_it_lies(tmp_path):

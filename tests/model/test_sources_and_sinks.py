@@ -186,6 +186,18 @@ def new_file(layout: Layout, place: Place, **how: object) -> tuple[Sink, Written
     return sink, lambda: body_of(sink.finish()) if layout.nbytes else b""
 
 
+def bare(layout: Layout, place: Place) -> tuple[Sink, Written]:
+    """A file without a header, where a longer one was."""
+    (place.folder / "out.safetensors.tmp").write_bytes(bytes(layout.nbytes + 9))
+    _, finish = sink = new_file(layout, place, bare=True)
+
+    def read() -> bytes:
+        assert finish() == (place.folder / "out.safetensors").read_bytes()
+        return (place.folder / "out.safetensors").read_bytes()
+
+    return sink[0], read if layout.nbytes else finish
+
+
 def digested(layout: Layout, place: Place) -> tuple[Sink, Written]:
     return new_file(layout, place, digester=ChunkDigester(layout.nbytes, CHUNK))
 
@@ -212,6 +224,7 @@ SINKS: dict[str, Callable[[Layout, Place], tuple[Sink, Written]]] = {
     "memory": existing,
     "file": new_file,
     "volatile file": lambda layout, place: new_file(layout, place, durable=False),
+    "bare file": bare,
     "digested file": digested,
     "resumed file": resumed,
     "written behind": written_behind,
@@ -296,10 +309,11 @@ class TestSources:
             return
         whole = due(source.layout, STATE)
         for start, stop in [*edges(source.layout), *any_ranges(len(whole), 7)]:
-            fd, offset, digests = source.extent(start, stop)
+            fd, offset, digests, immutable = source.extent(start, stop)
+            assert immutable == getattr(source, "immutable", False)
             assert os.pread(fd, stop - start, offset) == whole[start:stop]
             assert digests is source.extent(0, 1).digests
-        fd, offset, _ = source.extent(0, 1)
+        fd, offset, *_ = source.extent(0, 1)
         os.truncate(f"/proc/self/fd/{fd}", offset + 100)
         assert source.extent(0, 100).offset == offset
         with pytest.raises(CheckpointError, match="ends at byte 100 of its tensors"):

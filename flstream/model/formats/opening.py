@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 from flstream.errors import CheckpointError
+from flstream.model.checkpoint import regular_size
 from flstream.model.formats.file import CheckpointFile
 
 _TORCH = (".pt", ".pth", ".bin")
-_KINDS = (
-    (stat.S_ISDIR, "folder"),
-    (stat.S_ISFIFO, "pipe"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "device"),
-    (stat.S_ISBLK, "device"),
-)
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
@@ -57,24 +49,16 @@ def open_tensors(path: Path) -> CheckpointFile:
 def check_file(path: Path) -> None:
     """Refuse anything but a regular file that is not empty.
 
-    Opening a pipe or a device would wait for another process to write to it.
-
     Raises:
         CheckpointError: The path is not such a file; the message says what it is.
     """
+    regular_size(path)
     try:
-        mode = os.stat(path).st_mode
-        kind = next((kind for is_kind, kind in _KINDS if is_kind(mode)), None)
-        if kind is None:
-            with path.open("rb") as file:
-                empty = not file.read(1)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(f"there is no {path}; check the path") from error
+        with path.open("rb") as file:
+            empty = not file.read(1)
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}; check the path and its permissions"
         ) from error
-    if kind is not None:
-        raise CheckpointError(f"{path} is a {kind}; name a regular file")
     if empty:
         raise CheckpointError(f"{path} is empty; fetch the file again or save it anew")
