@@ -27,6 +27,7 @@ from flstream.model.dtypes import BY_CODE
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.selected import SelectedSource
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
@@ -142,6 +143,21 @@ def offered(body: Source, place: Place, settings: StreamSettings) -> Source:
     return RemoteSource(Receiver(theirs, "server"), ref.token, settings)
 
 
+def selected(state: State, place: Place) -> Source:
+    """Every other tensor of a file, and the others of two bodies in memory."""
+    names = sorted(state)
+    sources: list[Source] = [
+        part({name: state[name] for name in names[number::3]}, place)
+        for number, part in enumerate((file, strided, buffer))
+    ]
+    return SelectedSource([(each, spec) for each in sources for spec in each.layout.tensors])
+
+
+def selected_file(state: State, place: Place) -> Source:
+    source = file(state, place)
+    return SelectedSource.of(source, list(source.layout.by_name))
+
+
 def remote(state: State, place: Place) -> Source:
     return offered(MemoryBody.of(state), place, SETTINGS)
 
@@ -166,6 +182,9 @@ SOURCES: dict[str, Callable[[State, Place], Source]] = {
     "compressed Fortran npz": compressed,
     "torch": saved,
     "arranged": arranged,
+    "selected": selected,
+    "selected of a file": selected_file,
+    "selected of memory": lambda state, _: SelectedSource.of(MemoryBody.of(state), list(state)),
     "remote": remote,
     "remote, in one message": remote_file,
     "remote, pushed": pushed,
