@@ -228,11 +228,11 @@ def receive_one(
 
             download(receiver, token, settings, existing)
         case "new memory":
-            status, _ = download_arrays(receiver, token, settings)
+            status, _ = download_arrays(receiver, token, settings=settings)
             assert status.ok, status.reason
         case "file":
             path = folder / f"{link.receiver}.safetensors"
-            status, _ = download_file(receiver, token, path, settings)
+            status, _ = download_file(receiver, token, path, settings=settings)
             path.unlink()
             assert status.ok, status.reason
 

@@ -95,6 +95,11 @@ class Layout:
         """Tensors by their names; aliases are not among them."""
         return {spec.name: spec for spec in self.tensors}
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors in their order, and then the aliases."""
+        return [*(spec.name for spec in self.tensors), *self.aliases]
+
     @cached_property
     def is_canonical(self) -> bool:
         """Whether the order is that of :meth:`of`, which ranges at chunk bounds require."""

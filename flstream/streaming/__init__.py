@@ -1,1 +1,71 @@
-"""The streaming downloader: a service offers snapshots, and downloads fetch their ranges."""
+"""Moving tensors, files and payloads from one process to another, streamed and checked.
+
+:mod:`flstream.streaming.api` has the functions, and an example; docs/streaming.md the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flstream.streaming.api import add_arrays as add_arrays
+    from flstream.streaming.api import add_blob as add_blob
+    from flstream.streaming.api import add_file as add_file
+    from flstream.streaming.api import add_payload as add_payload
+    from flstream.streaming.api import add_tensors as add_tensors
+    from flstream.streaming.api import connect as connect
+    from flstream.streaming.api import download_arrays as download_arrays
+    from flstream.streaming.api import download_blob as download_blob
+    from flstream.streaming.api import download_file as download_file
+    from flstream.streaming.api import download_payload as download_payload
+    from flstream.streaming.api import download_specs as download_specs
+    from flstream.streaming.api import download_tensors as download_tensors
+    from flstream.streaming.api import listen as listen
+    from flstream.streaming.decomposers import Registry as Registry
+    from flstream.streaming.decomposers import default_registry as default_registry
+    from flstream.streaming.fetching import Status as Status
+    from flstream.streaming.limits import Limits as Limits
+    from flstream.streaming.receiver import Receiver as Receiver
+    from flstream.streaming.refs import Outcome as Outcome
+    from flstream.streaming.refs import Ref as Ref
+    from flstream.streaming.service import DownloadService as DownloadService
+    from flstream.streaming.settings import StreamSettings as StreamSettings
+    from flstream.streaming.wire import TensorSpec as TensorSpec
+    from flstream.transport.authentication import StartToken as StartToken
+    from flstream.transport.channel import Signal as Signal
+    from flstream.transport.sockets import SocketChannel as SocketChannel
+    from flstream.transport.sockets import pipe as pipe
+    from flstream.transport.tcp import TcpListener as TcpListener
+
+# Loaded when they are first used: who needs one of them is not to wait for the others.
+_MODULES = {
+    "api": "add_arrays add_blob add_file add_payload add_tensors connect download_arrays "
+    "download_blob download_file download_payload download_specs download_tensors listen",
+    "decomposers": "Registry default_registry",
+    "fetching": "Status",
+    "limits": "Limits",
+    "receiver": "Receiver",
+    "refs": "Outcome Ref",
+    "service": "DownloadService",
+    "settings": "StreamSettings",
+    "wire": "TensorSpec",
+    "...transport.authentication": "StartToken",
+    "...transport.channel": "Signal",
+    "...transport.sockets": "SocketChannel pipe",
+    "...transport.tcp": "TcpListener",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

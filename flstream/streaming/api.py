@@ -1,47 +1,51 @@
-"""The low-level API to move tensors, arrays, a file or a payload from one process to another.
+"""The low-level API to move tensors, arrays, files or payloads from one process to another.
 
 After NVFlare's ``add_tensors`` and ``download_tensors`` (its guide to the Tensor Downloader). The
-sender offers a snapshot through a download service, and sends the ref's token to the receivers by
-any means. Each of them downloads at its own pace::
+sender offers a snapshot through a download service, and sends the ref's id to the receivers by any
+means. Each of them downloads at its own pace::
 
-    with DownloadService() as service:                      # the sender
-    service.attach(channel, receiver="site-1")
-    ref = add_tensors(service, model.state_dict(), receivers=["site-1"])
-    send(ref.token)
-    outcome = ref.wait()
+    with DownloadService() as service, listen(service, "127.0.0.1:7707") as listener:   # the sender
+        key = listener.admit("site-1")
+        ref = add_tensors(service, model.state_dict(), receivers=["site-1"])
+        print(listener.address, key, ref.id)
+        outcome = ref.wait()
 
-    receiver = Receiver(channel, peer="server")             # the receiver
-    status, state_dict = download_tensors(receiver, token)
+    with connect("127.0.0.1:7707", key) as receiver:                                  # the receiver
+        status, state_dict = download_tensors(receiver, ref_id)
 
 A payload is any nested structure with tensors in it, such as an ``FLModel``: see
 :mod:`flstream.streaming.payload`. It also takes a single ref, and one call on each side::
 
     ref = add_payload(service, {"model": net.state_dict(), "round": 3}, receivers=["site-1"])
-    status, value = download_payload(receiver, token)
+    status, value = download_payload(receiver, ref.id)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from flstream.model.checkpoint import FileSink, FileSource
+from flstream.errors import CheckpointError
+from flstream.model.checkpoint import FileSink, FileSource, open_blob
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming.decomposers import Registry, default_registry
-from flstream.streaming.fetching import OnProgress as OnProgress
-from flstream.streaming.fetching import OnTensors as OnTensors
-from flstream.streaming.fetching import Status as Status
-from flstream.streaming.fetching import arrivals, fetch
+from flstream.streaming.fetching import DownloadOptions, OnTensors, Status, fetch, token_of
+from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.payload import pack
 from flstream.streaming.payload_body import PayloadSink, native_body, streamed_body
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.refs import Ref
+from flstream.streaming.receiver import Receiver
+from flstream.streaming.refs import OfferOptions, Ref
 from flstream.streaming.service import DownloadService
+from flstream.streaming.wire import Part, TensorSpec
+from flstream.transport.authentication import StartToken
+from flstream.transport.channel import AbortSignal
+from flstream.transport.tcp import TcpListener, dial
 
 if TYPE_CHECKING:
     import torch
@@ -51,10 +55,7 @@ def add_tensors(
     service: DownloadService,
     tensors: Mapping[str, torch.Tensor],
     receivers: Iterable[str],
-    on_settled: Callable[[Ref], None] | None = None,
-    quorum: int | None = None,
-    push: StreamSettings | None = None,
-    stall_timeout: float | None = None,
+    **options: Unpack[OfferOptions],
 ) -> Ref:
     """Offer tensors. Their storage is read when it is requested, so it must not change meanwhile.
 
@@ -65,80 +66,70 @@ def add_tensors(
         service: Service that serves them.
         tensors: Dense tensors by name, such as a state dict, on any device.
         receivers: Names under which the receivers' channels are attached; no other is served.
-        on_settled: Called once, with the ref, when every receiver is done or the offer has ended
-            otherwise; on a thread for such calls.
-        quorum: Number of receivers that must have the tensors, from 1 to all. The ref is finished
-            as soon as they have them, and aborted as soon as that is no longer possible; late
-            receivers are refused. By default it stays open until every receiver is done, and all
-            must have them.
-        push: Settings with which to send them before the receivers ask: in frames of this chunk
-            size, and at first as much as this window covers. By default the receivers pull them.
-        stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
-            nothing. By default the offer waits for it.
+        options: See :class:`~flstream.streaming.refs.OfferOptions`.
 
     Returns:
-        The ref, whose ``token`` the receivers need and whose ``wait()`` returns how it ended.
+        The ref, whose ``id`` the receivers need and whose ``wait()`` returns how it ended.
 
     Raises:
         LayoutError: A tensor cannot be streamed; the message names it and says what to do.
-        ValueError: The quorum is not from 1 to the number of receivers, the timeout is not above 0,
-            or the receivers are one text.
+        ValueError: An option makes no sense, or the receivers are one text.
     """
-    return service.offer(MemoryBody.of(tensors), receivers, on_settled, push, quorum, stall_timeout)
+    options.setdefault("order", list(tensors))
+    return service.offer(MemoryBody.of(tensors), receivers, **options)
 
 
 def add_arrays(
     service: DownloadService,
     arrays: Mapping[str, np.ndarray[Any, Any]],
     receivers: Iterable[str],
-    on_settled: Callable[[Ref], None] | None = None,
-    quorum: int | None = None,
-    push: StreamSettings | None = None,
-    stall_timeout: float | None = None,
+    **options: Unpack[OfferOptions],
 ) -> Ref:
     """Offer NumPy arrays: see :func:`add_tensors`."""
-    return service.offer(MemoryBody.of(arrays), receivers, on_settled, push, quorum, stall_timeout)
+    options.setdefault("order", list(arrays))
+    return service.offer(MemoryBody.of(arrays), receivers, **options)
 
 
 def add_file(
     service: DownloadService,
-    path: Path,
+    path: str | Path,
     receivers: Iterable[str],
-    on_settled: Callable[[Ref], None] | None = None,
-    quorum: int | None = None,
-    push: StreamSettings | None = None,
-    stall_timeout: float | None = None,
+    **options: Unpack[OfferOptions],
 ) -> Ref:
     """Offer the tensors of a ``.safetensors`` file, which is read range by range.
 
     The other arguments are those of :func:`add_tensors`.
 
-    Args:
-        service: Service that serves them.
-        path: Path of the file.
-        receivers: Names under which the receivers' channels are attached.
-        on_settled: Called once, with the ref, when the offer has ended.
-        quorum: Number of receivers that must have the tensors; None for all.
-        push: Settings with which to send them before the receivers ask.
-        stall_timeout: Seconds after which a silent receiver is lost.
-
     Raises:
         CheckpointError: The file cannot be read or is not a sound safetensors file.
-        ValueError: The quorum is not from 1 to the number of receivers.
+        ValueError: An option makes no sense, or the receivers are one text.
     """
-    return service.offer(FileSource(path), receivers, on_settled, push, quorum, stall_timeout)
+    return service.offer(FileSource(Path(path)), receivers, **options)
+
+
+def add_blob(
+    service: DownloadService,
+    path: str | Path,
+    receivers: Iterable[str],
+    **options: Unpack[OfferOptions],
+) -> Ref:
+    """Offer the bytes of any file, for :func:`download_blob`: see :func:`add_file`.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+        ValueError: An option makes no sense, or the receivers are one text.
+    """
+    return service.offer(open_blob(Path(path)), receivers, **options)
 
 
 def add_payload(
     service: DownloadService,
     value: object,
     receivers: Iterable[str],
-    on_settled: Callable[[Ref], None] | None = None,
-    quorum: int | None = None,
     *,
     native: bool = False,
     registry: Registry = default_registry,
-    stall_timeout: float | None = None,
+    **options: Unpack[OfferOptions],
 ) -> Ref:
     """Offer a payload: a nested structure of what :func:`~flstream.streaming.payload.pack` takes.
 
@@ -148,154 +139,189 @@ def add_payload(
         service: Service that serves it.
         value: The payload.
         receivers: As for :func:`add_tensors`.
-        on_settled: As for :func:`add_tensors`.
-        quorum: As for :func:`add_tensors`.
         native: Whether to serialise it at once in one piece, each tensor by the safetensors
             library, as needed where streaming is off. That takes the memory of two more models.
         registry: Types that it may hold beyond the built-in ones.
-        stall_timeout: As for :func:`add_tensors`.
+        options: As for :func:`add_tensors`.
 
     Raises:
         PayloadError: A part of it cannot be sent, or is too large; the message names its path.
-        ValueError: The quorum is not from 1 to the number of receivers.
+        ValueError: An option makes no sense, or the receivers are one text.
     """
     body = native_body(value, registry) if native else streamed_body(value, registry)
-    return service.offer(body, receivers, on_settled, quorum=quorum, stall_timeout=stall_timeout)
+    return service.offer(body, receivers, **options)
 
 
 def download_tensors(
     receiver: Receiver,
-    token: bytes,
-    settings: StreamSettings | None = None,
+    ref_id: str | bytes,
+    *,
     into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
-    on_progress: OnProgress | None = None,
+    select: Collection[str] | None = None,
     on_tensors: OnTensors | None = None,
+    **options: Unpack[DownloadOptions],
 ) -> tuple[Status, Params]:
     """Download tensors.
 
-    To cancel the download from another thread, give the receiver an abort signal and set that.
-
     Args:
         receiver: Receiving side of the channel.
-        token: Token of the ref.
-        settings: Sizes, window and per-request timeout; None for the defaults.
+        ref_id: The ref's ``id``, or its ``token``.
         into: Module, or its state dict, whose own parameters receive the bytes; None for new
             memory.
-        on_progress: Called with the number of bytes received so far and in all.
+        select: Names of the tensors that are wanted; None for all. Nothing else is sent.
         on_tensors: Called with tensors as soon as all their bytes have arrived.
+        options: See :class:`~flstream.streaming.fetching.DownloadOptions`.
 
     Returns:
-        How the download ended, and the tensors by name: none unless it ended ``ok``. After any
-            other end, the content of ``into`` is undefined.
+        How the download ended, and the tensors by name, in the order in which they were offered or
+        selected. After a failure of an optional download there are none, and the content of
+        ``into`` is undefined.
 
     Raises:
+        StreamingError: The download failed, and is not ``optional``.
         LayoutError: ``into`` does not fit the offer, or cannot be written to.
     """
-    return _download_params(receiver, token, settings, into, "pytorch", on_progress, on_tensors)
+    return _tensors(receiver, _what(ref_id, select), into, "pytorch", on_tensors, options)
 
 
 def download_arrays(
     receiver: Receiver,
-    token: bytes,
-    settings: StreamSettings | None = None,
+    ref_id: str | bytes,
+    *,
     into: Mapping[str, np.ndarray[Any, Any]] | None = None,
-    on_progress: OnProgress | None = None,
+    select: Collection[str] | None = None,
     on_tensors: OnTensors | None = None,
+    **options: Unpack[DownloadOptions],
 ) -> tuple[Status, Params]:
     """Download as NumPy arrays: see :func:`download_tensors`.
 
     Raises:
+        StreamingError: The download failed, and is not ``optional``.
         LayoutError: ``into`` does not fit the offer, or cannot be written to, or NumPy lacks the
             type of a tensor; the message names it.
     """
-    return _download_params(receiver, token, settings, into, "numpy", on_progress, on_tensors)
+    return _tensors(receiver, _what(ref_id, select), into, "numpy", on_tensors, options)
+
+
+def download_specs(
+    receiver: Receiver,
+    specs: Iterable[TensorSpec],
+    *,
+    framework: Framework = "pytorch",
+    into: torch.nn.Module | Params | None = None,
+    on_tensors: OnTensors | None = None,
+    **options: Unpack[DownloadOptions],
+) -> tuple[Status, Params]:
+    """Download tensors by what they are, all of a list together: see :func:`download_tensors`.
+
+    They are looked up among all that the sender has on offer to this receiver with a ``round`` and
+    ``tags``. What they are looked up in stays on offer; its owner withdraws it. After the list of
+    specs with which OpenFL fetches tensors in batches (its pull request 1575).
+
+    Args:
+        receiver: Receiving side of the channel.
+        specs: The tensors, no name twice.
+        framework: Kind of the new memory.
+        into: As for :func:`download_tensors`.
+        on_tensors: As for :func:`download_tensors`.
+        options: As for :func:`download_tensors`.
+
+    Raises:
+        RefusedError: One of them is not on offer; the message names it.
+        StreamingError: The download failed otherwise, and is not ``optional``.
+    """
+    return _tensors(receiver, Part(specs=list(specs)), into, framework, on_tensors, options)
 
 
 def download_file(
     receiver: Receiver,
-    token: bytes,
-    path: Path,
-    settings: StreamSettings | None = None,
-    on_progress: OnProgress | None = None,
+    ref_id: str | bytes,
+    path: str | Path,
     *,
     resume: bool = False,
+    **options: Unpack[DownloadOptions],
 ) -> tuple[Status, Path | None]:
     """Download into a ``.safetensors`` file, with memory for a single chunk.
 
     Args:
         receiver: Receiving side of the channel.
-        token: Token of the ref.
+        ref_id: The ref's ``id``, or its ``token``.
         path: Path of the file.
-        settings: Sizes, window and per-request timeout; None for the defaults.
-        on_progress: Called with the number of bytes received so far and in all.
         resume: Whether to keep the bytes of a failed download in ``<path>.tmp``, and to continue it
             the next time. Each chunk of an earlier attempt is compared with the offer by its
             digest; only those that are missing or differ are fetched.
+        options: As for :func:`download_tensors`.
 
     Returns:
-        How the download ended, and the path of the whole file, or None.
+        How the download ended, and the path of the whole file; None after a failure of an optional
+        download.
 
     Raises:
+        StreamingError: The download failed, and is not ``optional``.
         CheckpointError: The file cannot be written, or someone else is writing it.
     """
-    with ExitStack() as stack:
+    return _file(receiver, ref_id, Path(path), resume, False, options)
 
-        def sink_for(layout: Layout) -> FileSink:
-            return stack.enter_context(FileSink(path, layout, resume=resume))
 
-        status, sink = fetch(
-            receiver, token, settings, sink_for, on_progress, finish=FileSink.finish
-        )
-    return status, path if sink is not None else None
+def download_blob(
+    receiver: Receiver,
+    ref_id: str | bytes,
+    path: str | Path,
+    *,
+    resume: bool = False,
+    **options: Unpack[DownloadOptions],
+) -> tuple[Status, Path | None]:
+    """Download the bytes that :func:`add_blob` offers: see :func:`download_file`.
+
+    Raises:
+        StreamingError: The download failed, and is not ``optional``.
+        CheckpointError: The file cannot be written, or what is on offer are tensors.
+    """
+    return _file(receiver, ref_id, Path(path), resume, True, options)
 
 
 def download_payload(
     receiver: Receiver,
-    token: bytes,
-    settings: StreamSettings | None = None,
-    into: object = None,
-    on_progress: OnProgress | None = None,
-    on_tensors: OnTensors | None = None,
+    ref_id: str | bytes,
     *,
+    into: object = None,
+    on_tensors: OnTensors | None = None,
     framework: Framework = "pytorch",
     registry: Registry = default_registry,
+    **options: Unpack[DownloadOptions],
 ) -> tuple[Status, Any]:
     """Download a payload, streamed or in one piece as it was offered.
 
     Args:
         receiver: Receiving side of the channel.
-        token: Token of the ref.
-        settings: Sizes, window and per-request timeout; None for the defaults.
+        ref_id: The ref's ``id``, or its ``token``.
         into: Value whose tensors and arrays receive the bytes of those at the same paths, such as
-        ``{"model": net.state_dict()}``. Tensors that it lacks get new memory.
-        on_progress: Called with the number of bytes received so far and in all, message included.
+            ``{"model": net.state_dict()}``. Tensors that it lacks get new memory.
         on_tensors: Called with tensors by their paths, as soon as all their bytes have arrived;
-            with
-        all at the end if they come in one piece.
+            with all at the end if they come in one piece.
         framework: Kind of the new memory. Either way, the value has tensors where tensors were sent
-            and
-        arrays where arrays were, over the same memory; ``numpy`` lets a process do without torch
-        if it is sent only arrays, and streamed.
+            and arrays where arrays were, over the same memory; ``numpy`` lets a process do without
+            torch if it is sent only arrays, and streamed.
         registry: Types that may arrive beyond the built-in ones.
+        options: As for :func:`download_tensors`.
 
     Returns:
-        How the download ended, and the value: None unless it ended ``ok``. After any other end, the
-        content of ``into`` is undefined.
+        How the download ended, and the value. After a failure of an optional download it is None,
+        and the content of ``into`` is undefined.
 
     Raises:
+        StreamingError: The download failed, and is not ``optional``.
         PayloadError: The offer is not a payload, or one that cannot be rebuilt here, or ``into`` is
-        not a payload. The sender is informed.
+            not a payload. The sender is informed.
         LayoutError: ``into`` does not fit the offer, or cannot be written to, or there is not
-            enough
-        memory; the message names the path.
+            enough memory; the message names the path.
     """
 
     def sink_for(layout: Layout) -> PayloadSink:
         targets = {} if into is None else pack(into, registry=registry).tensors
         return PayloadSink(layout, receiver.peer, targets, framework, registry)
 
-    watch = arrivals(on_tensors)
-    status, sink = fetch(receiver, token, settings, sink_for, on_progress, watch)
+    status, sink, _ = fetch(receiver, ref_id, sink_for, options, on_tensors)
     if sink is None:
         return status, None
     if sink.in_one_piece and sink.tensors and on_tensors is not None:
@@ -303,20 +329,87 @@ def download_payload(
     return status, sink.value
 
 
-def _download_params(
+def listen(service: DownloadService, address: str, run: str = "") -> TcpListener:
+    """Serve receivers that connect over TCP with a key: see :meth:`TcpListener.admit`.
+
+    Args:
+        service: The service.
+        address: Address of this machine, ``HOST:PORT``; port 0 is a free one.
+        run: What both sides are part of; a key opens nothing else.
+
+    Raises:
+        UsageError: The address cannot be listened on, or stands for all addresses.
+    """
+    return TcpListener(address, lambda channel, who: service.attach(channel, who.name), run)
+
+
+def connect(
+    address: str,
+    key: str | StartToken,
+    *,
+    peer: str = "sender",
+    run: str = "",
+    abort: AbortSignal | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Receiver:
+    """Connect to a sender over TCP, and again whenever the connection breaks.
+
+    Args:
+        address: Address on which it listens, ``HOST:PORT``.
+        key: What ``admit`` of its listener returned, or its text.
+        peer: Name of the sender, for messages.
+        run: What both sides are part of.
+        abort: Signal that cancels every download.
+        limits: What the sender may cause.
+
+    Raises:
+        UsageError: The address or the key is none.
+        ChannelClosedError: The sender cannot be reached, or has another key.
+    """
+    token = key if isinstance(key, StartToken) else StartToken.parse(key)
+    again = partial(dial, address, token, peer, run=run)
+    return Receiver(again(), peer, abort, limits, again)
+
+
+def _what(ref_id: str | bytes, select: Collection[str] | None) -> str | bytes | Part:
+    if isinstance(select, str):
+        raise ValueError(f"select is the text {select!r}; give a list of names")
+    return ref_id if select is None else Part(token_of(ref_id), list(select))
+
+
+def _tensors(
     receiver: Receiver,
-    token: bytes,
-    settings: StreamSettings | None,
+    what: str | bytes | Part,
     into: torch.nn.Module | Params | None,
     framework: Framework,
-    on_progress: OnProgress | None,
     on_tensors: OnTensors | None,
+    options: DownloadOptions,
 ) -> tuple[Status, Params]:
     def sink_for(layout: Layout) -> MemoryBody:
         if into is not None:
             return MemoryBody.over(into)
         return MemoryBody.allocate(layout, framework)
 
-    watch = arrivals(on_tensors)
-    status, body = fetch(receiver, token, settings, sink_for, on_progress, watch)
-    return status, {} if body is None else body.tensors
+    status, body, names = fetch(receiver, what, sink_for, options, on_tensors)
+    return status, {} if body is None else {name: body.tensors[name] for name in names}
+
+
+def _file(
+    receiver: Receiver,
+    ref_id: str | bytes,
+    path: Path,
+    resume: bool,
+    bare: bool,
+    options: DownloadOptions,
+) -> tuple[Status, Path | None]:
+    with ExitStack() as stack:
+
+        def sink_for(layout: Layout) -> FileSink:
+            if bare and layout.names != ["blob"]:
+                raise CheckpointError(
+                    f"what {receiver.peer} offers are tensors, no blob; fetch it by download_file"
+                )
+            return stack.enter_context(FileSink(path, layout, resume=resume, bare=bare))
+
+        status, sink, _ = fetch(receiver, ref_id, sink_for, options, finish=FileSink.finish)
+    return status, path if sink is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from flstream.errors import BrokenStreamError, FlstreamError
 from flstream.model.body import Scratch, Source
@@ -11,8 +10,9 @@ from flstream.model.layout import ALIGNMENT
 from flstream.streaming.digesting import Digesting
 from flstream.streaming.frames import Demand, change_of
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
+from flstream.streaming.offers import NOT_ON_OFFER, Offers
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.refs import Ref, Settled
+from flstream.streaming.refs import Ref
 from flstream.streaming.send_queue import SendQueue
 from flstream.streaming.wire import (
     CAPABILITIES,
@@ -55,8 +55,7 @@ class Connection:
     Args:
         channel: Channel that carries the packets.
         receiver: Name of the receiver.
-        refs: Every open ref, by token.
-        settled: Those that settled last.
+        offers: What is on offer.
         scratch: Buffer that all connections of a service share.
         limits: What the receiver may cause.
 
@@ -73,16 +72,15 @@ class Connection:
         self,
         channel: Channel,
         receiver: str,
-        refs: Mapping[bytes, Ref],
-        settled: Mapping[bytes, Settled],
+        offers: Offers,
         scratch: Scratch,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.channel = channel
         self.receiver = receiver
-        self.send_queue = SendQueue(channel, receiver, refs, scratch, limits.hashed_bytes)
-        self._refs = refs
-        self._settled = settled
+        self.send_queue = SendQueue(channel, receiver, offers.refs, scratch, limits.hashed_bytes)
+        self._offers = offers
+        self._refs = offers.refs
         self._scratch = scratch
         self.instance: bytes | None = None
         self.active_at = time.monotonic()
@@ -122,7 +120,7 @@ class Connection:
             return
         nbytes, chunk_size = source.layout.nbytes, settings.frame_size
         limit = min(settings.window * settings.bytes_a_request, nbytes)
-        opened = Opened(PUSHED, source.layout.plain_header[8:], chunk_size, limit)
+        opened = Opened(PUSHED, source.layout.plain_header[8:], chunk_size, limit, ref.order)
         self._send(opened, ref.token)
         self.send_queue.add(Demand(ref.token, PUSHED, 0, nbytes, limit, chunk_size))
 
@@ -178,21 +176,30 @@ class Connection:
             self._close(request)
             return
         ref = self._refs.get(request.token)
+        if ref is None and isinstance(request, Open) and request.part is not None:
+            try:
+                ref = self._offers.open_part(self.receiver, request.token, request.part)
+            except FlstreamError as error:
+                self._refuse(request, str(error))
+                return
         # A receiver that it was not offered to does not learn whether the ref exists.
         if ref is None or self.receiver not in ref.deliveries or (source := ref.source) is None:
             if isinstance(request, Ping) and self._has(request.token):
                 self._pong(request)  # it repeats that it closed, because the answer was lost
             else:
-                self._refuse(request, "this ref is not on offer, or has settled")
+                self._refuse(request, NOT_ON_OFFER)
             return
         delivery = ref.deliveries[self.receiver]
         delivery.active_at = time.monotonic()
         match request:
             case Open():
-                self._send(Opened(request.request, source.layout.plain_header[8:]), ref.token)
-                nbytes = source.layout.nbytes
+                nbytes, most = source.layout.nbytes, ref.options.get("max_chunk_size") or 0
+                header = source.layout.plain_header[8:]
+                opened = Opened(request.request, header, most, order=ref.order)
+                self._send(opened, ref.token)
                 if 0 < nbytes <= request.eager:
-                    self._answer(Fetch(ref.token, request.request, 0, nbytes, request.chunk_size))
+                    size = min(request.chunk_size, most or request.chunk_size)
+                    self._answer(Fetch(ref.token, request.request, 0, nbytes, size))
             case Ping():
                 change = change_of(source, 0, source.layout.nbytes)
                 if change is not None:
@@ -205,7 +212,8 @@ class Connection:
             case Credit():
                 self._grant(request, ref)
             case Fetch():
-                flaw = _flaw(request, source.layout.nbytes) or self._excess(request, source)
+                most = ref.options.get("max_chunk_size") or MAX_CHUNK_BYTES
+                flaw = _flaw(request, source.layout.nbytes, most) or self._excess(request, source)
                 if flaw or self.send_queue.demands >= MAX_REQUESTS:
                     self._refuse(request, flaw or f"more than {MAX_REQUESTS} requests are waiting")
                     return
@@ -271,7 +279,7 @@ class Connection:
                 return
         # Of a settled ref it may be a repeat, because the answer was lost.
         elif request.ok and not self._has(request.token):
-            settled = self._settled.get(request.token)
+            settled = self._offers.settled.get(request.token)
             late = settled.reason if settled is not None else "this ref is not on offer"
             self._refuse(request, late)
             return
@@ -279,7 +287,7 @@ class Connection:
 
     def _has(self, token: bytes) -> bool:
         """Whether the receiver has closed a ref with success that has settled since."""
-        settled = self._settled.get(token)
+        settled = self._offers.settled.get(token)
         return settled is not None and self.receiver in settled.have
 
     def _pong(self, ping: Ping) -> None:
@@ -302,12 +310,12 @@ def _failure(close: Close, source: Source | None) -> str | None:
     return None if source is None else change_of(source, 0, source.layout.nbytes)
 
 
-def _flaw(request: Fetch | Digest, nbytes: int) -> str:
+def _flaw(request: Fetch | Digest, nbytes: int, most: int = MAX_CHUNK_BYTES) -> str:
     """Describe the error in a request for a body of ``nbytes``; an empty string if none."""
     if not 0 <= request.start < request.stop <= nbytes:
         return f"bytes {request.start} to {request.stop} are not a range of a body of {nbytes}"
-    if request.chunk_size > MAX_CHUNK_BYTES:
-        return f"chunks of more than {MAX_CHUNK_BYTES} bytes are not sent"
+    if request.chunk_size > most or (request.chunk_size == 0 and most < MAX_CHUNK_BYTES):
+        return f"chunks of more than {most} bytes are not sent"
     if request.chunk_size < 0 or request.chunk_size % ALIGNMENT or request.start % ALIGNMENT:
         return f"chunk size and start must be multiples of {ALIGNMENT}"
     if isinstance(request, Digest):

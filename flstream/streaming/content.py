@@ -87,7 +87,7 @@ class InFile:
 
     def __init__(self, source: Source, extent: Extent, nbytes: int) -> None:
         self._source = source  # the descriptor is open as long as it exists
-        self._fd, self._offset, self._immutable = extent.fd, extent.offset, False
+        self._fd, self._offset, self._immutable = extent.fd, extent.offset, extent.immutable
         self._left = self._noted = nbytes
 
     @property

@@ -29,20 +29,44 @@ def download(
 ) -> tuple[SinkT, Transfer]:
     """Copy a snapshot from the peer of a channel into a sink, and report its end to the sender.
 
-    The sender is informed of every failure, also of one of a function that was given.
-
     Args:
         receiver: Receiving side of the channel.
         token: Token of the ref.
         settings: Sizes, window and timeouts.
         sink_for: Makes the sink, given the sender's layout.
-        on_range: Called with the range of each chunk once it is in the sink, in any order.
-        finish: Called with the sink once it is filled, to make it durable. The sender is told that
-            this receiver has the snapshot after that only.
+        on_range: See :func:`deliver`.
+        finish: See :func:`deliver`.
         abort: Signal that cancels the download; by default, that of the receiver.
 
     Returns:
         The sink, filled and finished, and the cost of the transfer.
+
+    Raises:
+        FlstreamError: See :func:`deliver`.
+    """
+    remote = RemoteSource(receiver, token, settings, abort)
+    return deliver(remote, sink_for, on_range, finish), remote.cost
+
+
+def deliver(
+    remote: RemoteSource,
+    sink_for: Callable[[Layout], SinkT],
+    on_range: OnRange | None = None,
+    finish: Callable[[SinkT], object] | None = None,
+) -> SinkT:
+    """Copy a remote source into a sink, and report its end to the sender.
+
+    The sender is informed of every failure, also of one of a function that was given.
+
+    Args:
+        remote: The source.
+        sink_for: Makes the sink, given the sender's layout.
+        on_range: Called with the range of each chunk once it is in the sink, in any order.
+        finish: Called with the sink once it is filled, to make it durable. The sender is told that
+            this receiver has the snapshot after that only.
+
+    Returns:
+        The sink, filled and finished.
 
     Raises:
         StreamingError: The sender refused, fell silent, broke the protocol, is gone, or changed
@@ -50,7 +74,6 @@ def download(
         LayoutError: The sink has another layout than the sender.
         FlstreamError: The sink could not be made or written.
     """
-    remote = RemoteSource(receiver, token, settings, abort)
     try:
         sink = sink_for(remote.layout)
         copy(remote, sink, on_range=on_range, origin=remote.peer)
@@ -63,4 +86,4 @@ def download(
     # they are not what it offered, or come too late.
     with suppress(ChannelClosedError, DeadlineError, AbortedError, ProtocolError):
         remote.close()
-    return sink, remote.cost
+    return sink

@@ -1,11 +1,12 @@
-"""Downloads for the low-level API, which report a status instead of most errors, and progress."""
+"""Downloads for the low-level API: statuses, progress, and tensors that are whole."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from flstream.errors import (
     AbortedError,
@@ -17,9 +18,12 @@ from flstream.errors import (
 from flstream.model.body import Sink
 from flstream.model.layout import Layout
 from flstream.model.memory import Params
-from flstream.streaming.download import SinkT, download
+from flstream.streaming.download import SinkT, deliver
 from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.remote import RemoteSource
+from flstream.streaming.wire import NOBODY, TOKEN_BYTES, Part
 from flstream.telemetry.events import Transfer
+from flstream.transport.channel import AbortSignal
 
 Code = Literal["ok", "refused", "timed out", "aborted", "sender gone", "failed"]
 
@@ -53,6 +57,28 @@ OnChunk = Callable[[int, int], None]
 """Function called with the range of a chunk that is in the sink."""
 
 
+class DownloadOptions(TypedDict, total=False):
+    """Options of a download, with the names of NVFlare's guide where it has them.
+
+    Attributes:
+        settings: Sizes, window and timeouts together; by default, those of ``StreamSettings()``.
+        max_chunk_size: Bytes of the longest chunk, a multiple of 16, in place of that of the
+            settings.
+        per_request_timeout: Seconds in which the sender has to answer one request, likewise.
+        abort_signal: Signal that cancels the download, from any thread.
+        optional: Whether a failure is reported by the status alone, with no value, instead of
+            raised.
+        on_progress: Called with the number of bytes received so far and in all.
+    """
+
+    settings: StreamSettings | None
+    max_chunk_size: int
+    per_request_timeout: float
+    abort_signal: AbortSignal | None
+    optional: bool
+    on_progress: OnProgress | None
+
+
 class TensorSink(Sink, Protocol):
     """A sink made of tensors."""
 
@@ -64,38 +90,38 @@ class TensorSink(Sink, Protocol):
 
 def fetch(
     receiver: Receiver,
-    token: bytes,
-    settings: StreamSettings | None,
+    what: str | bytes | Part,
     sink_for: Callable[[Layout], SinkT],
-    on_progress: OnProgress | None = None,
-    watch: Callable[[SinkT], OnChunk] | None = None,
+    options: DownloadOptions,
+    on_tensors: OnTensors | None = None,
     finish: Callable[[SinkT], object] | None = None,
-) -> tuple[Status, SinkT | None]:
-    """Download into a sink, and report most failures as a status.
+) -> tuple[Status, SinkT | None, list[str]]:
+    """Download into a sink.
 
     Args:
         receiver: Receiving side of the channel.
-        token: Token of the ref.
-        settings: Sizes, window and timeouts; None for the defaults.
+        what: Token of the ref, or its text; or a part.
         sink_for: Makes the sink, given the sender's layout.
-        on_progress: Called with the number of bytes received so far and in all.
-        watch: Makes the function that is called for each chunk, given the sink.
+        options: Options of the download.
+        on_tensors: Called with tensors as soon as all their bytes have arrived.
         finish: Called with the sink once it is filled, before the sender knows.
 
     Returns:
-        How it ended, and the sink, filled; None if it failed.
+        How it ended; the sink, filled, or None if it failed; and the names of the tensors in the
+        sender's order.
 
     Raises:
+        StreamingError: It failed, and is not optional.
         FlstreamError: The sink could not be made or written.
     """
     watchers: list[OnChunk] = []
 
     def watched(layout: Layout) -> SinkT:
         sink = sink_for(layout)
-        if on_progress is not None:
+        if (on_progress := options.get("on_progress")) is not None:
             watchers.append(_Progress(layout, on_progress))
-        if watch is not None:
-            watchers.append(watch(sink))
+        if on_tensors is not None:
+            watchers.append(_Arrivals(sink, on_tensors))
         return sink
 
     def on_chunk(start: int, stop: int) -> None:
@@ -103,23 +129,48 @@ def fetch(
             watcher(start, stop)
 
     try:
-        sink, cost = download(
-            receiver, token, settings or StreamSettings(), watched, on_chunk, finish
-        )
+        part = what if isinstance(what, Part) else None
+        token = NOBODY if isinstance(what, Part) else token_of(what)
+        signal = options.get("abort_signal")
+        remote = RemoteSource(receiver, token, _settings(options), signal, part)
+        sink = deliver(remote, watched, on_chunk, finish)
     except StreamingError as error:
-        return Status(_code_of(error), str(error)), None
+        if not options.get("optional"):
+            raise
+        return Status(_code_of(error), str(error)), None, []
     except Exception as error:
         watchers.clear()
         _let_go(error)
         raise
-    return Status("ok", cost=cost), sink
+    return Status("ok", cost=remote.cost), sink, remote.names
 
 
-def arrivals(on_tensors: OnTensors | None) -> Callable[[TensorSink], OnChunk] | None:
-    """Make the ``watch`` argument of :func:`fetch` that reports each tensor once it is whole."""
-    if on_tensors is None:
-        return None
-    return lambda sink: _Arrivals(sink, on_tensors)
+def token_of(ref_id: str | bytes) -> bytes:
+    """Return a ref's token, which may be given as its text.
+
+    Raises:
+        RefusedError: It is none.
+    """
+    token: object = ref_id
+    if isinstance(ref_id, str):
+        with suppress(ValueError):
+            token = bytes.fromhex(ref_id)
+    if not isinstance(token, bytes) or len(token) != TOKEN_BYTES:
+        size = f"{len(token)} bytes" if isinstance(token, bytes) else f"a {type(token).__name__}"
+        raise RefusedError(
+            f"a ref's token has {TOKEN_BYTES} bytes, or {2 * TOKEN_BYTES} hexadecimal digits, and "
+            f"this is {size}; hand on ref.id as it is"
+        )
+    return token
+
+
+def _settings(options: DownloadOptions) -> StreamSettings:
+    settings = options.get("settings") or StreamSettings()
+    return replace(
+        settings,
+        chunk_size=options.get("max_chunk_size", settings.chunk_size),
+        request_timeout=options.get("per_request_timeout", settings.request_timeout),
+    )
 
 
 def _let_go(error: BaseException) -> None:
@@ -158,7 +209,7 @@ class _Progress:
 class _Arrivals:
     """Reports tensors as soon as all their bytes have arrived."""
 
-    def __init__(self, sink: TensorSink, on_tensors: OnTensors) -> None:
+    def __init__(self, sink: Any, on_tensors: OnTensors) -> None:
         self._on_tensors = on_tensors
         self._sink = sink
         self._left = {spec.name: spec.nbytes for spec in sink.layout.tensors}

@@ -6,18 +6,19 @@ import secrets
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from flstream.model.body import Source
-from flstream.streaming.settings import expect_seconds
+from flstream.model.layout import ALIGNMENT, Layout
+from flstream.streaming.settings import StreamSettings, expect_seconds
 from flstream.streaming.wire import TOKEN_BYTES
 from flstream.transport.lending import PrivateMemory
 from flstream.units import format_bytes, format_seconds
 
-Status = Literal["finished", "timed out", "aborted"]
+End = Literal["finished", "aborted", "waiting"]
 
 
 @dataclass
@@ -56,14 +57,15 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a ref ended.
+    """How a ref ended, or stands.
 
     Attributes:
-        status: ``finished`` when every declared receiver has the snapshot, or a quorum of them.
+        status: ``finished`` when every declared receiver has the snapshot, or a quorum of them;
+            ``waiting`` for a ref that is still on offer.
         reason: Sentence that says why it is not finished; empty if it is.
     """
 
-    status: Status
+    status: End
     reason: str = ""
 
     @property
@@ -102,7 +104,38 @@ class RecentlySettled(dict[bytes, Settled]):
                 del self[next(iter(self))]
 
 
-@dataclass
+class OfferOptions(TypedDict, total=False):
+    """Options of an offer.
+
+    Attributes:
+        on_settled: Called once, with the ref, after it has settled: on a thread for all these calls
+            of the service, one after another.
+        quorum: Number of receivers that must have the snapshot, from 1 to all. The ref is finished
+            as soon as they have it, and aborted as soon as that is no longer possible; late
+            receivers are refused. By default it stays open until every receiver is done, and all
+            must have it.
+        push: Settings with which to send it before the receivers ask: in frames of this chunk size,
+            and at first as much as this window covers. By default the receivers pull it.
+        stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
+            nothing. By default the offer waits for it.
+        max_chunk_size: Length in bytes of the longest chunk that receivers are sent, a multiple of
+            16; by default as long as they ask for.
+        round: Number of the round that the tensors are of, for receivers that look them up by
+            :class:`~flstream.streaming.wire.TensorSpec`.
+        tags: What the tensors are, likewise, such as ``trained``.
+        order: Names in the order in which receivers are to have them; by default, that of the body.
+    """
+
+    on_settled: Callable[[Ref], None] | None
+    quorum: int | None
+    push: StreamSettings | None
+    stall_timeout: float | None
+    max_chunk_size: int | None
+    round: int
+    tags: Collection[str]
+    order: Iterable[str]
+
+
 class Ref:
     """One immutable snapshot on offer to declared receivers.
 
@@ -112,75 +145,87 @@ class Ref:
     Without a quorum it stays open until the last receiver is done, even if one has failed, since
     the others may still get it. With a quorum it settles as soon as its outcome is certain.
 
+    Args:
+        source: The snapshot.
+        receivers: Names of those it is offered to.
+        token: Unguessable name; None for a new one.
+        before_settled: Called once it is certain to settle, before anybody knows.
+        after_settled: Called once it has settled.
+        options: Options of the offer.
+
     Attributes:
-        token: Unguessable name, to be sent to the receivers.
+        token: Unguessable name, to be sent to the receivers, as bytes; :attr:`id` is its text.
         deliveries: Delivery of each declared receiver, by name; a receiver that was not done when
-            the
-        ref settled has no ``closed_at``.
-        quorum: Number of receivers that must have the snapshot; None for all of them.
-        stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
-            nothing; None is without limit.
+            the ref settled has no ``closed_at``.
+        parts: Refs of some of its tensors, such as by the names of the receivers that chose them.
+        whole: The ref of which this one is a part, with whose deliveries it shares its own.
+        selections: Sources of some of its tensors, by their names, for whoever asks for the same.
+        options: Options of the offer.
+        order: Places of the tensors and aliases of its layout in the order in which receivers are
+            to have them; empty if that is the order of the layout.
+
+    Raises:
+        ValueError: The quorum is not from 1 to the number of receivers, a timeout or a size makes
+            no sense, or the receivers are one text.
     """
 
-    token: bytes
-    deliveries: dict[str, Delivery]
-    quorum: int | None
-    stall_timeout: float | None
-    _source: Source | None
-    _nbytes: int
-    _on_settled: Callable[[Ref], None]
-    _before_settled: Callable[[Ref], None] = lambda _: None
-    _outcome: Outcome | None = None
-    _is_settling: bool = False
-    _settled: threading.Condition = field(default_factory=threading.Condition)
-
-    @classmethod
-    def issue(
-        cls,
+    def __init__(
+        self,
         source: Source,
         receivers: Iterable[str],
-        on_settled: Callable[[Ref], None],
-        quorum: int | None = None,
+        token: bytes | None = None,
         before_settled: Callable[[Ref], None] = lambda _: None,
-        stall_timeout: float | None = None,
-    ) -> Ref:
-        """Make a ref with a new token.
-
-        Args:
-            source: The snapshot.
-            receivers: Names of those it is offered to.
-            on_settled: Called once it has settled.
-            quorum: Number of receivers that must have it; None for all of them.
-            before_settled: Called once it is certain to settle, before anybody knows.
-            stall_timeout: Seconds of silence after which a receiver is lost; None is no limit.
-
-        Raises:
-            ValueError: The quorum is not from 1 to the number of receivers, the timeout is not
-                above 0, or the receivers are one text.
-        """
+        after_settled: Callable[[Ref], None] = lambda _: None,
+        **options: Unpack[OfferOptions],
+    ) -> None:
         if isinstance(receivers, str | bytes):
             raise ValueError(f"receivers is the text {receivers!r}; give a list of names")
-        if stall_timeout is not None:
-            expect_seconds("stall_timeout", stall_timeout)
         deliveries = {name: Delivery() for name in receivers}
         if not all(isinstance(name, str) for name in deliveries):
             raise ValueError(f"receivers are {list(deliveries)}; give their names")
-        if quorum is not None and (type(quorum) is not int or not 1 <= quorum <= len(deliveries)):
+        self.token = secrets.token_bytes(TOKEN_BYTES) if token is None else token
+        self.deliveries = deliveries
+        self.parts: dict[str, Ref] = {}
+        self.whole: Ref | None = None
+        self.selections: dict[tuple[str, ...], Source] = {}
+        self.options: OfferOptions = options
+        self.order = _order_of(source.layout, options.get("order"))
+        self._quorum = options.get("quorum")
+        self._check()
+        self._source: Source | None = source
+        self._nbytes = source.layout.nbytes
+        self._after_settled = after_settled
+        self._before_settled = before_settled
+        self._outcome: Outcome | None = None
+        self._is_settling = False
+        self._settled = threading.Condition()
+
+    def _check(self) -> None:
+        quorum, size = self._quorum, self.options.get("max_chunk_size")
+        if (seconds := self.options.get("stall_timeout")) is not None:
+            expect_seconds("stall_timeout", seconds)
+        if quorum is not None and (
+            type(quorum) is not int or not 1 <= quorum <= len(self.deliveries)
+        ):
             raise ValueError(
-                f"a quorum of {quorum!r} cannot be had of {len(deliveries)} receivers; it must be "
-                "a whole number from 1 to theirs, or None for all of them"
+                f"a quorum of {quorum!r} cannot be had of {len(self.deliveries)} receivers; it "
+                "must be a whole number from 1 to theirs, or None for all of them"
             )
-        token = secrets.token_bytes(TOKEN_BYTES)
-        return cls(
-            token,
-            deliveries,
-            quorum,
-            stall_timeout,
-            source,
-            source.layout.nbytes,
-            on_settled,
-            before_settled,
-        )
+        if size is not None and (type(size) is not int or size < ALIGNMENT or size % ALIGNMENT):
+            raise ValueError(f"max_chunk_size is {size!r}; give a multiple of {ALIGNMENT} bytes")
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def id(self) -> str:
+        """The token as text: 32 hexadecimal digits."""
+        return self.token.hex()
+
+    @property
+    def label(self) -> tuple[int, frozenset[str]]:
+        """Round and tags by which its tensors can be looked up."""
+        return self.options.get("round", 0), frozenset(self.options.get("tags", ()))
 
     @cached_property
     def private_memory(self) -> PrivateMemory:
@@ -201,16 +246,14 @@ class Ref:
         """Wait until the ref settles, and return its outcome.
 
         Args:
-            timeout: Seconds after which the ref settles as timed out; None is without limit.
+            timeout: Seconds to wait; None is without limit. Afterwards the ref is on offer as
+                before, and the outcome is ``waiting``; :meth:`abort` withdraws it.
         """
         with self._settled:
             self._settled.wait_for(lambda: self._outcome is not None, timeout)
             if self._outcome is not None:
                 return self._outcome
-            late = self._late()
-        self.settle(Outcome("timed out", f"{late} done within {timeout} s"))
-        assert self._outcome is not None
-        return self._outcome
+            return Outcome("waiting", f"{self._late()} done within {timeout} s")
 
     def abort(self, reason: str) -> None:
         """Withdraw the offer, unless the ref has settled."""
@@ -232,7 +275,7 @@ class Ref:
                 self._outcome = outcome
                 self._settled.notify_all()
         try:
-            self._on_settled(self)
+            self._after_settled(self)
         except Exception:
             # Errors of the caller's callback end here: the ref has settled, and the thread that
             # settled it may be the one that serves all other receivers.
@@ -263,9 +306,10 @@ class Ref:
 
         Those of which this is 0 or less have stalled. There are none without a timeout.
         """
-        if self.stall_timeout is None or self._is_settling:
+        timeout = self.options.get("stall_timeout")
+        if timeout is None or self._is_settling:
             return {}
-        limit = self.stall_timeout - time.monotonic()
+        limit = timeout - time.monotonic()
         return {
             name: each.active_at + limit
             for name, each in self.deliveries.items()
@@ -290,8 +334,8 @@ class Ref:
             if each.failure is not None
         ]
         missing = ", ".join([*failed, *late])
-        if self.quorum is not None:
-            count = f"fewer than {self.quorum} of {len(self.deliveries)} receivers"
+        if self._quorum is not None:
+            count = f"fewer than {self._quorum} of {len(self.deliveries)} receivers"
             return f"{count}, without {missing}, were"
         return f"{missing} {'was' if len(failed) + len(late) == 1 else 'were'} not"
 
@@ -303,16 +347,23 @@ class Ref:
             for name, each in self.deliveries.items()
             if each.failure is not None
         ]
-        if self.quorum is None:
+        if self._quorum is None:
             if waiting:
                 return None
             return Outcome("aborted", "; ".join(failures)) if failures else Outcome("finished")
-        if len(self.deliveries) - waiting - len(failures) >= self.quorum:
+        if len(self.deliveries) - waiting - len(failures) >= self._quorum:
             return Outcome("finished")
-        if len(self.deliveries) - len(failures) >= self.quorum:
+        if len(self.deliveries) - len(failures) >= self._quorum:
             return None
         return Outcome(
             "aborted",
-            f"{self.quorum} of {len(self.deliveries)} receivers were to have it, and "
+            f"{self._quorum} of {len(self.deliveries)} receivers were to have it, and "
             f"{len(failures)} failed: {'; '.join(failures)}",
         )
+
+
+def _order_of(layout: Layout, names: Iterable[str] | None) -> list[int]:
+    """Return the places of names among those of a layout; nothing if they are in its order."""
+    places = {name: place for place, name in enumerate(layout.names)}
+    order = [] if names is None else [places[name] for name in names]
+    return [] if order == list(range(len(places))) else order

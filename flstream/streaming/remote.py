@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from flstream.errors import FlstreamError, RefusedError, StreamingError
+from flstream.errors import FlstreamError, StreamingError
 from flstream.model.body import OnRange, Scratch, Sink
 from flstream.model.copy import copy
 from flstream.model.memory import BufferSource
@@ -23,6 +24,7 @@ from flstream.streaming.wire import (
     Closed,
     Digest,
     Digested,
+    Part,
     Ping,
     Pong,
     digest_of,
@@ -52,12 +54,14 @@ class RemoteSource:
         token: Token of the ref.
         settings: Sizes, window and timeouts.
         abort: Signal that cancels the download; by default, that of the receiver.
+        part: Tensors that are wanted of the ref, or of all that is on offer; None for the ref.
 
     Attributes:
         layout: Layout of the sender.
+        names: Names of the tensors and aliases in the order in which the sender lists them.
 
     Raises:
-        StreamingError: The sender refused, fell silent, or is gone; or the token is none.
+        StreamingError: The sender refused, fell silent, or is gone.
     """
 
     random_access = False
@@ -71,13 +75,10 @@ class RemoteSource:
         token: bytes,
         settings: StreamSettings,
         abort: AbortSignal | None = None,
+        part: Part | None = None,
     ) -> None:
-        if not isinstance(token, bytes) or len(token) != TOKEN_BYTES:
-            given = len(token) if isinstance(token, bytes) else f"is a {type(token).__name__}"
-            raise RefusedError(
-                f"a ref's token has {TOKEN_BYTES} bytes, and this one {given}; "
-                "hand on ref.token as it is"
-            )
+        # A part has a token of its own, which its receiver draws.
+        token = token if part is None else secrets.token_bytes(TOKEN_BYTES)
         self._exchange = Exchange(receiver, token, settings, abort)
         self._settings = settings
         self._began = time.monotonic()
@@ -87,11 +88,11 @@ class RemoteSource:
         self._early: dict[int, memoryview] = {}
         self._coming = memoryview(b"")
         try:
-            self._opened = open_ref(self._exchange, settings, receiver.limits)
+            self._opened = open_ref(self._exchange, settings, receiver.limits, part)
         except BaseException as error:
             self.fail(error)
             raise
-        self.layout = self._opened.layout
+        self.layout, self.names = self._opened.layout, self._opened.names
         self._chunks = ChunkReceiver(self._exchange, settings, self._opened)
 
     @property

@@ -10,16 +10,17 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import Self
+from typing import Self, Unpack
 
 from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
 from flstream.model.body import Scratch, Source
-from flstream.streaming.callbacks import Callbacks, OnSettled
+from flstream.streaming.callbacks import Callbacks
 from flstream.streaming.connection import Connection
 from flstream.streaming.deadlines import Deadlines
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
+from flstream.streaming.offers import Offers
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.refs import Outcome, RecentlySettled, Ref
+from flstream.streaming.refs import OfferOptions, Outcome, Ref
 from flstream.transport.channel import Channel, Signal
 
 
@@ -35,8 +36,7 @@ class DownloadService:
 
     def __init__(self, name: str = "download-service", limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self._refs: dict[bytes, Ref] = {}
-        self._settled = RecentlySettled()
+        self._offers = Offers(self._take_back, self._note_settled)
         self._wake = Signal()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -61,13 +61,7 @@ class DownloadService:
         self._thread.start()
 
     def offer(
-        self,
-        source: Source,
-        receivers: Iterable[str],
-        on_settled: OnSettled | None = None,
-        push: StreamSettings | None = None,
-        quorum: int | None = None,
-        stall_timeout: float | None = None,
+        self, source: Source, receivers: Iterable[str], **options: Unpack[OfferOptions]
     ) -> Ref:
         """Offer a snapshot to receivers, which need the returned ref's token to fetch it.
 
@@ -78,18 +72,12 @@ class DownloadService:
             source: Snapshot to offer.
             receivers: Names under which their channels are attached. Without any, the ref is
                 finished at once.
-            on_settled: Called once, with the ref, after it has settled: on a thread for all these
-                calls of the service, one after another.
-            push: Settings with which to send it before the receivers ask: in frames of this chunk
-                size, and at first as much as this window covers. None lets them pull it.
-            quorum: Number of receivers that must have it, at which the ref settles; None for all.
-            stall_timeout: Seconds after which a receiver is lost that takes nothing and asks for
-                nothing; None is without limit.
+            options: See :class:`~flstream.streaming.refs.OfferOptions`.
 
         Raises:
             LayoutError: There are more tensors, or longer names, than a layout may have.
             ValueError: The source lacks random access, the quorum is not from 1 to the number of
-                receivers, the timeout is not above 0, or the receivers are one text.
+                receivers, a timeout or a size makes no sense, or the receivers are one text.
         """
         if not source.random_access:
             raise ValueError(
@@ -102,16 +90,7 @@ class DownloadService:
                 f"have {self._limits.layout_tensors} and {self._limits.layout_bytes} (Limits); "
                 "offer them in several parts, or raise the limits at both ends"
             )
-
-        def forget(ref: Ref) -> None:
-            self._settled[ref.token] = ref.settled
-            self._refs.pop(ref.token, None)
-            self._wake_thread()  # to release frames that are being sent
-            if on_settled is not None:
-                self._callbacks.call(on_settled, ref)
-
-        ref = Ref.issue(source, receivers, forget, quorum, self._take_back, stall_timeout)
-        self._refs[ref.token] = ref
+        ref = self._offers.add(source, receivers, **options)
         if not ref.deliveries:
             ref.settle(Outcome("finished"))
         # A receiver whose channel is gone will never report that it is done. The thread records the
@@ -121,10 +100,11 @@ class DownloadService:
                 ref.receiver_done(name, self._lost[name])
         if self._closing:
             ref.abort("the service was closed")
+        push = options.get("push")
         if push is not None and push.frame_size:
             self._pushing.append((ref, push))
             self._wake_thread()
-        if ref.stall_timeout is not None:
+        if options.get("stall_timeout") is not None:
             self._changes.append(ref)
             self._wake_thread()
         return ref
@@ -135,9 +115,7 @@ class DownloadService:
         A receiver may have several: it is lost once the last of them has ended; where it may come
         back on another one, some seconds later.
         """
-        connection = Connection(
-            channel, receiver, self._refs, self._settled, self._scratch, self._limits
-        )
+        connection = Connection(channel, receiver, self._offers, self._scratch, self._limits)
         with self._losing:
             self._lost.pop(receiver, None)
             self._connections.add(connection)
@@ -166,7 +144,7 @@ class DownloadService:
         for change in self._changes:
             if isinstance(change, Connection):
                 change.channel.close()
-        for ref in list(self._refs.values()):
+        for ref in list(self._offers.refs.values()):
             ref.abort("the service was closed")
         self._callbacks.close()
 
@@ -175,6 +153,12 @@ class DownloadService:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _note_settled(self, ref: Ref) -> None:
+        self._wake_thread()  # to release frames that are being sent
+        on_settled = ref.options.get("on_settled")
+        if on_settled is not None:
+            self._callbacks.call(on_settled, ref)
 
     def _take_back(self, ref: Ref) -> None:
         """Have no receiver read a ref's memory any more."""
@@ -306,6 +290,6 @@ class DownloadService:
             if any(each.receiver == receiver for each in self._connections):
                 return
             self._lost[receiver] = reason
-        for ref in list(self._refs.values()):
+        for ref in list(self._offers.refs.values()):
             if receiver in ref.deliveries:
                 ref.receiver_done(receiver, reason)

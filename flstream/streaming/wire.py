@@ -21,7 +21,7 @@ from flstream.transport.messages import UNREADABLE
 TOKEN_BYTES = 16
 """Length in bytes of a ref's token: 128 unguessable bits."""
 
-MAX_REQUEST_BYTES = 64 << 10
+MAX_REQUEST_BYTES = 1 << 20
 """Most bytes of a message that a service accepts. Receivers accept as many as a header may take."""
 
 MAX_CHUNK_BYTES = 1 << 30
@@ -45,7 +45,7 @@ NOBODY = bytes(TOKEN_BYTES)
 VERSION = 2
 """Version of the protocol. Peers of another one are refused."""
 
-CAPABILITIES = ("digests",)
+CAPABILITIES = ("digests", "parts")
 """What a sender can do beyond what every one can."""
 
 _MAGIC = b"FLST"
@@ -120,17 +120,49 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     capabilities: Annotated[list[str], msgspec.Meta(max_length=64)] = []
 
 
+class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
+    """A tensor by what it is, wherever it is on offer.
+
+    After ``TensorSpec`` and ``TensorKey`` of OpenFL (its pull request 1575).
+
+    Attributes:
+        name: Name of the tensor.
+        round: Number of the round that it is of.
+        tags: What it is, such as ``trained``, in any order.
+    """
+
+    name: str
+    round: int = 0
+    tags: tuple[str, ...] = ()
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Some tensors, as a body of their own: of one ref, or of all that are on offer.
+
+    Attributes:
+        of: Token of the ref; :data:`NOBODY` where the tensors are looked up.
+        names: Names of tensors of the ref.
+        specs: Tensors to be looked up.
+    """
+
+    of: bytes = NOBODY
+    names: Annotated[list[str], msgspec.Meta(max_length=100_000)] = []
+    specs: Annotated[list[TensorSpec], msgspec.Meta(max_length=100_000)] = []
+
+
 class Open(msgspec.Struct, tag=True, frozen=True):
     """Request of a receiver: the layout of a ref.
 
     A body of at most ``eager`` bytes is to be sent at once, in frames of at most ``chunk_size``, as
-    if this request had also fetched it. That saves a round trip for a small body.
+    if this request had also fetched it. That saves a round trip for a small body. To open a
+    ``part``, the receiver draws a token for it, which is that of a ref from then on.
     """
 
     token: bytes
     request: Number
     eager: int = 0
     chunk_size: int = 0
+    part: Part | None = None
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
@@ -192,14 +224,18 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 class Opened(msgspec.Struct, tag=True, frozen=True):
     """Answer of a sender: the layout, as the JSON of a safetensors header.
 
-    For a push, this comes without a request, and states the ``chunk_size`` of its frames and the
-    ``limit`` up to which it is sent before the receiver has to grant more.
+    The longest frame that it sends has ``chunk_size`` bytes; 0 is any that it is asked for. For a
+    push, this comes without a request, and states the size of its frames, and the ``limit`` up to
+    which it is sent before the receiver has to grant more. ``order`` has the places of the names,
+    first of the tensors, then of the aliases, in the order in which the receiver is to have them;
+    none if that is their order.
     """
 
     request: Number
     layout: bytes
     chunk_size: int = 0
     limit: int = 0
+    order: Annotated[list[int], msgspec.Meta(max_length=200_000)] = []
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

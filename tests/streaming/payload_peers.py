@@ -45,7 +45,10 @@ def fetch_and_report(
 ) -> None:
     """Download a payload; report its status, its content, and whether torch was needed."""
     status, value = download_payload(
-        Receiver(SocketChannel(end, "sender"), "sender"), token, settings, framework="numpy"
+        Receiver(SocketChannel(end, "sender"), "sender"),
+        token,
+        settings=settings,
+        framework="numpy",
     )
     reports.send((status.code, status.reason))
     if status.ok:
@@ -68,7 +71,7 @@ def die_on_the_way(
             os.kill(os.getpid(), signal.SIGKILL)
 
     receiver = Receiver(SocketChannel(end, "sender"), "sender")
-    download_payload(receiver, token, settings, None, die, framework="numpy")
+    download_payload(receiver, token, settings=settings, on_progress=die, framework="numpy")
 
 
 def send_back(end: socket.socket, reports: Connection, other: socket.socket, token: bytes) -> None:

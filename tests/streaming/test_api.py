@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from faults import FaultyChannel
+from faults import Faults, FaultyChannel
 from harness import open_harness
 from safetensors.torch import load_file
 from torch import nn
@@ -50,7 +50,7 @@ def same(given, due):
 def test_tensors_arrive_and_both_sides_know_it(harness, chunk_size):
     ref = add_tensors(harness.service, TENSORS, ["site-1"])
     settings = replace(SMALL, chunk_size=chunk_size)
-    status, state_dict = download_tensors(harness.receiver(), ref.token, settings)
+    status, state_dict = download_tensors(harness.receiver(), ref.token, settings=settings)
     assert status.ok
     assert status.cost.bytes == sum(tensor.nbytes for tensor in TENSORS.values())
     assert same(state_dict, TENSORS)
@@ -67,7 +67,11 @@ def test_progress_only_goes_up_and_tensors_are_told_of_once_when_whole(harness):
         told.update(tensors)
 
     status, _ = download_tensors(
-        harness.receiver(), ref.token, SMALL, None, lambda *n: progress.append(n), on_tensors
+        harness.receiver(),
+        ref.token,
+        settings=SMALL,
+        on_progress=lambda *n: progress.append(n),
+        on_tensors=on_tensors,
     )
     assert status.ok
     assert told.keys() == TENSORS.keys()
@@ -79,7 +83,7 @@ def test_progress_only_goes_up_and_tensors_are_told_of_once_when_whole(harness):
 def test_arrays_take_the_same_road(harness):
     arrays = {"a": np.arange(500, dtype=np.int16), "b": np.float64(2.5)}
     ref = add_arrays(harness.service, arrays, ["site-1"])
-    status, received = download_arrays(harness.receiver(), ref.token, SMALL)
+    status, received = download_arrays(harness.receiver(), ref.token, settings=SMALL)
     assert status.ok
     assert all(type(value) is np.ndarray for value in received.values())
     assert np.array_equal(received["a"], arrays["a"])
@@ -89,12 +93,12 @@ def test_arrays_take_the_same_road(harness):
 def test_a_file_goes_from_disk_to_disk(harness, tmp_path):
     ref = add_tensors(harness.service, TENSORS, ["site-1"])
     first = tmp_path / "first.safetensors"
-    status, path = download_file(harness.receiver(), ref.token, first, SMALL)
+    status, path = download_file(harness.receiver(), ref.token, first, settings=SMALL)
     assert status.ok
     assert path == first
     again = add_file(harness.service, first, ["site-2"])
     second = tmp_path / "second.safetensors"
-    assert download_file(harness.receiver("site-2"), again.token, second, SMALL)[0].ok
+    assert download_file(harness.receiver("site-2"), again.token, second, settings=SMALL)[0].ok
     assert same(load_file(second), TENSORS)
     assert sorted(each.name for each in tmp_path.iterdir()) == [first.name, second.name]
 
@@ -103,7 +107,7 @@ def test_a_module_receives_into_its_own_parameters(harness):
     sent, net = nn.Linear(30, 20), nn.Linear(30, 20)
     pointer = net.weight.data_ptr()
     ref = add_tensors(harness.service, sent.state_dict(), ["site-1"])
-    status, _ = download_tensors(harness.receiver(), ref.token, SMALL, net)
+    status, _ = download_tensors(harness.receiver(), ref.token, settings=SMALL, into=net)
     assert status.ok
     assert net.weight.data_ptr() == pointer
     assert torch.equal(net.weight, sent.weight)
@@ -112,26 +116,32 @@ def test_a_module_receives_into_its_own_parameters(harness):
 def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(harness):
     ref = add_tensors(harness.service, TENSORS, ["site-1"])
     with pytest.raises(LayoutError, match="does not fit"):
-        download_tensors(harness.receiver(), ref.token, SMALL, nn.Linear(3, 2))
+        download_tensors(harness.receiver(), ref.token, settings=SMALL, into=nn.Linear(3, 2))
     assert "does not fit" in ref.wait(10).reason
 
 
 def test_every_bad_end_has_its_status_and_leaves_nothing(harness, tmp_path):
-    refused, nothing = download_tensors(harness.receiver(), bytes(16), SMALL)
+    refused, nothing = download_tensors(
+        harness.receiver(), bytes(16), settings=SMALL, optional=True
+    )
     assert (refused.code, nothing) == ("refused", {})
     assert "not on offer" in refused.reason
 
     ref = add_tensors(harness.service, TENSORS, ["a", "b", "c"])
     for name, fault, code in (("a", "stall", "timed out"), ("b", "death", "sender gone")):
-        broken = FaultyChannel(harness.channel(name), fault, seed=1, death_within=2000)
+        broken = FaultyChannel(harness.channel(name), Faults(fault, 1, ends_within=2000))
         path = tmp_path / f"{name}.safetensors"
         hasty = replace(SMALL, request_timeout=0.2)
-        status, none = download_file(Receiver(broken, "server"), ref.token, path, hasty)
+        status, none = download_file(
+            Receiver(broken, "server"), ref.token, path, settings=hasty, optional=True
+        )
         assert (status.code, none) == (code, None)
     abort = Signal()
     abort.set()
-    stalled = FaultyChannel(harness.channel("c"), "stall", seed=1, death_within=2000)
-    aborted, _ = download_tensors(Receiver(stalled, "server", abort), ref.token, SMALL)
+    stalled = FaultyChannel(harness.channel("c"), Faults("stall", 1, ends_within=2000))
+    aborted, _ = download_tensors(
+        Receiver(stalled, "server", abort), ref.token, settings=SMALL, optional=True
+    )
     assert aborted.code == "aborted"
     abort.close()
     assert list(tmp_path.iterdir()) == []
@@ -143,10 +153,10 @@ def test_a_callback_that_raises_harms_nobody(harness, capfd):
 
     ref = add_tensors(harness.service, TENSORS, ["site-1"], on_settled=fail)
     receiver = harness.receiver()
-    assert download_tensors(receiver, ref.token, SMALL)[0].ok
+    assert download_tensors(receiver, ref.token, settings=SMALL)[0].ok
     assert ref.wait(10).ok
     following = add_tensors(harness.service, TENSORS, ["site-1"])
-    assert download_tensors(receiver, following.token, SMALL)[0].ok
+    assert download_tensors(receiver, following.token, settings=SMALL)[0].ok
     assert "in the callback" in capfd.readouterr().err
 
 
@@ -158,8 +168,11 @@ class TestResume:
 
     def broken_off(self, harness, path, within=300_000):
         ref = add_arrays(harness.service, self.MODEL, ["first"])
-        channel = FaultyChannel(harness.channel("first"), "death", seed=2, death_within=within)
-        status, _ = download_file(Receiver(channel, "server"), ref.token, path, SMALL, resume=True)
+        faults = Faults("death", 2, ends_within=within)
+        receiver = Receiver(FaultyChannel(harness.channel("first"), faults), "server")
+        status, _ = download_file(
+            receiver, ref.token, path, settings=SMALL, resume=True, optional=True
+        )
         assert status.code == "sender gone"
 
     def resumed(self, harness, path, model=None):
@@ -169,8 +182,8 @@ class TestResume:
             harness.receiver("second"),
             ref.token,
             path,
-            SMALL,
-            lambda done, _: progress.append(done),
+            settings=SMALL,
+            on_progress=lambda done, _: progress.append(done),
             resume=True,
         )
         assert status.ok
@@ -215,11 +228,13 @@ class TestResume:
         offered, path = tmp_path / "offered.safetensors", tmp_path / "model.safetensors"
         whole = add_arrays(harness.service, self.MODEL, ["site-1"])
         receiver = harness.receiver()
-        assert download_file(receiver, whole.token, offered, SMALL)[0].ok
+        assert download_file(receiver, whole.token, offered, settings=SMALL)[0].ok
         self.broken_off(harness, path)
         ref = add_file(harness.service, offered, ["site-1"])
         os.truncate(offered, 1000)
-        status, none = download_file(receiver, ref.token, path, SMALL, resume=True)
+        status, none = download_file(
+            receiver, ref.token, path, settings=SMALL, resume=True, optional=True
+        )
         assert (status.code, none) == ("refused", None)
         assert "offered.safetensors" in status.reason
         assert self.resumed(harness, path) < self.NBYTES
@@ -246,4 +261,4 @@ def download_and_die(end, token, path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     receiver = Receiver(SocketChannel(end, "server"), "server")
-    download_file(receiver, token, path, SMALL, die, resume=True)
+    download_file(receiver, token, path, settings=SMALL, on_progress=die, resume=True)

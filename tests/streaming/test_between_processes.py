@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from harness import fetch
-from support import as_bytes, assert_same_tensors, every_kind, tensor
+from support import IN_FILES, as_bytes, assert_same_tensors, every_kind, tensor
 
 from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.model.checkpoint import write_checkpoint
@@ -30,7 +30,7 @@ Start = Callable[..., tuple[SocketChannel, Any]]
 
 def model() -> dict[str, torch.Tensor]:
     many = {f"small.{number}": tensor("BF16", (11,), number) for number in range(300)}
-    return {**every_kind(), **many, "large": tensor("F32", (1 << 19,))}
+    return {**every_kind(IN_FILES), **many, "large": tensor("F32", (1 << 19,))}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_model_is_fetched_from_another_process_into_modules_and_memory(start, 
 
 
 def test_another_process_fetches_models_into_files_one_after_another(start, tmp_path):
-    large, small = model(), every_kind()
+    large, small = model(), every_kind(IN_FILES)
     with DownloadService() as service:
         bodies = [MemoryBody.of(tensors) for tensors in (large, small, {})]
         refs = [service.offer(body, ["receiver"]) for body in bodies]

@@ -27,10 +27,15 @@ def attached(service, name):
     return theirs
 
 
+def is_closed(sock):
+    """Whether there is an end after the greeting, if that was sent."""
+    return len(sock.recv(1000)) < 1000 and sock.recv(1) == b""
+
+
 def test_its_channel_is_closed_though_its_other_end_is_not(service):
     with attached(service, "worker-1") as theirs:
         service.detach("worker-1")
-        assert theirs.recv(1) == b""
+        assert is_closed(theirs)
 
 
 def test_what_was_on_offer_to_it_is_settled(service):
@@ -54,7 +59,7 @@ def test_no_name_is_kept_of_those_that_are_gone(service, ends):
                 # It is known to be lost once an offer to it has settled.
                 assert service.offer(BODY, [name]).wait(PATIENCE).status == "aborted"
             service.detach(name)
-            assert theirs.recv(1) == b""
+            assert is_closed(theirs)
     # The next one is served as ever.
     with attached(service, "worker-1/50"):
         ref = service.offer(BODY, ["worker-1/50"])

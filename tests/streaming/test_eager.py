@@ -199,7 +199,7 @@ def test_a_small_file_is_taken_whole_and_not_compared(harness, tmp_path):
     (tmp_path / "model.safetensors.tmp").write_bytes(b"what an earlier download left")
     receiver, channel = harness.watched()
     ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    status, _ = download_file(receiver, ref.token, path, QUICK, resume=True)
+    status, _ = download_file(receiver, ref.token, path, settings=QUICK, resume=True)
     assert status.ok
     assert kinds(channel) == [Open, Close]
     assert_same_tensors(fetch_file(harness, path), SMALL)

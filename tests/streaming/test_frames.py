@@ -92,7 +92,7 @@ def test_a_frame_is_the_chunk_with_its_digest(tmp_path, make, chunk_size, way):
     stop = source.layout.nbytes
     start = chunk_size if chunk_size else 0
     demand = Demand(bytes(16), 7, start, stop, stop, chunk_size)
-    ref = Ref.issue(source, ["site-1"], print)
+    ref = Ref(source, ["site-1"])
     frame = Preparation(demand, ref, source).go_on(1 << 30, Scratch())
     while frame.left:
         frame.send_some(channel)
@@ -178,9 +178,7 @@ def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
     for _ in range(3):
         channel = Counting()
         demand = Demand(b"t" * 16, 1, 0, MIB, MIB, MIB)
-        frame = Preparation(demand, Ref.issue(source, ["site-1"], print), source).go_on(
-            1 << 30, Scratch()
-        )
+        frame = Preparation(demand, Ref(source, ["site-1"]), source).go_on(1 << 30, Scratch())
         while frame.left:
             frame.send_some(channel)
         sent.append(channel.sent)
@@ -188,7 +186,7 @@ def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
     assert len(set(sent)) == 1
     # Another chunk size is another chunk.
     demand = Demand(b"t" * 16, 1, 0, MIB, MIB, MIB // 2)
-    Preparation(demand, Ref.issue(source, ["site-1"], print), source).go_on(1 << 30, Scratch())
+    Preparation(demand, Ref(source, ["site-1"]), source).go_on(1 << 30, Scratch())
     assert source.digests.get(0, MIB) != source.digests.get(0, MIB // 2)
     assert len(source.digests) == 2
 

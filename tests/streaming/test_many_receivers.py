@@ -36,7 +36,7 @@ def test_sixty_four_receivers_are_served_at_once_on_one_thread():
         def job(name):
             def run():
                 settings = StreamSettings(chunk_size=65536, request_timeout=30)
-                status, arrays = download_arrays(receivers[name], ref.token, settings)
+                status, arrays = download_arrays(receivers[name], ref.token, settings=settings)
                 statuses[name] = status.ok and all(
                     np.array_equal(arrays[each], MODEL[each]) for each in MODEL
                 )
@@ -57,7 +57,7 @@ def test_a_receiver_that_never_reads_holds_up_nobody():
         how = StreamSettings(chunk_size=65536, request_timeout=30)
         remote = RemoteSource(silent, ref.token, how)
         remote._chunks.requests.send_due()  # asks for everything, and does not read on
-        status, _ = download_arrays(harness.receiver("lively"), ref.token, how)
+        status, _ = download_arrays(harness.receiver("lively"), ref.token, settings=how)
         assert status.ok
         assert ref.outcome is None
 
@@ -76,6 +76,6 @@ def test_the_histology_shape_takes_a_request_a_receiver(request_size, requests):
         ref = add_arrays(harness.service, model, names)
         settings = StreamSettings(request_size=request_size, request_timeout=60)
         for receiver in receivers:
-            status, _ = download_arrays(receiver, ref.token, settings)
+            status, _ = download_arrays(receiver, ref.token, settings=settings)
             assert status.ok
         assert sum(each.requests for each in ref.deliveries.values()) == requests

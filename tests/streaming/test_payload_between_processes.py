@@ -63,7 +63,7 @@ def test_a_payload_of_another_process_arrives_and_its_quorum_is_one(start):
     ours, theirs = socket.socketpair()
     with closing(SocketChannel(ours, "peer")) as channel:
         reports, _ = start(payload_peers.offer_arrays, theirs, 1)
-        status, value = download_payload(Receiver(channel, "peer"), reports.recv(), QUICK)
+        status, value = download_payload(Receiver(channel, "peer"), reports.recv(), settings=QUICK)
         assert status.ok
         assert_same(value, payload_peers.arrays())
         assert reports.recv() == ("finished", "")
@@ -79,7 +79,7 @@ def test_a_receiver_killed_on_the_way_costs_a_quorum_nothing(harness, start):
     process.join(30)
     assert process.exitcode == -signal.SIGKILL
     assert ref.outcome is None
-    assert_same(download_payload(harness.receiver("survivor"), ref.token, QUICK)[1], value)
+    assert_same(download_payload(harness.receiver("survivor"), ref.token, settings=QUICK)[1], value)
     assert ref.wait(30) == Outcome("finished")
 
 
@@ -94,7 +94,7 @@ def test_tensors_go_to_another_process_and_come_back_changed(harness, start):
         token = reports.recv()
         assert ref.wait(30).ok
         into = {"model": FLModel({"F32.matrix": torch.zeros(7, 5)})}
-        status, back = download_payload(Receiver(channel, "peer"), token, QUICK, into)
+        status, back = download_payload(Receiver(channel, "peer"), token, settings=QUICK, into=into)
         assert status.ok
         assert reports.recv() == "finished"
     assert back["model"].params["F32.matrix"] is into["model"].params["F32.matrix"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from faults import FaultyChannel
+from faults import Faults, FaultyChannel
 from harness import IMPATIENT, QUICK, fetch, flip, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +40,9 @@ def model() -> FLModel:
 def sent(harness, value, how=QUICK, **kwargs):
     """The value as it arrives, with both sides content."""
     ref = add_payload(harness.service, value, ["site-1"], registry=REGISTRY, **kwargs)
-    status, arrived = download_payload(harness.receiver(), ref.token, how, registry=REGISTRY)
+    status, arrived = download_payload(
+        harness.receiver(), ref.token, settings=how, registry=REGISTRY
+    )
     assert status.ok, status.reason
     assert ref.wait(30).ok
     return arrived
@@ -108,10 +110,10 @@ def test_the_tensors_are_read_where_they_lie_when_they_are_asked_for(harness):
     value = {"w": numbers(100)}
     ref = add_payload(harness.service, value, ["site-1"])
     value["w"].numpy()[:] = 7  # which torch does not count as a change
-    assert download_payload(harness.receiver(), ref.token, QUICK)[1]["w"].eq(7).all()
+    assert download_payload(harness.receiver(), ref.token, settings=QUICK)[1]["w"].eq(7).all()
     ref = add_payload(harness.service, value, ["site-1"], native=True)
     value["w"].fill_(8)
-    assert download_payload(harness.receiver(), ref.token, QUICK)[1]["w"].eq(7).all()
+    assert download_payload(harness.receiver(), ref.token, settings=QUICK)[1]["w"].eq(7).all()
 
 
 @pytest.mark.parametrize("framework", ["pytorch", "numpy"])
@@ -120,7 +122,11 @@ def test_whatever_allocates_tensors_and_arrays_are_what_they_were(harness, frame
     ref = add_payload(harness.service, value, ["site-1"])
     told = {}
     arrived = download_payload(
-        harness.receiver(), ref.token, QUICK, None, None, given_to(told), framework=framework
+        harness.receiver(),
+        ref.token,
+        settings=QUICK,
+        on_tensors=given_to(told),
+        framework=framework,
     )[1]
     assert_same(arrived, value)
     kind = torch.Tensor if framework == "pytorch" else np.ndarray
@@ -132,7 +138,7 @@ def test_whatever_allocates_tensors_and_arrays_are_what_they_were(harness, frame
 def test_arrays_alone_cannot_hold_what_numpy_lacks(harness):
     ref = add_payload(harness.service, {"b": tensor("BF16", (3,))}, ["site-1"])
     with pytest.raises(LayoutError, match=r"""'payload\["b"\]' .*NumPy does not have"""):
-        download_payload(harness.receiver(), ref.token, QUICK, framework="numpy")
+        download_payload(harness.receiver(), ref.token, settings=QUICK, framework="numpy")
     assert "NumPy does not have" in ref.wait(30).reason
 
 
@@ -145,10 +151,9 @@ def test_progress_goes_up_to_the_end_and_each_tensor_is_told_of_once(harness, na
     status, arrived = download_payload(
         harness.receiver(),
         ref.token,
-        replace(QUICK, chunk_size=chunk_size),
-        None,
-        lambda *count: progress.append(count),
-        given_to(told),
+        settings=replace(QUICK, chunk_size=chunk_size),
+        on_progress=lambda *count: progress.append(count),
+        on_tensors=given_to(told),
     )
     assert_same(arrived, value)
     done = [first for first, _ in progress]
@@ -170,7 +175,7 @@ def test_a_module_receives_into_its_own_parameters_and_the_rest_gets_new_memory(
     ref = add_payload(harness.service, value, ["site-1"], native=native)
     into = {"net": ours.state_dict(), "more": (array,)}
     how = replace(QUICK, chunk_size=chunk_size)
-    status, arrived = download_payload(harness.receiver(), ref.token, how, into)
+    status, arrived = download_payload(harness.receiver(), ref.token, settings=how, into=into)
     assert status.ok
     assert_same(arrived, value)
     assert torch.equal(ours.weight, theirs.weight)
@@ -206,7 +211,7 @@ def test_what_does_not_fit_is_an_error_and_the_sender_hears_why(harness, into, s
     value = {"a": numbers(4), "b": numbers(4, seed=1)}
     ref = add_payload(harness.service, value, ["site-1"], native=native)
     with pytest.raises(LayoutError, match=sentence):
-        download_payload(harness.receiver(), ref.token, QUICK, into)
+        download_payload(harness.receiver(), ref.token, settings=QUICK, into=into)
     assert ref.wait(30).status == "aborted"
 
 
@@ -230,12 +235,14 @@ def test_what_is_too_large_or_cannot_be_sent_is_refused_by_its_path(harness, nat
 
 @WAYS
 def test_every_bad_end_has_its_status_and_no_value(harness, native):
-    status, nothing = download_payload(harness.receiver(), bytes(16), QUICK)
+    status, nothing = download_payload(harness.receiver(), bytes(16), settings=QUICK, optional=True)
     assert (status.code, nothing) == ("refused", None)
     ref = add_payload(harness.service, model(), ["a", "b"], native=native)
     for name, fault, code in (("a", "stall", "timed out"), ("b", "death", "sender gone")):
-        broken = FaultyChannel(harness.channel(name), fault, seed=1, death_within=9000)
-        status, nothing = download_payload(Receiver(broken, "server"), ref.token, IMPATIENT)
+        broken = FaultyChannel(harness.channel(name), Faults(fault, 1, ends_within=9000))
+        status, nothing = download_payload(
+            Receiver(broken, "server"), ref.token, settings=IMPATIENT, optional=True
+        )
         assert (status.code, nothing) == (code, None)
 
 
@@ -252,7 +259,7 @@ def test_what_breaks_on_the_way_is_repaired(harness, native, chunk_size):
     receiver, _ = harness.watched(once)
     ref = add_payload(harness.service, model(), ["site-1"], native=native)
     how = replace(QUICK, chunk_size=chunk_size)
-    status, arrived = download_payload(receiver, ref.token, how)
+    status, arrived = download_payload(receiver, ref.token, settings=how)
     assert_same(arrived, model())
     assert status.cost.retries > 0
 
@@ -260,6 +267,6 @@ def test_what_breaks_on_the_way_is_repaired(harness, native, chunk_size):
 def test_a_payload_can_be_kept_as_a_file_and_its_tensors_had_as_such(harness, tmp_path):
     ref = add_payload(harness.service, model(), ["a", "b"])
     path = tmp_path / "payload.safetensors"
-    assert download_file(harness.receiver("a"), ref.token, path, QUICK)[0].ok
+    assert download_file(harness.receiver("a"), ref.token, path, settings=QUICK)[0].ok
     tensors = fetch(harness.receiver("b"), ref.token).tensors
     assert torch.equal(tensors['payload.params["w"]'], model().params["w"])

@@ -78,25 +78,25 @@ def test_what_is_no_payload_is_a_typed_error_and_the_sender_hears_of_it(
     how = replace(QUICK, chunk_size=chunk_size)
     receiver = harness.receiver()
     with pytest.raises(PayloadError, match=sentence):
-        download_payload(receiver, ref.token, how, registry=REGISTRY)
+        download_payload(receiver, ref.token, settings=how, registry=REGISTRY)
     assert ref.wait(30).status == "aborted"
     # The channel serves on.
     ref = add_payload(harness.service, [1, W], ["site-1"])
-    assert_same(download_payload(receiver, ref.token, how)[1], [1, W])
+    assert_same(download_payload(receiver, ref.token, settings=how)[1], [1, W])
 
 
 def test_an_array_of_a_type_that_numpy_lacks_is_a_typed_error(harness):
     body = {"message": message(nodes.TensorRef("w", "numpy")), "w": tensor("BF16", (2,))}
     ref = harness.service.offer(MemoryBody.of(body), ["site-1"])
     with pytest.raises(PayloadError, match="bfloat16, which NumPy does not have"):
-        download_payload(harness.receiver(), ref.token, QUICK)
+        download_payload(harness.receiver(), ref.token, settings=QUICK)
 
 
 def test_a_tied_name_that_the_message_does_not_mention_is_left_over(harness):
     body = {"message": message(TENSOR), "w": W, "x": W}
     ref = harness.service.offer(MemoryBody.of(body), ["site-1"])
     with pytest.raises(PayloadError, match="such as 'x'"):
-        download_payload(harness.receiver(), ref.token, QUICK)
+        download_payload(harness.receiver(), ref.token, settings=QUICK)
 
 
 def test_a_payload_that_claims_more_memory_than_there_is_is_refused_before_a_byte(harness):
@@ -108,7 +108,7 @@ def test_a_payload_that_claims_more_memory_than_there_is_is_refused_before_a_byt
     pieces = dict.fromkeys(("w", "message"), memoryview(b""))
     ref = harness.service.offer(MemoryBody(layout, {}, pieces), ["site-1"])
     with pytest.raises(LayoutError, match="does not fit into the machine's"):
-        download_payload(harness.receiver(), ref.token, QUICK)
+        download_payload(harness.receiver(), ref.token, settings=QUICK)
     assert ref.deliveries["site-1"].requests == 0
 
 
@@ -134,12 +134,12 @@ def test_a_decomposer_is_given_tensors_whose_bytes_are_there_and_may_refuse_them
     for native in (False, True):
         ref = add_payload(harness.service, Decimal(2), ["site-1"], native=native, registry=registry)
         receiver = harness.receiver()
-        assert download_payload(receiver, ref.token, QUICK, registry=registry)[1] == 10_000
+        assert download_payload(receiver, ref.token, settings=QUICK, registry=registry)[1] == 10_000
         ref = add_payload(
             harness.service, Decimal(-2), ["site-1"], native=native, registry=registry
         )
         with pytest.raises(PayloadError, match="a sum of a payload cannot be made: no debts"):
-            download_payload(receiver, ref.token, QUICK, registry=registry)
+            download_payload(receiver, ref.token, settings=QUICK, registry=registry)
         assert "no debts" in ref.wait(30).reason
 
 
@@ -171,7 +171,7 @@ def test_damaged_messages_end_in_payload_errors_only(native):
                 body = {**packed.tensors, "message": as_bytes(damaged)}
             ref = harness.service.offer(MemoryBody.of(body), ["site-1"])
             try:
-                download_payload(receiver, ref.token, QUICK, registry=REGISTRY)
+                download_payload(receiver, ref.token, settings=QUICK, registry=REGISTRY)
             except PayloadError:
                 tally["refused"] += 1
                 assert ref.wait(30).status == "aborted"
@@ -189,7 +189,9 @@ def test_whatever_is_offered_the_error_is_a_typed_one(given_entries, name, data)
     with open_harness() as harness:
         ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
         try:
-            status, _ = download_payload(harness.receiver(), ref.token, QUICK)
+            status, _ = download_payload(
+                harness.receiver(), ref.token, settings=QUICK, optional=True
+            )
         except FlstreamError:
             assert not ref.wait(30).ok
         else:

@@ -34,7 +34,7 @@ if __name__ == "__main__":
         receiver = Receiver(theirs, "server")
         try:
             status, _ = download_file(
-                receiver, ref.token, path, SETTINGS, wait_half_way, resume=True
+                receiver, ref.token, path, settings=SETTINGS, on_progress=wait_half_way, resume=True
             )
             print(status.code, flush=True)
         except CheckpointError as error:

@@ -32,7 +32,7 @@ def test_layouts_that_nobody_reads_do_not_wait_in_memory(attackers, honest, watc
     attacker = attackers.start("site-1", "opens", ref.token, 2 * MIB)
     assert attacker.says().startswith("sent")
     offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
-    status, got = download_arrays(honest, offered.token, QUICK)
+    status, got = download_arrays(honest, offered.token, settings=QUICK)
     assert status.ok
     assert got["b"].sum() == MIB
     assert growth.stop() < 64 * MIB
@@ -46,7 +46,7 @@ def test_digests_that_nobody_reads_are_taken_in_turn(attackers, honest, watch_gr
     assert attacker.says().startswith("asked")
     # More than a minute of work is asked for. Between two pieces of it the other one is served.
     offered = add_arrays(attackers.service, {"b": np.ones(64 * MIB, np.uint8)}, ["site-2"])
-    status, got = download_arrays(honest, offered.token, QUICK)
+    status, got = download_arrays(honest, offered.token, settings=QUICK)
     assert status.ok
     assert got["b"].nbytes == 64 * MIB
     assert ref.outcome is None
@@ -65,7 +65,7 @@ def test_a_receiver_that_comes_back_is_not_lost_by_the_end_of_its_old_channel(at
         service.attach(ours, "site-3")
         ref = add_arrays(service, {"a": data}, ["site-3"])
         old.close()
-        status, _ = download_arrays(Receiver(theirs, "server"), ref.token, QUICK)
+        status, _ = download_arrays(Receiver(theirs, "server"), ref.token, settings=QUICK)
         finished += status.ok and ref.wait(30).ok
     theirs.close()
     assert finished == offers
@@ -79,7 +79,7 @@ def test_two_channels_of_one_name_do_not_end_each_others_downloads(attackers):
     ref = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
     pairs[0][1].close()
     service.offer(ref.source, []).abort("only to have the service look at its channels")
-    status, _ = download_arrays(Receiver(pairs[1][1], "server"), ref.token, QUICK)
+    status, _ = download_arrays(Receiver(pairs[1][1], "server"), ref.token, settings=QUICK)
     assert status.ok
     assert ref.wait(30).ok
     # Once the last one has ended, so has the receiver.
@@ -91,7 +91,9 @@ def test_two_channels_of_one_name_do_not_end_each_others_downloads(attackers):
 def test_a_model_in_one_message_is_no_longer_than_the_sender_allows(attackers, honest):
     array = np.ones((96, MIB), np.uint8).T  # which has to be gathered
     ref = add_arrays(attackers.service, {"a": array}, ["site-2"])
-    status, _ = download_arrays(honest, ref.token, replace(QUICK, chunk_size=0))
+    status, _ = download_arrays(
+        honest, ref.token, settings=replace(QUICK, chunk_size=0), optional=True
+    )
     assert status.code == "refused"
     assert "more than 67108864 bytes" in status.reason
     assert "Limits.scratch_bytes" in status.reason
@@ -104,7 +106,7 @@ def test_a_receiver_does_not_choose_what_the_sender_allocates(attackers, honest,
     attacker = attackers.start("site-1", "gathers", ref.token, array.nbytes)
     assert attacker.says().startswith("asked")
     offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
-    status, _ = download_arrays(honest, offered.token, QUICK)
+    status, _ = download_arrays(honest, offered.token, settings=QUICK)
     assert status.ok
     assert growth.stop() < 64 * MIB
 
@@ -123,7 +125,7 @@ def test_chunks_longer_than_a_turn_are_sent_in_pieces_and_sound(
         save_file(tensors, tmp_path / "m.safetensors")
         ref = add_file(attackers.service, tmp_path / "m.safetensors", ["site-2"])
     settings = replace(QUICK, chunk_size=40 * MIB, request_size=80 * MIB)
-    status, got = download_arrays(honest, ref.token, settings)
+    status, got = download_arrays(honest, ref.token, settings=settings)
     assert status.ok
     assert all(np.array_equal(got[name], value) for name, value in tensors.items())
 
@@ -139,7 +141,7 @@ def test_a_receiver_that_floods_the_sender_loses_its_channel_alone(
     growth = watch_growth()
     attacker = attackers.start("site-1", "floods", ref.token, kind)
     offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
-    assert download_arrays(honest, offered.token, QUICK)[0].ok
+    assert download_arrays(honest, offered.token, settings=QUICK)[0].ok
     assert attacker.says() == "sent"
     assert re.search("site-1 sent bytes that are no packet", ref.wait(30).reason)
     assert growth.stop() < 64 * MIB
@@ -168,5 +170,5 @@ def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
     attacker = attackers.start("site-1", "insists", ref.token, array.nbytes, kind)
     assert attacker.says() == "asked"
     offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
-    assert download_arrays(honest, offered.token, QUICK)[0].ok
+    assert download_arrays(honest, offered.token, settings=QUICK)[0].ok
     assert growth.stop() < 64 * MIB

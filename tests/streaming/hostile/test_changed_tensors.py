@@ -57,7 +57,9 @@ def change_half_way():
 @pytest.mark.parametrize("how", ["in place", "through a view", "file"])
 def test_a_change_that_can_be_seen_ends_the_download_on_both_sides(change_half_way, how):
     def download(receiver, token, on_progress):
-        return download_tensors(receiver, token, SETTINGS, on_progress=on_progress)
+        return download_tensors(
+            receiver, token, settings=SETTINGS, on_progress=on_progress, optional=True
+        )
 
     status, got, outcome = change_half_way(how, download)
     assert status.code == "refused"
@@ -71,7 +73,9 @@ def test_a_file_is_not_made_of_two_states_of_a_model(change_half_way, tmp_path):
     path = tmp_path / "m.safetensors"
 
     def download(receiver, token, on_progress):
-        return download_file(receiver, token, path, SETTINGS, on_progress)
+        return download_file(
+            receiver, token, path, settings=SETTINGS, on_progress=on_progress, optional=True
+        )
 
     status, _, outcome = change_half_way("in place", download)
     assert (status.code, outcome) == ("refused", "aborted")
@@ -81,7 +85,9 @@ def test_a_file_is_not_made_of_two_states_of_a_model(change_half_way, tmp_path):
 def test_a_change_that_torch_does_not_count_is_not_seen(change_half_way):
     # As docs/protocol.md says; the test is there to have that stay true.
     def download(receiver, token, on_progress):
-        return download_tensors(receiver, token, SETTINGS, on_progress=on_progress)
+        return download_tensors(
+            receiver, token, settings=SETTINGS, on_progress=on_progress, optional=True
+        )
 
     status, got, outcome = change_half_way("through NumPy", download)
     assert (status.code, outcome) == ("ok", "finished")
@@ -100,7 +106,11 @@ def test_a_change_after_the_last_byte_is_seen_before_it_counts_as_sent():
                 weight.add_(1)
 
         status, _ = download_tensors(
-            Receiver(theirs, "server"), ref.token, SETTINGS, on_progress=on_progress
+            Receiver(theirs, "server"),
+            ref.token,
+            settings=SETTINGS,
+            on_progress=on_progress,
+            optional=True,
         )
         assert status.code == "refused"
         assert "tensor 'w' was changed" in status.reason

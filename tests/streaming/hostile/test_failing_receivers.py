@@ -42,27 +42,27 @@ def raises(*_):
 def test_an_error_of_a_callback_reaches_the_sender(attackers, receiver, argument, nbytes):
     ref = add_arrays(attackers.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
     with pytest.raises(ZeroDivisionError):
-        download_arrays(receiver, ref.token, QUICK, **{argument: raises})
+        download_arrays(receiver, ref.token, settings=QUICK, **{argument: raises})
     outcome = ref.wait(10)
     assert outcome.status == "aborted"
     assert outcome.reason == "site-1: ZeroDivisionError: of the user's"
     # The channel is as good as before.
     again = add_arrays(attackers.service, {"w": np.ones(nbytes, np.uint8)}, ["site-1"])
-    assert download_arrays(receiver, again.token, QUICK)[0].ok
+    assert download_arrays(receiver, again.token, settings=QUICK)[0].ok
 
 
 def test_a_sink_that_cannot_be_written_reaches_the_sender(attackers, receiver):
     service, token = attackers.service, np.ones((10, 10), np.float32)
     ref = add_arrays(service, {"w": token}, ["site-1"])
     with pytest.raises(LayoutError, match="not contiguous"):
-        download_tensors(receiver, ref.token, QUICK, into={"w": torch.ones(10, 10).T})
+        download_tensors(receiver, ref.token, settings=QUICK, into={"w": torch.ones(10, 10).T})
     assert "site-1: tensor 'w' is not contiguous" in ref.wait(10).reason
     ref = add_arrays(service, {"w": token}, ["site-1"])
     with pytest.raises(LayoutError, match="cannot be received into a int; give a module"):
-        download_tensors(receiver, ref.token, QUICK, into=5)
+        download_tensors(receiver, ref.token, settings=QUICK, into=5)
     ref = add_payload(service, {"w": token}, ["site-1"])
     with pytest.raises(PayloadError, match="cannot be sent"):
-        download_payload(receiver, ref.token, QUICK, into={"w": object()})
+        download_payload(receiver, ref.token, settings=QUICK, into={"w": object()})
     assert "cannot be sent" in ref.wait(10).reason
 
 
@@ -73,7 +73,7 @@ def test_a_path_that_cannot_be_written_reaches_the_sender(attackers, receiver, t
         path = tmp_path / name
         ref = add_arrays(attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
         with pytest.raises(CheckpointError, match="cannot be written"):
-            download_file(receiver, ref.token, path, QUICK, resume=True)
+            download_file(receiver, ref.token, path, settings=QUICK, resume=True)
         assert "cannot be written" in ref.wait(10).reason
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
@@ -90,7 +90,7 @@ def test_a_file_counts_as_sent_once_it_has_its_name(attackers, receiver, tmp_pat
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", watching)
-    assert download_file(receiver, ref.token, path, QUICK)[0].ok
+    assert download_file(receiver, ref.token, path, settings=QUICK)[0].ok
     assert seen[0] == (False, None)
     assert ref.wait(10).ok
 
@@ -105,7 +105,7 @@ def test_a_disk_that_refuses_the_last_step_is_a_failure_for_the_sender(
 
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(CheckpointError, match="Input/output error"):
-        download_file(receiver, ref.token, tmp_path / "m.safetensors", QUICK)
+        download_file(receiver, ref.token, tmp_path / "m.safetensors", settings=QUICK)
     assert "Input/output error" in ref.wait(10).reason
     assert not list(tmp_path.iterdir())
 
@@ -123,7 +123,7 @@ def test_an_error_that_is_kept_keeps_no_tensors(attackers, receiver):
 
     kept = None
     try:
-        download_arrays(receiver, ref.token, QUICK, on_tensors=on_tensors)
+        download_arrays(receiver, ref.token, settings=QUICK, on_tensors=on_tensors)
     except ZeroDivisionError as error:
         kept = error
     assert kept is not None
@@ -142,7 +142,7 @@ def test_a_receiver_that_stalls_is_named_by_the_offer_itself(attackers, receiver
     )
     attacker = attackers.start("site-2", "late", ref.token, 8 * MIB)
     assert attacker.says() == "asked"
-    assert download_arrays(receiver, ref.token, QUICK)[0].ok
+    assert download_arrays(receiver, ref.token, settings=QUICK)[0].ok
     assert settled.wait(10)  # nobody waits for the ref
     assert ref.outcome.status == "aborted"
     assert ref.outcome.reason.startswith("site-2: it stalled (sent ")
@@ -156,7 +156,7 @@ def test_a_receiver_that_is_slow_but_goes_on_does_not_stall(attackers, receiver)
     )
     settings = StreamSettings(chunk_size=1 << 16, request_size=1 << 16, window=1)
     status, _ = download_arrays(
-        receiver, ref.token, settings, on_progress=lambda *_: time.sleep(0.1)
+        receiver, ref.token, settings=settings, on_progress=lambda *_: time.sleep(0.1)
     )
     assert status.ok
     assert ref.wait(10).ok
@@ -171,16 +171,18 @@ def test_a_receiver_that_was_given_up_is_told_so(attackers, receiver):
         if done == nbytes:
             time.sleep(0.6)
 
-    status, _ = download_arrays(receiver, ref.token, QUICK, on_progress=on_progress)
+    status, _ = download_arrays(
+        receiver, ref.token, settings=QUICK, on_progress=on_progress, optional=True
+    )
     assert status.code == "refused"
 
 
 def test_a_slow_callback_of_one_offer_holds_up_no_other(attackers, receiver):
     service, go_on = attackers.service, threading.Event()
-    first = add_arrays(service, {"w": np.ones(10)}, ["site-1"], lambda _: go_on.wait(30))
-    assert download_arrays(receiver, first.token, QUICK)[0].ok
+    first = add_arrays(service, {"w": np.ones(10)}, ["site-1"], on_settled=lambda _: go_on.wait(30))
+    assert download_arrays(receiver, first.token, settings=QUICK)[0].ok
     second = add_arrays(service, {"w": np.ones(10)}, ["site-1"])
-    assert download_arrays(receiver, second.token, QUICK)[0].ok
+    assert download_arrays(receiver, second.token, settings=QUICK)[0].ok
     assert second.wait(10).ok
     go_on.set()
 
@@ -192,8 +194,8 @@ def test_a_callback_may_close_the_service(attackers, receiver):
         service.close()
         closed.set()
 
-    ref = add_arrays(service, {"w": np.ones(10)}, ["site-1"], close)
-    assert download_arrays(receiver, ref.token, QUICK)[0].ok
+    ref = add_arrays(service, {"w": np.ones(10)}, ["site-1"], on_settled=close)
+    assert download_arrays(receiver, ref.token, settings=QUICK)[0].ok
     assert closed.wait(10)
 
 
@@ -213,5 +215,5 @@ def test_an_offer_to_nobody_is_finished_and_one_to_a_text_is_refused(attackers):
 def test_a_stall_timeout_without_end_does_not_stop_the_service(attackers, receiver, timeout):
     array = {"w": np.ones(10)}
     ref = add_arrays(attackers.service, array, ["site-1"], stall_timeout=timeout)
-    assert download_arrays(receiver, ref.token, QUICK)[0].ok
+    assert download_arrays(receiver, ref.token, settings=QUICK)[0].ok
     assert ref.wait(10).ok

@@ -33,7 +33,9 @@ def test_a_layout_that_is_none_costs_the_receiver_little_and_leaves_nothing(
 ):
     receiver, _, attacker = attackers.send("states", kind)
     growth = watch_growth()
-    status, path = download_file(receiver, TOKEN, tmp_path / "m.safetensors", QUICK, resume=True)
+    status, path = download_file(
+        receiver, TOKEN, tmp_path / "m.safetensors", settings=QUICK, resume=True, optional=True
+    )
     assert growth.stop() < 64 * MIB
     assert status.code == "failed"
     assert path is None
@@ -47,10 +49,12 @@ def test_a_layout_that_is_none_costs_the_receiver_little_and_leaves_nothing(
 
 def test_a_body_is_as_long_as_its_receiver_allows(attackers, tmp_path):
     receiver, _, _ = attackers.send("sends", 9 * MIB, limits=Limits(body_bytes=8 * MIB))
-    status, _ = download_file(receiver, TOKEN, tmp_path / "m.safetensors", QUICK)
+    status, _ = download_file(
+        receiver, TOKEN, tmp_path / "m.safetensors", settings=QUICK, optional=True
+    )
     assert "offers 9437184 bytes, and 8388608 are taken here at most" in status.reason
     receiver, _, _ = attackers.send("sends", 9 * MIB, limits=Limits(body_bytes=9 * MIB))
-    assert download_file(receiver, TOKEN, tmp_path / "m.safetensors", QUICK)[0].ok
+    assert download_file(receiver, TOKEN, tmp_path / "m.safetensors", settings=QUICK)[0].ok
 
 
 KINDS = [
@@ -67,7 +71,9 @@ def test_a_sender_that_talks_without_end_is_given_up_in_time(attackers, watch_gr
     receiver, _, _ = attackers.send("talks", kind)
     growth = watch_growth()
     began = time.monotonic()
-    status, _ = download_arrays(receiver, TOKEN, StreamSettings(request_timeout=1.0))
+    status, _ = download_arrays(
+        receiver, TOKEN, settings=StreamSettings(request_timeout=1.0), optional=True
+    )
     assert time.monotonic() - began < 5
     assert status.code in ("timed out", "failed")
     assert growth.stop() < 64 * MIB
@@ -84,7 +90,9 @@ def test_an_abort_ends_a_download_whose_bytes_keep_coming(attackers):
             abort.set()
 
     settings = StreamSettings(chunk_size=MIB)
-    status, _ = download_arrays(receiver, TOKEN, settings, on_progress=on_progress)
+    status, _ = download_arrays(
+        receiver, TOKEN, settings=settings, on_progress=on_progress, optional=True
+    )
     assert status.code == "aborted"
     assert come[-1] <= 5 * MIB
 
@@ -105,14 +113,14 @@ def test_an_abort_ends_a_download_in_the_middle_of_a_frame(attackers):
         return count
 
     channel.receive_some = counting
-    status, _ = download_arrays(receiver, TOKEN, settings)
+    status, _ = download_arrays(receiver, TOKEN, settings=settings, optional=True)
     assert status.code == "aborted"
     assert sum(taken) < 64 * MIB
 
 
 def test_a_reason_gives_no_commands_to_a_terminal(attackers):
     receiver, _, _ = attackers.send("refuses")
-    status, _ = download_arrays(receiver, TOKEN, QUICK)
+    status, _ = download_arrays(receiver, TOKEN, settings=QUICK, optional=True)
     assert status.code == "refused"
     assert status.reason.isprintable()
     assert r"\x1b[2J" in status.reason
@@ -121,10 +129,20 @@ def test_a_reason_gives_no_commands_to_a_terminal(attackers):
 
 @pytest.mark.parametrize(
     ("token", "given"),
-    [(b"", "0"), (b"short", "5"), (bytes(17), "17"), ("x" * 16, "is a str"), (None, "is a None")],
+    [
+        (b"", "0 bytes"),
+        (b"short", "5 bytes"),
+        (bytes(17), "17 bytes"),
+        ("x" * 16, "a str"),
+        ("ab", "1 bytes"),
+        (None, "a NoneType"),
+    ],
 )
 def test_a_token_that_is_none_is_refused_at_once(attackers, token, given):
     receiver, _, _ = attackers.send("refuses")
-    status, _ = download_arrays(receiver, token, QUICK)
+    status, _ = download_arrays(receiver, token, settings=QUICK, optional=True)
     assert status.code == "refused"
-    assert f"a ref's token has 16 bytes, and this one {given}" in status.reason
+    assert (
+        f"a ref's token has 16 bytes, or 32 hexadecimal digits, and this is {given}"
+        in status.reason
+    )

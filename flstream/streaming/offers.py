@@ -1,0 +1,129 @@
+"""What a service has on offer: refs, and the parts of them that receivers ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Unpack
+
+from flstream.errors import RefusedError
+from flstream.model.body import Source
+from flstream.model.selected import SelectedSource
+from flstream.streaming.refs import OfferOptions, RecentlySettled, Ref
+from flstream.streaming.wire import NOBODY, Part, TensorSpec
+
+NOT_ON_OFFER = "this ref is not on offer, or has settled"
+
+# Selections of one ref whose layouts are kept for the next receiver that asks for the same.
+_MOST_SELECTIONS = 8
+# Parts that one receiver may have open of what it looked up.
+_MOST_LOOKED_UP = 16
+
+
+class Offers:
+    """The refs that are on offer, by their tokens.
+
+    Args:
+        before_settled: Called with a ref that is certain to settle, before anybody knows.
+        after_settled: Called with a ref that has settled.
+
+    Attributes:
+        refs: Every open ref, by token.
+        settled: Those that settled last.
+    """
+
+    def __init__(
+        self, before_settled: Callable[[Ref], None], after_settled: Callable[[Ref], None]
+    ) -> None:
+        self.refs: dict[bytes, Ref] = {}
+        self.settled = RecentlySettled()
+        self._before_settled = before_settled
+        self._after_settled = after_settled
+        self._looked_up: dict[str, list[bytes]] = {}
+
+    def add(
+        self,
+        source: Source,
+        receivers: Iterable[str],
+        token: bytes | None = None,
+        **options: Unpack[OfferOptions],
+    ) -> Ref:
+        """Put a source on offer: see :class:`~flstream.streaming.refs.Ref`."""
+        ref = Ref(source, receivers, token, self._prepare_to_settle, self._forget, **options)
+        self.refs[ref.token] = ref
+        return ref
+
+    def open_part(self, receiver: str, token: bytes, part: Part) -> Ref:
+        """Put some tensors on offer to a receiver, under the token that it drew for them.
+
+        Raises:
+            RefusedError: They are not on offer to it.
+            LayoutError: A tensor is asked for twice, or is not there.
+        """
+        if token in self.refs or token in self.settled:
+            raise RefusedError(NOT_ON_OFFER)
+        if part.of == NOBODY:
+            return self._open_specs(receiver, token, part.specs)
+        whole = self.refs.get(part.of)
+        if whole is None or receiver not in whole.deliveries or (source := whole.source) is None:
+            raise RefusedError(NOT_ON_OFFER)
+        names = tuple(part.names)
+        selected = whole.selections.get(names)
+        if selected is None:
+            selected = whole.selections[names] = SelectedSource.of(source, names)
+            if len(whole.selections) > _MOST_SELECTIONS:
+                del whole.selections[next(iter(whole.selections))]
+        earlier = whole.parts.pop(receiver, None)
+        if earlier is not None:
+            self.refs.pop(earlier.token, None)
+        size = whole.options.get("max_chunk_size")
+        ref = self.add(selected, [receiver], token, order=names, max_chunk_size=size)
+        # What it is sent of the part it is sent of the whole, and it is done with both at once.
+        ref.deliveries[receiver] = whole.deliveries[receiver]
+        ref.whole, whole.parts[receiver] = whole, ref
+        return ref
+
+    def _open_specs(self, receiver: str, token: bytes, specs: Iterable[TensorSpec]) -> Ref:
+        labelled: dict[tuple[int, frozenset[str]], list[Ref]] = {}
+        for ref in list(self.refs.values()):
+            if receiver in ref.deliveries and "round" in ref.options:
+                labelled.setdefault(ref.label, []).append(ref)
+        chosen, involved = [], []
+        for spec in specs:
+            for ref in labelled.get((spec.round, frozenset(spec.tags)), []):
+                source = ref.source
+                if source is not None and spec.name in source.layout.names:
+                    name = source.layout.aliases.get(spec.name, spec.name)
+                    info = source.layout.by_name[name]._replace(name=spec.name)
+                    chosen.append((source, info))
+                    involved.append(ref)
+                    break
+            else:
+                tags = f" and the tags {', '.join(sorted(spec.tags))}" if spec.tags else ""
+                raise RefusedError(
+                    f"no tensor {spec.name!r} of round {spec.round}{tags} is on offer here"
+                )
+        mine = self._looked_up.setdefault(receiver, [])
+        mine[:] = [each for each in mine if each in self.refs]
+        if len(mine) >= _MOST_LOOKED_UP:
+            raise RefusedError(f"{len(mine)} lists of tensors are open; close some of them first")
+        names = [info.name for _, info in chosen]
+        part = self.add(SelectedSource(chosen), [receiver], token, order=names)
+        mine.append(token)
+        for ref in involved:
+            ref.parts[part.id] = part
+        return part
+
+    def _prepare_to_settle(self, ref: Ref) -> None:
+        for part in list(ref.parts.values()):
+            part.abort(f"{NOT_ON_OFFER}: what it is a part of has ended")
+        self._before_settled(ref)
+
+    def _forget(self, ref: Ref) -> None:
+        self.settled[ref.token] = ref.settled
+        self.refs.pop(ref.token, None)
+        whole = ref.whole
+        if whole is not None and whole.source is not None:
+            for name, delivery in ref.deliveries.items():
+                if delivery.closed_at is not None:
+                    whole.receiver_done(name, delivery.failure)
+        self._after_settled(ref)
