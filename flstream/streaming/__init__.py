@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 # Loaded when they are first used: who needs one of them is not to wait for the others.
 _MODULES = {
-    "api": "add_arrays add_blob add_file add_payload add_tensors connect download_arrays "
+    "streaming.api": "add_arrays add_blob add_file add_payload add_tensors connect download_arrays "
     "download_blob download_file download_payload download_specs download_tensors listen",
-    "decomposers": "Registry default_registry",
-    "fetching": "Status",
-    "limits": "Limits",
-    "receiver": "Receiver",
-    "refs": "Outcome Ref",
-    "service": "DownloadService",
-    "settings": "StreamSettings",
-    "wire": "TensorSpec",
-    "...transport.authentication": "StartToken",
-    "...transport.channel": "Signal",
-    "...transport.sockets": "SocketChannel pipe",
-    "...transport.tcp": "TcpListener",
+    "streaming.decomposers": "Registry default_registry",
+    "streaming.fetching": "Status",
+    "streaming.limits": "Limits",
+    "streaming.receiver": "Receiver",
+    "streaming.refs": "Outcome Ref",
+    "streaming.service": "DownloadService",
+    "streaming.settings": "StreamSettings",
+    "streaming.wire": "TensorSpec",
+    "transport.authentication": "StartToken",
+    "transport.channel": "Signal",
+    "transport.sockets": "SocketChannel pipe",
+    "transport.tcp": "TcpListener",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -63,7 +63,7 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = globals()[name] = getattr(import_module(f"flstream.{_HOME[name]}"), name)
     return value
 
 

@@ -1,0 +1,198 @@
+"""Downloads over TCP: connections break and come back, and dead links are found out."""
+
+import gc
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+import torch
+from harness import QUICK
+from support import assert_same_tensors, tensor
+
+from flstream.errors import ChannelClosedError, UsageError
+from flstream.model.memory import MemoryBody
+from flstream.streaming import (
+    DownloadService,
+    Receiver,
+    StartToken,
+    add_tensors,
+    connect,
+    deadlines,
+    download_tensors,
+    listen,
+)
+from flstream.streaming import receiver as receiver_module
+from flstream.streaming.wire import VERSION, Hello, Open, pack_message
+from flstream.transport.channel import Deadline
+from flstream.transport.tcp import dial
+
+MODEL = {"w": tensor("F32", (300, 1000)), "b": tensor("F16", (5,))}
+
+
+@pytest.fixture
+def tcp():
+    with ExitStack() as stack:
+        service = stack.enter_context(DownloadService())
+        yield service, stack.enter_context(listen(service, "127.0.0.1:0"))
+
+
+def test_a_model_goes_over_tcp(tcp):
+    service, listener = tcp
+    key = listener.admit("site-1")
+    ref = add_tensors(service, MODEL, ["site-1"])
+    with connect(listener.address, str(key)) as receiver:
+        status, got = download_tensors(receiver, ref.id)
+    assert status.ok
+    assert_same_tensors(got, MODEL)
+    assert ref.wait(10).ok
+
+
+def test_who_comes_with_the_key_of_another_is_that_other(tcp):
+    service, listener = tcp
+    listener.admit("site-1")
+    other = listener.admit("site-2")
+    ref = add_tensors(service, MODEL, ["site-1"])
+    with connect(listener.address, other) as receiver:
+        status, _ = download_tensors(receiver, ref.id, optional=True)
+    assert (status.code, "not on offer" in status.reason) == ("refused", True)
+
+
+def test_a_wrong_key_and_no_key_are_errors_at_once(tcp):
+    _, listener = tcp
+    with pytest.raises(ChannelClosedError, match="has another key"):
+        connect(listener.address, StartToken.new())
+    with pytest.raises(UsageError, match="64 hexadecimal digits"):
+        connect(listener.address, "secret")
+
+
+def test_a_receiver_that_loses_its_connection_over_and_over_gets_the_model(tcp):
+    service, listener = tcp
+    key = listener.admit("site-1")
+    ref = add_tensors(service, MODEL, ["site-1"])
+    dialled = []
+
+    def again():
+        dialled.append(dial(listener.address, key, "sender"))
+        return dialled[-1]
+
+    done = []
+
+    def cut(_start, _stop):
+        done.append(1)
+        if len(done) % 60 == 0:
+            dialled[-1]._socket.shutdown(2)
+
+    with Receiver(again(), "sender", connect=again) as receiver:
+        status, got = download_tensors(
+            receiver, ref.id, settings=QUICK, on_progress=lambda done, _: cut(done, None)
+        )
+    assert status.ok
+    assert_same_tensors(got, MODEL)
+    assert len(dialled) == 1 + len(done) // 60
+    assert status.cost.bytes == sum(each.nbytes for each in MODEL.values())
+
+
+def test_a_receiver_stays_declared_for_a_while_after_its_last_connection(tcp, monkeypatch):
+    monkeypatch.setattr(deadlines, "RECONNECT_SECONDS", 0.5)
+    service, listener = tcp
+    key = listener.admit("site-1")
+    ref = add_tensors(service, MODEL, ["site-1", "site-2"])
+    for _ in range(2):  # it comes back in time
+        with connect(listener.address, key) as receiver:
+            list(download_tensors(receiver, bytes(16), optional=True))
+        assert ref.wait(0.1).status == "waiting"
+    assert ref.deliveries["site-1"].failure is None
+    began = time.monotonic()
+    while ref.deliveries["site-1"].failure is None and time.monotonic() < began + 10:
+        time.sleep(0.01)
+    assert "closed the channel" in ref.deliveries["site-1"].failure
+    assert ref.outcome is None
+    # Also what is offered later is lost to it, until it comes back.
+    assert add_tensors(service, MODEL, ["site-1"]).wait(10).status == "aborted"
+    with connect(listener.address, key) as receiver:
+        assert download_tensors(receiver, add_tensors(service, MODEL, ["site-1"]).id)[0].ok
+
+
+def test_a_receiver_that_is_forgotten_is_not_waited_for(tcp):
+    service, listener = tcp
+    key = listener.admit("site-1")
+    ref = add_tensors(service, MODEL, ["site-1"])
+    with connect(listener.address, key) as receiver:
+        download_tensors(receiver, bytes(16), optional=True)
+    service.detach("site-1")
+    assert ref.wait(5).status == "aborted"
+
+
+def test_a_receiver_that_gives_no_sign_of_life_is_dropped_and_one_that_beats_is_not(
+    tcp, monkeypatch
+):
+    monkeypatch.setattr(deadlines, "SILENT_SECONDS", 0.6)
+    monkeypatch.setattr(deadlines, "RECONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(receiver_module, "BEAT_SECONDS", 0.1)
+    service, listener = tcp
+    keys = [listener.admit(name) for name in ("beats", "hangs")]
+    refs = [add_tensors(service, MODEL, [name]) for name in ("beats", "hangs")]
+    hangs = dial(listener.address, keys[1], "sender")
+    greeting = pack_message(Hello(VERSION, b"x"))
+    open_it = pack_message(Open(refs[1].token, 1), refs[1].token)
+    hangs.send([memoryview(greeting + open_it)], Deadline(5))
+    with connect(listener.address, keys[0]) as receiver:
+        download_tensors(receiver, bytes(16), optional=True)
+        outcome = refs[1].wait(10)
+        assert "hangs: it gave no sign of life for 0.6 s" in outcome.reason
+        assert refs[0].wait(0.5).status == "waiting"
+        assert download_tensors(receiver, refs[0].id)[0].ok
+    hangs.close()
+
+
+def test_a_sender_that_hangs_is_dropped_and_asked_again_over_a_new_connection(tcp):
+    service, listener = tcp
+    key = listener.admit("site-1")
+    ref = add_tensors(service, MODEL, ["site-1"])
+    connections = []
+
+    def again():
+        channel = dial(listener.address, key, "sender")
+        if not connections:  # nothing that is sent on the first one arrives
+            channel.send = lambda views, deadline: None
+        connections.append(channel)
+        return channel
+
+    how = {"settings": QUICK.__class__(ping_after=0.1, ping_timeout=0.3)}
+    with Receiver(again(), "sender", connect=again) as receiver:
+        status, got = download_tensors(receiver, ref.id, **how)
+    assert status.ok
+    assert_same_tensors(got, MODEL)
+    assert len(connections) == 2
+
+
+def test_a_receiver_that_is_let_go_leaves_no_thread(tcp, monkeypatch):
+    monkeypatch.setattr(receiver_module, "BEAT_SECONDS", 0.05)
+    _, listener = tcp
+    receiver = connect(listener.address, listener.admit("site-1"))
+    beats = [each for each in threading.enumerate() if each.name == "beats"]
+    assert beats
+    channel = receiver.incoming._channel
+    del receiver
+    gc.collect()
+    for each in beats:
+        each.join(10)
+        assert not each.is_alive()
+    channel.close()
+
+
+def test_large_memory_and_files_arrive_as_they_are(tcp, tmp_path):
+    from flstream.model.checkpoint import FileSource, write_checkpoint
+
+    service, listener = tcp
+    large = {"w": torch.arange(3 << 20, dtype=torch.int32), "t": tensor("F32", (1000, 999)).T}
+    write_checkpoint(tmp_path / "m.safetensors", MemoryBody.of(large))
+    with connect(listener.address, listener.admit("site-1")) as receiver:
+        ref = add_tensors(service, large, ["site-1"])
+        assert_same_tensors(download_tensors(receiver, ref.id)[1], large)
+        for immutable in (False, True):
+            source = FileSource(tmp_path / "m.safetensors", immutable=immutable)
+            ref = service.offer(source, ["site-1"])
+            assert_same_tensors(download_tensors(receiver, ref.id)[1], large)
+            assert ref.wait(10).ok

@@ -1,0 +1,268 @@
+"""Parts: some tensors of an offer, or of all that is on offer, and nothing else is sent."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from harness import QUICK
+from support import assert_same_tensors, tensor
+
+from flstream.errors import LayoutError, RefusedError
+from flstream.streaming import (
+    TensorSpec,
+    add_arrays,
+    add_blob,
+    add_file,
+    add_tensors,
+    download_arrays,
+    download_blob,
+    download_file,
+    download_specs,
+    download_tensors,
+)
+from flstream.streaming.wire import Close, Closed, Open, Opened, Part
+
+MODEL = OrderedDict(
+    (name, tensor(code, shape, seed=len(name)))
+    for name, code, shape in [
+        ("z.weight", "F32", (100, 100)),
+        ("a.half", "F16", (333,)),
+        ("m.flag", "BOOL", (7,)),
+        ("b.weight", "F32", (50, 3)),
+        ("none", "I64", (0, 4)),
+    ]
+)
+
+
+@pytest.mark.parametrize("names", [["b.weight"], ["m.flag", "z.weight", "none"], list(MODEL)])
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, names, where):
+    ref = add_tensors(harness.service, MODEL, ["site-1", "other"])
+    if where == "file":
+        path = tmp_path / "m.safetensors"
+        assert download_file(harness.receiver("other"), ref.id, path)[0].ok
+        ref = add_file(harness.service, path, ["site-1", "other"])
+    status, got = download_tensors(harness.receiver(), ref.id, select=names, settings=QUICK)
+    assert list(got) == names
+    assert_same_tensors(got, {name: MODEL[name] for name in names})
+    assert status.cost.bytes == sum(MODEL[name].nbytes for name in names)
+    assert ref.deliveries["site-1"].bytes == status.cost.bytes
+    # It is done with the ref, as with the whole of it.
+    assert ref.outcome is None or where == "memory"
+    assert download_tensors(harness.receiver("other"), ref.id, optional=True)[0].ok or (
+        where == "memory"
+    )
+    assert ref.wait(10).ok
+
+
+def test_a_selection_goes_into_memory_that_is_there(harness):
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    mine = {"b.weight": torch.zeros(50, 3)}
+    status, got = download_tensors(harness.receiver(), ref.id, select=["b.weight"], into=mine)
+    assert status.ok
+    assert got["b.weight"] is mine["b.weight"]
+    assert torch.equal(mine["b.weight"], MODEL["b.weight"])
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["z.wight"], "there is no tensor 'z.wight'; did you mean 'z.weight'?"),
+        (["a.half", "a.half"], "tensor 'a.half' is selected twice"),
+        ([], "no tensor is selected"),
+    ],
+)
+def test_a_selection_that_cannot_be_had_is_refused_with_the_name(harness, names, sentence):
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    with pytest.raises(RefusedError, match=sentence):
+        download_tensors(harness.receiver(), ref.id, select=names)
+    # The ref is still on offer.
+    assert download_tensors(harness.receiver(), ref.id)[0].ok
+    assert ref.wait(10).ok
+
+
+def test_a_text_is_no_list_of_names(harness):
+    with pytest.raises(ValueError, match="select is the text 'w'; give a list"):
+        download_tensors(harness.receiver(), bytes(16), select="w")
+
+
+def test_parts_are_for_those_the_whole_is_for(harness):
+    ref = add_tensors(harness.service, MODEL, ["site-1"], round=1)
+    stranger = harness.receiver("stranger")
+    for refused in (
+        lambda: download_tensors(stranger, ref.id, select=["a.half"]),
+        lambda: download_specs(stranger, [TensorSpec("a.half", 1)]),
+    ):
+        with pytest.raises(RefusedError, match="on offer"):
+            refused()
+    assert ref.outcome is None
+
+
+def test_the_end_of_the_whole_is_that_of_its_parts(harness):
+    from asking import Asker, ask, refusal
+
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    asker, token = Asker(harness.channel()), bytes(range(16))
+    part = Part(ref.token, ["a.half"])
+    assert isinstance(ask(asker, Open(token, 1, part=part)), Opened)
+    # Asked again, as over a new connection, it is the same part.
+    assert isinstance(ask(asker, Open(token, 2, part=part)), Opened)
+    ref.abort("no more")
+    assert "not on offer" in refusal(asker, Open(token, 3))
+    assert "not on offer" in refusal(asker, Open(token, 4, part=part))
+    # A token that is in use stands for nothing else.
+    ref = add_tensors(harness.service, MODEL, ["site-1", "site-2"])
+    assert isinstance(ask(asker, Open(ref.token, 5, part=Part(ref.token, ["a.half"]))), Opened)
+    assert ask(asker, Close(ref.token, 6, True, "")) == Closed(6)
+    assert ref.deliveries["site-1"].has_it
+
+
+def test_a_receiver_has_one_part_of_a_ref_at_a_time(harness):
+    from asking import Asker, ask, refusal
+
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    asker = Asker(harness.channel())
+    for number in range(1, 50):
+        token = number.to_bytes(16, "big")
+        opened = ask(asker, Open(token, number, part=Part(ref.token, ["a.half"])))
+        assert isinstance(opened, Opened)
+    assert len(harness.service._offers.refs) == 2
+    assert "not on offer" in refusal(asker, Open((1).to_bytes(16, "big"), 99))
+
+
+def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(harness):
+    service = harness.service
+    old = add_tensors(service, {"w": torch.zeros(3)}, ["site-1"], round=2, tags=["trained"])
+    new = add_tensors(service, MODEL, ["site-1"], round=3, tags=("trained", "site-2"))
+    add_arrays(service, {"loss": torch.ones(1).numpy()}, ["site-1"], round=3, tags=["metric"])
+    specs = [
+        TensorSpec("loss", 3, ("metric",)),
+        TensorSpec("b.weight", 3, ("site-2", "trained")),
+        TensorSpec("w", 2, ("trained",)),
+    ]
+    for _ in range(3):  # what they were looked up in stays on offer
+        status, got = download_specs(harness.receiver(), specs)
+        assert list(got) == ["loss", "b.weight", "w"]
+        assert torch.equal(got["b.weight"], MODEL["b.weight"])
+        assert status.cost.requests == 1
+    assert old.outcome is None
+    for spec, sentence in [
+        (TensorSpec("w", 3, ("trained",)), "no tensor 'w' of round 3 and the tags trained is on"),
+        (TensorSpec("b.weight", 3, ("trained",)), "no tensor 'b.weight' of round 3"),
+        (TensorSpec("w"), "no tensor 'w' of round 0 is on offer here"),
+    ]:
+        with pytest.raises(RefusedError, match=sentence):
+            download_specs(harness.receiver(), [spec])
+    with pytest.raises(RefusedError, match="tensor 'w' is selected twice"):
+        download_specs(harness.receiver(), [specs[2]] * 2)
+    old.abort("round 2 is over")
+    with pytest.raises(RefusedError, match="no tensor 'w' of round 2"):
+        download_specs(harness.receiver(), specs)
+    assert download_tensors(harness.receiver(), new.id)[0].ok
+
+
+def test_twenty_tensors_for_eight_receivers_take_one_request_each(harness):
+    model = {f"t{number}": torch.full((2000,), float(number)) for number in range(20)}
+    names = [f"site-{number}" for number in range(8)]
+    ref = add_tensors(harness.service, model, names, round=7)
+    specs = [TensorSpec(name, 7) for name in model]
+    for name in names:
+        status, got = download_specs(harness.receiver(name), specs)
+        assert_same_tensors(got, model)
+        assert status.cost.requests == 1
+    assert ref.outcome is None
+
+
+def test_keys_arrive_in_the_order_in_which_they_were_given(harness):
+    tied = torch.ones(9)
+    state = {"z": tied, "a": torch.zeros(2).half(), "m": tied, "b": torch.zeros(1)}
+    ref = add_tensors(harness.service, state, ["site-1"])
+    assert list(download_tensors(harness.receiver(), ref.id)[1]) == list(state)
+    arrays = {"z": tied.numpy(), "a": tied.numpy().astype("int8")}
+    ref = add_arrays(harness.service, arrays, ["site-1"])
+    assert list(download_arrays(harness.receiver(), ref.id)[1]) == ["z", "a"]
+
+
+@pytest.mark.parametrize("size", [16, 1024])
+def test_chunks_are_no_longer_than_the_sender_says(harness, size):
+    receiver, watch = harness.watched()
+    ref = add_tensors(harness.service, MODEL, ["site-1"], max_chunk_size=size)
+    status, got = download_tensors(receiver, ref.id)
+    assert status.ok
+    assert_same_tensors(got, MODEL)
+    assert max(frame.length for frame in watch.frames) == size
+    again = add_tensors(harness.service, MODEL, ["site-1"], max_chunk_size=size)
+    with pytest.raises(RefusedError, match=f"chunks of more than {size} bytes are not sent"):
+        download_tensors(receiver, again.id, max_chunk_size=0)
+    for wrong in (0, 8, -16, 1.0, "2 MiB"):
+        with pytest.raises(ValueError, match="max_chunk_size is"):
+            add_tensors(harness.service, MODEL, ["site-1"], max_chunk_size=wrong)
+
+
+def test_a_receiver_names_sizes_and_times_as_the_guide_does(harness):
+    receiver, watch = harness.watched()
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    status, _ = download_tensors(
+        receiver, ref.id, max_chunk_size=512, per_request_timeout=30.0, optional=False
+    )
+    assert status.ok
+    assert max(frame.length for frame in watch.frames) == 512
+    with pytest.raises(ValueError, match="request_timeout is -1"):
+        download_tensors(receiver, ref.id, per_request_timeout=-1)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(range(256)) * 1000])
+@pytest.mark.parametrize("resume", [False, True])
+def test_any_file_travels_as_it_is(harness, tmp_path, content, resume):
+    (tmp_path / "data.bin").write_bytes(content)
+    ref = add_blob(harness.service, str(tmp_path / "data.bin"), ["site-1"])
+    path = tmp_path / "copy"
+    status, copied = download_blob(
+        harness.receiver(), ref.id, str(path), settings=QUICK, resume=resume
+    )
+    assert (status.ok, copied) == (True, path)
+    assert path.read_bytes() == content
+    assert ref.wait(10).ok
+
+
+def test_tensors_are_no_blob(harness, tmp_path):
+    from flstream.errors import CheckpointError
+
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    with pytest.raises(CheckpointError, match="are tensors, no blob; fetch it by download_file"):
+        download_blob(harness.receiver(), ref.id, tmp_path / "x")
+    assert "no blob" in ref.wait(10).reason
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_raises_unless_it_is_optional(harness):
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    ref.abort("no more")
+    with pytest.raises(RefusedError, match="not on offer"):
+        download_tensors(harness.receiver(), ref.id)
+    status, got = download_tensors(harness.receiver(), ref.id, optional=True)
+    assert (status.code, got) == ("refused", {})
+
+
+def test_a_ref_is_found_by_its_text(harness):
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    assert ref.id == str(ref) == ref.token.hex()
+    assert download_tensors(harness.receiver(), f"{ref}")[0].ok
+
+
+def test_one_import_has_all_that_the_guide_needs():
+    import flstream.streaming as streaming
+
+    for name in streaming.__all__:
+        assert getattr(streaming, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'add_tensor'"):
+        streaming.add_tensor  # noqa: B018
+
+
+def test_what_memory_cannot_be_had_of_is_an_error_of_the_receiver(harness):
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    with pytest.raises(LayoutError, match="does not fit"):
+        download_tensors(
+            harness.receiver(), ref.id, select=["a.half"], into={"a.half": torch.zeros(3)}
+        )
+    assert "does not fit" in ref.wait(10).reason

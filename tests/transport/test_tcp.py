@@ -1,0 +1,274 @@
+"""TCP connections: who has no key learns nothing, holds up nobody, and is counted."""
+
+import hmac
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from queue import Empty, Queue
+
+import pytest
+
+from flstream.errors import ChannelClosedError, UsageError
+from flstream.transport import tcp
+from flstream.transport.authentication import GREETING_BYTES, Greeting, StartToken
+from flstream.transport.channel import Deadline
+from flstream.transport.tcp import TcpListener, dial
+
+
+class Listening:
+    """A listener, and who it has let in."""
+
+    def __init__(self, run=""):
+        self.accepted = Queue()
+        self.listener = TcpListener("127.0.0.1:0", lambda *both: self.accepted.put(both), run)
+        self.address = self.listener.address
+        self.token = self.listener.admit("site-1")
+
+    def raw(self):
+        """A connection that says nothing yet."""
+        host, port = self.address.split(":")
+        return socket.create_connection((host, int(port)), 10)
+
+    def await_strangers(self, count):
+        for _ in range(500):
+            if self.listener.strangers >= count:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{self.listener.strangers} strangers, not {count}")
+
+
+@pytest.fixture
+def listening():
+    listening = Listening()
+    yield listening
+    listening.listener.close()
+    while not listening.accepted.empty():
+        listening.accepted.get()[0].close()
+
+
+def test_both_sides_with_the_key_are_connected_and_the_name_follows_from_the_key(listening):
+    other = listening.listener.admit("site-2", role="agent")
+    for token, role, name in ((listening.token, "receiver", "site-1"), (other, "agent", "site-2")):
+        channel = dial(listening.address, token, "server", role)
+        accepted, who = listening.accepted.get(timeout=10)
+        assert (who.name, who.role, accepted.peer, channel.peer) == (name, role, name, "server")
+        channel.send([memoryview(b"a question")], Deadline(5))
+        into = bytearray(10)
+        accepted.receive([memoryview(into)], Deadline(5))
+        assert into == b"a question"
+        channel.close()
+        accepted.close()
+    assert listening.listener.strangers == 0
+
+
+def test_a_key_lets_its_process_in_as_often_as_it_comes_until_it_is_dismissed(listening):
+    for _ in range(3):
+        dial(listening.address, listening.token, "server").close()
+        listening.accepted.get(timeout=10)[0].close()
+    listening.listener.dismiss(listening.token)
+    with pytest.raises(ChannelClosedError, match="closed the connection before it was open"):
+        dial(listening.address, listening.token, "server")
+
+
+@pytest.mark.parametrize("how", ["another key", "another role", "another run", "the id alone"])
+def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(listening, how):
+    token, role, run = listening.token, "receiver", ""
+    if how == "another key":
+        token = StartToken.new()
+    elif how == "another role":
+        role = "agent"
+    elif how == "another run":
+        run = "yesterday"
+    else:
+        token = Pretender(os.urandom(32), listening.token.id)
+    with pytest.raises(ChannelClosedError, match=r"server at 127\.0\.0\.1:\d+ closed the connect"):
+        dial(listening.address, token, "server", role, run)
+    listening.await_strangers(1)
+    with pytest.raises(Empty):
+        listening.accepted.get(timeout=0.05)
+
+
+class Pretender(StartToken):
+    """A key that passes for another one."""
+
+    def __new__(cls, key, token_id):
+        self = super().__new__(cls, key)
+        cls.id = property(lambda _: token_id)
+        return self
+
+
+def test_a_listener_without_the_key_is_found_out(listening):
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def pretend():
+        sock, _ = server.accept()
+        with sock:
+            sock.recv(GREETING_BYTES)
+            sock.sendall(bytes(32))
+            sock.recv(32)
+            sock.sendall(bytes(32))
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    host, port = server.getsockname()
+    with pytest.raises(ChannelClosedError, match="has not the key of server"):
+        dial(f"{host}:{port}", listening.token, "server")
+    thread.join(10)
+    server.close()
+
+
+def test_a_proof_that_was_overheard_opens_nothing(listening):
+    """It covers a number that the listener draws for each connection."""
+    greeting = Greeting.new("receiver", listening.token)
+    with listening.raw() as sock:
+        sock.sendall(greeting.pack())
+        proof = greeting.proof(b"dials", listening.token, sock.recv(32), "")
+        sock.sendall(proof)
+        assert len(sock.recv(32)) == 32
+        listening.accepted.get(timeout=10)[0].close()
+    with listening.raw() as sock:
+        sock.sendall(greeting.pack())
+        sock.recv(32)
+        sock.sendall(proof)
+        assert sock.recv(1) == b""
+    listening.await_strangers(1)
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n" * 8, bytes(64), b"FLSA" + bytes(60), os.urandom(4096)]
+)
+def test_who_says_something_else_gets_no_answer_but_the_end(listening, said):
+    with listening.raw() as sock:
+        sock.sendall(said)
+        with suppress(ConnectionResetError):  # what it said beyond the first bytes was not read
+            assert sock.recv(1) == b""
+    listening.await_strangers(1)
+
+
+def test_who_says_nothing_is_closed_in_time_and_others_are_let_in_meanwhile(monkeypatch):
+    monkeypatch.setattr(tcp, "AUTHENTICATION_SECONDS", 0.3)
+    listening = Listening()
+    with listening.listener, listening.raw() as silent, listening.raw() as slow:
+        slow.sendall(b"FLSA")
+        dial(listening.address, listening.token, "server").close()
+        listening.accepted.get(timeout=10)[0].close()
+        silent.settimeout(10)
+        slow.settimeout(10)
+        assert silent.recv(1) == slow.recv(1) == b""
+        listening.await_strangers(2)
+
+
+def test_of_too_many_that_are_pending_the_oldest_goes_first(listening):
+    socks = [listening.raw() for _ in range(tcp.MOST_PENDING + 3)]
+    listening.await_strangers(3)
+    for sock in socks[:3]:
+        sock.settimeout(10)
+        assert sock.recv(1) == b""
+    # Who comes with a key is let in all the same.
+    dial(listening.address, listening.token, "server").close()
+    listening.accepted.get(timeout=10)[0].close()
+    for sock in socks:
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("0.0.0.0:0", "stands for every address"),
+        ("[::]:0", "stands for every address"),
+        ("0:0", "stands for every address"),
+        (":7707", "is no address; give HOST:PORT"),
+        ("127.0.0.1", "is no address; give HOST:PORT"),
+        ("127.0.0.1:70000", "is no address; give HOST:PORT"),
+        ("127.0.0.1:x", "is no address; give HOST:PORT"),
+        ("192.0.2.1:0", "cannot be listened on: "),
+        ("no.such.host.invalid:0", "cannot be listened on: "),
+    ],
+)
+def test_an_address_that_cannot_be_bound_is_refused(address, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        TcpListener(address, lambda *_: None)
+
+
+def test_an_address_in_use_is_refused(listening):
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:\d+ cannot be listened on: .*in use"):
+        TcpListener(listening.address, lambda *_: None)
+
+
+def test_nobody_at_an_address_is_an_error_that_names_it(listening):
+    listening.listener.close()
+    with pytest.raises(ChannelClosedError, match=rf"server at {listening.address} cannot be reach"):
+        dial(listening.address, listening.token, "server")
+    with pytest.raises(UsageError, match="is no address"):
+        dial("nowhere", listening.token, "server")
+
+
+def test_a_token_comes_back_from_its_text_and_does_not_show_in_logs():
+    token = StartToken.new()
+    assert StartToken.parse(f" {token}\n") == token
+    assert len(str(token)) == 64
+    assert token.key.hex() not in repr(token)
+    assert len(token.id) == 8
+    assert StartToken.new().id != token.id
+    for text in ("", "abc", "zz" * 32, str(token)[:-1], str(token) + "00"):
+        with pytest.raises(UsageError, match="a key has 64 hexadecimal digits"):
+            StartToken.parse(text)
+
+
+def test_a_proof_covers_side_role_numbers_and_run():
+    token = StartToken.new()
+    greeting = Greeting.new("receiver", token)
+    answer = os.urandom(32)
+    proofs = {
+        greeting.proof(b"dials", token, answer, ""),
+        greeting.proof(b"accepts", token, answer, ""),
+        greeting.proof(b"dials", token, answer, "run"),
+        greeting.proof(b"dials", token, os.urandom(32), ""),
+        greeting.proof(b"dials", StartToken.new(), answer, ""),
+        greeting._replace(role=b"agent").proof(b"dials", token, answer, ""),
+        greeting._replace(nonce=os.urandom(32)).proof(b"dials", token, answer, ""),
+    }
+    assert len(proofs) == 7
+    assert hmac.compare_digest(
+        greeting.proof(b"dials", token, answer, ""), greeting.proof(b"dials", token, answer, "")
+    )
+    assert Greeting.parse(greeting.pack()) == greeting
+    # Before its proof, nothing but a greeting and the proof is read of anybody.
+    assert GREETING_BYTES + 32 <= 128
+
+
+def test_a_dead_link_without_traffic_is_known_after_ten_seconds(listening):
+    channel = dial(listening.address, listening.token, "server")
+    accepted, _ = listening.accepted.get(timeout=10)
+    for end in (channel, accepted):
+        sock = end._socket
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, interval, count = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + interval * count == 10
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+        end.close()
+
+
+def test_only_files_that_stay_as_they_are_are_handed_over_by_their_pages(
+    listening, tmp_path, monkeypatch
+):
+    calls = []
+    sendfile = os.sendfile
+    monkeypatch.setattr(os, "sendfile", lambda *args: calls.append(1) or sendfile(*args))
+    channel = dial(listening.address, listening.token, "server")
+    accepted, _ = listening.accepted.get(timeout=10)
+    (tmp_path / "file").write_bytes(b"0123456789")
+    with (tmp_path / "file").open("rb") as file:
+        for immutable in (False, True):
+            assert accepted.send_file_some(file.fileno(), 2, 5, immutable=immutable) == 5
+            into = bytearray(5)
+            channel.receive([memoryview(into)], Deadline(5))
+            assert into == b"23456"
+            assert len(calls) == immutable
+    channel.close()
+    accepted.close()
