@@ -10,7 +10,7 @@ from flstream.streaming.exchange import BROKEN, Exchange
 from flstream.streaming.opening import OpenedRef
 from flstream.streaming.requesting import Requests
 from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import MESSAGE, PUSHED, Header, Pong, Refused
+from flstream.streaming.wire import MESSAGE, Header, Refused
 
 Place = Callable[[int, int], Sequence[memoryview]]
 """Function that returns the views for the bytes of a range."""
@@ -47,10 +47,7 @@ class ChunkReceiver:
         """
         opened = self._opened
         requests = Requests(self._exchange, self._settings, opened.layout, opened.frame_size)
-        if opened.is_pushed:
-            requests.expect_push(opened.limit)
-        elif opened.is_eager:
-            requests.expect_eager(opened.number)
+        requests.expect(opened.number, opened.coming)
         return requests
 
     @property
@@ -131,9 +128,5 @@ class ChunkReceiver:
 
     def _handle(self, header: Header) -> None:
         reply = self._exchange.message(header)
-        match reply:
-            case Refused(number) if number in self.requests.tracker.under_way:
-                raise self._exchange.refusal(reply)
-            case Pong() if PUSHED in self.requests.tracker.under_way:
-                # The push ended, or rests for want of what was lost. Requests do not.
-                self.requests.end_push()
+        if isinstance(reply, Refused) and reply.request in self.requests.tracker.under_way:
+            raise self._exchange.refusal(reply)

@@ -27,7 +27,6 @@ from flstream.streaming.wire import (
     VERSION,
     Close,
     Closed,
-    Credit,
     Digest,
     Digested,
     Fetch,
@@ -114,7 +113,7 @@ class Connection:
         self.send_queue.post(pack_message(Hello(VERSION, capabilities=list(CAPABILITIES))))
 
     def push(self, ref: Ref, settings: StreamSettings) -> None:
-        """Send a ref that the receiver has not requested, unless some of it was sent already."""
+        """Send the beginning of a ref that the receiver has not requested, and none of it yet."""
         source, delivery = ref.source, ref.deliveries.get(self.receiver)
         if source is None or delivery is None or delivery.bytes:
             return
@@ -122,7 +121,8 @@ class Connection:
         limit = min(settings.window * settings.bytes_a_request, nbytes)
         opened = Opened(PUSHED, source.layout.plain_header[8:], chunk_size, limit, ref.order)
         self._send(opened, ref.token)
-        self.send_queue.add(Demand(ref.token, PUSHED, 0, nbytes, limit, chunk_size))
+        if limit:
+            self.send_queue.add(Demand(ref.token, PUSHED, 0, limit, chunk_size))
 
     def read(self) -> None:
         """Receive what has arrived."""
@@ -209,8 +209,6 @@ class Connection:
                 self._pong(request)
             case Digest():
                 self._digest(request, source)
-            case Credit():
-                self._grant(request, ref)
             case Fetch():
                 most = ref.options.get("max_chunk_size") or MAX_CHUNK_BYTES
                 flaw = _flaw(request, source.layout.nbytes, most) or self._excess(request, source)
@@ -220,7 +218,7 @@ class Connection:
                 delivery.requests += 1
                 delivery.is_confirmed = False
                 number, start, stop = request.request, request.start, request.stop
-                demand = Demand(ref.token, number, start, stop, stop, request.chunk_size)
+                demand = Demand(ref.token, number, start, stop, request.chunk_size)
                 self.send_queue.add(demand, urgent=request.urgent)
 
     def _excess(self, request: Fetch, source: Source) -> str:
@@ -256,14 +254,6 @@ class Connection:
             self._digesting = None
             request = digesting.request
             self._send(Digested(request.request, bytes(digesting.packed)), request.token)
-
-    def _grant(self, credit: Credit, ref: Ref) -> None:
-        for demand in self.send_queue.of(ref.token):
-            if demand.request == PUSHED and credit.limit:
-                demand.limit = min(max(demand.limit, credit.limit), demand.stop)
-                ref.deliveries[self.receiver].requests += 1
-            elif demand.request == PUSHED:
-                self.send_queue.drop(demand)
 
     def _close(self, request: Close) -> None:
         # Ranges that it requested and no longer wants need not be sent.

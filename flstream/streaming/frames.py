@@ -39,8 +39,6 @@ class Demand:
         request: Number of its request; 0 for a push, which has none.
         next: Offset in bytes of its next chunk.
         stop: Offset in bytes of its end.
-        limit: Offset up to which it may be sent for now: ``stop``, or what the receiver of a push
-        granted.
         chunk_size: Length in bytes of the longest frame; 0 is the whole model serialised into one.
     """
 
@@ -48,13 +46,7 @@ class Demand:
     request: int
     next: int
     stop: int
-    limit: int
     chunk_size: int
-
-    @property
-    def is_open(self) -> bool:
-        """Whether some of it may be sent now."""
-        return self.next < self.limit
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from flstream.streaming.exchange import Exchange
 from flstream.streaming.layouts import layout_of_header
 from flstream.streaming.limits import Limits
 from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import PUSHED, Credit, Open, Opened, Part
+from flstream.streaming.wire import PUSHED, Open, Opened, Part
 
 # Longest body, in bytes, that comes together with its layout. A receiver that has part of it or no
 # room for it then receives no more than that in vain.
@@ -22,27 +22,25 @@ class OpenedRef(NamedTuple):
 
     Attributes:
         layout: Layout of the sender.
-        number: Number of the request that opened it.
         frame_size: Length in bytes of the longest frame; 0 is the whole model in one.
-        is_eager: Whether the sender sends the body together with the layout.
-        is_pushed: Whether the sender pushes the body, in frames that fit the receiver's own.
-        limit: Offset up to which a push is sent before it needs a grant.
+        is_eager: Whether the sender sends the whole body together with the layout.
+        number: Number under which the beginning of the body comes without a further request.
+        coming: Offset up to which it does; 0 if it does not.
         names: Names of the tensors and aliases in the order in which the sender lists them.
     """
 
     layout: Layout
-    number: int
     frame_size: int
     is_eager: bool
-    is_pushed: bool
-    limit: int
+    number: int
+    coming: int
     names: list[str]
 
 
 def open_ref(
     exchange: Exchange, settings: StreamSettings, limits: Limits, part: Part | None = None
 ) -> OpenedRef:
-    """Open a ref, and refuse a push whose frames do not fit.
+    """Open a ref, or take what is pushed of it.
 
     Args:
         exchange: Messages of the download; its time starts again afterwards.
@@ -70,10 +68,17 @@ def open_ref(
     size = opened.chunk_size
     if size % ALIGNMENT:
         raise ProtocolError(f"{exchange.peer} sends chunks of {size} bytes, no multiple of 16")
-    is_pushed = opened.request == PUSHED and size > 0 and not frame_size % size
-    if opened.request == PUSHED and not is_pushed:
-        exchange.send(Credit(exchange.token, exchange.next_number(), 0))
-    elif size:
-        frame_size = min(frame_size, size)
+    if opened.request == PUSHED:
+        # Frames that are no part of the receiver's own are passed over.
+        limit = min(opened.limit, layout.nbytes)
+        fits = (
+            size
+            and frame_size
+            and not frame_size % size
+            and (limit == layout.nbytes or not limit % size)
+        )
+        coming = limit if fits else 0
+        return OpenedRef(layout, size if coming else frame_size, False, PUSHED, coming, names)
     is_eager = 0 < layout.nbytes <= most_eager
-    return OpenedRef(layout, number, frame_size, is_eager, is_pushed, opened.limit, names)
+    frame_size = min(frame_size, size or frame_size)
+    return OpenedRef(layout, frame_size, is_eager, number, is_eager * layout.nbytes, names)

@@ -177,7 +177,7 @@ class RemoteSource:
         """
         if self._opened.is_eager or "digests" not in self._exchange.capabilities:
             return  # all of it is being sent, or will be
-        self._chunks.requests.end_push()
+        self._chunks.requests.forget()  # what is pushed may be here
         unit = self._chunks.unit
         step = max(min(MAX_DIGEST_BYTES // unit, MAX_DIGESTS), 1) * unit
         for start, stop in self.layout.ranges(step):

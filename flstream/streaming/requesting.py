@@ -1,4 +1,4 @@
-"""The requests of a download: for the next bytes, for damaged ones, and for more of a push."""
+"""The requests of a download: for the next bytes, and for damaged ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flstream.model.layout import Layout
 from flstream.streaming.chunk_tracker import ChunkTracker
 from flstream.streaming.exchange import Exchange
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.wire import PUSHED, Credit, Fetch
+from flstream.streaming.wire import Fetch
 
 # Times that one chunk is fetched again before the download fails: more failures are not by chance.
 _MOST_REPAIRS = 5
@@ -39,32 +39,30 @@ class Requests:
         self._settings = settings
         self._layout = layout
         self._frame_size = frame_size
-        # Offset up to which the body was requested or, in push mode, granted.
+        # Offset up to which the body was requested, or comes without.
         self._asked = 0
         exchange.due = self._due
         exchange.pending = self.tracker.under_way.keys
 
-    def expect_eager(self, number: int) -> None:
-        """Expect the whole body, which was requested together with the layout under this number."""
-        self.tracker.request(number, 0, self._layout.nbytes, urgent=False)
-        self.count += 1
-        self._asked = self._layout.nbytes
+    def expect(self, number: int, stop: int) -> None:
+        """Expect the body up to an offset without a request of its own.
 
-    def expect_push(self, limit: int) -> None:
-        """Expect the sender to send by itself, up to ``limit`` before it needs a grant."""
-        self._asked = limit
-        if self._layout.nbytes:
-            self.tracker.request(PUSHED, 0, self._layout.nbytes, urgent=False)
-
-    def end_push(self) -> None:
-        """End a push: request what is missing from now on."""
-        if self.tracker.under_way.pop(PUSHED, None) is not None:
-            self._exchange.send(Credit(self._exchange.token, self._exchange.next_number(), 0))
-            self._asked = 0
+        Args:
+            number: Number under which it comes: of the request for the layout, or of a push.
+            stop: The offset, at most the end of the body.
+        """
+        self._asked = stop
+        if stop:
+            self.tracker.request(number, 0, stop, urgent=False)
+            self.count += 1
 
     def restart(self) -> None:
         """Request anew what is missing: nothing more will come of earlier requests."""
         self.repairs += len(self.tracker.under_way)
+        self.forget()
+
+    def forget(self) -> None:
+        """Take nothing more of what was requested or is pushed."""
         self.tracker.restart()
         self._asked = 0
 
@@ -75,9 +73,6 @@ class Requests:
             start = tracker.damaged.popleft()
             self.repairs += 1
             self._fetch(start, tracker.stop_of(start), urgent=True)
-        if PUSHED in tracker.under_way:
-            self._grant()
-            return
         size = self._settings.bytes_a_request if self._frame_size else self._layout.nbytes
         while len(tracker.under_way) < self._settings.window:
             missing = tracker.missing_from(self._asked, size)
@@ -103,17 +98,6 @@ class Requests:
                 f"(tensor {self._layout.name_at(start)!r}) came {attempts} times, and never "
                 "matched their digest; the sender's memory, or what it offers, is being changed"
             )
-
-    def _grant(self) -> None:
-        """Let the sender continue by a request's worth at a time, to keep it a window ahead."""
-        size = self._settings.bytes_a_request
-        arriving = self.tracker.under_way[PUSHED].next
-        limit = min(arriving // size * size + self._settings.window * size, self._layout.nbytes)
-        if limit > self._asked:
-            self._asked = limit
-            self._exchange.renew()
-            self.count += 1
-            self._exchange.send(Credit(self._exchange.token, self._exchange.next_number(), limit))
 
     @property
     def _repairs_under_way(self) -> int:

@@ -177,10 +177,7 @@ class SendQueue:
         return Copied([memoryview(message)])
 
     def _next_demand(self) -> Demand | None:
-        for demand in chain(self._urgent, self._demands):
-            if demand.is_open:
-                return demand
-        return None
+        return next(chain(self._urgent, self._demands), None)
 
     def _next_frame(self, demand: Demand) -> Frame | None:
         """Return the next frame of a demand.

@@ -180,14 +180,6 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
     urgent: bool = False
 
 
-class Credit(msgspec.Struct, tag=True, frozen=True):
-    """Grant of a receiver: a push may go on up to ``limit``; 0 ends it."""
-
-    token: bytes
-    request: Number
-    limit: int
-
-
 class Digest(msgspec.Struct, tag=True, frozen=True):
     """Request of a receiver: the digests of the chunks of ``[start, stop)``.
 
@@ -226,7 +218,7 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 
     The longest frame that it sends has ``chunk_size`` bytes; 0 is any that it is asked for. For a
     push, this comes without a request, and states the size of its frames, and the ``limit`` up to
-    which it is sent before the receiver has to grant more. ``order`` has the places of the names,
+    which the body is sent without a request. ``order`` has the places of the names,
     first of the tensors, then of the aliases, in the order in which the receiver is to have them;
     none if that is their order.
     """
@@ -265,7 +257,7 @@ class Closed(msgspec.Struct, tag=True, frozen=True):
     request: Number
 
 
-Request = Open | Fetch | Credit | Digest | Ping | Close
+Request = Open | Fetch | Digest | Ping | Close
 Reply = Opened | Refused | Digested | Pong | Closed
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request | Hello] = msgspec.msgpack.Decoder(

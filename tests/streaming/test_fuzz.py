@@ -23,7 +23,6 @@ from flstream.streaming.wire import (
     VERSION,
     Close,
     Closed,
-    Credit,
     Fetch,
     Header,
     Hello,
@@ -50,12 +49,10 @@ def number(rng):
 def request(rng, token):
     """A request that is sound as a message and wrong as a request, most of the time."""
     signed = rng.choice((-1, 1, 1, 1))
-    match rng.randrange(5):
+    match rng.randrange(4):
         case 0:
             eager = rng.choice((0, 0, signed * number(rng) % 2**63))
             return Open(token, rng.randrange(2**32), eager, number(rng) % 2**63)
-        case 3:
-            return Credit(token, rng.randrange(2**32), signed * number(rng) % 2**63)
         case 1:
             numbers = [signed * number(rng) % 2**63 for _ in range(3)]
             return Fetch(token, rng.randrange(2**32), *numbers, rng.random() < 0.5)

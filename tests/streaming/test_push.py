@@ -1,4 +1,4 @@
-"""Push: the sender streams before it is asked, as far as it is let; the bits are those of pull."""
+"""Push: the sender begins before it is asked; the bits are those of pull."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.remote import RemoteSource
-from flstream.streaming.wire import FRAME, NOBODY, PUSHED, Close, Credit, Fetch, Open, Opened, Ping
+from flstream.streaming.wire import FRAME, NOBODY, PUSHED, Close, Fetch, Open, Opened, Ping
 
 PUSH = replace(QUICK, push=True)
 MODEL = MemoryBody.of(
@@ -43,18 +43,18 @@ def harness():
         yield harness
 
 
-def test_nothing_is_asked_for_but_to_go_on(harness):
+def test_a_window_comes_unasked_and_the_rest_is_asked_for(harness):
     receiver, channel = harness.watched()
     ref = harness.service.offer(MODEL, ["site-1"], push=PUSH)
     body, cost = download(receiver, ref.token, PUSH, MemoryBody.allocate)
     assert bits(body) == BITS
-    assert set(kinds(channel)) == {Credit, Ping, Close}
-    assert {frame.request for frame in channel.frames} == {PUSHED}
-    # One more request's worth for each that has arrived, until the end is granted.
-    granted = [each.limit for each in channel.requests if isinstance(each, Credit)]
-    assert granted[0] == WINDOW + PUSH.request_size
-    assert granted[-1] == len(BITS)
-    assert cost.requests == len(granted)
+    assert set(kinds(channel)) == {Fetch, Ping, Close}
+    pushed = [frame for frame in channel.frames if frame.request == PUSHED]
+    assert sum(frame.length for frame in pushed) == WINDOW
+    fetched = [(each.start, each.stop) for each in channel.requests if isinstance(each, Fetch)]
+    starts = range(WINDOW, len(BITS), PUSH.request_size)
+    assert fetched == [(start, min(start + PUSH.request_size, len(BITS))) for start in starts]
+    assert cost.requests == 1 + len(fetched)
     assert cost.chunks == len(channel.frames) == -(-len(BITS) // PUSH.chunk_size)
     assert ref.wait(5).ok
 
@@ -127,13 +127,12 @@ def test_what_is_damaged_is_fetched_again_while_the_rest_is_pushed(harness):
     ref = harness.service.offer(MODEL, ["site-1"], push=PUSH)
     body, cost = download(receiver, ref.token, PUSH, MemoryBody.allocate)
     assert bits(body) == BITS
-    (repair,) = [each for each in channel.requests if isinstance(each, Fetch)]
+    (repair,) = [each for each in channel.requests if isinstance(each, Fetch) and each.urgent]
     assert (repair.start, repair.stop) == (2 * PUSH.chunk_size, 3 * PUSH.chunk_size)
-    assert repair.urgent
     assert cost.retries == 1
 
 
-@pytest.mark.parametrize("lost", ["the opening", "every frame", "every credit"])
+@pytest.mark.parametrize("lost", ["the opening", "every frame"])
 def test_where_the_pushing_fails_to_come_it_is_pulled(harness, lost):
     def on_reply(reply, packet):
         if lost == "the opening" and isinstance(reply, Opened) and reply.request == PUSHED:
@@ -143,11 +142,7 @@ def test_where_the_pushing_fails_to_come_it_is_pulled(harness, lost):
         if lost == "every frame" and header.request == PUSHED:
             packet.clear()
 
-    def on_request(request, packet):
-        if lost == "every credit" and isinstance(request, Credit):
-            packet.clear()
-
-    receiver, channel = harness.watched(on_frame, on_request, on_reply)
+    receiver, channel = harness.watched(on_frame, on_reply=on_reply)
     ref = harness.service.offer(MODEL, ["site-1"], push=PUSH)
     assert bits(fetch(receiver, ref.token, PUSH)) == BITS
     assert Fetch in kinds(channel)
@@ -170,8 +165,7 @@ def test_frames_for_which_the_receiver_has_no_room_are_not_taken(harness):
     receiver, channel = harness.watched()
     ref = harness.service.offer(MODEL, ["site-1"], push=replace(PUSH, chunk_size=8192))
     assert bits(fetch(receiver, ref.token, PUSH)) == BITS
-    assert kinds(channel)[:2] == [Credit, Fetch]
-    assert channel.requests[0].limit == 0
+    assert channel.requests[0].start == 0
 
 
 def test_a_withdrawn_push_is_refused_at_once(harness):
