@@ -21,18 +21,21 @@ class Link(NamedTuple):
         control: connection for control messages: tokens, and when to begin.
         data: socket for downloads.
         bare: socket for bytes without a protocol.
+        tcp: socket for downloads over TCP.
+        bare_tcp: socket for bytes without a protocol over TCP.
     """
 
     receiver: str
     control: Any
     data: socket.socket
     bare: socket.socket
+    tcp: socket.socket
+    bare_tcp: socket.socket
 
     def close(self) -> None:
         """Close the ends of all connections."""
-        self.control.close()
-        self.data.close()
-        self.bare.close()
+        for end in self[1:]:
+            end.close()
 
 
 def together(
@@ -76,8 +79,21 @@ def together(
 
 
 def _linked(name: str) -> tuple[Link, Link]:
-    control, data, bare = multiprocessing.Pipe(), socket.socketpair(), socket.socketpair()
-    return Link(name, control[0], data[0], bare[0]), Link(name, control[1], data[1], bare[1])
+    ours, theirs = multiprocessing.Pipe()
+    pairs = socket.socketpair(), socket.socketpair(), _tcp_pair(), _tcp_pair()
+    return Link(name, ours, *(one for one, _ in pairs)), Link(
+        name, theirs, *(other for _, other in pairs)
+    )
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Connect two sockets over the loopback, as both ends of an authenticated channel are."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    for sock in (ours, theirs):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ours, theirs
 
 
 def _run(answer: Connection, job: Callable[..., Any], *args: Any) -> None:

@@ -1,7 +1,7 @@
 """Measurement of downloads between a sender and its receivers, which live for many runs.
 
-The processes are connected by socket pairs. A run has a model, a number of receivers and a kind of
-sink; its results are bytes a second, peaks of memory and numbers of requests.
+The processes are connected by socket pairs, and over TCP. A run has a model, a number of receivers
+and a kind of sink; its results are bytes a second, peaks of memory and numbers of requests.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Model(NamedTuple):
             with self.path.open("wb") as file:
                 file.write(header)
                 file.truncate(len(header) + self.nbytes)
-        return FileSource(self.path)
+        return FileSource(self.path, immutable=True)
 
 
 class Run(NamedTuple):
@@ -82,6 +82,7 @@ class Run(NamedTuple):
         receivers: number of receivers.
         into: kind of sink of each receiver; ``bare`` is a socket without a protocol.
         request_size: bytes that a request covers.
+        tcp: whether it goes over TCP on the loopback.
     """
 
     label: str
@@ -89,6 +90,7 @@ class Run(NamedTuple):
     receivers: int = 1
     into: Into = "scratch"
     request_size: int = DEFAULTS.request_size
+    tcp: bool = False
 
 
 class Sent(NamedTuple):
@@ -156,13 +158,15 @@ def send(links: list[Link], runs: list[Run], _folder: Path) -> Sent:
             link.bare.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             channel = SocketChannel(link.data, link.receiver, lends=True)
             service.attach(channel, link.receiver)
+            over_tcp = SocketChannel(link.tcp, link.receiver, lends_files=True, beats=True)
+            service.attach(over_tcp, link.receiver)
         for number, run in enumerate(runs):
             chosen = links[: run.receivers]
             ref = service.offer(models[run.model], [link.receiver for link in chosen])
             for link in chosen:
                 link.control.send((number, ref.token))
             if run.into == "bare":
-                send_bare(models[run.model], links[0].bare)
+                send_bare(models[run.model], links[0].bare_tcp if run.tcp else links[0].bare)
                 ref.abort("it was sent without")
             else:
                 outcome = ref.wait(PATIENCE)
@@ -186,7 +190,10 @@ def send_bare(source: Source, sock: socket.socket) -> None:
 
 def receive(link: Link, runs: list[Run], folder: Path) -> Received:
     """Run a receiver: receive the model of every run that the sender announces."""
-    receiver = Receiver(SocketChannel(link.data, "sender"), "sender")
+    receivers = {
+        False: Receiver(SocketChannel(link.data, "sender"), "sender"),
+        True: Receiver(SocketChannel(link.tcp, "sender", beats=True), "sender"),
+    }
     spans: dict[int, tuple[float, float]] = {}
     memory: dict[Model, MemoryBody] = {}
     buffer = Scratch()
@@ -194,7 +201,8 @@ def receive(link: Link, runs: list[Run], folder: Path) -> Received:
     while (announced := link.control.recv()) is not None:
         number, token = announced
         began = time.monotonic()
-        receive_one(runs[number], link, receiver, token, folder, memory, buffer)
+        run = runs[number]
+        receive_one(run, link, receivers[run.tcp], token, folder, memory, buffer)
         spans[number] = began, time.monotonic()
         link.control.send("done")
     return Received(own_peak_rss() - idle, spans)
@@ -213,7 +221,8 @@ def receive_one(
     settings = replace(DEFAULTS, request_size=run.request_size)
     match run.into:
         case "bare":
-            drain(link.bare, run.model.nbytes, buffer.take(CHUNK))
+            bare = link.bare_tcp if run.tcp else link.bare
+            drain(bare, run.model.nbytes, buffer.take(CHUNK))
         case "scratch":
             remote = RemoteSource(receiver, token, settings)
             for start, stop in remote.layout.ranges(settings.frame_size):

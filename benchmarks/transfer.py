@@ -1,6 +1,7 @@
 """Measure the rate and memory of streaming, against limits measured in the same run.
 
-Sender and receivers are processes of their own, connected by socket pairs. Compared runs alternate,
+Sender and receivers are processes of their own, connected by socket pairs, or by TCP over the
+loopback. Compared runs alternate,
 and medians are taken, so that the ratios hold on a noisy machine. The bare socket pair has neither
 digests nor requests; a download verifies a digest for every chunk.
 
@@ -41,6 +42,28 @@ def one_receiver(folder: Path, scale: int) -> Iterator[Row]:
     runs = alternating(Run("bare socket pair", model, into="bare"), Run("download", model))
     what = f"1 receiver, {format_bytes(model.nbytes)} in 64 tensors"
     yield rate_row(measure(runs, folder), what, "download", "bare socket pair", 0.8)
+
+
+def over_tcp(folder: Path, scale: int) -> Iterator[Row]:
+    """Measure downloads over TCP against a bare connection of the loopback."""
+    model = Model(64, 16 * MIB // scale)
+    runs = alternating(
+        Run("bare connection", model, into="bare", tcp=True),
+        Run("download", model, tcp=True),
+        Run("pair", model),
+    )
+    done = measure(runs, folder)
+    size = format_bytes(model.nbytes)
+    what = f"1 receiver over TCP, {size} in 64 tensors"
+    yield rate_row(done, what, "download", "bare connection", 0.8)
+    yield rate_row(done, f"the same, {size}, beside a pair", "download", "pair", 0.0)
+    in_file = Model(1, 1024 * MIB // scale, folder / "sparse-tcp.safetensors")
+    runs = alternating(
+        Run("bare connection", in_file, into="bare", tcp=True),
+        Run("download", in_file, tcp=True),
+    )
+    what = f"1 receiver over TCP, {format_bytes(in_file.nbytes)} from a file"
+    yield rate_row(measure(runs, folder), what, "download", "bare connection", 0.8)
 
 
 def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
@@ -170,6 +193,7 @@ def histology(folder: Path, scale: int) -> Iterator[Row]:
 
 PARTS: list[Part] = [
     one_receiver,
+    over_tcp,
     small_tensors,
     four_receivers,
     memory_over_idle,

@@ -7,6 +7,7 @@ import time
 from flstream.errors import BrokenStreamError, FlstreamError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import ALIGNMENT
+from flstream.streaming import wire
 from flstream.streaming.digesting import Digesting
 from flstream.streaming.frames import Demand, change_of
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
@@ -14,36 +15,6 @@ from flstream.streaming.offers import NOT_ON_OFFER, Offers
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.send_queue import SendQueue
-from flstream.streaming.wire import (
-    CAPABILITIES,
-    HEADER_BYTES,
-    MAX_CHUNK_BYTES,
-    MAX_DIGEST_BYTES,
-    MAX_DIGESTS,
-    MAX_REQUEST_BYTES,
-    MAX_REQUESTS,
-    MESSAGE,
-    PUSHED,
-    VERSION,
-    Close,
-    Closed,
-    Digest,
-    Digested,
-    Fetch,
-    Header,
-    Hello,
-    Open,
-    Opened,
-    Ping,
-    Pong,
-    Refused,
-    Reply,
-    Request,
-    decode_request,
-    digest_of,
-    expect_version,
-    pack_message,
-)
 from flstream.text import quotable
 from flstream.transport.channel import Channel
 
@@ -110,7 +81,9 @@ class Connection:
 
     def greet(self) -> None:
         """Send the greeting, which comes before all else."""
-        self.send_queue.post(pack_message(Hello(VERSION, capabilities=list(CAPABILITIES))))
+        self.send_queue.post(
+            wire.pack_message(wire.Hello(wire.VERSION, capabilities=list(wire.CAPABILITIES)))
+        )
 
     def push(self, ref: Ref, settings: StreamSettings) -> None:
         """Send the beginning of a ref that the receiver has not requested, and none of it yet."""
@@ -119,14 +92,16 @@ class Connection:
             return
         nbytes, chunk_size = source.layout.nbytes, settings.frame_size
         limit = min(settings.window * settings.bytes_a_request, nbytes)
-        opened = Opened(PUSHED, source.layout.plain_header[8:], chunk_size, limit, ref.order)
+        opened = wire.Opened(
+            wire.PUSHED, source.layout.plain_header[8:], chunk_size, limit, ref.order
+        )
         self._send(opened, ref.token)
         if limit:
-            self.send_queue.add(Demand(ref.token, PUSHED, 0, limit, chunk_size))
+            self.send_queue.add(Demand(ref.token, wire.PUSHED, 0, limit, chunk_size))
 
     def read(self) -> None:
         """Receive what has arrived."""
-        room = self._scratch.take(HEADER_BYTES + MAX_REQUEST_BYTES - len(self._input))
+        room = self._scratch.take(wire.HEADER_BYTES + wire.MAX_REQUEST_BYTES - len(self._input))
         self._input += room[: self.channel.receive_some([room])]
         self._has_request = True
         self.active_at = time.monotonic()
@@ -143,40 +118,40 @@ class Connection:
             return
         self._has_request = False
         done = looked_at = 0
-        while len(self._input) - done >= HEADER_BYTES:
+        while len(self._input) - done >= wire.HEADER_BYTES:
             if not self._may_answer or looked_at == self._limits.answered_packets:
                 self._has_request = True
                 break
             looked_at += 1
-            body = done + HEADER_BYTES
-            header = Header.parse(self._input[done:body], self.receiver)
-            if header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
+            body = done + wire.HEADER_BYTES
+            header = wire.Header.parse(self._input[done:body], self.receiver)
+            if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
                 raise BrokenStreamError(f"{self.receiver} sent {header.length} bytes, no request")
             if len(self._input) < body + header.length:
                 break
             payload = bytes(self._input[body : body + header.length])
-            if digest_of([payload]) != header.digest:
+            if wire.digest_of([payload]) != header.digest:
                 raise BrokenStreamError(f"a request of {self.receiver} does not match its digest")
-            self._take(decode_request(payload, self.receiver))
+            self._take(wire.decode_request(payload, self.receiver))
             done = body + header.length
         del self._input[:done]
 
-    def _take(self, message: Request | Hello) -> None:
+    def _take(self, message: wire.Request | wire.Hello) -> None:
         """Answer a request, the first of which is a greeting."""
-        if isinstance(message, Hello):
-            expect_version(message.version, self.receiver)
+        if isinstance(message, wire.Hello):
+            wire.expect_version(message.version, self.receiver)
             self.instance = message.instance
         elif self.instance is None:
             raise BrokenStreamError(f"{self.receiver} did not greet")
-        elif not isinstance(message, Ping) or message.request:
+        elif not isinstance(message, wire.Ping) or message.request:
             self._answer(message)
 
-    def _answer(self, request: Request) -> None:
-        if isinstance(request, Close):
+    def _answer(self, request: wire.Request) -> None:
+        if isinstance(request, wire.Close):
             self._close(request)
             return
         ref = self._refs.get(request.token)
-        if ref is None and isinstance(request, Open) and request.part is not None:
+        if ref is None and isinstance(request, wire.Open) and request.part is not None:
             try:
                 ref = self._offers.open_part(self.receiver, request.token, request.part)
             except FlstreamError as error:
@@ -184,7 +159,7 @@ class Connection:
                 return
         # A receiver that it was not offered to does not learn whether the ref exists.
         if ref is None or self.receiver not in ref.deliveries or (source := ref.source) is None:
-            if isinstance(request, Ping) and self._has(request.token):
+            if isinstance(request, wire.Ping) and self._has(request.token):
                 self._pong(request)  # it repeats that it closed, because the answer was lost
             else:
                 self._refuse(request, NOT_ON_OFFER)
@@ -192,28 +167,30 @@ class Connection:
         delivery = ref.deliveries[self.receiver]
         delivery.active_at = time.monotonic()
         match request:
-            case Open():
+            case wire.Open():
                 nbytes, most = source.layout.nbytes, ref.options.get("max_chunk_size") or 0
                 header = source.layout.plain_header[8:]
-                opened = Opened(request.request, header, most, order=ref.order)
+                opened = wire.Opened(request.request, header, most, order=ref.order)
                 self._send(opened, ref.token)
                 if 0 < nbytes <= request.eager:
                     size = min(request.chunk_size, most or request.chunk_size)
-                    self._answer(Fetch(ref.token, request.request, 0, nbytes, size))
-            case Ping():
+                    self._answer(wire.Fetch(ref.token, request.request, 0, nbytes, size))
+            case wire.Ping():
                 change = change_of(source, 0, source.layout.nbytes)
                 if change is not None:
                     self._refuse(request, change)
                     return
                 delivery.is_confirmed = not self.send_queue.of(ref.token)
                 self._pong(request)
-            case Digest():
+            case wire.Digest():
                 self._digest(request, source)
-            case Fetch():
-                most = ref.options.get("max_chunk_size") or MAX_CHUNK_BYTES
+            case wire.Fetch():
+                most = ref.options.get("max_chunk_size") or wire.MAX_CHUNK_BYTES
                 flaw = _flaw(request, source.layout.nbytes, most) or self._excess(request, source)
-                if flaw or self.send_queue.demands >= MAX_REQUESTS:
-                    self._refuse(request, flaw or f"more than {MAX_REQUESTS} requests are waiting")
+                if flaw or self.send_queue.demands >= wire.MAX_REQUESTS:
+                    self._refuse(
+                        request, flaw or f"more than {wire.MAX_REQUESTS} requests are waiting"
+                    )
                     return
                 delivery.requests += 1
                 delivery.is_confirmed = False
@@ -221,14 +198,14 @@ class Connection:
                 demand = Demand(ref.token, number, start, stop, request.chunk_size)
                 self.send_queue.add(demand, urgent=request.urgent)
 
-    def _excess(self, request: Fetch, source: Source) -> str:
+    def _excess(self, request: wire.Fetch, source: Source) -> str:
         """Describe how a request has the sender allocate too much; an empty string if not."""
         most, nbytes = self._limits.scratch_bytes, source.layout.nbytes
         if request.chunk_size or nbytes <= most:
             return ""
         return f"more than {most} bytes are not put into one message here (Limits.scratch_bytes)"
 
-    def _digest(self, request: Digest, source: Source) -> None:
+    def _digest(self, request: wire.Digest, source: Source) -> None:
         flaw = _flaw(request, source.layout.nbytes)
         if flaw:
             self._refuse(request, flaw)
@@ -253,9 +230,9 @@ class Connection:
         if done:
             self._digesting = None
             request = digesting.request
-            self._send(Digested(request.request, bytes(digesting.packed)), request.token)
+            self._send(wire.Digested(request.request, bytes(digesting.packed)), request.token)
 
-    def _close(self, request: Close) -> None:
+    def _close(self, request: wire.Close) -> None:
         # Ranges that it requested and no longer wants need not be sent.
         for demand in self.send_queue.of(request.token):
             self.send_queue.drop(demand)
@@ -273,44 +250,44 @@ class Connection:
             late = settled.reason if settled is not None else "this ref is not on offer"
             self._refuse(request, late)
             return
-        self._send(Closed(request.request), request.token)
+        self._send(wire.Closed(request.request), request.token)
 
     def _has(self, token: bytes) -> bool:
         """Whether the receiver has closed a ref with success that has settled since."""
         settled = self._offers.settled.get(token)
         return settled is not None and self.receiver in settled.have
 
-    def _pong(self, ping: Ping) -> None:
+    def _pong(self, ping: wire.Ping) -> None:
         waiting = self.send_queue.requests
         if self._digesting is not None:
             waiting.append(self._digesting.request.request)
-        self._send(Pong(ping.request, waiting), ping.token)
+        self._send(wire.Pong(ping.request, waiting), ping.token)
 
-    def _refuse(self, request: Request, reason: str) -> None:
-        self._send(Refused(request.request, reason), request.token)
+    def _refuse(self, request: wire.Request, reason: str) -> None:
+        self._send(wire.Refused(request.request, reason), request.token)
 
-    def _send(self, reply: Reply, token: bytes) -> None:
-        self.send_queue.post(pack_message(reply, token))
+    def _send(self, reply: wire.Reply, token: bytes) -> None:
+        self.send_queue.post(wire.pack_message(reply, token))
 
 
-def _failure(close: Close, source: Source | None) -> str | None:
+def _failure(close: wire.Close, source: Source | None) -> str | None:
     """Return why a receiver that closes does not have the snapshot, or None if it has."""
     if not close.ok:
         return quotable(close.reason)
     return None if source is None else change_of(source, 0, source.layout.nbytes)
 
 
-def _flaw(request: Fetch | Digest, nbytes: int, most: int = MAX_CHUNK_BYTES) -> str:
+def _flaw(request: wire.Fetch | wire.Digest, nbytes: int, most: int = wire.MAX_CHUNK_BYTES) -> str:
     """Describe the error in a request for a body of ``nbytes``; an empty string if none."""
     if not 0 <= request.start < request.stop <= nbytes:
         return f"bytes {request.start} to {request.stop} are not a range of a body of {nbytes}"
-    if request.chunk_size > most or (request.chunk_size == 0 and most < MAX_CHUNK_BYTES):
+    if request.chunk_size > most or (request.chunk_size == 0 and most < wire.MAX_CHUNK_BYTES):
         return f"chunks of more than {most} bytes are not sent"
     if request.chunk_size < 0 or request.chunk_size % ALIGNMENT or request.start % ALIGNMENT:
         return f"chunk size and start must be multiples of {ALIGNMENT}"
-    if isinstance(request, Digest):
+    if isinstance(request, wire.Digest):
         length = request.stop - request.start
-        if length > MAX_DIGEST_BYTES or length > MAX_DIGESTS * request.chunk_size:
+        if length > wire.MAX_DIGEST_BYTES or length > wire.MAX_DIGESTS * request.chunk_size:
             return f"the digests of {length} bytes are too many for one answer"
         return ""
     if request.chunk_size == 0 and (request.start, request.stop) != (0, nbytes):

@@ -16,23 +16,8 @@ from flstream.errors import (
     RefusedError,
     StreamingError,
 )
+from flstream.streaming import wire
 from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.wire import (
-    MESSAGE,
-    PUSHED,
-    Closed,
-    Digested,
-    Header,
-    Hello,
-    Opened,
-    Ping,
-    Pong,
-    Refused,
-    Reply,
-    Request,
-    decode_reply,
-    pack_message,
-)
 from flstream.text import quotable
 from flstream.transport.channel import AbortSignal, Deadline, Signal, wait_readable
 
@@ -46,7 +31,7 @@ _PACKET_COST = 1 << 10
 # Bytes beyond the body after which a sender that keeps repeating itself is given up.
 _MOST_REPEATED = 256 << 20
 
-ReplyT = TypeVar("ReplyT", Opened, Digested, Pong, Closed)
+ReplyT = TypeVar("ReplyT", wire.Opened, wire.Digested, wire.Pong, wire.Closed)
 
 
 class Exchange:
@@ -127,11 +112,11 @@ class Exchange:
         """Return a new number for a request."""
         return self._receiver.next_number()
 
-    def send(self, request: Request) -> None:
+    def send(self, request: wire.Request) -> None:
         """Send a request."""
-        self._incoming.send(pack_message(request, request.token), Deadline(self._timeout))
+        self._incoming.send(wire.pack_message(request, request.token), Deadline(self._timeout))
 
-    def ask(self, request: Request, answer: type[ReplyT], *, unasked: bool = False) -> ReplyT:
+    def ask(self, request: wire.Request, answer: type[ReplyT], *, unasked: bool = False) -> ReplyT:
         """Send a request, and wait for its answer; again, if the connection breaks meanwhile.
 
         Args:
@@ -150,7 +135,7 @@ class Exchange:
         self.pending = lambda: () if unasked else (request.request,)
         try:
             while True:
-                numbers = {request.request, *([PUSHED] if unasked else [])}
+                numbers = {request.request, *([wire.PUSHED] if unasked else [])}
                 try:
                     if not unasked:
                         self.send(request)
@@ -174,7 +159,7 @@ class Exchange:
         self._active_at = time.monotonic()
         self.has_missed = True
 
-    def header(self) -> Header:
+    def header(self) -> wire.Header:
         """Wait for the next packet of the ref, and return its header.
 
         Its payload is to be read next, up to the call of :meth:`done`.
@@ -197,7 +182,7 @@ class Exchange:
         if of_use:
             self._receiver.of_use()
 
-    def message(self, header: Header) -> Reply | None:
+    def message(self, header: wire.Header) -> wire.Reply | None:
         """Read the message behind a header.
 
         Returns:
@@ -216,20 +201,20 @@ class Exchange:
         payload = memoryview(bytearray(header.length))
         if self.payload([payload]) != header.digest:
             raise BrokenStreamError(f"a message of {self.peer} does not match its digest")
-        reply = decode_reply(payload, self.peer)
-        if isinstance(reply, Hello):
+        reply = wire.decode_reply(payload, self.peer)
+        if isinstance(reply, wire.Hello):
             return None
         if reply.request == self._ping:
             self._ping = None
-            if isinstance(reply, Refused):
+            if isinstance(reply, wire.Refused):
                 raise self.refusal(reply)
             earlier = {number for number in self.pending() if number < reply.request}
-            if isinstance(reply, Pong) and not earlier.issubset(reply.requests):
+            if isinstance(reply, wire.Pong) and not earlier.issubset(reply.requests):
                 # Whatever was sent before this answer has been read by now.
                 raise BrokenStreamError(f"{self.peer} did not send {self.due()}: it was lost")
         return reply
 
-    def refusal(self, refused: Refused) -> RefusedError:
+    def refusal(self, refused: wire.Refused) -> RefusedError:
         """Make the error for a refusal."""
         return RefusedError(f"{self.peer} refused: {quotable(refused.reason)}")
 
@@ -307,7 +292,7 @@ class Exchange:
             )
         if self._ping is None and silence >= self._settings.ping_after:
             self._ping = self.next_number()
-            self.send(Ping(self.token, self._ping))
+            self.send(wire.Ping(self.token, self._ping))
             self._active_at = time.monotonic()
 
     def _answer(self, numbers: Collection[int], answer: type[ReplyT]) -> ReplyT | None:
@@ -317,16 +302,16 @@ class Exchange:
                 self.expect_left()
                 header, reply = self.header(), None
                 try:
-                    if header.kind == MESSAGE:
+                    if header.kind == wire.MESSAGE:
                         reply = self.message(header)
                     else:
                         self.count_useless(header.length)
                 finally:
                     self.done()
-                if isinstance(reply, Refused) and reply.request in numbers:
+                if isinstance(reply, wire.Refused) and reply.request in numbers:
                     raise self.refusal(reply)
                 if isinstance(reply, answer) and reply.request in numbers:
                     self._receiver.of_use()
                     return reply
-                if isinstance(reply, Pong) and PUSHED in numbers:
+                if isinstance(reply, wire.Pong) and wire.PUSHED in numbers:
                     return None

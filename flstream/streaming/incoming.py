@@ -13,15 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flstream.errors import BrokenStreamError, ChannelClosedError, StreamingError
+from flstream.streaming import wire
 from flstream.streaming.packets import PacketReader
-from flstream.streaming.wire import (
-    MAX_REQUEST_BYTES,
-    MESSAGE,
-    Header,
-    Hello,
-    decode_reply,
-    expect_version,
-)
 from flstream.transport.channel import AbortSignal, Channel, Deadline, Signal
 
 if TYPE_CHECKING:
@@ -54,7 +47,7 @@ class IncomingPackets:
         self._lock = threading.Lock()  # guards the fields below
         self._reader: Exchange | None = None
         # Header that was read, of the packet of another download.
-        self._header: Header | None = None
+        self._header: wire.Header | None = None
         self._waiting: dict[Exchange, Signal] = {}
         self._is_closed = False
 
@@ -79,7 +72,7 @@ class IncomingPackets:
         """Wait for bytes to be read; return False if there are none after ``seconds``."""
         return self._channel.wait(seconds, abort)
 
-    def header(self, exchange: Exchange) -> Header:
+    def header(self, exchange: Exchange) -> wire.Header:
         """Wait for the next packet of a download, and return its header.
 
         Its payload is to be read then, up to the call of :meth:`done`.
@@ -153,7 +146,7 @@ class IncomingPackets:
             for other in self._waiting.values():  # what comes for it is nobody's now
                 other.set()
 
-    def _of_another(self, header: Header, exchange: Exchange) -> Header | None:
+    def _of_another(self, header: wire.Header, exchange: Exchange) -> wire.Header | None:
         """Leave a packet to the download that it is for, if that is elsewhere, or pass it over.
 
         Returns:
@@ -168,19 +161,19 @@ class IncomingPackets:
         exchange.count_useless(header.length)
         return None
 
-    def _greet(self, header: Header, exchange: Exchange) -> None:
+    def _greet(self, header: wire.Header, exchange: Exchange) -> None:
         """Read the sender's greeting.
 
         Raises:
             StreamingError: It is none, or of another version of the protocol.
         """
-        if header.kind != MESSAGE or header.length > MAX_REQUEST_BYTES:
+        if header.kind != wire.MESSAGE or header.length > wire.MAX_REQUEST_BYTES:
             raise BrokenStreamError(f"{self._peer} did not greet")
         payload = memoryview(bytearray(header.length))
         if self._packets.payload([payload], exchange) != header.digest:
             raise BrokenStreamError(f"the greeting of {self._peer} does not match its digest")
-        hello = decode_reply(payload, self._peer)
-        if not isinstance(hello, Hello):
+        hello = wire.decode_reply(payload, self._peer)
+        if not isinstance(hello, wire.Hello):
             raise BrokenStreamError(f"{self._peer} did not greet")
-        expect_version(hello.version, self._peer)
+        wire.expect_version(hello.version, self._peer)
         self.capabilities = frozenset(hello.capabilities)

@@ -12,23 +12,11 @@ from flstream.errors import FlstreamError, StreamingError
 from flstream.model.body import OnRange, Scratch, Sink
 from flstream.model.copy import copy
 from flstream.model.memory import BufferSource
-from flstream.streaming.chunk_receiving import ChunkReceiver, Place
+from flstream.streaming import wire
+from flstream.streaming.chunks import Chunks, Place
 from flstream.streaming.exchange import Exchange
 from flstream.streaming.opening import open_ref
 from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.wire import (
-    MAX_DIGEST_BYTES,
-    MAX_DIGESTS,
-    TOKEN_BYTES,
-    Close,
-    Closed,
-    Digest,
-    Digested,
-    Part,
-    Ping,
-    Pong,
-    digest_of,
-)
 from flstream.telemetry.events import Transfer
 from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
@@ -75,10 +63,10 @@ class RemoteSource:
         token: bytes,
         settings: StreamSettings,
         abort: AbortSignal | None = None,
-        part: Part | None = None,
+        part: wire.Part | None = None,
     ) -> None:
         # A part has a token of its own, which its receiver draws.
-        token = token if part is None else secrets.token_bytes(TOKEN_BYTES)
+        token = token if part is None else secrets.token_bytes(wire.TOKEN_BYTES)
         self._exchange = Exchange(receiver, token, settings, abort)
         self._settings = settings
         self._began = time.monotonic()
@@ -93,7 +81,7 @@ class RemoteSource:
             self.fail(error)
             raise
         self.layout, self.names = self._opened.layout, self._opened.names
-        self._chunks = ChunkReceiver(self._exchange, settings, self._opened)
+        self._chunks = Chunks(self._exchange, settings, self._opened)
 
     @property
     def peer(self) -> str:
@@ -108,8 +96,8 @@ class RemoteSource:
     def cost(self) -> Transfer:
         """Cost of the download so far, or in all once it is closed."""
         seconds = (self._ended or time.monotonic()) - self._began
-        chunks, requests = self._chunks, self._chunks.requests
-        return Transfer(chunks.bytes, requests.count, chunks.chunks, requests.repairs, seconds)
+        chunks = self._chunks
+        return Transfer(chunks.bytes, chunks.requests, chunks.chunks, chunks.repairs, seconds)
 
     def receive(self, start: int, stop: int, into: Sequence[memoryview]) -> None:
         """Receive the bytes ``[start, stop)`` into views of the same length in all.
@@ -177,18 +165,20 @@ class RemoteSource:
         """
         if self._opened.is_eager or "digests" not in self._exchange.capabilities:
             return  # all of it is being sent, or will be
-        self._chunks.requests.forget()  # what is pushed may be here
+        self._chunks.forget()  # what is pushed may be here
         unit = self._chunks.unit
-        step = max(min(MAX_DIGEST_BYTES // unit, MAX_DIGESTS), 1) * unit
+        step = max(min(wire.MAX_DIGEST_BYTES // unit, wire.MAX_DIGESTS), 1) * unit
         for start, stop in self.layout.ranges(step):
-            asked = Digest(self._exchange.token, self._exchange.next_number(), start, stop, unit)
-            digests = self._exchange.ask(asked, Digested).digests
+            asked = wire.Digest(
+                self._exchange.token, self._exchange.next_number(), start, stop, unit
+            )
+            digests = self._exchange.ask(asked, wire.Digested).digests
             self._exchange.renew()
             for index, first in enumerate(range(start, stop, unit)):
                 last = min(first + unit, stop)
                 digest = int.from_bytes(digests[8 * index : 8 * index + 8], "little")
-                if digest_of(local(first, last)) == digest:
-                    self._chunks.requests.tracker.arrive(first)
+                if wire.digest_of(local(first, last)) == digest:
+                    self._chunks.tracker.arrive(first)
                     if on_range is not None:
                         on_range(first, last)
 
@@ -221,7 +211,9 @@ class RemoteSource:
         exchange.end()
         exchange.renew(self._close_seconds)
         with suppress(StreamingError):
-            exchange.send(Close(exchange.token, exchange.next_number(), False, quotable(reason)))
+            exchange.send(
+                wire.Close(exchange.token, exchange.next_number(), False, quotable(reason))
+            )
 
     def close(self, failure: str = "") -> None:
         """Inform the sender that this receiver is done, and stop counting the seconds.
@@ -247,7 +239,7 @@ class RemoteSource:
         if self._opened.is_eager:
             return  # it was sent at once, and the answer to a close says the same
         self._exchange.renew()
-        self._exchange.ask(Ping(self._exchange.token, self._exchange.next_number()), Pong)
+        self._exchange.ask(wire.Ping(self._exchange.token, self._exchange.next_number()), wire.Pong)
 
     def _receive_next(self, target: Sequence[memoryview]) -> None:
         """Receive the chunk at the cursor, and keep chunks that overtake it."""
@@ -294,9 +286,9 @@ def close_ref(
 
 def _close(exchange: Exchange, seconds: float, failure: str) -> None:
     exchange.renew(seconds)
-    request = Close(exchange.token, exchange.next_number(), not failure, failure)
+    request = wire.Close(exchange.token, exchange.next_number(), not failure, failure)
     try:
-        exchange.ask(request, Closed)
+        exchange.ask(request, wire.Closed)
     finally:
         exchange.end()
 

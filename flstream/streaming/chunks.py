@@ -1,0 +1,205 @@
+"""The chunks of a download: what is asked for, and what comes, in the order in which it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from flstream.errors import BrokenStreamError, IntegrityError
+from flstream.streaming.chunk_tracker import ChunkTracker
+from flstream.streaming.exchange import BROKEN, Exchange
+from flstream.streaming.opening import OpenedRef
+from flstream.streaming.settings import StreamSettings
+from flstream.streaming.wire import MESSAGE, Fetch, Header, Refused
+
+# Times that one chunk is fetched again before the download fails: more failures are not by chance.
+_MOST_REPAIRS = 5
+# Most damaged chunks that are asked for at a time; a sender refuses hundreds of requests.
+_MOST_REPAIRS_UNDER_WAY = 64
+
+Place = Callable[[int, int], Sequence[memoryview]]
+"""Function that returns the views for the bytes of a range."""
+
+
+class Chunks:
+    """The chunks of a ref that a receiver has opened.
+
+    Args:
+        exchange: Messages of the download.
+        settings: Sizes, window and timeouts.
+        opened: The ref, as it was opened.
+
+    Attributes:
+        unit: Length of a chunk in bytes; the last one may be shorter.
+        bytes: Bytes of the body received so far.
+        chunks: Number of chunks received so far.
+        requests: Number of requests so far.
+        repairs: Number of these requests that were for bytes that had come before or been lost.
+    """
+
+    def __init__(self, exchange: Exchange, settings: StreamSettings, opened: OpenedRef) -> None:
+        self.bytes = self.chunks = self.requests = self.repairs = 0
+        self.unit = opened.frame_size or opened.layout.nbytes
+        self._exchange = exchange
+        self._settings = settings
+        self._opened = opened
+        self._layout = opened.layout
+        # A model in one frame has its header before it.
+        self._head = 0 if settings.chunk_size else len(opened.layout.plain_header)
+        # Offset up to which the body was requested, or comes without.
+        self._asked = 0
+
+    @cached_property
+    def tracker(self) -> ChunkTracker:
+        """State of each chunk, made at first use: a sink has refused a false layout by then."""
+        tracker = ChunkTracker(self._layout.nbytes, self.unit)
+        self._exchange.due = self._due
+        self._exchange.pending = tracker.under_way.keys
+        if self._opened.coming:
+            self._asked = self._opened.coming
+            tracker.request(self._opened.number, 0, self._asked, urgent=False)
+            self.requests += 1
+        return tracker
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every chunk has arrived."""
+        return self.tracker.complete
+
+    def forget(self) -> None:
+        """Take nothing more of what was requested or is pushed."""
+        self.tracker.restart()
+        self._asked = 0
+
+    def take(
+        self, place: Place, has_room: Callable[[int], bool] = lambda _: True
+    ) -> tuple[int, int]:
+        """Receive the next chunk that is wanted, wherever in the body it belongs.
+
+        Args:
+            place: Returns the views for its range; called again if its bytes came damaged.
+            has_room: Returns whether a chunk that begins at an offset can be taken now. One that
+                cannot is fetched again later.
+
+        Returns:
+            The range of the chunk, which is in its place and sound.
+
+        Raises:
+            StreamingError: It does not come, or the sender does not keep to the protocol.
+        """
+        exchange = self._exchange
+        with exchange:
+            while True:
+                try:
+                    if exchange.has_missed:
+                        exchange.has_missed = False
+                        self._restart()
+                    exchange.expect_left()
+                    self._send_due()
+                    header = exchange.header()
+                    taken = None
+                    try:
+                        if header.kind == MESSAGE:
+                            self._handle(header)
+                        else:
+                            taken = self._receive(header, place, has_room)
+                    finally:
+                        exchange.done(of_use=taken is not None)
+                except BROKEN as error:
+                    exchange.recover(error)
+                else:
+                    if taken is not None:
+                        return taken
+
+    def _receive(
+        self, header: Header, place: Place, has_room: Callable[[int], bool]
+    ) -> tuple[int, int] | None:
+        """Receive a frame into its place; return its range if it was wanted and is sound."""
+        tracker = self.tracker
+        start, stop = header.start, header.start + header.length - self._head
+        if header.request not in tracker.under_way:
+            self._exchange.count_useless(header.length)  # of a request that was given up
+            return None
+        if not tracker.take(header.request, start, stop):
+            raise BrokenStreamError(
+                f"{self._exchange.peer} sent bytes {start} to {stop}, which are not what was to "
+                "come next of a request"
+            )
+        if tracker.has_arrived(start):
+            self._exchange.count_useless(header.length)
+            return None
+        if not has_room(start):
+            self._fetch_again(start, is_damaged=False)
+            return None
+        head = [memoryview(bytearray(self._head))] if self._head else []
+        if self._exchange.payload([*head, *place(start, stop)]) != header.digest:
+            self._fetch_again(start)
+            return None
+        tracker.arrive(start)
+        self.bytes += stop - start
+        self.chunks += 1
+        if header.request not in tracker.under_way:
+            self._exchange.renew()  # a request has been answered in full
+        return start, stop
+
+    def _handle(self, header: Header) -> None:
+        reply = self._exchange.message(header)
+        if isinstance(reply, Refused) and reply.request in self.tracker.under_way:
+            raise self._exchange.refusal(reply)
+
+    def _restart(self) -> None:
+        """Ask anew for what is missing: nothing more will come of earlier requests."""
+        self.repairs += len(self.tracker.under_way)
+        self.forget()
+
+    def _send_due(self) -> None:
+        """Send the requests that are due: for damaged chunks, and for the next ones."""
+        tracker = self.tracker
+        while tracker.damaged and self._repairs_under_way < _MOST_REPAIRS_UNDER_WAY:
+            start = tracker.damaged.popleft()
+            self.repairs += 1
+            self._fetch(start, tracker.stop_of(start), urgent=True)
+        size = self._settings.bytes_a_request if self._opened.frame_size else self._layout.nbytes
+        while len(tracker.under_way) < self._settings.window:
+            missing = tracker.missing_from(self._asked, size)
+            if missing is None:
+                return
+            self._fetch(*missing, urgent=False)
+            self._asked = missing[1]
+
+    def _fetch_again(self, start: int, *, is_damaged: bool = True) -> None:
+        """Have a chunk fetched again.
+
+        Args:
+            start: Offset in bytes of the chunk.
+            is_damaged: Whether it came damaged, which may not happen often.
+
+        Raises:
+            IntegrityError: It came damaged too often.
+        """
+        attempts = self.tracker.damage(start)
+        if is_damaged and attempts > _MOST_REPAIRS:
+            raise IntegrityError(
+                f"bytes {start} to {self.tracker.stop_of(start)} from {self._exchange.peer} "
+                f"(tensor {self._layout.name_at(start)!r}) came {attempts} times, and never "
+                "matched their digest; the sender's memory, or what it offers, is being changed"
+            )
+
+    @property
+    def _repairs_under_way(self) -> int:
+        return sum(request.urgent for request in self.tracker.under_way.values())
+
+    def _fetch(self, start: int, stop: int, *, urgent: bool) -> None:
+        number = self._exchange.next_number()
+        self.tracker.request(number, start, stop, urgent=urgent)
+        self.requests += 1
+        token = self._exchange.token
+        self._exchange.send(Fetch(token, number, start, stop, self._opened.frame_size, urgent))
+
+    def _due(self) -> str:
+        """Describe the first bytes that have not come, for the message of an error."""
+        starts = [request.next for request in self.tracker.under_way.values()]
+        if not starts:
+            return "anything"
+        start = min(starts)
+        return f"the bytes from {start} on (tensor {self._layout.name_at(start)!r})"
