@@ -40,10 +40,10 @@ ATTACKS = {
     "digests_of_16_bytes": 2,
     "frames_of_16_bytes": 3,
     "one_frame_that_is_called_off": 4,
-    "probes": 5,
+    "pings": 5,
     "closings": 6,
-    "what_begins_like_a_packet": 7,
-    "zeros": 8,
+    "beats": 7,
+    "greetings": 8,
 }
 
 _HONEST = """

@@ -106,7 +106,7 @@ class Exchange:
         """Take nothing more of what comes for the ref."""
         if self._receiver.exchanges.get(self.token) is self:
             del self._receiver.exchanges[self.token]
-        self._incoming.forget(self)
+        self._incoming.forget()
 
     def next_number(self) -> int:
         """Return a new number for a request."""
@@ -153,7 +153,7 @@ class Exchange:
         Raises:
             StreamingError: There is none to be had.
         """
-        self._receiver.reconnect(self._incoming, error)
+        self._receiver.reconnect(self._incoming, error, self._abort)
         self._incoming = self._receiver.incoming
         self._ping = None
         self._active_at = time.monotonic()

@@ -48,7 +48,7 @@ class IncomingPackets:
         self._reader: Exchange | None = None
         # Header that was read, of the packet of another download.
         self._header: wire.Header | None = None
-        self._waiting: dict[Exchange, Signal] = {}
+        self._waiting: set[Signal] = set()
         self._is_closed = False
 
     def send(self, packet: bytes, deadline: Deadline) -> None:
@@ -81,9 +81,7 @@ class IncomingPackets:
             StreamingError: The connection is broken, or the time to wait is used up.
         """
         while True:
-            turn = self._take_turn(exchange)
-            if turn is not None:
-                exchange.wait_for(turn)
+            if not self._has_turn(exchange):
                 continue
             try:
                 header = self._header or self._packets.header(exchange)
@@ -107,44 +105,45 @@ class IncomingPackets:
         """End the turn of the download that reads: whoever waits may read on."""
         with self._lock:
             self._reader = None
-            for turn in self._waiting.values():
-                turn.set()
+            self._wake_waiting()
 
     def close(self) -> None:
         """Close the connection, of which whoever waits for it learns."""
         with self._lock:
             self._is_closed = True
-            for turn in self._waiting.values():
-                turn.set()
+            self._wake_waiting()
         self._channel.close()
 
     def _expect_open(self) -> None:
         if self._is_closed:
             raise ChannelClosedError(f"the connection to {self._peer} is closed")
 
-    def _take_turn(self, exchange: Exchange) -> Signal | None:
-        """Make a download the reader; or return the signal that it may be its turn later."""
+    def forget(self) -> None:
+        """Have others look again at what comes next: a download has ended."""
+        with self._lock:
+            self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
+        for turn in self._waiting:
+            turn.set()
+
+    def _has_turn(self, exchange: Exchange) -> bool:
+        """Make a download the reader; or wait until it may be its turn, and return False."""
         with self._lock:
             self._expect_open()
             owner = self._exchanges.get(self._header.token) if self._header else None
             if self._reader is None and owner in (None, exchange):
                 self._reader = exchange
-                if (turn := self._waiting.pop(exchange, None)) is not None:
-                    turn.close()
-                return None
-            turn = self._waiting.get(exchange)
-            if turn is None:
-                turn = self._waiting[exchange] = Signal()
-            turn.clear()
-            return turn
-
-    def forget(self, exchange: Exchange) -> None:
-        """Forget a download that has ended."""
-        with self._lock:
-            if (turn := self._waiting.pop(exchange, None)) is not None:
-                turn.close()
-            for other in self._waiting.values():  # what comes for it is nobody's now
-                other.set()
+                return True
+            turn = Signal()
+            self._waiting.add(turn)
+        try:
+            exchange.wait_for(turn)
+        finally:
+            with self._lock:
+                self._waiting.discard(turn)
+            turn.close()
+        return False
 
     def _of_another(self, header: wire.Header, exchange: Exchange) -> wire.Header | None:
         """Leave a packet to the download that it is for, if that is elsewhere, or pass it over.

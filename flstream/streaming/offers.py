@@ -7,6 +7,7 @@ from typing import Unpack
 
 from flstream.errors import RefusedError
 from flstream.model.body import Source
+from flstream.model.header import TensorInfo
 from flstream.model.selected import SelectedSource
 from flstream.streaming.refs import OfferOptions, RecentlySettled, Ref
 from flstream.streaming.wire import NOBODY, Part, TensorSpec
@@ -79,7 +80,8 @@ class Offers:
         ref = self.add(selected, [receiver], token, order=names, max_chunk_size=size)
         # What it is sent of the part it is sent of the whole, and it is done with both at once.
         ref.deliveries[receiver] = whole.deliveries[receiver]
-        ref.whole, whole.parts[receiver] = whole, ref
+        whole.parts[receiver] = ref
+        ref.wholes.append(whole)
         return ref
 
     def _open_specs(self, receiver: str, token: bytes, specs: Iterable[TensorSpec]) -> Ref:
@@ -87,15 +89,17 @@ class Offers:
         for ref in list(self.refs.values()):
             if receiver in ref.deliveries and "round" in ref.options:
                 labelled.setdefault(ref.label, []).append(ref)
-        chosen, involved = [], []
+        chosen: list[tuple[Source, TensorInfo]] = []
+        involved: dict[bytes, Ref] = {}
         for spec in specs:
             for ref in labelled.get((spec.round, frozenset(spec.tags)), []):
                 source = ref.source
-                if source is not None and spec.name in source.layout.names:
-                    name = source.layout.aliases.get(spec.name, spec.name)
-                    info = source.layout.by_name[name]._replace(name=spec.name)
-                    chosen.append((source, info))
-                    involved.append(ref)
+                if source is None:
+                    continue
+                name = source.layout.aliases.get(spec.name, spec.name)
+                if (info := source.layout.by_name.get(name)) is not None:
+                    chosen.append((source, info._replace(name=spec.name)))
+                    involved[ref.token] = ref
                     break
             else:
                 tags = f" and the tags {', '.join(sorted(spec.tags))}" if spec.tags else ""
@@ -107,9 +111,13 @@ class Offers:
         if len(mine) >= _MOST_LOOKED_UP:
             raise RefusedError(f"{len(mine)} lists of tensors are open; close some of them first")
         names = [info.name for _, info in chosen]
-        part = self.add(SelectedSource(chosen), [receiver], token, order=names)
+        sizes = [size for ref in involved.values() if (size := ref.options.get("max_chunk_size"))]
+        size = min(sizes, default=None)
+        source = SelectedSource(chosen)
+        part = self.add(source, [receiver], token, order=names, max_chunk_size=size)
         mine.append(token)
-        for ref in involved:
+        part.wholes = list(involved.values())
+        for ref in part.wholes:
             ref.parts[part.id] = part
         return part
 
@@ -121,9 +129,10 @@ class Offers:
     def _forget(self, ref: Ref) -> None:
         self.settled[ref.token] = ref.settled
         self.refs.pop(ref.token, None)
-        whole = ref.whole
-        if whole is not None and whole.source is not None:
+        for whole in ref.wholes:
+            whole.parts.pop(ref.id, None)
             for name, delivery in ref.deliveries.items():
-                if delivery.closed_at is not None:
+                is_shared = whole.deliveries.get(name) is delivery
+                if is_shared and delivery.closed_at is not None and whole.source is not None:
                     whole.receiver_done(name, delivery.failure)
         self._after_settled(ref)

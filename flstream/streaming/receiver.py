@@ -93,12 +93,15 @@ class Receiver:
         self._failing_since = None
         self._attempts = 0
 
-    def reconnect(self, lost: IncomingPackets, error: StreamingError) -> None:
+    def reconnect(
+        self, lost: IncomingPackets, error: StreamingError, abort: AbortSignal | None
+    ) -> None:
         """Make a new connection in the place of one that broke, unless there is one by now.
 
         Args:
             lost: The connection that broke.
             error: How it broke.
+            abort: Signal that ends the attempts.
 
         Raises:
             StreamingError: As given, if there is no way to connect again; or that of the last
@@ -113,7 +116,7 @@ class Receiver:
             now = time.monotonic()
             self._failing_since = since = self._failing_since or now
             while time.monotonic() - since < RECONNECT_SECONDS and not self._closed.is_set():
-                if self.abort is not None and self.abort.is_set():
+                if abort is not None and abort.is_set():
                     raise AbortedError(f"the transfer with {self.peer} was called off") from error
                 try:
                     self._back_off()

@@ -157,8 +157,9 @@ class Ref:
         token: Unguessable name, to be sent to the receivers, as bytes; :attr:`id` is its text.
         deliveries: Delivery of each declared receiver, by name; a receiver that was not done when
             the ref settled has no ``closed_at``.
-        parts: Refs of some of its tensors, such as by the names of the receivers that chose them.
-        whole: The ref of which this one is a part, with whose deliveries it shares its own.
+        parts: Refs of some of its tensors: by the name of the receiver that chose them, or, where
+            they were looked up, by their ids.
+        wholes: The refs of which this one is a part.
         selections: Sources of some of its tensors, by their names, for whoever asks for the same.
         options: Options of the offer.
         order: Places of the tensors and aliases of its layout in the order in which receivers are
@@ -186,7 +187,7 @@ class Ref:
         self.token = secrets.token_bytes(TOKEN_BYTES) if token is None else token
         self.deliveries = deliveries
         self.parts: dict[str, Ref] = {}
-        self.whole: Ref | None = None
+        self.wholes: list[Ref] = []
         self.selections: dict[tuple[str, ...], Source] = {}
         self.options: OfferOptions = options
         self.order = _order_of(source.layout, options.get("order"))

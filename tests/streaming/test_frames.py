@@ -91,7 +91,7 @@ def test_a_frame_is_the_chunk_with_its_digest(tmp_path, make, chunk_size, way):
     source, channel = make(tmp_path), Counting()
     stop = source.layout.nbytes
     start = chunk_size if chunk_size else 0
-    demand = Demand(bytes(16), 7, start, stop, stop, chunk_size)
+    demand = Demand(bytes(16), 7, start, stop, chunk_size)
     ref = Ref(source, ["site-1"])
     frame = Preparation(demand, ref, source).go_on(1 << 30, Scratch())
     while frame.left:
@@ -177,7 +177,7 @@ def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
     sent = []
     for _ in range(3):
         channel = Counting()
-        demand = Demand(b"t" * 16, 1, 0, MIB, MIB, MIB)
+        demand = Demand(b"t" * 16, 1, 0, MIB, MIB)
         frame = Preparation(demand, Ref(source, ["site-1"]), source).go_on(1 << 30, Scratch())
         while frame.left:
             frame.send_some(channel)
@@ -185,7 +185,7 @@ def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
     assert sum(stop - start for start, stop in source.read) == MIB
     assert len(set(sent)) == 1
     # Another chunk size is another chunk.
-    demand = Demand(b"t" * 16, 1, 0, MIB, MIB, MIB // 2)
+    demand = Demand(b"t" * 16, 1, 0, MIB, MIB // 2)
     Preparation(demand, Ref(source, ["site-1"]), source).go_on(1 << 30, Scratch())
     assert source.digests.get(0, MIB) != source.digests.get(0, MIB // 2)
     assert len(source.digests) == 2

@@ -56,7 +56,7 @@ def test_a_receiver_that_never_reads_holds_up_nobody():
         ref = add_arrays(harness.service, MODEL, ["silent", "lively"])
         how = StreamSettings(chunk_size=65536, request_timeout=30)
         remote = RemoteSource(silent, ref.token, how)
-        remote._chunks.requests.send_due()  # asks for everything, and does not read on
+        remote._chunks._send_due()  # asks for everything, and does not read on
         status, _ = download_arrays(harness.receiver("lively"), ref.token, settings=how)
         assert status.ok
         assert ref.outcome is None
