@@ -28,6 +28,8 @@ _LEAST_VIEW = 256 << 10
 _MAX_GATHER = 128
 # Bytes of a long chunk that are gathered at a time, where they are not in one place.
 _GATHERED_BYTES = 1 << 20
+# Bytes of a whole model that are gathered in a turn: between two of them, others are answered.
+_TURN_BYTES = 16 << 20
 
 
 @dataclass(eq=False)
@@ -111,6 +113,9 @@ class Preparation:
         self._ref = ref
         self._source = source
         self._digest: RangeDigest | None = None
+        # A whole model that is being gathered, and how much of its body is.
+        self._gathered: memoryview | None = None
+        self._next = 0
 
     def go_on(self, most: int, scratch: Scratch) -> Frame | None:
         """Digest about so many bytes, and return the frame once it is made.
@@ -123,7 +128,7 @@ class Preparation:
             FlstreamError: The source cannot be read there, or has changed.
         """
         if self.demand.chunk_size == 0:
-            return self._whole()
+            return self._whole(scratch)
         if self._length <= 2 * most:
             most = self._length
         if self._length >= LEAST_LENT and self._source.extent is not None:
@@ -133,13 +138,20 @@ class Preparation:
         digest = self._digest_some(most, scratch)
         return None if digest is None else self._frame(digest, list(self._pieces()))
 
-    def _whole(self) -> Frame:
-        """Make the frame of a whole model with its header, in one buffer."""
-        source = self._source
-        views = source.views(self.start, self._stop, Scratch())
-        body = memoryview(b"".join([source.layout.plain_header, *views]))
-        self._length = len(body)
-        return self._frame(digest_of([body]), [Copied([body])])
+    def _whole(self, scratch: Scratch) -> Frame | None:
+        """Gather a whole model with its header in one buffer, some of it in each turn."""
+        head = self._source.layout.plain_header
+        if self._gathered is None:
+            self._gathered = memoryview(bytearray(len(head) + self._stop))
+            self._gathered[: len(head)] = head
+        start, stop = self._next, min(self._next + _TURN_BYTES, self._stop)
+        for view in self._source.views(start, stop, scratch) if stop > start else ():
+            self._gathered[len(head) + self._next :][: len(view)] = view
+            self._next += len(view)
+        if self._next < self._stop:
+            return None
+        self._length = len(self._gathered)
+        return self._frame(digest_of([self._gathered]), [Copied([self._gathered])])
 
     def _in_file(self, extent: Extent, most: int, scratch: Scratch) -> Frame | None:
         """Make a frame of a chunk in a file, digested when it was written or first sent."""
