@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -261,21 +262,33 @@ class Exchange:
             ChannelClosedError: The sender does not answer.
         """
         self.expect_left()
-        if self._incoming.wait(self._seconds, self._abort):
-            self._active_at = time.monotonic()
-        else:
-            self._ask_for_life()
-
-    def wait_for(self, turn: Signal) -> None:
-        """Wait until it may be this download's turn to read: see :meth:`wait`."""
-        if not wait_readable(turn.fileno(), Deadline(self._seconds), self._abort, self.peer):
-            self._ask_for_life()
-
-    @property
-    def _seconds(self) -> float:
-        """Seconds to wait before something else is to be done."""
         how = self._settings
         quiet = how.ping_after if self._ping is None else how.ping_timeout
+        if self._incoming.wait(self._seconds_after(quiet), self._abort):
+            self._active_at = time.monotonic()
+        elif self._ping is None:
+            self._ask_for_life()
+        elif time.monotonic() - self._active_at >= quiet:
+            raise ChannelClosedError(
+                f"{self.peer} did not answer within {quiet:g} s whether it lives; its process "
+                "hangs, or the network does"
+            )
+
+    def wait_for(self, turn: Signal) -> None:
+        """Wait until it may be this download's turn to read: see :meth:`wait`.
+
+        The sender may have answered: who has the turn is perhaps busy with what came.
+        """
+        self.expect_left()
+        quiet = self._settings.ping_after if self._ping is None else math.inf
+        deadline = Deadline(self._seconds_after(quiet))
+        if wait_readable(turn.fileno(), deadline, self._abort, self.peer):
+            self._active_at = time.monotonic()
+        elif self._ping is None:
+            self._ask_for_life()
+
+    def _seconds_after(self, quiet: float) -> float:
+        """Seconds to wait for ``quiet`` ones without a byte, as far as there is time."""
         return max(min(self._active_at + quiet - time.monotonic(), self._now_left), 0.0)
 
     @property
@@ -283,14 +296,7 @@ class Exchange:
         return self._left - (time.monotonic() - self._began)
 
     def _ask_for_life(self) -> None:
-        self.expect_left()
-        silence = time.monotonic() - self._active_at
-        if self._ping is not None and silence >= self._settings.ping_timeout:
-            raise ChannelClosedError(
-                f"{self.peer} did not answer within {self._settings.ping_timeout:g} s whether it "
-                "lives; its process hangs, or the network does"
-            )
-        if self._ping is None and silence >= self._settings.ping_after:
+        if time.monotonic() - self._active_at >= self._settings.ping_after:
             self._ping = self.next_number()
             self.send(wire.Ping(self.token, self._ping))
             self._active_at = time.monotonic()

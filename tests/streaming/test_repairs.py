@@ -1,6 +1,7 @@
 """What is damaged on the way is fetched again, and only that; after a break, what is missing is."""
 
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -380,3 +381,28 @@ def test_a_download_that_is_called_off_does_not_hold_up_another_of_its_connectio
     thread.join(30)
     assert len(errors) == 1
     abort.close()
+
+
+def test_a_download_that_is_slow_to_take_its_own_holds_others_up_and_breaks_nothing(harness):
+    receiver, watch = harness.watched()
+    bodies = [MemoryBody.of({"w": tensor("U8", (1 << 20,), seed=n)}) for n in range(2)]
+    refs = [harness.service.offer(body, ["site-1"]) for body in bodies]
+    how = replace(QUICK, ping_after=0.02, ping_timeout=0.05)
+    begun, got = threading.Event(), {}
+
+    def linger(start, _stop):
+        if start == 1 << 19:
+            begun.set()
+            time.sleep(0.5)
+
+    def run():
+        got[0] = download(receiver, refs[0].token, how, MemoryBody.allocate, linger)[0]
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(30)
+    got[1] = fetch(receiver, refs[1].token, how)
+    thread.join(30)
+    for number, body in enumerate(bodies):
+        assert body_of(got[number]) == body_of(body)
+    assert watch.connections == 1
