@@ -1,0 +1,685 @@
+"""The protocol as its page has it: a receiver that knows nothing of flstream gets what is sent."""
+
+import ast
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+import stranger
+import torch
+import xxhash
+from safetensors.torch import load_file, save_file
+from stranger import FRAME, MESSAGE, NOBODY, Packet, Tensor
+from support import as_bytes, every_kind
+
+from flstream.model.dtypes import code_of
+from flstream.streaming import (
+    DownloadService,
+    Ref,
+    Registry,
+    SocketChannel,
+    StreamSettings,
+    TcpListener,
+    add_blob,
+    add_file,
+    add_payload,
+    add_tensors,
+    listen,
+)
+
+SECONDS = 30
+CHUNK = 4096
+SIZES = ("--chunk-size", str(CHUNK), "--request-size", str(2 * CHUNK), "--eager", "0")
+SITE = "site-1"
+FAR = {"far": torch.arange(20 * CHUNK // 4, dtype=torch.float32)}
+"""A body of 20 chunks."""
+
+Change = Callable[[int, Packet, bytes], bytes]
+
+
+class Told(NamedTuple):
+    """What a stranger has said: its exit status, what it saw, and why it failed."""
+
+    status: int
+    seen: dict[str, object]
+    reason: str
+
+
+def told(*arguments: object, pass_fds: tuple[int, ...] = ()) -> Told:
+    command = [sys.executable, "-I", stranger.__file__, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, pass_fds=pass_fds, timeout=SECONDS)
+    return Told(done.returncode, json.loads(done.stdout or "{}"), done.stderr.decode())
+
+
+class Tap:
+    """Something between strangers and their senders, which sees and changes what they send.
+
+    Args:
+        change: Returns what becomes of the bytes of a packet: told the connection's number, from 1
+            on. Less than it had is the last of the connection.
+        cuts: Whether it is.
+    """
+
+    def __init__(self, change: Change | None = None, cuts: bool = True) -> None:
+        self.change = change or (lambda connection, packet, raw: raw)
+        self.cuts = cuts
+        self.log: list[tuple[int, str, Packet]] = []
+        self.connections = 0
+        self.threads: list[Thread] = []
+        self.sockets: list[socket.socket] = []
+
+    def all(self, name: str, connection: int | None = None) -> list[Packet]:
+        """The frames that were sent, or one kind of message."""
+        return [p for c, n, p in self.log if n == name and connection in (None, c)]
+
+    def run(self, function: Callable[..., None], *arguments: object) -> None:
+        self.threads.append(Thread(target=function, args=arguments))
+        self.threads[-1].start()
+
+    def join(self, receiver: socket.socket, sender: socket.socket) -> None:
+        self.connections += 1
+        self.sockets += [receiver, sender]
+        self.run(self.pass_on, self.connections, receiver, sender)
+        self.run(self.pass_on, self.connections, sender, receiver)
+
+    def pass_on(self, connection: int, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError, stranger.BrokenError):
+            while True:
+                raw = bytearray()
+
+                def read(count: int, raw: bytearray = raw) -> bytes:
+                    raw += stranger.exactly(source, count)
+                    return bytes(raw[len(raw) - count :])
+
+                packet = stranger.read_packet(read, 1 << 30)
+                self.log.append((connection, named(packet), packet))
+                changed = self.change(connection, packet, bytes(raw))
+                sink.sendall(changed)
+                if self.cuts and len(changed) < 64 + len(packet.payload):
+                    break
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)  # What it has not read yet still arrives.
+
+    def pair(self, service: DownloadService, site: str) -> socket.socket:
+        """Serve a pair through this, and return the stranger's end."""
+        near, receiver = socket.socketpair()
+        far, sender = socket.socketpair()
+        service.attach(SocketChannel(far, site), site)
+        self.join(receiver, sender)
+        return near
+
+    def listen(self, address: str) -> str:
+        """Pass connections over TCP on, and return the address for them."""
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.sockets.append(self.listener)
+        host, _, port = address.rpartition(":")
+
+        def accept() -> None:
+            with suppress(OSError, stranger.BrokenError):
+                while True:
+                    receiver = self.listener.accept()[0]
+                    sender = socket.create_connection((host, int(port)))
+                    sender.sendall(stranger.exactly(receiver, 64))
+                    receiver.sendall(stranger.exactly(sender, 32))
+                    sender.sendall(stranger.exactly(receiver, 32))
+                    receiver.sendall(stranger.exactly(sender, 32))
+                    self.join(receiver, sender)
+
+        self.run(accept)
+        return "127.0.0.1:" + str(self.listener.getsockname()[1])
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+        for sock in self.sockets:
+            sock.close()
+
+
+def content_of(packet: Packet) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.msgpack.decode(packet.payload)
+    return content
+
+
+def named(packet: Packet) -> str:
+    return "frame" if packet.kind == FRAME else content_of(packet)["type"]
+
+
+def altered(packet: Packet, **fields: object) -> bytes:
+    """A message with other fields, and those that it has."""
+    payload = msgspec.msgpack.encode(content_of(packet) | fields)
+    return stranger.packed(MESSAGE, packet.request, packet.token, packet.start, payload)
+
+
+class Sender:
+    """A service, and strangers that fetch from it.
+
+    Args:
+        folder: Folder for what they fetch.
+        stack: Closes what is opened.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.stack = folder, stack
+        self.service = stack.enter_context(DownloadService())
+        self.out = folder / "out"
+
+    def tap(self, change: Change | None = None, cuts: bool = True) -> Tap:
+        tap = Tap(change, cuts)
+        self.stack.callback(tap.close)
+        return tap
+
+    def pair(self, ref: Ref | str, *options: str, tap: Tap | None = None, site: str = SITE) -> Told:
+        """Have a stranger fetch over a socket pair, and forget it."""
+        if tap is None:
+            near, far = socket.socketpair()
+            self.service.attach(SocketChannel(far, site), site)
+        else:
+            near = tap.pair(self.service, site)
+        with near:
+            fd = near.fileno()
+            return told("fd", fd, ref_id(ref), self.out, *options, pass_fds=(fd,))
+
+    @cached_property
+    def listener(self) -> TcpListener:
+        return self.stack.enter_context(listen(self.service, "127.0.0.1:0"))
+
+    def tcp(self, ref: Ref, *options: str, tap: Tap | None = None, key: str = "") -> Told:
+        """Have a stranger fetch over TCP."""
+        address = self.listener.address if tap is None else tap.listen(self.listener.address)
+        key = key or str(self.listener.admit(SITE))
+        return told("tcp", address, key, "", ref.id, self.out, *options)
+
+
+def ref_id(ref: Ref | str) -> str:
+    return ref if isinstance(ref, str) else ref.id
+
+
+@pytest.fixture
+def sender(tmp_path: Path) -> Iterator[Sender]:
+    with ExitStack() as stack:
+        yield Sender(tmp_path, stack)
+
+
+def assert_same(path: Path, due: Mapping[str, torch.Tensor]) -> None:
+    given = stranger.read_file(path)
+    assert set(given) == set(due)
+    for name, tensor in due.items():
+        assert given[name].dtype == code_of(tensor, name), name
+        assert given[name].shape == tuple(tensor.shape), name
+        assert given[name].data == as_bytes(tensor), name
+
+
+def test_the_stranger_imports_nothing_of_flstream() -> None:
+    tree = ast.parse(Path(stranger.__file__).read_text())
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level
+            modules.add(str(node.module).partition(".")[0])
+    assert modules - sys.stdlib_module_names == {"msgspec", "numpy", "xxhash"}
+
+
+# What is fetched.
+@pytest.mark.parametrize("way", ["pair", "tcp"])
+@pytest.mark.parametrize(
+    "options", [(), SIZES, ("--chunk-size", "0")], ids=["usual", "small", "native"]
+)
+def test_a_model_of_every_dtype_arrives_to_the_bit(
+    sender: Sender, way: str, options: tuple[str, ...]
+) -> None:
+    tensors = {**every_kind(), **FAR}
+    ref = add_tensors(sender.service, tensors, [SITE])
+    told = getattr(sender, way)(ref, *options)
+    assert told.status == 0, told.reason
+    assert ref.wait(SECONDS).ok
+    assert_same(sender.out, tensors)
+    assert told.seen["bytes"] == sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_tied_and_empty_tensors_arrive_once_and_in_the_order_in_which_the_sender_has_them(
+    sender: Sender,
+) -> None:
+    shared = torch.arange(6.0)
+    tensors = {
+        "last": torch.ones(3, dtype=torch.uint8),
+        "tied": shared,
+        "empty": torch.empty(0, 3),
+        "also tied": shared,
+        "first": torch.ones(2, dtype=torch.float64),
+        "again": shared,
+    }
+    ref = add_tensors(sender.service, tensors, [SITE])
+    told = sender.pair(ref)
+    assert told.status == 0, told.reason
+    assert told.seen["names"] == list(tensors)
+    assert told.seen["bytes"] == 3 + shared.nbytes + 16
+    assert_same(sender.out, tensors)
+
+
+@pytest.mark.parametrize("tensors", [{}, {"empty": torch.empty(0)}], ids=["none", "empty"])
+def test_a_model_without_a_byte_arrives(sender: Sender, tensors: dict[str, torch.Tensor]) -> None:
+    ref = add_tensors(sender.service, tensors, [SITE])
+    told = sender.pair(ref)
+    assert told.status == 0, told.reason
+    assert ref.wait(SECONDS).ok
+    assert_same(sender.out, tensors)
+
+
+@pytest.mark.parametrize("longest", [CHUNK, 4 * CHUNK])
+def test_chunks_are_as_long_as_the_sender_has_them_at_most(sender: Sender, longest: int) -> None:
+    ref = add_tensors(sender.service, FAR, [SITE], max_chunk_size=longest)
+    tap = sender.tap()
+    told = sender.pair(ref, "--chunk-size", str(2 * CHUNK), tap=tap)
+    assert told.status == 0, told.reason
+    assert {len(frame.payload) for frame in tap.all("frame")} == {min(longest, 2 * CHUNK)}
+    assert_same(sender.out, FAR)
+
+
+def test_a_part_by_names_has_these_alone_and_closes_the_ref(sender: Sender) -> None:
+    shared = torch.arange(5.0)
+    tensors = {**FAR, "tied": shared, "own": shared, "b": torch.ones(3, dtype=torch.bfloat16)}
+    ref = add_tensors(sender.service, tensors, [SITE])
+    told = sender.pair(ref, "--names", json.dumps(["b", "tied", "own"]), *SIZES)
+    assert told.status == 0, told.reason
+    assert ref.wait(SECONDS).ok
+    assert told.seen["names"] == ["b", "tied", "own"]
+    assert told.seen["bytes"] == shared.nbytes + 6
+    assert_same(sender.out, {name: tensors[name] for name in ("tied", "own", "b")})
+
+
+def test_specs_are_looked_up_by_round_and_tags_and_close_nothing(sender: Sender) -> None:
+    old, new = (
+        {"a": torch.full((3,), value), "b": torch.full((2,), value)} for value in (1.0, 2.0)
+    )
+    old_ref = add_tensors(sender.service, old, [SITE], round=1, tags=["trained", "x"])
+    new_ref = add_tensors(sender.service, new, [SITE], round=2, tags=["trained"])
+    add_tensors(sender.service, new, ["site-2"], round=3)
+    tap = sender.tap()
+    specs = [["b", 2, ["trained"]], ["a", 1, ["x", "trained"]]]
+    told = sender.pair(NOBODY.hex(), "--specs", json.dumps(specs), tap=tap)
+    assert told.status == 0, told.reason
+    assert len(tap.all("Closed")) == 1
+    assert told.seen["names"] == ["b", "a"]
+    assert_same(sender.out, {"b": new["b"], "a": old["a"]})
+    failed = sender.pair(NOBODY.hex(), "--specs", json.dumps([["a", 3, []]]))
+    assert (failed.status, "'a' of round 3" in failed.reason) == (1, True)
+    # Neither was closed by the receiver: what ended them is that it is gone.
+    assert "ended" in old_ref.wait(SECONDS).reason
+    assert "ended" in new_ref.wait(SECONDS).reason
+
+
+def test_a_part_with_an_unknown_name_is_refused_by_that_name(sender: Sender) -> None:
+    ref = add_tensors(sender.service, FAR, [SITE])
+    told = sender.pair(ref, "--names", json.dumps(["nearby"]))
+    assert told.status == 1
+    assert "'nearby'" in told.reason
+
+
+SHARED = torch.arange(3, dtype=torch.bfloat16)
+PAYLOAD = {
+    "list": [1, -2.5, None, True, "text", b"\0bytes", (), [], {}],
+    "bounds": [2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 2**100, -(2**100)],
+    "twice": (SHARED, SHARED),
+    "float": [float("inf"), 5e-324],
+    -5: {"a": {"b": {2**40: OrderedDict([("z", 1), ("a", np.arange(6).reshape(2, 3))])}}},
+    "complex": [1 + 2j, complex("inf")],
+    "sets": [{1, 2.5, "three", b"4"}, frozenset({(1, 2)}), set()],
+    "scalars": [np.float16(0.5), np.bool_(True), np.uint64(7), np.complex128(1j)],
+    "size": torch.Size([2, 3]),
+    "C128": torch.ones(2, 3, dtype=torch.complex128),
+    "F8_E8M0": torch.ones(3).to(torch.float8_e8m0fnu),
+    "scalar": torch.tensor(7),
+    "empty": np.empty((0, 2), np.uint8),
+}
+
+
+def as_sent(value: object, sent: dict[int, Tensor], path: str = "payload") -> object:
+    """The value as a stranger has it: tensors as their bytes, under the path of the first place."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        framework = "numpy" if tensor is not value else "pytorch"
+        code, shape = code_of(tensor, path), tuple(tensor.shape)
+        found = Tensor(code, shape, as_bytes(tensor), path, framework)
+        return sent.setdefault(id(value), found)
+    if isinstance(value, dict):
+        pairs = {k: as_sent(v, sent, f"{path}[{json.dumps(k)}]") for k, v in value.items()}
+        return type(value)(pairs)
+    if isinstance(value, list | tuple):
+        items = [as_sent(item, sent, f"{path}[{place}]") for place, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["streamed", "in one piece"])
+def test_a_payload_arrives_with_all_that_it_holds(sender: Sender, native: bool) -> None:
+    ref = add_payload(sender.service, PAYLOAD, [SITE], native=native)
+    told = sender.pair(ref, "--payload")
+    assert told.status == 0, told.reason
+    names = {"np": np, "Tensor": Tensor, "OrderedDict": OrderedDict, "inf": float("inf")}
+    value = eval(sender.out.read_text(), names | {"nan": float("nan"), "infj": complex("infj")})
+    due = as_sent(PAYLOAD, {})
+    assert value == due
+    assert repr(value["scalars"]) == repr(PAYLOAD["scalars"])
+    assert list(value) == list(PAYLOAD)
+
+
+def test_a_payload_of_a_type_that_the_stranger_lacks_fails_at_both_ends(sender: Sender) -> None:
+    @dataclass
+    class Mine:
+        value: int
+
+    registry = Registry()
+    registry.register_dataclass(Mine, name="mine")
+    ref = add_payload(sender.service, Mine(3), [SITE], registry=registry)
+    told = sender.pair(ref, "--payload")
+    assert told.status == 1
+    assert "mine" in ref.wait(SECONDS).reason
+
+
+@pytest.mark.parametrize("count", [0, 1, 50_000])
+def test_a_blob_arrives_as_the_file_is(sender: Sender, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(bytes(range(251)) * (count // 251) + bytes(count % 251))
+    ref = add_blob(sender.service, path, [SITE])
+    told = sender.pair(ref, "--blob", *SIZES)
+    assert told.status == 0, told.reason
+    assert ref.wait(SECONDS).ok
+    assert sender.out.read_bytes() == path.read_bytes()
+
+
+def test_a_file_arrives_as_one_that_the_library_reads(sender: Sender, tmp_path: Path) -> None:
+    tensors = {"b": torch.arange(7, dtype=torch.int8), "a": torch.ones(3, dtype=torch.bfloat16)}
+    save_file({**tensors, **FAR}, tmp_path / "model")
+    ref = add_file(sender.service, tmp_path / "model", [SITE])
+    told = sender.tcp(ref, *SIZES)
+    assert told.status == 0, told.reason
+    assert_same(sender.out, load_file(tmp_path / "model"))
+    assert_same(sender.out, load_file(sender.out))
+
+
+@pytest.mark.parametrize("size", [CHUNK, 2 * CHUNK, 4 * CHUNK])
+def test_what_is_pushed_need_not_be_asked_for(sender: Sender, size: int) -> None:
+    push = StreamSettings(chunk_size=size, request_size=4 * CHUNK, window=1)
+    ref = add_tensors(sender.service, FAR, [SITE], push=push)
+    tap = sender.tap()
+    options = ("--push", "--chunk-size", str(2 * CHUNK), "--ping-after", str(SECONDS))
+    told = sender.pair(ref, *options, "--eager", "0", tap=tap)
+    assert told.status == 0, told.reason
+    assert_same(sender.out, FAR)
+    assert not tap.all("Open")
+    pulled = size > 2 * CHUNK  # Longer chunks than the stranger takes.
+    assert told.seen["pushed"] == (0 if pulled else 20 * CHUNK)
+    assert bool(tap.all("Fetch")) == pulled
+
+
+def test_what_is_not_pushed_is_asked_for(sender: Sender) -> None:
+    ref = add_tensors(sender.service, FAR, [SITE])
+    told = sender.pair(ref, "--push", "--ping-after", "0.05", *SIZES)
+    assert told.status == 0, told.reason
+    assert_same(sender.out, FAR)
+
+
+def test_numbers_go_on_from_1_after_the_last(sender: Sender) -> None:
+    ref = add_tensors(sender.service, FAR, [SITE])
+    tap = sender.tap()
+    told = sender.tcp(ref, "--first", "4294967293", *SIZES, tap=tap)
+    assert told.status == 0, told.reason
+    asked = [packet.request for packet in tap.all("Fetch")]
+    assert asked == [4294967294, 4294967295, *range(1, 9)]
+    assert_same(sender.out, FAR)
+
+
+# What goes wrong.
+def nth_frame(number: int, change: Callable[[bytes], bytes], of: int = 1) -> Change:
+    """What changes one frame of a connection."""
+    frames: Counter[int] = Counter()
+
+    def changed(connection: int, packet: Packet, raw: bytes) -> bytes:
+        frames[connection] += packet.kind == FRAME
+        here = packet.kind == FRAME and (connection, frames[connection]) == (of, number)
+        return change(raw) if here else raw
+
+    return changed
+
+
+def flipped(raw: bytes) -> bytes:
+    return raw[:-1] + bytes([raw[-1] ^ 1])
+
+
+@pytest.mark.parametrize("left", [0, 30, 64 + 100], ids=["between", "in a header", "in a frame"])
+def test_after_a_cut_only_what_is_missing_comes_again(sender: Sender, left: int) -> None:
+    ref = add_tensors(sender.service, FAR, [SITE])
+    tap = sender.tap(nth_frame(8, lambda raw: raw[:left]))
+    told = sender.tcp(ref, *SIZES, tap=tap)
+    assert told.status == 0, told.reason
+    assert ref.wait(SECONDS).ok
+    assert_same(sender.out, FAR)
+    assert told.seen["connections"] == 2
+    assert len(tap.all("Open")) == 1
+    first, second = tap.all("Hello", 1), tap.all("Hello", 2)
+    instances = [{content_of(hello)["instance"] for hello in hellos} for hellos in (first, second)]
+    assert instances[0] & instances[1] - {b""}
+    frames = [packet.start for packet in tap.all("frame", 1)[:7] + tap.all("frame", 2)]
+    assert sorted(frames) == list(range(0, 20 * CHUNK, CHUNK))
+
+
+def test_a_cut_before_the_layout_or_the_end_is_made_good(sender: Sender) -> None:
+    cut_at = {1: "Opened", 2: "Closed"}
+
+    def change(connection: int, packet: Packet, raw: bytes) -> bytes:
+        if cut_at.get(connection) == named(packet):
+            raise OSError("cut")
+        return raw
+
+    ref = add_tensors(sender.service, FAR, [SITE])
+    told = sender.tcp(ref, *SIZES, tap=sender.tap(change))
+    assert told.status == 0, told.reason
+    assert told.seen["connections"] == 3
+    assert ref.wait(SECONDS).ok
+    assert_same(sender.out, FAR)
+
+
+def test_a_part_goes_on_over_another_connection(sender: Sender) -> None:
+    ref = add_tensors(sender.service, {**FAR, "near": torch.ones(3)}, [SITE])
+    tap = sender.tap(nth_frame(8, lambda raw: b""))
+    told = sender.tcp(ref, "--names", json.dumps(["far"]), *SIZES, tap=tap)
+    assert told.status == 0, told.reason
+    assert (told.seen["connections"], told.seen["bytes"]) == (2, 20 * CHUNK)
+    assert ref.wait(SECONDS).ok
+    assert_same(sender.out, FAR)
+
+
+@pytest.mark.parametrize("change", [flipped, lambda raw: raw[:63] + flipped(raw[63:64]) + raw[64:]])
+def test_a_damaged_chunk_alone_comes_again_and_a_damaged_header_ends_the_connection(
+    sender: Sender, change: Callable[[bytes], bytes]
+) -> None:
+    ref = add_tensors(sender.service, FAR, [SITE])
+    tap = sender.tap(nth_frame(3, change))
+    told = sender.tcp(ref, *SIZES, tap=tap)
+    assert told.status == 0, told.reason
+    assert_same(sender.out, FAR)
+    in_chunk = change is flipped
+    assert (told.seen["damaged"], told.seen["connections"]) == ((1, 1) if in_chunk else (0, 2))
+    if in_chunk:
+        starts = Counter(packet.start for packet in tap.all("frame"))
+        assert starts == Counter(dict.fromkeys(range(0, 20 * CHUNK, CHUNK), 1)) + Counter(
+            [2 * CHUNK]
+        )
+
+
+def test_a_lost_answer_is_found_by_asking_for_it(sender: Sender) -> None:
+    """The last frame is kept from the stranger, which only a ping can tell it."""
+    ref = add_tensors(sender.service, FAR, [SITE])
+    tap = sender.tap(nth_frame(20, lambda raw: b""), cuts=False)
+    told = sender.tcp(ref, "--ping-after", "0.1", *SIZES, tap=tap)
+    assert told.status == 0, told.reason
+    assert told.seen["connections"] == 2
+    assert_same(sender.out, FAR)
+
+
+@pytest.mark.parametrize("number", ["beat", "ping"])
+def test_a_stranger_that_waits_is_heard_of(sender: Sender, number: str) -> None:
+    """The layout is held back until a beat has come by, or a ping."""
+    came = Event()
+
+    def change(connection: int, packet: Packet, raw: bytes) -> bytes:
+        if named(packet) == "Ping" and (packet.request == 0) == (number == "beat"):
+            came.set()
+        assert named(packet) != "Opened" or came.wait(SECONDS)
+        return raw
+
+    ref = add_tensors(sender.service, FAR, [SITE])
+    often = ("--beat", "0.05") if number == "beat" else ("--ping-after", "0.05")
+    told = sender.tcp(ref, *often, *SIZES, tap=sender.tap(change))
+    assert told.status == 0, told.reason
+    assert told.seen["connections"] == 1
+    assert_same(sender.out, FAR)
+
+
+def test_fields_that_a_reader_does_not_know_are_passed_over_by_both(sender: Sender) -> None:
+    def change(connection: int, packet: Packet, raw: bytes) -> bytes:
+        if packet.kind == FRAME:
+            return raw
+        fields = {"unheard_of": {"a": [1, None, b"x"]}, "also": 3}
+        if named(packet) == "Hello":
+            fields["capabilities"] = [*content_of(packet)["capabilities"], "unheard-of"]
+        return altered(packet, **fields)
+
+    ref = add_tensors(sender.service, FAR, [SITE])
+    tap = sender.tap(change)
+    told = sender.pair(ref, *SIZES, tap=tap)
+    assert told.status == 0, told.reason
+    assert ref.wait(SECONDS).ok
+    assert_same(sender.out, FAR)
+    assert {"Hello", "Open", "Opened", "Fetch", "Ping", "Pong", "Close", "Closed"} <= {
+        name for _, name, _ in tap.log
+    }
+
+
+@pytest.mark.parametrize("change", ["header", "greeting"])
+def test_another_version_is_refused_by_both(sender: Sender, change: str) -> None:
+    def other(packet: Packet) -> bytes:
+        if change == "greeting":
+            return altered(packet, version=3)
+        return with_version(3, stranger.message("Hello", 0, NOBODY, version=3))
+
+    ref = add_tensors(sender.service, FAR, [SITE])
+    near, far = socket.socketpair()
+    sender.service.attach(SocketChannel(far, SITE), SITE)
+    with near:
+        near.settimeout(SECONDS)
+        greeting = stranger.message("Hello", 0, NOBODY, version=2, instance=b"")
+        near.sendall(other(stranger.read_packet(replay(greeting), 0)))
+        sent = iter(lambda: near.recv(1 << 16), b"")
+        assert len(b"".join(sent)) < 1000  # Nothing but its own greeting, and the end.
+    assert not ref.wait(SECONDS).ok
+
+    def for_stranger(connection: int, packet: Packet, raw: bytes) -> bytes:
+        from_sender = named(packet) == "Hello" and "digests" in content_of(packet)["capabilities"]
+        return other(packet) if from_sender else raw
+
+    ref = add_tensors(sender.service, FAR, ["site-2"])
+    told = sender.pair(ref, tap=sender.tap(for_stranger), site="site-2")
+    assert (told.status, "version 3" in told.reason) == (1, True)
+    assert not ref.wait(SECONDS).ok
+
+
+def replay(data: bytes) -> Callable[[int], bytes]:
+    return io.BytesIO(data).read
+
+
+def with_version(version: int, raw: bytes) -> bytes:
+    header = raw[:4] + bytes([version]) + raw[5:56]
+    digest = xxhash.xxh3_64_intdigest(header)
+    return header + digest.to_bytes(8, "little") + raw[64:]
+
+
+def test_a_file_goes_on_where_it_was_broken_off_and_damage_to_it_is_found(
+    sender: Sender, tmp_path: Path
+) -> None:
+    save_file(FAR, tmp_path / "model")
+    ref = add_file(sender.service, tmp_path / "model", [SITE, "site-2"])
+    tap = sender.tap(nth_frame(12, lambda raw: raw[:99]))
+    told = sender.pair(ref, *SIZES, tap=tap)
+    assert (told.status, "broke" in told.reason, sender.out.exists()) == (1, True, False)
+    part = tmp_path / "out.part"
+    damaged = bytearray(part.read_bytes())
+    damaged[-20 * CHUNK + 3 * CHUNK] ^= 1
+    part.write_bytes(damaged)
+
+    tap = sender.tap()
+    told = sender.pair(ref, *SIZES, tap=tap, site="site-2")
+    assert told.status == 0, told.reason
+    assert_same(sender.out, FAR)
+    missing = [3 * CHUNK, *range(11 * CHUNK, 20 * CHUNK, CHUNK)]
+    assert sorted(packet.start for packet in tap.all("frame")) == missing
+
+
+def test_whoever_has_another_key_is_kept_out(sender: Sender) -> None:
+    ref = add_tensors(sender.service, FAR, [SITE])
+    key = str(sender.listener.admit(SITE))
+    for address_key, run in (("00" * 32, ""), (key, "another run")):
+        refused = told("tcp", sender.listener.address, address_key, run, ref.id, sender.out)
+        assert (refused.status, "ended" in refused.reason) == (1, True)
+    assert told("tcp", sender.listener.address, key, "", ref.id, sender.out).status == 0
+    assert_same(sender.out, FAR)
+
+
+def test_a_stranger_tells_nothing_to_a_listener_that_has_no_key(sender: Sender) -> None:
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pose() -> None:
+            sock = listener.accept()[0]
+            with sock:
+                stranger.exactly(sock, 64)
+                sock.sendall(os.urandom(32))
+                stranger.exactly(sock, 32)
+                sock.sendall(os.urandom(32))
+                heard.append(sock.recv(1))
+
+        impostor = Thread(target=pose)
+        impostor.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        refused = told("tcp", address, "00" * 32, "", NOBODY.hex(), sender.out)
+        impostor.join(SECONDS)
+    assert (refused.status, "does not know the key" in refused.reason) == (1, True)
+    assert heard == [b""]
+
+
+def test_what_is_not_on_offer_or_changes_fails_with_the_reason_of_the_sender(
+    sender: Sender,
+) -> None:
+    assert "not on offer" in sender.pair("ab" * 16).reason
+    tensors = {"far": FAR["far"].clone()}
+
+    def change(connection: int, packet: Packet, raw: bytes) -> bytes:
+        if named(packet) == "Ping":
+            tensors["far"].add_(1)
+        return raw
+
+    ref = add_tensors(sender.service, tensors, ["site-2"])
+    told = sender.pair(ref, *SIZES, tap=sender.tap(change), site="site-2")
+    assert (told.status, "'far'" in told.reason) == (1, True)
+    assert not ref.wait(SECONDS).ok
+    assert not sender.out.exists()
