@@ -143,8 +143,10 @@ class Connection:
             self.instance = message.instance
         elif self.instance is None:
             raise BrokenStreamError(f"{self.receiver} did not greet")
-        elif not isinstance(message, wire.Ping) or message.request:
+        elif message.request:
             self._answer(message)
+        elif not isinstance(message, wire.Ping):
+            raise BrokenStreamError(f"{self.receiver} sent a request with the number of a beat")
 
     def _answer(self, request: wire.Request) -> None:
         if isinstance(request, wire.Close):
@@ -172,8 +174,8 @@ class Connection:
                 header = source.layout.plain_header[8:]
                 opened = wire.Opened(request.request, header, most, order=ref.order)
                 self._send(opened, ref.token)
-                if 0 < nbytes <= request.eager:
-                    size = min(request.chunk_size, most or request.chunk_size)
+                size = min(request.chunk_size, most or request.chunk_size)
+                if 0 < nbytes <= request.eager and (size or not most):
                     self._answer(wire.Fetch(ref.token, request.request, 0, nbytes, size))
             case wire.Ping():
                 change = change_of(source, 0, source.layout.nbytes)

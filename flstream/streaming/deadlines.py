@@ -54,9 +54,9 @@ class Deadlines:
         self._away[receiver] = time.monotonic() + RECONNECT_SECONDS, reason
         self._next = 0.0
 
-    def is_back(self, receiver: str) -> bool:
-        """Expect a receiver no longer, and return whether it was expected."""
-        return self._away.pop(receiver, None) is not None
+    def is_back(self, receiver: str) -> None:
+        """Expect a receiver no longer."""
+        self._away.pop(receiver, None)
 
     @property
     def seconds_left(self) -> float | None:

@@ -60,7 +60,7 @@ class Offers:
             RefusedError: They are not on offer to it.
             LayoutError: A tensor is asked for twice, or is not there.
         """
-        if token in self.refs or token in self.settled:
+        if token == NOBODY or token in self.refs or token in self.settled:
             raise RefusedError(NOT_ON_OFFER)
         if part.of == NOBODY:
             return self._open_specs(receiver, token, part.specs)

@@ -42,7 +42,7 @@ class DownloadService:
         self._selector.register(self._wake, selectors.EVENT_READ)
         # Connections to be served, names of receivers to be detached, and refs whose receivers may
         # stall, in the order of the calls.
-        self._changes: deque[Connection | Ref | str] = deque()
+        self._changes: deque[Connection | Ref | tuple[str, list[Ref]]] = deque()
         self._callbacks = Callbacks(f"{name}-callbacks")
         # Refs to be pushed that the thread has not taken over yet.
         self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
@@ -128,7 +128,9 @@ class DownloadService:
         Refs that are open for it are lost to it. Without this call, the names of lost receivers are
         kept, so that offers to them settle.
         """
-        self._changes.append(receiver)
+        # Not what is offered to it from here on: it may come again.
+        refs = [ref for ref in list(self._offers.refs.values()) if receiver in ref.deliveries]
+        self._changes.append((receiver, refs))
         self._wake_thread()
 
     def close(self) -> None:
@@ -207,8 +209,8 @@ class DownloadService:
                 connection.push(ref, push)
         while self._changes:
             match self._changes.popleft():
-                case str() as receiver:
-                    self._detach(receiver, connections)
+                case (receiver, refs):
+                    self._detach(receiver, refs, connections)
                 case Ref() as ref:
                     self._deadlines.watch(ref)
                 case Connection() as connection:
@@ -224,13 +226,14 @@ class DownloadService:
             if connection.send_queue.has_output:
                 self._advance(connection, selectors.EVENT_WRITE)
 
-    def _detach(self, receiver: str, connections: list[Connection]) -> None:
+    def _detach(self, receiver: str, refs: list[Ref], connections: list[Connection]) -> None:
         for connection in [each for each in connections if each.receiver == receiver]:
             connections.remove(connection)
-            self._drop(connection, "its channel was closed here")
-        if self._deadlines.is_back(receiver):
-            self._lose(receiver, "its channel was closed here")
+            self._end(connection)
+        self._deadlines.is_back(receiver)
         self._lost.pop(receiver, None)
+        for ref in refs:
+            ref.receiver_done(receiver, "its channel was closed here")
 
     def _advance(self, connection: Connection, events: int) -> None:
         if connection not in self._connections:
@@ -265,16 +268,20 @@ class DownloadService:
             if each is not connection and (each.receiver, each.instance) == who:
                 self._drop(each, "its receiver has come back on another channel")
 
-    def _drop(self, connection: Connection, reason: str) -> None:
+    def _end(self, connection: Connection) -> None:
         self._selector.unregister(connection.channel)
         self._busy.pop(connection, None)
         # What waits in the pair can still be read once this end is closed.
         connection.send_queue.loans.take_back()
-        may_return = connection.channel.beats and not self._closing
         connection.channel.close()
-        receiver = connection.receiver
         with self._losing:
             self._connections.discard(connection)
+
+    def _drop(self, connection: Connection, reason: str) -> None:
+        self._end(connection)
+        receiver = connection.receiver
+        may_return = connection.channel.beats and not self._closing
+        with self._losing:
             if any(each.receiver == receiver for each in self._connections):
                 return  # it has come back meanwhile, or has another one
             if not may_return:

@@ -297,7 +297,6 @@ class Stranger:
         self.sock, self.greeted, self.pinged = self.dial(), False, False
         self.asked: dict[int, Asked] = {}
         self.answers: dict[int, dict[str, Any]] = {}
-        self.granted: set[int] = set()
         self.due = time.monotonic() + self.how.ping_after
         self.next_beat = time.monotonic() + self.how.beat
         self.seen["connections"] += 1
@@ -365,8 +364,7 @@ class Stranger:
         elif name == "Opened" and number == 0:
             self.answers[0] = content
         elif number not in self.asked:
-            if name == "Refused" and number in self.granted:
-                raise FailedError(content["reason"])
+            return None
         elif name == "Refused":
             raise FailedError(content["reason"])
         else:
@@ -428,7 +426,7 @@ class Stranger:
         return body
 
     def await_push(self) -> None:
-        """Take what is sent before it is asked for, and grant more as it arrives."""
+        """Take what is sent before it is asked for."""
         self.push = False  # What was pushed in part is not pushed again.
         silences = self.silences
         while 0 not in self.answers and self.silences == silences:
@@ -437,23 +435,11 @@ class Stranger:
         if opened is None:
             return
         self.body = body = Body(self.how, opened)
-        limit, size = opened["limit"], opened.get("chunk_size", 0)
-        if size == body.chunk_size and body.size:
-            pushed = self.asked[0] = Asked(time.monotonic(), 0, body.size)
+        if opened.get("chunk_size", 0) == body.chunk_size and opened["limit"]:
+            self.asked[0] = Asked(time.monotonic(), 0, opened["limit"])
             while 0 in self.asked and self.silences == silences:
                 self.step()
-                goal = pushed.at + self.how.window * self.how.request_size
-                if goal >= limit + self.how.request_size and limit < body.size:
-                    limit = goal
-                    self.grant(limit)
             self.asked.pop(0, None)
-        if body.missing:
-            self.grant(0)
-
-    def grant(self, limit: int) -> None:
-        number = self.ask("Credit", limit=limit)
-        del self.asked[number]
-        self.granted.add(number)
 
     def resume(self, body: Body) -> None:
         """Count those chunks as arrived that an earlier attempt has left in the file."""
