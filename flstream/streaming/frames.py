@@ -97,14 +97,16 @@ class Preparation:
         demand: Demand to be answered.
         ref: The ref that it is of.
         source: Source of the bytes.
+        lends: Whether memory may be lent to the channel.
 
     Attributes:
         demand: As given.
         start: Offset in bytes of the frame's chunk.
     """
 
-    def __init__(self, demand: Demand, ref: Ref, source: Source) -> None:
+    def __init__(self, demand: Demand, ref: Ref, source: Source, *, lends: bool = True) -> None:
         self.demand = demand
+        self._lends = lends and source.lendable
         self.start = demand.next
         self._stop = demand.stop
         if demand.chunk_size:
@@ -169,7 +171,7 @@ class Preparation:
         views = list(self._source.views(self.start, self._stop, staged))
         digest = digest_of(views)
         is_lent = self._length >= max(LEAST_LENT, _LEAST_VIEW * len(views))
-        if is_lent and self._source.lendable and not staged.buffer:
+        if is_lent and self._lends and not staged.buffer:
             return self._frame(digest, list(_lent_pages(views, self._ref.private_memory)))
         if len(views) > _MAX_GATHER:
             views = [memoryview(b"".join(views))]
@@ -183,7 +185,7 @@ class Preparation:
             views = self._source.views(start, stop, staged)
             if staged.buffer:
                 yield Gathered(self._source, start, stop)
-            elif self._source.lendable:
+            elif self._lends:
                 yield from _lent_pages(views, self._ref.private_memory)
             else:
                 yield Copied(views)

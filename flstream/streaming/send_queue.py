@@ -194,7 +194,7 @@ class SendQueue:
         reason = "the ref settled before this was sent"
         if ref is not None and (source := ref.source) is not None:
             if begun is None or begun.demand is not demand or begun.start != demand.next:
-                begun = Preparation(demand, ref, source)
+                begun = Preparation(demand, ref, source, lends=self._channel.lends)
             try:
                 frame = begun.go_on(self._most_hashed, self._scratch)
             except FlstreamError as error:

@@ -104,10 +104,12 @@ class Channel(Protocol):
     Its methods raise :class:`~flstream.errors.ChannelClosedError` once the peer is gone.
 
     Attributes:
+        lends: Whether memory is handed to the peer by its pages instead of copied.
         beats: Whether the peer may be gone without a sign, so that either side says now and then
             that it lives; and may come back on another channel.
     """
 
+    lends: bool
     beats: bool
 
     def fileno(self) -> int:

@@ -42,6 +42,7 @@ class SocketChannel:
 
     Attributes:
         peer: Name of the process at the other end, for messages of errors.
+        lends: Whether memory is handed over, which the system may not support.
         beats: As given.
     """
 
@@ -57,7 +58,7 @@ class SocketChannel:
         self.peer = peer
         self.beats = beats
         self._socket = sock
-        self._splices = lends
+        self.lends = lends
         self._sends_files = lends_files
         sock.setblocking(False)
         if sock.family == socket.AF_UNIX:
@@ -82,20 +83,20 @@ class SocketChannel:
 
     def lend_some(self, pages: Pages) -> int:
         """Send as much as fits without waiting, by its pages where the system supports that."""
-        if self._splices:
+        if self.lends:
             try:
                 return pages.splice_some(self.fileno())
             except OSError as error:
                 if error.errno not in _CANNOT:
                     raise self._gone() from error
-                self._splices = False
+                self.lends = False
         count = self.send_some(pages.rest())
         pages.advance(count, is_lent=False)
         return count
 
     def send_file_some(self, fd: int, offset: int, count: int, *, immutable: bool) -> int:
         """Send as much of a file as fits without waiting, by its pages where the system can."""
-        if self._splices or (self._sends_files and immutable):
+        if self.lends or (self._sends_files and immutable):
             try:
                 sent = os.sendfile(self.fileno(), fd, offset, count)
             except BlockingIOError:
@@ -105,7 +106,7 @@ class SocketChannel:
             except OSError as error:
                 sent = 0
                 if error.errno in _CANNOT:
-                    self._splices = self._sends_files = False
+                    self.lends = self._sends_files = False
             if sent:
                 return sent
         try:
