@@ -173,6 +173,10 @@ class FileSource:
             raise self._cut_short(there)
         return Extent(self._fd, self.header_bytes + start, self.digests, self.immutable)
 
+    def has_more(self, offset: int) -> bool:
+        """Whether there is a byte at an offset of the file, whatever its size says."""
+        return bool(os.pread(self._fd, 1, offset))
+
     def changed(self, _start: int, _stop: int) -> str | None:
         """Return a sentence if the file was written to since it was opened, as its time tells."""
         status = os.fstat(self._fd)
@@ -197,8 +201,12 @@ def open_blob(path: Path) -> FileSource:
     Raises:
         CheckpointError: It cannot be read, or is a folder or anything else but a regular file.
     """
-    layout = Layout.of([("blob", "U8", (regular_size(path),))])
-    return FileSource(path, header=FileHeader(layout, {}, 0))
+    size = regular_size(path)
+    layout = Layout.of([("blob", "U8", (size,))])
+    source = FileSource(path, header=FileHeader(layout, {}, 0))
+    if not size and source.has_more(0):
+        raise CheckpointError(f"{path} has no size, as those of the system; copy it into a file")
+    return source
 
 
 def regular_size(path: Path) -> int:
@@ -274,7 +282,6 @@ class FileSink:
             expect_in_format(layout, str(path))
         self.path = path
         self.layout = layout
-        self._temporary = path.with_name(path.name + ".tmp")
         self._scratch = Scratch()
         self._view = memoryview(b"")
         header = b"" if bare else layout.header(metadata)
@@ -287,9 +294,12 @@ class FileSink:
         self._unsynced = 0
         self.resumed = False
         try:
+            self._temporary = path.with_name(path.name + ".tmp")
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if path.exists() and not path.is_file():  # a device, which a file would replace
+                raise FileExistsError(errno.EEXIST, "it is no regular file; choose another path")
             self._fd = open_to_write(self._temporary, keep=resume)
         except (OSError, ValueError) as error:
             flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name

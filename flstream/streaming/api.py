@@ -28,9 +28,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
 import numpy as np
 
-from flstream.errors import CheckpointError
+from flstream.errors import CheckpointError, LayoutError
 from flstream.model.checkpoint import FileSink, FileSource, open_blob
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
@@ -75,8 +76,7 @@ def add_tensors(
         LayoutError: A tensor cannot be streamed; the message names it and says what to do.
         ValueError: An option makes no sense, or the receivers are one text.
     """
-    options.setdefault("order", list(tensors))
-    return service.offer(MemoryBody.of(tensors), receivers, **options)
+    return _offer_by_name(service, tensors, receivers, options)
 
 
 def add_arrays(
@@ -86,8 +86,7 @@ def add_arrays(
     **options: Unpack[OfferOptions],
 ) -> Ref:
     """Offer NumPy arrays: see :func:`add_tensors`."""
-    options.setdefault("order", list(arrays))
-    return service.offer(MemoryBody.of(arrays), receivers, **options)
+    return _offer_by_name(service, arrays, receivers, options)
 
 
 def add_file(
@@ -227,10 +226,12 @@ def download_specs(
         options: As for :func:`download_tensors`.
 
     Raises:
+        ValueError: A spec is none.
         RefusedError: One of them is not on offer; the message names it.
         StreamingError: The download failed otherwise, and is not ``optional``.
     """
-    return _tensors(receiver, Part(specs=list(specs)), into, framework, on_tensors, options)
+    part = Part(specs=[_sound(spec) for spec in specs])
+    return _tensors(receiver, part, into, framework, on_tensors, options)
 
 
 def download_file(
@@ -371,10 +372,34 @@ def connect(
     return Receiver(again(), peer, abort, limits, again)
 
 
+def _offer_by_name(
+    service: DownloadService, tensors: Params, receivers: Iterable[str], options: OfferOptions
+) -> Ref:
+    if not isinstance(tensors, Mapping):
+        raise LayoutError(
+            f"what is offered is a {type(tensors).__name__}; give tensors by name, such as the "
+            "state_dict() of a module"
+        )
+    options.setdefault("order", list(tensors))
+    return service.offer(MemoryBody.of(tensors), receivers, **options)
+
+
 def _what(ref_id: str | bytes, select: Collection[str] | None) -> str | bytes | Part:
-    if isinstance(select, str):
-        raise ValueError(f"select is the text {select!r}; give a list of names")
-    return ref_id if select is None else Part(token_of(ref_id), list(select))
+    if select is None:
+        return ref_id
+    if isinstance(select, str) or not all(isinstance(name, str) for name in select):
+        raise ValueError(f"select is {select!r}; give a list of names")
+    return Part(token_of(ref_id), list(select))
+
+
+def _sound(spec: TensorSpec) -> TensorSpec:
+    """Refuse a spec that could not be sent."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(spec), TensorSpec)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ValueError(
+            f"{spec!r} is no spec; give TensorSpec(name, round, tags), with tags a tuple of texts"
+        ) from error
 
 
 def _tensors(

@@ -10,7 +10,7 @@ from flstream.streaming.chunk_tracker import ChunkTracker
 from flstream.streaming.exchange import BROKEN, Exchange
 from flstream.streaming.opening import OpenedRef
 from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import MESSAGE, Fetch, Header, Refused
+from flstream.streaming.wire import MESSAGE, PUSHED, Fetch, Header, Refused
 
 # Times that one chunk is fetched again before the download fails: more failures are not by chance.
 _MOST_REPAIRS = 5
@@ -58,7 +58,7 @@ class Chunks:
         if self._opened.coming:
             self._asked = self._opened.coming
             tracker.request(self._opened.number, 0, self._asked, urgent=False)
-            self.requests += 1
+            self.requests += self._opened.number != PUSHED
         return tracker
 
     @property

@@ -57,6 +57,7 @@ class Connection:
         self._input = bytearray()
         self._limits = limits
         self._digesting: Digesting | None = None
+        self._has_opened_part = False
         # Whether the bytes that were read may begin with a whole request.
         self._has_request = False
 
@@ -134,6 +135,9 @@ class Connection:
                 raise BrokenStreamError(f"a request of {self.receiver} does not match its digest")
             self._take(wire.decode_request(payload, self.receiver))
             done = body + header.length
+            if self._has_opened_part:  # which takes as long as many other requests
+                self._has_opened_part, self._has_request = False, True
+                break
         del self._input[:done]
 
     def _take(self, message: wire.Request | wire.Hello) -> None:
@@ -154,6 +158,7 @@ class Connection:
             return
         ref = self._refs.get(request.token)
         if ref is None and isinstance(request, wire.Open) and request.part is not None:
+            self._has_opened_part = True
             try:
                 ref = self._offers.open_part(self.receiver, request.token, request.part)
             except FlstreamError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from flstream.streaming.connection import Connection
 from flstream.streaming.receiver import RECONNECT_SECONDS
@@ -21,21 +21,19 @@ class Deadlines:
     """The times at which receivers are given up.
 
     Args:
-        connections: The open connections.
         drop: Called with a connection that is silent, and why that is its end.
         lose: Called with a receiver that does not come back, and why its last connection ended.
     """
 
     def __init__(
         self,
-        connections: Collection[Connection],
         drop: Callable[[Connection, str], None],
         lose: Callable[[str, str], None],
     ) -> None:
-        self._connections = connections
         self._drop = drop
         self._lose = lose
         self._refs: list[Ref] = []
+        self._connections: set[Connection] = set()
         self._away: dict[str, tuple[float, str]] = {}
         # Time at which the next of them is due, if nothing comes of it.
         self._next = math.inf
@@ -45,9 +43,16 @@ class Deadlines:
         self._refs.append(ref)
         self._next = 0.0  # to be found out
 
-    def watch_silence(self) -> None:
-        """Look at the connections: there is a new one."""
-        self._next = 0.0
+    def watch_silence(self, connection: Connection) -> None:
+        """Drop a connection that is silent, where that says something."""
+        if connection.channel.beats:
+            connection.active_at = time.monotonic()
+            self._connections.add(connection)
+            self._next = 0.0
+
+    def forget(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
+        self._connections.discard(connection)
 
     def expect_back(self, receiver: str, reason: str) -> None:
         """Give a receiver up that has no connection, unless it comes back."""
@@ -78,7 +83,10 @@ class Deadlines:
                 else:
                     ref.receiver_stalled(receiver)
         self._refs = [ref for ref in self._refs if ref.source is not None]
-        for connection in [each for each in list(self._connections) if each.channel.beats]:
+        for connection in list(self._connections):
+            # What came while others were served is a sign, too.
+            if connection.active_at + SILENT_SECONDS <= now and connection.channel.wait(0):
+                connection.active_at = now
             times.append(connection.active_at + SILENT_SECONDS)
             if times[-1] <= now:
                 self._drop(connection, f"it gave no sign of life for {SILENT_SECONDS:g} s")

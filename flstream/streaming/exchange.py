@@ -154,7 +154,7 @@ class Exchange:
         Raises:
             StreamingError: There is none to be had.
         """
-        self._receiver.reconnect(self._incoming, error, self._abort)
+        self._receiver.reconnect(self._incoming, error, self._abort, self._now_left)
         self._incoming = self._receiver.incoming
         self._ping = None
         self._active_at = time.monotonic()
@@ -251,7 +251,7 @@ class Exchange:
         if self._now_left <= 0:
             raise DeadlineError(
                 f"{self.peer} did not send {self.due()} within {self._timeout:g} s; "
-                "it may hang, or be slower than streaming_per_request_timeout allows"
+                "it may hang, or be slower than (streaming_)per_request_timeout allows"
             )
 
     def wait(self) -> None:

@@ -21,6 +21,7 @@ from flstream.model.memory import Params
 from flstream.streaming.download import SinkT, deliver
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
+from flstream.streaming.settings import expect_options
 from flstream.streaming.wire import NOBODY, TOKEN_BYTES, Part
 from flstream.telemetry.events import Transfer
 from flstream.transport.channel import AbortSignal
@@ -129,10 +130,11 @@ def fetch(
             watcher(start, stop)
 
     try:
+        settings = _settings(options)
         part = what if isinstance(what, Part) else None
         token = NOBODY if isinstance(what, Part) else token_of(what)
         signal = options.get("abort_signal")
-        remote = RemoteSource(receiver, token, _settings(options), signal, part)
+        remote = RemoteSource(receiver, token, settings, signal, part)
         sink = deliver(remote, watched, on_chunk, finish)
     except StreamingError as error:
         if not options.get("optional"):
@@ -165,7 +167,13 @@ def token_of(ref_id: str | bytes) -> bytes:
 
 
 def _settings(options: DownloadOptions) -> StreamSettings:
+    expect_options(options, DownloadOptions)
     settings = options.get("settings") or StreamSettings()
+    if not isinstance(settings, StreamSettings):
+        raise ValueError(f"settings is {settings!r}; give StreamSettings, or None")
+    signal = options.get("abort_signal")
+    if signal is not None and not (hasattr(signal, "fileno") and hasattr(signal, "is_set")):
+        raise ValueError(f"abort_signal is {signal!r}; give a flstream.streaming.Signal()")
     return replace(
         settings,
         chunk_size=options.get("max_chunk_size", settings.chunk_size),

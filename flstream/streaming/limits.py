@@ -39,6 +39,11 @@ class Limits:
     layout_tensors: int = 100_000
     body_bytes: int = 1 << 48
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}; give a whole number from 1")
+
 
 DEFAULT_LIMITS = Limits()
 

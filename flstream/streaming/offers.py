@@ -15,7 +15,7 @@ from flstream.streaming.wire import NOBODY, Part, TensorSpec
 NOT_ON_OFFER = "this ref is not on offer, or has settled"
 
 # Selections of one ref whose layouts are kept for the next receiver that asks for the same.
-_MOST_SELECTIONS = 8
+_MOST_SELECTIONS = 4
 # Parts that one receiver may have open of what it looked up.
 _MOST_LOOKED_UP = 16
 

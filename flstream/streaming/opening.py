@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flstream.errors import ProtocolError
+from flstream.errors import ProtocolError, RefusedError
 from flstream.model.layout import ALIGNMENT, Layout
 from flstream.streaming.exchange import Exchange
 from flstream.streaming.layouts import layout_of_header
 from flstream.streaming.limits import Limits
 from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import PUSHED, Open, Opened, Part
+from flstream.streaming.wire import (
+    MAX_NAMES,
+    MAX_REQUEST_BYTES,
+    PUSHED,
+    Open,
+    Opened,
+    Part,
+    pack_message,
+)
 
 # Longest body, in bytes, that comes together with its layout. A receiver that has part of it or no
 # room for it then receives no more than that in vain.
@@ -55,6 +63,15 @@ def open_ref(
     if frame_size and not settings.push:
         most_eager = min(_MOST_EAGER_BYTES, settings.bytes_a_request)
     request = Open(exchange.token, number, most_eager, frame_size, part)
+    if part is not None and len(pack_message(request)) > MAX_REQUEST_BYTES:
+        raise RefusedError(
+            f"the names of the tensors take more than the {MAX_REQUEST_BYTES} bytes of a request; "
+            "ask for fewer at a time, or for all"
+        )
+    if part is not None and max(len(part.names), len(part.specs)) > MAX_NAMES:
+        raise RefusedError(
+            f"more than {MAX_NAMES} tensors are selected; ask for fewer at a time, or for all"
+        )
     opened = exchange.ask(request, Opened, unasked=settings.push)
     exchange.renew()
     exchange.has_missed = False  # on a connection that broke; the answer came on another

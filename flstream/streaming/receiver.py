@@ -94,7 +94,11 @@ class Receiver:
         self._attempts = 0
 
     def reconnect(
-        self, lost: IncomingPackets, error: StreamingError, abort: AbortSignal | None
+        self,
+        lost: IncomingPackets,
+        error: StreamingError,
+        abort: AbortSignal | None,
+        seconds: float,
     ) -> None:
         """Make a new connection in the place of one that broke, unless there is one by now.
 
@@ -102,6 +106,7 @@ class Receiver:
             lost: The connection that broke.
             error: How it broke.
             abort: Signal that ends the attempts.
+            seconds: Seconds that they may take.
 
         Raises:
             StreamingError: As given, if there is no way to connect again; or that of the last
@@ -115,7 +120,8 @@ class Receiver:
                 raise error
             now = time.monotonic()
             self._failing_since = since = self._failing_since or now
-            while time.monotonic() - since < RECONNECT_SECONDS and not self._closed.is_set():
+            until = min(since + RECONNECT_SECONDS, now + seconds)
+            while time.monotonic() < until and not self._closed.is_set():
                 if abort is not None and abort.is_set():
                     raise AbortedError(f"the transfer with {self.peer} was called off") from error
                 try:

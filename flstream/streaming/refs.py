@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from flstream.model.body import Source
 from flstream.model.layout import ALIGNMENT, Layout
-from flstream.streaming.settings import StreamSettings, expect_seconds
+from flstream.streaming.settings import StreamSettings, expect_options, expect_seconds
 from flstream.streaming.wire import TOKEN_BYTES
 from flstream.transport.lending import PrivateMemory
 from flstream.units import format_bytes, format_seconds
@@ -190,9 +190,9 @@ class Ref:
         self.wholes: list[Ref] = []
         self.selections: dict[tuple[str, ...], Source] = {}
         self.options: OfferOptions = options
-        self.order = _order_of(source.layout, options.get("order"))
         self._quorum = options.get("quorum")
         self._check()
+        self.order = _order_of(source.layout, options.get("order"))
         self._source: Source | None = source
         self._nbytes = source.layout.nbytes
         self._after_settled = after_settled
@@ -202,7 +202,9 @@ class Ref:
         self._settled = threading.Condition()
 
     def _check(self) -> None:
+        expect_options(self.options, OfferOptions)
         quorum, size = self._quorum, self.options.get("max_chunk_size")
+        tags, push = self.options.get("tags", ()), self.options.get("push")
         if (seconds := self.options.get("stall_timeout")) is not None:
             expect_seconds("stall_timeout", seconds)
         if quorum is not None and (
@@ -214,6 +216,14 @@ class Ref:
             )
         if size is not None and (type(size) is not int or size < ALIGNMENT or size % ALIGNMENT):
             raise ValueError(f"max_chunk_size is {size!r}; give a multiple of {ALIGNMENT} bytes")
+        if push is not None and not isinstance(push, StreamSettings):
+            raise ValueError(f"push is {push!r}; give StreamSettings, or None")
+        if not callable(self.options.get("on_settled") or print):
+            raise ValueError(f"on_settled is {self.options['on_settled']!r}; give a function")
+        if type(self.options.get("round", 0)) is not int:
+            raise ValueError(f"round is {self.options['round']!r}; give a whole number")
+        if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+            raise ValueError(f"tags are {tags!r}; give a list of texts")
 
     def __str__(self) -> str:
         return self.id
@@ -365,6 +375,10 @@ class Ref:
 
 def _order_of(layout: Layout, names: Iterable[str] | None) -> list[int]:
     """Return the places of names among those of a layout; nothing if they are in its order."""
-    places = {name: place for place, name in enumerate(layout.names)}
-    order = [] if names is None else [places[name] for name in names]
-    return [] if order == list(range(len(places))) else order
+    if names is None:
+        return []
+    names, known = list(names), layout.names
+    if sorted(names) != sorted(known):
+        raise ValueError(f"order has {len(names)} names that are not the {len(known)} of the body")
+    places = {name: place for place, name in enumerate(known)}
+    return [] if names == known else [places[name] for name in names]

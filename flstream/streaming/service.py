@@ -23,6 +23,9 @@ from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import OfferOptions, Outcome, Ref
 from flstream.transport.channel import Channel, Signal
 
+# Connections that one receiver may have; the oldest one goes.
+_MOST_CONNECTIONS = 16
+
 
 class DownloadService:
     """Serves refs to the receivers at the other ends of attached channels.
@@ -54,7 +57,7 @@ class DownloadService:
         self._connections: set[Connection] = set()
         self._lost: dict[str, str] = {}
         self._losing = threading.Lock()
-        self._deadlines = Deadlines(self._connections, self._drop, self._lose)
+        self._deadlines = Deadlines(self._drop, self._lose)
         self._closing = False
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -214,12 +217,12 @@ class DownloadService:
                 case Ref() as ref:
                     self._deadlines.watch(ref)
                 case Connection() as connection:
+                    self._make_room(connection.receiver)
                     self._selector.register(connection.channel, selectors.EVENT_READ, connection)
                     connections.append(connection)
                     connection.greet()
                     self._deadlines.is_back(connection.receiver)
-                    if connection.channel.beats:
-                        self._deadlines.watch_silence()
+                    self._deadlines.watch_silence(connection)
                     for ref, push in self._pushed:
                         connection.push(ref, push)
         for connection in connections:
@@ -261,6 +264,13 @@ class DownloadService:
         if self._selector.get_key(connection.channel).events != wanted:
             self._selector.modify(connection.channel, wanted, connection)
 
+    def _make_room(self, receiver: str) -> None:
+        """Drop the oldest connection of a receiver that has too many."""
+        served = [key.data for key in self._selector.get_map().values() if key.data]
+        mine = [each for each in served if each.receiver == receiver]
+        if len(mine) >= _MOST_CONNECTIONS:
+            self._drop(mine[0], f"it has more than {_MOST_CONNECTIONS} connections")
+
     def _supersede(self, connection: Connection) -> None:
         """Drop earlier connections of a receiver that came back before their end was known."""
         who = connection.receiver, connection.instance
@@ -271,6 +281,7 @@ class DownloadService:
     def _end(self, connection: Connection) -> None:
         self._selector.unregister(connection.channel)
         self._busy.pop(connection, None)
+        self._deadlines.forget(connection)
         # What waits in the pair can still be read once this end is closed.
         connection.send_queue.loans.take_back()
         connection.channel.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from flstream.model.layout import ALIGNMENT
 from flstream.streaming.wire import MAX_CHUNK_BYTES, MAX_REQUESTS
@@ -20,6 +22,19 @@ def expect_seconds(name: str, value: object) -> None:
         is_time = False
     if not is_time:
         raise ValueError(f"{name} is {value!r}; give seconds above 0")
+
+
+def expect_options(given: Iterable[str], known: type) -> None:
+    """Refuse options that there are not, which a typed dictionary alone does not.
+
+    Raises:
+        TypeError: There is none of a name; the message has the nearest one.
+    """
+    for name in given:
+        if name not in known.__annotations__:
+            near = get_close_matches(name, known.__annotations__, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"there is no option {name!r}{hint}")
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,9 @@ MAX_DIGEST_BYTES = 16 << 20
 MAX_DIGESTS = 1 << 16
 """Most digests that may be requested at once."""
 
+MAX_NAMES = 10_000
+"""Most tensors of a part: to lay them out keeps a sender from others for 0.1 s."""
+
 PUSHED = 0
 """Request number of what is pushed, which has no request."""
 
@@ -132,7 +135,7 @@ class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
     """
 
     name: str
-    round: int = 0
+    round: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
     tags: tuple[str, ...] = ()
 
 
@@ -146,8 +149,8 @@ class Part(msgspec.Struct, frozen=True):
     """
 
     of: bytes = NOBODY
-    names: Annotated[list[str], msgspec.Meta(max_length=100_000)] = []
-    specs: Annotated[list[TensorSpec], msgspec.Meta(max_length=100_000)] = []
+    names: Annotated[list[str], msgspec.Meta(max_length=MAX_NAMES)] = []
+    specs: Annotated[list[TensorSpec], msgspec.Meta(max_length=MAX_NAMES)] = []
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):

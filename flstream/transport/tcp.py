@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from flstream.errors import ChannelClosedError, StreamingError, UsageError
+from flstream.errors import ChannelClosedError, DeadlineError, StreamingError, UsageError
 from flstream.transport.authentication import (
     GREETING_BYTES,
     NONCE_BYTES,
@@ -31,6 +31,7 @@ MOST_PENDING = 64
 """Connections that may be about to prove themselves; beyond that, the oldest one goes."""
 
 _MOST_PORT = 65_535
+_ROLE_BYTES = 16
 # A dead link without traffic is known after 4 + 3 * 2 seconds. There is no TCP_USER_TIMEOUT: it
 # would also end a sound connection whose receiver takes nothing for a while.
 _KEEPALIVE = (
@@ -122,7 +123,14 @@ class TcpListener:
 
         Returns:
             The key, which the process needs.
+
+        Raises:
+            ValueError: The name is none, or the role is too long.
         """
+        if not name or not isinstance(name, str):
+            raise ValueError(f"name is {name!r}; give that of the process, as offers have it")
+        if not 0 < len(role.encode()) <= _ROLE_BYTES:
+            raise ValueError(f"role is {role!r}; give 1 to {_ROLE_BYTES} bytes")
         token = token or StartToken.new()
         self._admissions[token.id] = Admission(token, name, role)
         return token
@@ -256,6 +264,11 @@ def dial(
         proof = greeting.proof(b"dials", token, bytes(answer), run)
         channel.send([memoryview(proof)], deadline)
         channel.receive([memoryview(theirs)], deadline)
+    except DeadlineError as error:
+        channel.close()
+        raise ChannelClosedError(
+            f"{name} did not answer within {AUTHENTICATION_SECONDS:g} s; it hangs, or is no sender"
+        ) from error
     except StreamingError as error:
         channel.close()
         raise ChannelClosedError(
@@ -276,8 +289,8 @@ def _channel(sock: socket.socket, peer: str) -> SocketChannel:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > _MOST_PORT:
+    host, colon, port = str(address).rpartition(":")
+    if not colon or host in ("", "*") or not port.isdecimal() or int(port) > _MOST_PORT:
         raise UsageError(f"{address!r} is no address; give HOST:PORT, such as 127.0.0.1:7707")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -28,7 +28,7 @@ if flare.get_site_name() == "site-2":
                 os._exit(9)
 
             ref = offer(source, receivers, **how)
-            ref._on_settled = end
+            ref._after_settled = end
             return ref
 
         service.offer = offering

@@ -1,6 +1,7 @@
 """Downloads over TCP: connections break and come back, and dead links are found out."""
 
 import gc
+import socket
 import threading
 import time
 from contextlib import ExitStack
@@ -11,6 +12,8 @@ from harness import QUICK
 from support import assert_same_tensors, tensor
 
 from flstream.errors import ChannelClosedError, UsageError
+from flstream.model.checkpoint import FileSource, write_checkpoint
+from flstream.model.device import viewed
 from flstream.model.memory import MemoryBody
 from flstream.streaming import (
     DownloadService,
@@ -24,6 +27,7 @@ from flstream.streaming import (
 )
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming.wire import VERSION, Hello, Open, pack_message
+from flstream.transport import tcp as tcp_module
 from flstream.transport.channel import Deadline
 from flstream.transport.tcp import dial
 
@@ -183,8 +187,6 @@ def test_a_receiver_that_is_let_go_leaves_no_thread(tcp, monkeypatch):
 
 
 def test_large_memory_and_files_arrive_as_they_are(tcp, tmp_path):
-    from flstream.model.checkpoint import FileSource, write_checkpoint
-
     service, listener = tcp
     large = {"w": torch.arange(3 << 20, dtype=torch.int32), "t": tensor("F32", (1000, 999)).T}
     write_checkpoint(tmp_path / "m.safetensors", MemoryBody.of(large))
@@ -196,3 +198,60 @@ def test_large_memory_and_files_arrive_as_they_are(tcp, tmp_path):
             ref = service.offer(source, ["site-1"])
             assert_same_tensors(download_tensors(receiver, ref.id)[1], large)
             assert ref.wait(10).ok
+
+
+def test_a_connection_that_waits_while_another_receiver_is_served_for_long_is_not_silent(
+    tcp, monkeypatch
+):
+    monkeypatch.setattr(deadlines, "SILENT_SECONDS", 0.3)
+    service, listener = tcp
+    keys = [listener.admit(name) for name in ("busy", "waits")]
+    begun = threading.Event()
+
+    class Slow(MemoryBody):
+        def views(self, start, stop, scratch=None):
+            if not begun.is_set():
+                begun.set()
+                time.sleep(1.0)  # the service's thread is held up
+            return super().views(start, stop)
+
+    body = MemoryBody.of(MODEL)
+    pieces = {name: viewed(name, value).piece() for name, value in MODEL.items()}
+    slow = Slow(body.layout, MODEL, pieces)
+    ref = service.offer(slow, ["busy"])
+    other = add_tensors(service, MODEL, ["waits"])
+
+    def fetch():
+        with connect(listener.address, keys[0]) as receiver:
+            download_tensors(receiver, ref.id)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    assert begun.wait(10)
+    with connect(listener.address, keys[1]) as receiver:  # attached, and not yet served
+        assert download_tensors(receiver, other.id)[0].ok
+    thread.join(20)
+    assert ref.wait(10).ok
+    assert other.wait(10).ok
+
+
+def test_a_receiver_has_no_more_connections_than_it_may(tcp):
+    service, listener = tcp
+    key = listener.admit("site-1")
+    ref = add_tensors(service, MODEL, ["site-1"])
+    receivers = [connect(listener.address, key) for _ in range(20)]
+    for receiver in receivers:
+        download_tensors(receiver, bytes(16), optional=True)
+    assert len(service._connections) <= 16
+    # Those that were closed come back when they are used, in the place of others.
+    assert download_tensors(receivers[0], ref.id)[0].ok
+    for receiver in receivers:
+        receiver.close()
+
+
+def test_a_sender_that_accepts_and_says_nothing_is_not_told_of_as_one_with_another_key(monkeypatch):
+    monkeypatch.setattr(tcp_module, "AUTHENTICATION_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        with pytest.raises(ChannelClosedError, match=r"did not answer within 0\.2 s; it hangs"):
+            connect(f"{host}:{port}", StartToken.new())

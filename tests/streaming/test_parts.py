@@ -1,13 +1,16 @@
 """Parts: some tensors of an offer, or of all that is on offer, and nothing else is sent."""
 
+import os
+import threading
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
 from harness import QUICK
 from support import assert_same_tensors, tensor
 
-from flstream.errors import LayoutError, RefusedError
+from flstream.errors import CheckpointError, LayoutError, RefusedError
 from flstream.streaming import (
     TensorSpec,
     add_arrays,
@@ -82,7 +85,7 @@ def test_a_selection_that_cannot_be_had_is_refused_with_the_name(harness, names,
 
 
 def test_a_text_is_no_list_of_names(harness):
-    with pytest.raises(ValueError, match="select is the text 'w'; give a list"):
+    with pytest.raises(ValueError, match="select is 'w'; give a list of names"):
         download_tensors(harness.receiver(), bytes(16), select="w")
 
 
@@ -226,8 +229,6 @@ def test_any_file_travels_as_it_is(harness, tmp_path, content, resume):
 
 
 def test_tensors_are_no_blob(harness, tmp_path):
-    from flstream.errors import CheckpointError
-
     ref = add_tensors(harness.service, MODEL, ["site-1"])
     with pytest.raises(CheckpointError, match="are tensors, no blob; fetch it by download_file"):
         download_blob(harness.receiver(), ref.id, tmp_path / "x")
@@ -266,3 +267,96 @@ def test_what_memory_cannot_be_had_of_is_an_error_of_the_receiver(harness):
             harness.receiver(), ref.id, select=["a.half"], into={"a.half": torch.zeros(3)}
         )
     assert "does not fit" in ref.wait(10).reason
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec("a", 7, "agg"),
+        TensorSpec("a", None),
+        TensorSpec("a", "7"),
+        TensorSpec("a", 10**30),
+        TensorSpec(3),
+        "a",
+    ],
+)
+def test_what_is_no_spec_is_refused_before_it_is_sent(harness, spec):
+    with pytest.raises(ValueError, match=r"is no spec; give TensorSpec\(name, round, tags\)"):
+        download_specs(harness.receiver(), [spec])
+
+
+def test_more_names_than_a_request_has_room_for_are_refused_here(harness):
+    receiver = harness.receiver()
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    for names, sentence in [
+        ([f"{'n' * 110}{number}" for number in range(9_990)], "take more than the 1048576 bytes"),
+        ([str(number) for number in range(10_001)], "more than 10000 tensors are selected"),
+    ]:
+        with pytest.raises(RefusedError, match=sentence):
+            download_tensors(receiver, ref.id, select=names)
+    with pytest.raises(ValueError, match=r"select is \[3\]; give a list of names"):
+        download_tensors(receiver, ref.id, select=[3])
+    assert download_tensors(receiver, ref.id)[0].ok
+
+
+def test_many_specs_are_looked_up_at_once(harness):
+    many = {f"t{number}": torch.full((1,), float(number)) for number in range(10_000)}
+    add_tensors(harness.service, many, ["site-1"], round=1)
+    status, got = download_specs(harness.receiver(), [TensorSpec(name, 1) for name in many])
+    assert status.cost.requests == 1
+    assert got["t9999"].item() == 9999
+
+
+def test_a_misspelt_option_is_named_with_the_right_one(harness):
+    with pytest.raises(TypeError, match="no option 'stall_timeuot'; did you mean 'stall_timeout'"):
+        add_tensors(harness.service, MODEL, ["site-1"], stall_timeuot=5)
+    with pytest.raises(TypeError, match="no option 'abort_singal'; did you mean 'abort_sig"):
+        download_tensors(harness.receiver(), bytes(16), abort_singal=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"push": True}, "push is True; give StreamSettings"),
+        ({"on_settled": 3}, "on_settled is 3; give a function"),
+        ({"round": "7"}, "round is '7'; give a whole number"),
+        ({"tags": "agg"}, "tags are 'agg'; give a list of texts"),
+        ({"order": ["a", "a"]}, "order has 2 names that are not the 5 of the body"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(harness, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        add_tensors(harness.service, MODEL, ["site-1"], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"settings": 3}, "settings is 3; give StreamSettings"),
+        ({"abort_signal": threading.Event()}, r"give a flstream\.streaming\.Signal\(\)"),
+    ],
+)
+def test_an_option_of_a_download_that_makes_no_sense_is_refused(harness, options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        download_tensors(harness.receiver(), bytes(16), **options)
+
+
+def test_a_module_is_not_offered_for_its_state(harness):
+    with pytest.raises(LayoutError, match="is a Linear; give tensors by name, such as the state_d"):
+        add_tensors(harness.service, torch.nn.Linear(2, 2), ["site-1"])
+
+
+def test_a_device_is_not_replaced_by_a_file(harness, tmp_path):
+    (tmp_path / "data").write_bytes(b"data")
+    os.mkfifo(tmp_path / "pipe")
+    for name, sentence in (("pipe", "it is no regular file"), ("", "empty name|directory")):
+        ref = add_blob(harness.service, tmp_path / "data", ["site-1"])
+        path = tmp_path / name if name else Path()
+        with pytest.raises(CheckpointError, match=sentence):
+            download_blob(harness.receiver(), ref.id, path)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_file_without_a_size_is_no_blob(harness):
+    with pytest.raises(CheckpointError, match="/proc/cpuinfo has no size"):
+        add_blob(harness.service, "/proc/cpuinfo", ["site-1"])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flstream.streaming.limits import Limits
 from flstream.streaming.receiver import StreamSettings
 
 
@@ -32,3 +33,9 @@ def test_frames_have_whole_elements_whatever_a_request_covers():
     assert StreamSettings(chunk_size=4096, request_size=1000).frame_size == 992
     assert StreamSettings(chunk_size=4096, request_size=1000).bytes_a_request == 992
     assert StreamSettings(chunk_size=0).frame_size == 0
+
+
+@pytest.mark.parametrize("value", [None, "x", 0, -1, 1.5, True])
+def test_limits_that_are_none_are_refused(value):
+    with pytest.raises(ValueError, match=f"hashed_bytes is {value!r}; give a whole number from 1"):
+        Limits(hashed_bytes=value)
