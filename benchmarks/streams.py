@@ -158,7 +158,7 @@ def send(links: list[Link], runs: list[Run], _folder: Path) -> Sent:
             link.bare.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             channel = SocketChannel(link.data, link.receiver, lends=True)
             service.attach(channel, link.receiver)
-            over_tcp = SocketChannel(link.tcp, link.receiver, lends_files=True, beats=True)
+            over_tcp = SocketChannel(link.tcp, link.receiver, beats=True)
             service.attach(over_tcp, link.receiver)
         for number, run in enumerate(runs):
             chosen = links[: run.receivers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Executor
 
 from flstream.errors import BrokenStreamError, FlstreamError
 from flstream.model.body import Scratch, Source
@@ -28,6 +29,7 @@ class Connection:
         offers: What is on offer.
         scratch: Buffer that all connections of a service share.
         limits: What the receiver may cause.
+        threads: Digest what is sent next, beside the thread that sends.
 
     Attributes:
         channel: As given.
@@ -45,10 +47,13 @@ class Connection:
         offers: Offers,
         scratch: Scratch,
         limits: Limits = DEFAULT_LIMITS,
+        threads: Executor | None = None,
     ) -> None:
         self.channel = channel
         self.receiver = receiver
-        self.send_queue = SendQueue(channel, receiver, offers.refs, scratch, limits.hashed_bytes)
+        self.send_queue = SendQueue(
+            channel, receiver, offers.refs, scratch, limits.hashed_bytes, threads
+        )
         self._offers = offers
         self._refs = offers.refs
         self._scratch = scratch

@@ -31,10 +31,16 @@ class Content(Protocol):
 
 
 class Copied:
-    """Bytes that the kernel copies."""
+    """Bytes that the kernel copies.
 
-    def __init__(self, views: Sequence[memoryview]) -> None:
+    Args:
+        views: The bytes.
+        more: Whether others follow at once.
+    """
+
+    def __init__(self, views: Sequence[memoryview], *, more: bool = False) -> None:
         self._views = list(views)
+        self._more = more
 
     def after(self, head: memoryview) -> Copied:
         """Return the same with bytes before it."""
@@ -47,7 +53,7 @@ class Copied:
 
     def send_some(self, channel: Channel) -> int:
         """Send what the channel takes, and return the number of bytes."""
-        count = channel.send_some(self._views)
+        count = channel.send_some(self._views, more=self._more)
         self._views = advance(self._views, count)
         return count
 

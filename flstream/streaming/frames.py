@@ -6,6 +6,7 @@ Bytes in tensors or in a file are not copied on their way to the kernel, if they
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from flstream.errors import SourceChangedError
@@ -28,6 +29,8 @@ _LEAST_VIEW = 256 << 10
 _MAX_GATHER = 128
 # Bytes of a long chunk that are gathered at a time, where they are not in one place.
 _GATHERED_BYTES = 1 << 20
+# Longest chunk in bytes that is digested by another thread.
+_BESIDE_BYTES = 4 << 20
 # Bytes of a whole model that are gathered in a turn: between two of them, others are answered.
 _TURN_BYTES = 16 << 20
 
@@ -115,9 +118,18 @@ class Preparation:
         self._ref = ref
         self._source = source
         self._digest: RangeDigest | None = None
+        self._begun: Future[int] | None = None
         # A whole model that is being gathered, and how much of its body is.
         self._gathered: memoryview | None = None
         self._next = 0
+
+    def begin(self, threads: Executor) -> None:
+        """Digest a chunk in memory beside this thread, which is sending another one."""
+        if self._source.lendable and LEAST_LENT <= self._length <= _BESIDE_BYTES:
+            staged = Scratch()
+            views = self._source.views(self.start, self._stop, staged)
+            if not staged.buffer:
+                self._begun = threads.submit(digest_of, views)
 
     def go_on(self, most: int, scratch: Scratch) -> Frame | None:
         """Digest about so many bytes, and return the frame once it is made.
@@ -169,7 +181,7 @@ class Preparation:
         """Make a frame of a chunk in memory, or of one that is read into memory."""
         staged = Scratch()
         views = list(self._source.views(self.start, self._stop, staged))
-        digest = digest_of(views)
+        digest = digest_of(views) if self._begun is None else self._begun.result()
         is_lent = self._length >= max(LEAST_LENT, _LEAST_VIEW * len(views))
         if is_lent and self._lends and not staged.buffer:
             return self._frame(digest, list(_lent_pages(views, self._ref.private_memory)))
@@ -207,7 +219,7 @@ class Preparation:
         if isinstance(first, Copied):  # in one call
             payload[0] = first.after(head)
         else:
-            payload.insert(0, Copied([head]))
+            payload.insert(0, Copied([head], more=True))
         return Frame(demand, self.start, self._stop, payload)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from itertools import chain
 
 from flstream.errors import FlstreamError
@@ -31,6 +32,7 @@ class SendQueue:
         refs: Every open ref, by token.
         scratch: Buffer that all connections of a service share; it is used only within a call.
         most_hashed: Bytes that are digested in one call.
+        threads: Digest what is sent next to a channel that copies; None to do so between calls.
 
     Attributes:
         loans: What the channel was lent.
@@ -43,12 +45,14 @@ class SendQueue:
         refs: Mapping[bytes, Ref],
         scratch: Scratch,
         most_hashed: int,
+        threads: Executor | None = None,
     ) -> None:
         self._channel = channel
         self._receiver = receiver
         self._refs = refs
         self._scratch = scratch
         self._most_hashed = most_hashed
+        self._threads = None if channel.lends else threads
         self.loans = Loans(channel.fileno())
         self._messages: deque[bytes] = deque()
         self._message_bytes = 0
@@ -129,6 +133,8 @@ class SendQueue:
             self._packet = self._next_packet()
         if self._packet is None:
             return
+        if self._threads is not None and self._ahead is None:
+            self._begin_ahead(self._threads)
         # The channel takes a chunk in pieces. Continuing while it does saves a call of the selector
         # for each.
         taken = 0
@@ -205,6 +211,16 @@ class SendQueue:
         self.drop(demand)
         self.post(pack_message(Refused(demand.request, reason), demand.token))
         return None
+
+    def _begin_ahead(self, threads: Executor) -> None:
+        """Have the next chunk digested by another thread, while this one copies to the kernel."""
+        demand = self._next_demand()
+        ref = None if demand is None else self._refs.get(demand.token)
+        if demand is None or ref is None or (source := ref.source) is None:
+            return
+        if self._preparation is None:
+            self._preparation = Preparation(demand, ref, source, lends=False)
+            self._preparation.begin(threads)
 
     def _prepare(self) -> None:
         """Digest the next chunk while the receiver reads what the channel took."""

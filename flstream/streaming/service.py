@@ -10,6 +10,7 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self, Unpack
 
 from flstream.errors import ChannelClosedError, LayoutError, ProtocolError
@@ -51,6 +52,7 @@ class DownloadService:
         self._pushing: deque[tuple[Ref, StreamSettings]] = deque()
         self._pushed: list[tuple[Ref, StreamSettings]] = []
         self._scratch = Scratch()
+        self._digesting = ThreadPoolExecutor(1, f"{name}-digests")  # whose thread starts when used
         # Connections with requests that can be answered now, in the order of their turns.
         self._busy: dict[Connection, None] = {}
         # Connections that are open, and why the last one of a receiver's name has ended.
@@ -118,7 +120,9 @@ class DownloadService:
         A receiver may have several: it is lost once the last of them has ended; where it may come
         back on another one, some seconds later.
         """
-        connection = Connection(channel, receiver, self._offers, self._scratch, self._limits)
+        connection = Connection(
+            channel, receiver, self._offers, self._scratch, self._limits, self._digesting
+        )
         with self._losing:
             self._lost.pop(receiver, None)
             self._connections.add(connection)
@@ -151,6 +155,7 @@ class DownloadService:
                 change.channel.close()
         for ref in list(self._offers.refs.values()):
             ref.abort("the service was closed")
+        self._digesting.shutdown()
         self._callbacks.close()
 
     def __enter__(self) -> Self:

@@ -116,8 +116,11 @@ class Channel(Protocol):
         """Return the descriptor to select on."""
         ...
 
-    def send_some(self, views: Sequence[memoryview]) -> int:
-        """Send as much as fits without waiting; return the number of bytes, which may be 0."""
+    def send_some(self, views: Sequence[memoryview], *, more: bool = False) -> int:
+        """Send as much as fits without waiting; return the number of bytes, which may be 0.
+
+        Where ``more`` follows at once, these bytes need not travel before it comes.
+        """
         ...
 
     def lend_some(self, pages: Pages) -> int:

@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import socket
+import threading
 from collections.abc import Sequence
 
 from flstream.errors import ChannelClosedError, DeadlineError
@@ -21,7 +22,17 @@ _MAX_VIEWS = 1024
 # either process's RSS.
 _SOCKET_BUFFER = 4 << 20
 # Bytes that are read from a file at a time where its pages cannot be handed over.
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 1 << 20
+
+
+class _Room(threading.local):
+    """Memory of each thread for pieces of files."""
+
+    def __init__(self) -> None:
+        self.piece = memoryview(bytearray(_PIECE_BYTES))
+
+
+_room = _Room()
 _ZEROS = memoryview(bytes(64 << 10))
 # Error numbers of a kernel that cannot hand over pages, or does not allow it.
 _CANNOT = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
@@ -72,10 +83,10 @@ class SocketChannel:
         """Return the socket's descriptor."""
         return self._socket.fileno()
 
-    def send_some(self, views: Sequence[memoryview]) -> int:
+    def send_some(self, views: Sequence[memoryview], *, more: bool = False) -> int:
         """Send as much as fits without waiting."""
         try:
-            return self._socket.sendmsg(views[:_MAX_VIEWS])
+            return self._socket.sendmsg(views[:_MAX_VIEWS], (), socket.MSG_MORE if more else 0)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -109,12 +120,13 @@ class SocketChannel:
                     self.lends = self._sends_files = False
             if sent:
                 return sent
+        piece = _room.piece[:count]
         try:
-            piece = os.pread(fd, min(count, _PIECE_BYTES), offset)
+            there = os.preadv(fd, [piece], offset)
         except OSError:
-            piece = b""
+            there = 0
         # Bytes that cannot be read are sent as zeros, which the receiver detects by the digest.
-        return self.send_some([memoryview(piece) if piece else _ZEROS[:count]])
+        return self.send_some([piece[:there] if there else _ZEROS[:count]])
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
         """Receive what has arrived, without waiting."""

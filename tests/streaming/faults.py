@@ -92,7 +92,7 @@ class FaultyChannel:
         """Return the descriptor of the channel without faults."""
         return self._channel.fileno()
 
-    def send_some(self, views: Sequence[memoryview]) -> int:
+    def send_some(self, views: Sequence[memoryview], *, more: bool = False) -> int:
         """Send as much as fits, without faults."""
         return self._channel.send_some(views)
 

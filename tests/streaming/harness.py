@@ -78,7 +78,7 @@ class WatchedChannel:
     def fileno(self) -> int:
         return self._inner.fileno()
 
-    def send_some(self, views: Sequence[memoryview]) -> int:
+    def send_some(self, views: Sequence[memoryview], *, more: bool = False) -> int:
         raise AssertionError("a receiver sends its requests whole")
 
     def receive_some(self, views: Sequence[memoryview]) -> int:
