@@ -90,7 +90,7 @@ class ChunkTracker:
         self._left -= 1
 
     def damage(self, start: int) -> int:
-        """Record that a chunk is to be fetched again, and return how often that is so far."""
+        """Record that a chunk came damaged, and return how often it has so far."""
         self.damaged.append(start)
         self._attempts[start] = self._attempts.get(start, 0) + 1
         return self._attempts[start]

@@ -129,7 +129,7 @@ class Chunks:
             self._exchange.count_useless(header.length)
             return None
         if not has_room(start):
-            self._fetch_again(start, is_damaged=False)
+            tracker.damaged.append(start)  # it is to come again
             return None
         head = [memoryview(bytearray(self._head))] if self._head else []
         if self._exchange.payload([*head, *place(start, stop)]) != header.digest:
@@ -167,18 +167,14 @@ class Chunks:
             self._fetch(*missing, urgent=False)
             self._asked = missing[1]
 
-    def _fetch_again(self, start: int, *, is_damaged: bool = True) -> None:
-        """Have a chunk fetched again.
-
-        Args:
-            start: Offset in bytes of the chunk.
-            is_damaged: Whether it came damaged, which may not happen often.
+    def _fetch_again(self, start: int) -> None:
+        """Have a chunk fetched again that came damaged.
 
         Raises:
-            IntegrityError: It came damaged too often.
+            IntegrityError: It has too often.
         """
         attempts = self.tracker.damage(start)
-        if is_damaged and attempts > _MOST_REPAIRS:
+        if attempts > _MOST_REPAIRS:
             raise IntegrityError(
                 f"bytes {start} to {self.tracker.stop_of(start)} from {self._exchange.peer} "
                 f"(tensor {self._layout.name_at(start)!r}) came {attempts} times, and never "

@@ -19,6 +19,9 @@ from flstream.streaming.send_queue import SendQueue
 from flstream.text import quotable
 from flstream.transport.channel import Channel
 
+# Bytes that are read at a time: most requests are short.
+_READ_BYTES = 64 << 10
+
 
 class Connection:
     """The service's side of one receiver's channel.
@@ -97,7 +100,8 @@ class Connection:
         if source is None or delivery is None or delivery.bytes:
             return
         nbytes, chunk_size = source.layout.nbytes, settings.frame_size
-        limit = min(settings.window * settings.bytes_a_request, nbytes)
+        chunk_size = min(chunk_size, ref.options.get("max_chunk_size") or chunk_size)
+        limit = min(settings.window * settings.bytes_a_request // chunk_size * chunk_size, nbytes)
         opened = wire.Opened(
             wire.PUSHED, source.layout.plain_header[8:], chunk_size, limit, ref.order
         )
@@ -107,7 +111,8 @@ class Connection:
 
     def read(self) -> None:
         """Receive what has arrived."""
-        room = self._scratch.take(wire.HEADER_BYTES + wire.MAX_REQUEST_BYTES - len(self._input))
+        most = wire.HEADER_BYTES + wire.MAX_REQUEST_BYTES - len(self._input)
+        room = self._scratch.take(min(most, _READ_BYTES))
         self._input += room[: self.channel.receive_some([room])]
         self._has_request = True
         self.active_at = time.monotonic()

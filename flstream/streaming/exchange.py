@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -20,13 +19,13 @@ from flstream.errors import (
 from flstream.streaming import wire
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.text import quotable
-from flstream.transport.channel import AbortSignal, Deadline, Signal, wait_readable
+from flstream.transport.channel import AbortSignal, AnySignal, Deadline, Signal, wait_readable
 
 BROKEN = (ChannelClosedError, BrokenStreamError)
 """Errors of a connection, after which a download may go on over a new one."""
 
 # Bytes of an answer to an open that are not the layout.
-_BESIDE_LAYOUT = 1 << 10
+_BESIDE_LAYOUT = 1 << 20
 # Bytes as which a packet counts beside its payload, however short: to read it takes as long.
 _PACKET_COST = 1 << 10
 # Bytes beyond the body after which a sender that keeps repeating itself is given up.
@@ -45,7 +44,7 @@ class Exchange:
         receiver: Receiving side of the channel.
         token: Token of the ref.
         settings: Sizes, window and timeouts.
-        abort: Signal that cancels this download; by default, that of the receiver.
+        abort: Signal that cancels this download, beside that of the receiver.
 
     Attributes:
         token: As given.
@@ -71,12 +70,17 @@ class Exchange:
         self._incoming = receiver.incoming
         self._settings = settings
         self._abort = receiver.abort if abort is None else abort
+        if receiver.abort is not None and abort is not None:
+            self._abort = AnySignal(receiver.abort, abort)
         self._thread = threading.current_thread()
         self._timeout = self._left = settings.request_timeout
         self._began = self._active_at = time.monotonic()
         self._ping: int | None = None
         self._repeated = 0
         self._most_repeated = _MOST_REPEATED
+        other = receiver.exchanges.get(token)
+        if other is not None and other.is_elsewhere:
+            raise RefusedError("this ref is being downloaded over the same connection already")
         receiver.exchanges[token] = self
 
     def __enter__(self) -> Self:
@@ -86,7 +90,7 @@ class Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left = self._now_left
+        self._left, self._began = self._now_left, time.monotonic()
 
     @property
     def is_elsewhere(self) -> bool:
@@ -280,11 +284,10 @@ class Exchange:
         The sender may have answered: who has the turn is perhaps busy with what came.
         """
         self.expect_left()
-        quiet = self._settings.ping_after if self._ping is None else math.inf
-        deadline = Deadline(self._seconds_after(quiet))
-        if wait_readable(turn.fileno(), deadline, self._abort, self.peer):
+        deadline = Deadline(self._seconds_after(self._settings.ping_after))
+        if wait_readable(turn.fileno(), deadline, self._abort, self.peer) or self._ping is not None:
             self._active_at = time.monotonic()
-        elif self._ping is None:
+        else:
             self._ask_for_life()
 
     def _seconds_after(self, quiet: float) -> float:
@@ -315,6 +318,7 @@ class Exchange:
                 finally:
                     self.done()
                 if isinstance(reply, wire.Refused) and reply.request in numbers:
+                    self._receiver.of_use()
                     raise self.refusal(reply)
                 if isinstance(reply, answer) and reply.request in numbers:
                     self._receiver.of_use()

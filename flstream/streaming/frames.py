@@ -29,8 +29,6 @@ _LEAST_VIEW = 256 << 10
 _MAX_GATHER = 128
 # Bytes of a long chunk that are gathered at a time, where they are not in one place.
 _GATHERED_BYTES = 1 << 20
-# Longest chunk in bytes that is digested by another thread.
-_BESIDE_BYTES = 4 << 20
 # Bytes of a whole model that are gathered in a turn: between two of them, others are answered.
 _TURN_BYTES = 16 << 20
 
@@ -118,18 +116,19 @@ class Preparation:
         self._ref = ref
         self._source = source
         self._digest: RangeDigest | None = None
+        # What another thread digests, and what had to be gathered of it.
         self._begun: Future[int] | None = None
+        self._views: list[memoryview] = []
+        self._staged = Scratch()
         # A whole model that is being gathered, and how much of its body is.
         self._gathered: memoryview | None = None
         self._next = 0
 
-    def begin(self, threads: Executor) -> None:
-        """Digest a chunk in memory beside this thread, which is sending another one."""
-        if self._source.lendable and LEAST_LENT <= self._length <= _BESIDE_BYTES:
-            staged = Scratch()
-            views = self._source.views(self.start, self._stop, staged)
-            if not staged.buffer:
-                self._begun = threads.submit(digest_of, views)
+    def begin(self, threads: Executor, most: int) -> None:
+        """Digest a chunk of up to ``2 * most`` bytes in memory beside this thread."""
+        if self._source.lendable and LEAST_LENT <= self._length <= 2 * most:
+            self._views = list(self._source.views(self.start, self._stop, self._staged))
+            self._begun = threads.submit(digest_of, self._views)
 
     def go_on(self, most: int, scratch: Scratch) -> Frame | None:
         """Digest about so many bytes, and return the frame once it is made.
@@ -179,11 +178,12 @@ class Preparation:
 
     def _at_once(self) -> Frame:
         """Make a frame of a chunk in memory, or of one that is read into memory."""
-        staged = Scratch()
-        views = list(self._source.views(self.start, self._stop, staged))
+        views = self._views
+        if self._begun is None:
+            views = list(self._source.views(self.start, self._stop, self._staged))
         digest = digest_of(views) if self._begun is None else self._begun.result()
         is_lent = self._length >= max(LEAST_LENT, _LEAST_VIEW * len(views))
-        if is_lent and self._lends and not staged.buffer:
+        if is_lent and self._lends and not self._staged.buffer:
             return self._frame(digest, list(_lent_pages(views, self._ref.private_memory)))
         if len(views) > _MAX_GATHER:
             views = [memoryview(b"".join(views))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flstream.errors import BrokenStreamError, ChannelClosedError, StreamingError
@@ -61,12 +60,11 @@ class IncomingPackets:
             self._expect_open()
             if self._hello:
                 packet, self._hello = self._hello + packet, b""
-            self._channel.send([memoryview(packet)], deadline)
-
-    def try_send(self, packet: bytes, deadline: Deadline) -> None:
-        """Send a packet that may be lost."""
-        with suppress(StreamingError):
-            self.send(packet, deadline)
+            try:
+                self._channel.send([memoryview(packet)], deadline)
+            except StreamingError:
+                self._is_closed = True  # half of a packet may be on its way
+                raise
 
     def wait(self, seconds: float, abort: AbortSignal | None) -> bool:
         """Wait for bytes to be read; return False if there are none after ``seconds``."""
@@ -132,7 +130,8 @@ class IncomingPackets:
         with self._lock:
             self._expect_open()
             owner = self._exchanges.get(self._header.token) if self._header else None
-            if self._reader is None and owner in (None, exchange):
+            is_free = owner is None or owner is exchange or not owner.is_elsewhere
+            if self._reader is None and is_free:
                 self._reader = exchange
                 return True
             turn = Signal()

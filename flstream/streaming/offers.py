@@ -75,14 +75,14 @@ class Offers:
                 del whole.selections[next(iter(whole.selections))]
         earlier = whole.parts.pop(receiver, None)
         if earlier is not None:
-            self.refs.pop(earlier.token, None)
+            earlier.abort("a later part took its place")
         size = whole.options.get("max_chunk_size")
         ref = self.add(selected, [receiver], token, order=names, max_chunk_size=size)
         # What it is sent of the part it is sent of the whole, and it is done with both at once.
         ref.deliveries[receiver] = whole.deliveries[receiver]
         whole.parts[receiver] = ref
         ref.wholes.append(whole)
-        return ref
+        return _unless_over(ref)
 
     def _open_specs(self, receiver: str, token: bytes, specs: Iterable[TensorSpec]) -> Ref:
         labelled: dict[tuple[int, frozenset[str]], list[Ref]] = {}
@@ -119,7 +119,7 @@ class Offers:
         part.wholes = list(involved.values())
         for ref in part.wholes:
             ref.parts[part.id] = part
-        return part
+        return _unless_over(part)
 
     def _prepare_to_settle(self, ref: Ref) -> None:
         for part in list(ref.parts.values()):
@@ -136,3 +136,17 @@ class Offers:
                 if is_shared and delivery.closed_at is not None and whole.source is not None:
                     whole.receiver_done(name, delivery.failure)
         self._after_settled(ref)
+
+
+def _unless_over(part: Ref) -> Ref:
+    """Refuse a part of what has settled while it was made.
+
+    Raises:
+        RefusedError: It has.
+    """
+    for whole in part.wholes:
+        if whole.source is None:
+            whole.selections.clear()
+            part.abort(NOT_ON_OFFER)
+            raise RefusedError(NOT_ON_OFFER)
+    return part

@@ -95,7 +95,8 @@ def open_ref(
             and (limit == layout.nbytes or not limit % size)
         )
         coming = limit if fits else 0
-        return OpenedRef(layout, size if coming else frame_size, False, PUSHED, coming, names)
+        frame_size = size if coming else min(frame_size, size or frame_size)
+        return OpenedRef(layout, frame_size, False, PUSHED, coming, names)
     is_eager = 0 < layout.nbytes <= most_eager
     frame_size = min(frame_size, size or frame_size)
     return OpenedRef(layout, frame_size, is_eager, number, is_eager * layout.nbytes, names)

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from flstream.errors import AbortedError, StreamingError
@@ -73,6 +74,7 @@ class Receiver:
         self._connecting = threading.Lock()
         # Since when connections have broken without anything of use from one.
         self._failing_since: float | None = None
+        self._tried_at = 0.0
         self._attempts = 0
         self._closed = threading.Event()
         self.incoming = self._incoming_on(channel)
@@ -119,9 +121,11 @@ class Receiver:
             if self._connect is None:
                 raise error
             now = time.monotonic()
-            self._failing_since = since = self._failing_since or now
-            until = min(since + RECONNECT_SECONDS, now + seconds)
+            if self._failing_since is None or now - self._tried_at > RECONNECT_SECONDS:
+                self._failing_since, self._attempts = now, 0
+            until = min(self._failing_since + RECONNECT_SECONDS, now + seconds)
             while time.monotonic() < until and not self._closed.is_set():
+                self._tried_at = time.monotonic()
                 if abort is not None and abort.is_set():
                     raise AbortedError(f"the transfer with {self.peer} was called off") from error
                 try:
@@ -130,6 +134,8 @@ class Receiver:
                 except StreamingError as failure:
                     error = failure
                 else:
+                    if self._closed.is_set():
+                        self.incoming.close()
                     return
             raise error
 
@@ -161,6 +167,10 @@ def _beat(receiver: weakref.ref[Receiver], closed: threading.Event) -> None:
         held = receiver()
         if held is None:
             return
-        # A broken connection is found out by whoever reads from it next.
-        held.incoming.try_send(beat, Deadline(BEAT_SECONDS))
-        del held
+        incoming = held.incoming
+        try:
+            incoming.send(beat, Deadline(BEAT_SECONDS))
+        except StreamingError as error:
+            with suppress(StreamingError):  # the next beat tries again
+                held.reconnect(incoming, error, held.abort, BEAT_SECONDS)
+        del held, incoming

@@ -278,6 +278,7 @@ class Ref:
                 return
             self._is_settling = True
             self._source = None
+            self.selections.clear()
         try:
             # Its owner may do with the memory what it likes as soon as the outcome is known.
             self._before_settled(self)

@@ -163,7 +163,8 @@ class RemoteSource:
         Raises:
             StreamingError: The sender refused, fell silent, or is gone.
         """
-        if self._opened.is_eager or "digests" not in self._exchange.capabilities:
+        has_digests = "digests" in self._exchange.capabilities
+        if self._opened.is_eager or not has_digests or self._chunks.unit > wire.MAX_DIGEST_BYTES:
             return  # all of it is being sent, or will be
         self._chunks.forget()  # what is pushed may be here
         unit = self._chunks.unit

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from itertools import chain
 
 from flstream.errors import FlstreamError
@@ -13,7 +14,7 @@ from flstream.model.body import Scratch
 from flstream.streaming.content import Content, Copied
 from flstream.streaming.frames import Demand, Frame, Preparation
 from flstream.streaming.refs import Ref
-from flstream.streaming.wire import Refused, pack_message
+from flstream.streaming.wire import PUSHED, Refused, pack_message
 from flstream.transport.channel import Channel
 from flstream.transport.lending import Loans
 
@@ -77,13 +78,13 @@ class SendQueue:
 
     @property
     def demands(self) -> int:
-        """Number of demands that wait."""
-        return len(self._urgent) + len(self._demands)
+        """Number of requests that wait."""
+        return sum(each.request != PUSHED for each in chain(self._urgent, self._demands))
 
     @property
     def requests(self) -> list[int]:
-        """Numbers of the requests that are not fully answered."""
-        return [each.request for each in chain(self._urgent, self._demands)]
+        """Numbers of the requests that are not fully answered; one for all that is pushed."""
+        return list(dict.fromkeys(each.request for each in chain(self._urgent, self._demands)))
 
     @property
     def has_output(self) -> bool:
@@ -220,7 +221,8 @@ class SendQueue:
             return
         if self._preparation is None:
             self._preparation = Preparation(demand, ref, source, lends=False)
-            self._preparation.begin(threads)
+            with suppress(FlstreamError):  # which is raised again when the chunk is due
+                self._preparation.begin(threads, self._most_hashed)
 
     def _prepare(self) -> None:
         """Digest the next chunk while the receiver reads what the channel took."""

@@ -101,8 +101,8 @@ class DownloadService:
         # A receiver whose channel is gone will never report that it is done. The thread records the
         # loss before it tells the open refs, so that a ref made meanwhile learns of it here.
         for name in ref.deliveries:
-            if name in self._lost:
-                ref.receiver_done(name, self._lost[name])
+            if (reason := self._lost.get(name)) is not None:
+                ref.receiver_done(name, reason)
         if self._closing:
             ref.abort("the service was closed")
         push = options.get("push")
@@ -127,7 +127,8 @@ class DownloadService:
             self._lost.pop(receiver, None)
             self._connections.add(connection)
         self._changes.append(connection)
-        self._wake.set()
+        if not self._wake_thread():
+            channel.close()
 
     def detach(self, receiver: str) -> None:
         """Close a receiver's channels, and forget the receiver, also one that may come back.
@@ -177,11 +178,12 @@ class DownloadService:
         for connection in connections:
             connection.send_queue.loans.take_back(ref.token)
 
-    def _wake_thread(self) -> None:
-        """Wake the thread, to make it see what has changed."""
+    def _wake_thread(self) -> bool:
+        """Wake the thread, to make it see what has changed; return False if it has ended."""
         with self._waking:
             if not self._closing:
                 self._wake.set()
+            return not self._closing
 
     def _serve(self) -> None:
         with self._selector:
@@ -202,7 +204,8 @@ class DownloadService:
                 # channels at once, instead of silence until their requests time out.
                 for key in list(self._selector.get_map().values()):
                     if key.data is not None:
-                        self._drop(key.data, "the service was closed")
+                        self._end(key.data)
+                        self._lose(key.data.receiver, "the service was closed")
 
     def _apply_changes(self) -> None:
         self._wake.clear()
@@ -284,6 +287,8 @@ class DownloadService:
                 self._drop(each, "its receiver has come back on another channel")
 
     def _end(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
         self._selector.unregister(connection.channel)
         self._busy.pop(connection, None)
         self._deadlines.forget(connection)
@@ -313,6 +318,6 @@ class DownloadService:
             if any(each.receiver == receiver for each in self._connections):
                 return
             self._lost[receiver] = reason
-        for ref in list(self._offers.refs.values()):
-            if receiver in ref.deliveries:
-                ref.receiver_done(receiver, reason)
+            refs = [ref for ref in list(self._offers.refs.values()) if receiver in ref.deliveries]
+        for ref in refs:
+            ref.receiver_done(receiver, reason)

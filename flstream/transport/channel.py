@@ -56,6 +56,24 @@ class Signal:
             self._fd = -1
 
 
+class AnySignal:
+    """A flag that is set if one of others is; an :class:`AbortSignal`."""
+
+    def __init__(self, *signals: AbortSignal) -> None:
+        self._signals = signals
+        self._epoll = select.epoll()
+        for each in signals:
+            self._epoll.register(each.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when a flag is set."""
+        return self._epoll.fileno()
+
+    def is_set(self) -> bool:
+        """Return whether a flag is set."""
+        return any(each.is_set() for each in self._signals)
+
+
 # The kernel counts milliseconds in 31 bits, so a wait ends after 24 days at the latest.
 _LONGEST_POLL = 2.0**31 - 1
 

@@ -167,6 +167,8 @@ class SocketChannel:
         return self._wait(Deadline(seconds), abort)
 
     def _wait(self, deadline: Deadline, abort: AbortSignal | None) -> bool:
+        if self._socket.fileno() < 0:
+            raise self._gone()
         if abort is None:
             return bool(deadline.wait(self._readable))
         return wait_readable(self._socket.fileno(), deadline, abort, self.peer)
