@@ -18,6 +18,7 @@ from flstream.model.memory import MemoryBody
 from flstream.streaming import (
     DownloadService,
     Receiver,
+    Signal,
     StartToken,
     add_tensors,
     connect,
@@ -255,3 +256,46 @@ def test_a_sender_that_accepts_and_says_nothing_is_not_told_of_as_one_with_anoth
         host, port = server.getsockname()
         with pytest.raises(ChannelClosedError, match=r"did not answer within 0\.2 s; it hangs"):
             connect(f"{host}:{port}", StartToken.new())
+
+
+def test_a_receiver_that_is_idle_comes_back_by_itself(tcp, monkeypatch):
+    monkeypatch.setattr(receiver_module, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "RECONNECT_SECONDS", 5.0)
+    service, listener = tcp
+    with connect(listener.address, listener.admit("site-1")) as receiver:
+        download_tensors(receiver, bytes(16), optional=True)
+        ref = add_tensors(service, MODEL, ["site-1"])
+        (connection,) = service._connections
+        connection.channel._socket.shutdown(socket.SHUT_RDWR)
+        until = time.monotonic() + 10
+        while connection in service._connections or not service._connections:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert download_tensors(receiver, ref.id)[0].ok
+
+
+def test_a_receiver_whose_sender_was_away_for_long_comes_back_with_it(monkeypatch):
+    monkeypatch.setattr(receiver_module, "RECONNECT_SECONDS", 0.2)
+    key = StartToken.new()
+    with DownloadService() as service, listen(service, "127.0.0.1:0") as listener:
+        address = listener.address
+        listener.admit("site-1", token=key)
+        receiver = connect(address, key)
+        download_tensors(receiver, bytes(16), optional=True)
+    assert download_tensors(receiver, bytes(16), optional=True)[0].code == "sender gone"
+    time.sleep(0.3)
+    with DownloadService() as service, listen(service, address) as listener, receiver:
+        listener.admit("site-1", token=key)
+        ref = add_tensors(service, MODEL, ["site-1"])
+        assert download_tensors(receiver, ref.id)[0].ok
+
+
+def test_an_abort_of_the_receiver_ends_downloads_that_have_one_of_their_own(tcp):
+    _, listener = tcp
+    every, mine = Signal(), Signal()
+    every.set()
+    with connect(listener.address, listener.admit("site-1"), abort=every) as receiver:
+        status, _ = download_tensors(receiver, bytes(16), abort_signal=mine, optional=True)
+    assert status.code == "aborted"
+    for signal in (every, mine):
+        signal.close()

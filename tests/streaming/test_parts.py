@@ -1,8 +1,11 @@
 """Parts: some tensors of an offer, or of all that is on offer, and nothing else is sent."""
 
+import gc
 import os
 import threading
+import weakref
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from support import assert_same_tensors, tensor
 
 from flstream.errors import CheckpointError, LayoutError, RefusedError
 from flstream.streaming import (
+    Signal,
+    StreamSettings,
     TensorSpec,
     add_arrays,
     add_blob,
@@ -360,3 +365,44 @@ def test_a_device_is_not_replaced_by_a_file(harness, tmp_path):
 def test_a_file_without_a_size_is_no_blob(harness):
     with pytest.raises(CheckpointError, match="/proc/cpuinfo has no size"):
         add_blob(harness.service, "/proc/cpuinfo", ["site-1"])
+
+
+def test_what_is_pushed_keeps_to_the_longest_chunk_too(harness):
+    receiver, watch = harness.watched()
+    how = replace(QUICK, push=True)
+    ref = add_tensors(harness.service, MODEL, ["site-1"], push=how, max_chunk_size=1024)
+    status, got = download_tensors(receiver, ref.id, settings=how)
+    assert status.ok
+    assert_same_tensors(got, MODEL)
+    assert max(frame.length for frame in watch.frames) == 1024
+
+
+def test_a_file_in_chunks_too_long_for_digests_is_resumed_from_the_front(harness, tmp_path):
+    large = {"w": torch.zeros(20 << 20, dtype=torch.uint8)}
+    path = tmp_path / "m.safetensors"
+    for name in ("stops", "goes on"):
+        ref = add_tensors(harness.service, large, [name])
+        settings = StreamSettings(chunk_size=18 << 20)
+        abort = Signal()
+
+        def stop(done, _all, name=name, abort=abort):
+            if name == "stops":
+                abort.set()
+
+        status, _ = download_file(
+            harness.receiver(name), ref.id, path, settings=settings, on_progress=stop,
+            abort_signal=abort, resume=True, optional=True,
+        )  # fmt: skip
+        abort.close()
+        assert status.code == ("aborted" if name == "stops" else "ok")
+
+
+def test_a_ref_that_has_settled_keeps_no_tensors_by_its_parts(harness):
+    weight = torch.zeros(1000)
+    gone = weakref.ref(weight.untyped_storage())
+    ref = add_tensors(harness.service, {"w": weight, "v": torch.ones(2)}, ["site-1"])
+    del weight
+    assert download_tensors(harness.receiver(), ref.id, select=["w"])[0].ok
+    assert ref.wait(10).ok
+    gc.collect()
+    assert gone() is None

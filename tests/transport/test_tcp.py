@@ -274,3 +274,31 @@ def test_only_files_that_stay_as_they_are_are_handed_over_by_their_pages(
             assert len(calls) == immutable
     channel.close()
     accepted.close()
+
+
+def test_who_proves_itself_and_hangs_up_at_once_stops_nobody_else(listening):
+    for _ in range(20):
+        greeting = Greeting.new("receiver", listening.token)
+        with listening.raw() as sock:
+            sock.sendall(greeting.pack())
+            sock.sendall(greeting.proof(b"dials", listening.token, sock.recv(32), ""))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0] + [0] * 4))
+    dial(listening.address, listening.token, "server").close()
+
+
+def test_an_owner_that_fails_stops_nobody_else(capfd):
+    accepted = Queue()
+
+    def fails_once(channel, _):
+        if accepted.empty():
+            accepted.put(None)
+            raise ZeroDivisionError("of the owner")
+        accepted.put(channel)
+
+    with TcpListener("127.0.0.1:0", fails_once) as listener:
+        token = listener.admit("site-1")
+        for _ in range(2):
+            dial(listener.address, token, "server").close()
+        accepted.get(timeout=10)
+        accepted.get(timeout=10).close()
+    assert "of the owner" in capfd.readouterr().err
