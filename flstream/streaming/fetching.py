@@ -26,6 +26,8 @@ from flstream.streaming.wire import NOBODY, TOKEN_BYTES, Part
 from flstream.telemetry.events import Transfer
 from flstream.transport.channel import AbortSignal
 
+_DEFAULTS = StreamSettings()
+
 Code = Literal["ok", "refused", "timed out", "aborted", "sender gone", "failed"]
 
 
@@ -168,17 +170,17 @@ def token_of(ref_id: str | bytes) -> bytes:
 
 def _settings(options: DownloadOptions) -> StreamSettings:
     expect_options(options, DownloadOptions)
-    settings = options.get("settings") or StreamSettings()
+    settings = options.get("settings") or _DEFAULTS
     if not isinstance(settings, StreamSettings):
         raise ValueError(f"settings is {settings!r}; give StreamSettings, or None")
     signal = options.get("abort_signal")
     if signal is not None and not (hasattr(signal, "fileno") and hasattr(signal, "is_set")):
         raise ValueError(f"abort_signal is {signal!r}; give a flstream.streaming.Signal()")
-    return replace(
-        settings,
-        chunk_size=options.get("max_chunk_size", settings.chunk_size),
-        request_timeout=options.get("per_request_timeout", settings.request_timeout),
-    )
+    if "max_chunk_size" in options:
+        settings = replace(settings, chunk_size=options["max_chunk_size"])
+    if "per_request_timeout" in options:
+        settings = replace(settings, request_timeout=options["per_request_timeout"])
+    return settings
 
 
 def _let_go(error: BaseException) -> None:

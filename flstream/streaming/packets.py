@@ -11,6 +11,8 @@ from flstream.streaming.wire import HEADER_BYTES, Header
 from flstream.transport.channel import Channel
 from flstream.transport.views import split
 
+# Bytes that are read beyond what is waited for: a small message, or the next header.
+_AHEAD_BYTES = 4 << 10
 # Bytes of a payload of no use that are read at a time.
 _SKIPPED_BYTES = 1 << 20
 
@@ -45,7 +47,7 @@ class PacketReader:
         self._peer = peer
         self.left = 0
         self._ahead = bytearray()
-        self._following = memoryview(bytearray(HEADER_BYTES))
+        self._following = memoryview(bytearray(_AHEAD_BYTES))
 
     def header(self, listener: Listener) -> Header:
         """Return the header of the next packet, whose payload is to be read next.
@@ -86,12 +88,12 @@ class PacketReader:
     def _receive(self, views: Sequence[memoryview], listener: Listener) -> int:
         """Receive something: into the views, and in the same call what follows them.
 
-        Most often that is the next header.
+        Most often that is the next header, or a whole message.
 
         Returns:
             The number of bytes in the views.
         """
-        following = self._following[: HEADER_BYTES - len(self._ahead)]
+        following = self._following
         listener.check()
         while not (count := self._channel.receive_some([*views, following])):
             listener.wait()

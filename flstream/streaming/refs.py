@@ -379,7 +379,9 @@ def _order_of(layout: Layout, names: Iterable[str] | None) -> list[int]:
     if names is None:
         return []
     names, known = list(names), layout.names
+    if names == known:
+        return []
     if sorted(names) != sorted(known):
         raise ValueError(f"order has {len(names)} names that are not the {len(known)} of the body")
     places = {name: place for place, name in enumerate(known)}
-    return [] if names == known else [places[name] for name in names]
+    return [places[name] for name in names]
