@@ -50,11 +50,11 @@ def test_a_model_goes_from_one_terminal_to_the_other(tmp_path):
         [sys.executable, "sender.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     try:
-        line = sender.stdout.readline()
+        lines = "".join(sender.stdout.readline() for _ in range(3))
         receiver = subprocess.run(
             [sys.executable, "receiver.py"],
             cwd=tmp_path,
-            input=line,
+            input=lines,
             capture_output=True,
             text=True,
             check=False,
