@@ -100,6 +100,11 @@ class Layout:
         """Names of the tensors in their order, and then the aliases."""
         return [*(spec.name for spec in self.tensors), *self.aliases]
 
+    def find(self, name: str) -> TensorInfo | None:
+        """Return the tensor of a name, which may be an alias, under that name; None if none is."""
+        info = self.by_name.get(self.aliases.get(name, name))
+        return None if info is None else info._replace(name=name)
+
     @cached_property
     def is_canonical(self) -> bool:
         """Whether the order is that of :meth:`of`, which ranges at chunk bounds require."""
@@ -189,7 +194,7 @@ class Layout:
                 return f"tensor {alias!r} is not tied to {name!r}, as it is in the model"
             if other.aliases.get(alias) != name:
                 return _absent(alias, other)
-        for named in (*(spec.name for spec in other.tensors), *other.aliases):
+        for named in other.names:
             if named not in self.by_name and named not in self.aliases:
                 return f"tensor {named!r} is not part of the model"
         return "the tensors are in another order"

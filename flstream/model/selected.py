@@ -101,10 +101,10 @@ class SelectedSource:
         layout = source.layout
         parts = []
         for name in names:
-            info = layout.by_name.get(layout.aliases.get(name, name))
+            info = layout.find(name)
             if info is None:
                 raise LayoutError(f"there is no tensor {quotable(name)!r}{_hint(name, layout)}")
-            parts.append((source, info._replace(name=name)))
+            parts.append((source, info))
         return cls(parts)
 
     @property

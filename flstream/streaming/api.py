@@ -36,7 +36,7 @@ from flstream.model.checkpoint import FileSink, FileSource, open_blob
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming.decomposers import Registry, default_registry
-from flstream.streaming.fetching import DownloadOptions, OnTensors, Status, fetch, token_of
+from flstream.streaming.fetching import DownloadOptions, OnTensors, Status, fetch
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.payload import pack
 from flstream.streaming.payload_body import PayloadSink, native_body, streamed_body
@@ -180,7 +180,8 @@ def download_tensors(
         StreamingError: The download failed, and is not ``optional``.
         LayoutError: ``into`` does not fit the offer, or cannot be written to.
     """
-    return _tensors(receiver, _what(ref_id, select), into, "pytorch", on_tensors, options)
+    names = _names(select)
+    return _tensors(receiver, ref_id, into, "pytorch", on_tensors, options, names)
 
 
 def download_arrays(
@@ -199,7 +200,8 @@ def download_arrays(
         LayoutError: ``into`` does not fit the offer, or cannot be written to, or NumPy lacks the
             type of a tensor; the message names it.
     """
-    return _tensors(receiver, _what(ref_id, select), into, "numpy", on_tensors, options)
+    names = _names(select)
+    return _tensors(receiver, ref_id, into, "numpy", on_tensors, options, names)
 
 
 def download_specs(
@@ -384,12 +386,12 @@ def _offer_by_name(
     return service.offer(MemoryBody.of(tensors), receivers, **options)
 
 
-def _what(ref_id: str | bytes, select: Collection[str] | None) -> str | bytes | Part:
+def _names(select: Collection[str] | None) -> list[str] | None:
     if select is None:
-        return ref_id
+        return None
     if isinstance(select, str) or not all(isinstance(name, str) for name in select):
         raise ValueError(f"select is {select!r}; give a list of names")
-    return Part(token_of(ref_id), list(select))
+    return list(select)
 
 
 def _sound(spec: TensorSpec) -> TensorSpec:
@@ -409,13 +411,14 @@ def _tensors(
     framework: Framework,
     on_tensors: OnTensors | None,
     options: DownloadOptions,
+    select: list[str] | None = None,
 ) -> tuple[Status, Params]:
     def sink_for(layout: Layout) -> MemoryBody:
         if into is not None:
             return MemoryBody.over(into)
         return MemoryBody.allocate(layout, framework)
 
-    status, body, names = fetch(receiver, what, sink_for, options, on_tensors)
+    status, body, names = fetch(receiver, what, sink_for, options, on_tensors, select=select)
     return status, {} if body is None else {name: body.tensors[name] for name in names}
 
 

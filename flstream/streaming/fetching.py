@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from flstream.errors import (
     AbortedError,
@@ -15,9 +15,7 @@ from flstream.errors import (
     RefusedError,
     StreamingError,
 )
-from flstream.model.body import Sink
 from flstream.model.layout import Layout
-from flstream.model.memory import Params
 from flstream.streaming.download import SinkT, deliver
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
@@ -82,15 +80,6 @@ class DownloadOptions(TypedDict, total=False):
     on_progress: OnProgress | None
 
 
-class TensorSink(Sink, Protocol):
-    """A sink made of tensors."""
-
-    @property
-    def tensors(self) -> Params:
-        """Tensors by name, without those that are not reported, such as a payload's message."""
-        ...
-
-
 def fetch(
     receiver: Receiver,
     what: str | bytes | Part,
@@ -98,6 +87,7 @@ def fetch(
     options: DownloadOptions,
     on_tensors: OnTensors | None = None,
     finish: Callable[[SinkT], object] | None = None,
+    select: list[str] | None = None,
 ) -> tuple[Status, SinkT | None, list[str]]:
     """Download into a sink.
 
@@ -108,6 +98,7 @@ def fetch(
         options: Options of the download.
         on_tensors: Called with tensors as soon as all their bytes have arrived.
         finish: Called with the sink once it is filled, before the sender knows.
+        select: Names of the tensors that are wanted of the ref; None for all.
 
     Returns:
         How it ended; the sink, filled, or None if it failed; and the names of the tensors in the
@@ -135,6 +126,8 @@ def fetch(
         settings = _settings(options)
         part = what if isinstance(what, Part) else None
         token = NOBODY if isinstance(what, Part) else token_of(what)
+        if select is not None:
+            part = Part(token, select)
         signal = options.get("abort_signal")
         remote = RemoteSource(receiver, token, settings, signal, part)
         sink = deliver(remote, watched, on_chunk, finish)

@@ -44,7 +44,7 @@ class IncomingPackets:
         self._packets = PacketReader(channel, peer)
         self._sending = threading.Lock()
         self._lock = threading.Lock()  # guards the fields below
-        self._reader: Exchange | None = None
+        self._is_read = False
         # Header that was read, of the packet of another download.
         self._header: wire.Header | None = None
         self._waiting: set[Signal] = set()
@@ -102,7 +102,7 @@ class IncomingPackets:
     def done(self) -> None:
         """End the turn of the download that reads: whoever waits may read on."""
         with self._lock:
-            self._reader = None
+            self._is_read = False
             self._wake_waiting()
 
     def close(self) -> None:
@@ -131,8 +131,8 @@ class IncomingPackets:
             self._expect_open()
             owner = self._exchanges.get(self._header.token) if self._header else None
             is_free = owner is None or owner is exchange or not owner.is_elsewhere
-            if self._reader is None and is_free:
-                self._reader = exchange
+            if is_free and not self._is_read:
+                self._is_read = True
                 return True
             turn = Signal()
             self._waiting.add(turn)

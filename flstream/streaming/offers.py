@@ -73,16 +73,14 @@ class Offers:
             selected = whole.selections[names] = SelectedSource.of(source, names)
             if len(whole.selections) > _MOST_SELECTIONS:
                 del whole.selections[next(iter(whole.selections))]
-        earlier = whole.parts.pop(receiver, None)
-        if earlier is not None:
-            earlier.abort("a later part took its place")
-        size = whole.options.get("max_chunk_size")
-        ref = self.add(selected, [receiver], token, order=names, max_chunk_size=size)
+        shared = whole.deliveries[receiver]
+        for each in list(whole.parts.values()):
+            if each.deliveries.get(receiver) is shared:
+                each.abort("a later part took its place")
+        part_ref = self._add_part(selected, receiver, token, names, [whole])
         # What it is sent of the part it is sent of the whole, and it is done with both at once.
-        ref.deliveries[receiver] = whole.deliveries[receiver]
-        whole.parts[receiver] = ref
-        ref.wholes.append(whole)
-        return _unless_over(ref)
+        part_ref.deliveries[receiver] = shared
+        return part_ref
 
     def _open_specs(self, receiver: str, token: bytes, specs: Iterable[TensorSpec]) -> Ref:
         labelled: dict[tuple[int, frozenset[str]], list[Ref]] = {}
@@ -94,11 +92,8 @@ class Offers:
         for spec in specs:
             for ref in labelled.get((spec.round, frozenset(spec.tags)), []):
                 source = ref.source
-                if source is None:
-                    continue
-                name = source.layout.aliases.get(spec.name, spec.name)
-                if (info := source.layout.by_name.get(name)) is not None:
-                    chosen.append((source, info._replace(name=spec.name)))
+                if source is not None and (info := source.layout.find(spec.name)) is not None:
+                    chosen.append((source, info))
                     involved[ref.token] = ref
                     break
             else:
@@ -110,16 +105,36 @@ class Offers:
         mine[:] = [each for each in mine if each in self.refs]
         if len(mine) >= _MOST_LOOKED_UP:
             raise RefusedError(f"{len(mine)} lists of tensors are open; close some of them first")
-        names = [info.name for _, info in chosen]
-        sizes = [size for ref in involved.values() if (size := ref.options.get("max_chunk_size"))]
-        size = min(sizes, default=None)
-        source = SelectedSource(chosen)
-        part = self.add(source, [receiver], token, order=names, max_chunk_size=size)
         mine.append(token)
-        part.wholes = list(involved.values())
-        for ref in part.wholes:
-            ref.parts[part.id] = part
-        return _unless_over(part)
+        names = [info.name for _, info in chosen]
+        return self._add_part(SelectedSource(chosen), receiver, token, names, involved.values())
+
+    def _add_part(
+        self,
+        source: Source,
+        receiver: str,
+        token: bytes,
+        names: Iterable[str],
+        wholes: Iterable[Ref],
+    ) -> Ref:
+        """Put a part on offer, to end with the first of what it is of.
+
+        Raises:
+            RefusedError: One of them has settled meanwhile.
+        """
+        wholes = list(wholes)
+        sizes = [size for each in wholes if (size := each.options.get("max_chunk_size"))]
+        size = min(sizes, default=None)
+        part = self.add(source, [receiver], token, order=names, max_chunk_size=size)
+        part.wholes = wholes
+        for whole in wholes:
+            whole.parts[part.token] = part
+        if any(whole.source is None for whole in wholes):
+            for whole in wholes:
+                whole.selections.clear()
+            part.abort(NOT_ON_OFFER)
+            raise RefusedError(NOT_ON_OFFER)
+        return part
 
     def _prepare_to_settle(self, ref: Ref) -> None:
         for part in list(ref.parts.values()):
@@ -130,23 +145,9 @@ class Offers:
         self.settled[ref.token] = ref.settled
         self.refs.pop(ref.token, None)
         for whole in ref.wholes:
-            whole.parts.pop(ref.id, None)
+            whole.parts.pop(ref.token, None)
             for name, delivery in ref.deliveries.items():
                 is_shared = whole.deliveries.get(name) is delivery
                 if is_shared and delivery.closed_at is not None and whole.source is not None:
                     whole.receiver_done(name, delivery.failure)
         self._after_settled(ref)
-
-
-def _unless_over(part: Ref) -> Ref:
-    """Refuse a part of what has settled while it was made.
-
-    Raises:
-        RefusedError: It has.
-    """
-    for whole in part.wholes:
-        if whole.source is None:
-            whole.selections.clear()
-            part.abort(NOT_ON_OFFER)
-            raise RefusedError(NOT_ON_OFFER)
-    return part

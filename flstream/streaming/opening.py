@@ -99,4 +99,5 @@ def open_ref(
         return OpenedRef(layout, frame_size, False, PUSHED, coming, names)
     is_eager = 0 < layout.nbytes <= most_eager
     frame_size = min(frame_size, size or frame_size)
-    return OpenedRef(layout, frame_size, is_eager, number, is_eager * layout.nbytes, names)
+    coming = layout.nbytes if is_eager else 0
+    return OpenedRef(layout, frame_size, is_eager, number, coming, names)

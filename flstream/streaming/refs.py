@@ -157,8 +157,7 @@ class Ref:
         token: Unguessable name, to be sent to the receivers, as bytes; :attr:`id` is its text.
         deliveries: Delivery of each declared receiver, by name; a receiver that was not done when
             the ref settled has no ``closed_at``.
-        parts: Refs of some of its tensors: by the name of the receiver that chose them, or, where
-            they were looked up, by their ids.
+        parts: Refs of some of its tensors, by token.
         wholes: The refs of which this one is a part.
         selections: Sources of some of its tensors, by their names, for whoever asks for the same.
         options: Options of the offer.
@@ -186,7 +185,7 @@ class Ref:
             raise ValueError(f"receivers are {list(deliveries)}; give their names")
         self.token = secrets.token_bytes(TOKEN_BYTES) if token is None else token
         self.deliveries = deliveries
-        self.parts: dict[str, Ref] = {}
+        self.parts: dict[bytes, Ref] = {}
         self.wholes: list[Ref] = []
         self.selections: dict[tuple[str, ...], Source] = {}
         self.options: OfferOptions = options
@@ -205,6 +204,7 @@ class Ref:
         expect_options(self.options, OfferOptions)
         quorum, size = self._quorum, self.options.get("max_chunk_size")
         tags, push = self.options.get("tags", ()), self.options.get("push")
+        on_settled = self.options.get("on_settled")
         if (seconds := self.options.get("stall_timeout")) is not None:
             expect_seconds("stall_timeout", seconds)
         if quorum is not None and (
@@ -218,8 +218,8 @@ class Ref:
             raise ValueError(f"max_chunk_size is {size!r}; give a multiple of {ALIGNMENT} bytes")
         if push is not None and not isinstance(push, StreamSettings):
             raise ValueError(f"push is {push!r}; give StreamSettings, or None")
-        if not callable(self.options.get("on_settled") or print):
-            raise ValueError(f"on_settled is {self.options['on_settled']!r}; give a function")
+        if on_settled is not None and not callable(on_settled):
+            raise ValueError(f"on_settled is {on_settled!r}; give a function")
         if type(self.options.get("round", 0)) is not int:
             raise ValueError(f"round is {self.options['round']!r}; give a whole number")
         if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):

@@ -182,7 +182,7 @@ class TcpListener:
         except OSError:  # gone again, or there is no descriptor left: then an older one makes room
             if self._pending:
                 self._close(selector, next(iter(self._pending)))
-            else:
+            else:  # the selector would return at once, over and over
                 time.sleep(_NO_ROOM_SECONDS)
             return
         sock.setblocking(False)

@@ -241,6 +241,12 @@ def test_tensors_are_no_blob(harness, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("select", [None, ["w"]])
+def test_an_id_that_is_none_is_a_failure_like_others(harness, select):
+    status, got = download_tensors(harness.receiver(), "no id", select=select, optional=True)
+    assert (status.code, got) == ("refused", {})
+
+
 def test_a_failure_raises_unless_it_is_optional(harness):
     ref = add_tensors(harness.service, MODEL, ["site-1"])
     ref.abort("no more")
