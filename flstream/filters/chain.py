@@ -91,7 +91,7 @@ def remaining(layout: Layout, specs: Sequence[FilterSpec], direction: Direction)
         if spec.changes_numbers:
             continue
         given = spec.args["exclude_vars"]
-        names = [*layout.by_name, *layout.aliases]
+        names = layout.names
         found = _matching(layout, spec)
         unknown = [] if isinstance(given, str) else [each for each in given if each not in names]
         if unknown or not found:

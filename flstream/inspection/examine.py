@@ -181,7 +181,7 @@ def examine(request: Request) -> Findings:
     if request.diff is not None:
         other = open_checkpoint(model_at(request.diff))
         layouts = (file.layout, other.layout)
-        names = [n for each in layouts for n in (*each.by_name, *each.aliases)]
+        names = [n for each in layouts for n in each.names]
         wanted = {name for name in names if matches(name, request.filters)}
         difference = find_difference(file, other, str(other.path), wanted)
         findings = findings._replace(difference=difference)

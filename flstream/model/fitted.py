@@ -45,7 +45,7 @@ class Differences(NamedTuple):
             elif any(each.shape != spec.shape for each in there):
                 misshapen.append(spec.name)
         known = {*names, *model.aliases}
-        extra = [name for name in (*given.by_name, *given.aliases) if name not in known]
+        extra = [name for name in given.names if name not in known]
         return cls(missing, extra, misshapen)
 
     def __bool__(self) -> bool:

@@ -73,7 +73,7 @@ def joint_layout(layouts: Mapping[str, Layout]) -> Layout:
         LayoutError: The model has a tensor that seems to be one of another body; the message names
             it.
     """
-    for name in (*layouts[MAIN].by_name, *layouts[MAIN].aliases):
+    for name in layouts[MAIN].names:
         if body := body_of(name, layouts):
             raise LayoutError(
                 f"tensor {name!r} of the model is named like one of the body {body!r} beside it; "

@@ -161,7 +161,7 @@ class MemoryBody:
         Args:
             layout: Layout of those tensors.
         """
-        names = [*layout.by_name, *layout.aliases]
+        names = layout.names
         tensors = {name: self.tensors[name] for name in names}
         return MemoryBody.of(tensors, writable=True, tied=layout.aliases)
 
