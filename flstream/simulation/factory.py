@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flstream.client.seeding import seed_everything
 from flstream.errors import FlstreamError, ModelError
 from flstream.job.code import find_named
-from flstream.model.checkpoint import expect_in_format
+from flstream.model.checkpoint_header import expect_in_format
 from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody

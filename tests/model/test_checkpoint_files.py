@@ -28,13 +28,8 @@ from support import (
 
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
-from flstream.model.checkpoint import (
-    FileSink,
-    FileSource,
-    open_blob,
-    read_header,
-    write_checkpoint,
-)
+from flstream.model.checkpoint import FileSink, FileSource, open_blob, write_checkpoint
+from flstream.model.checkpoint_header import read_header
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest
 from flstream.model.header import MAX_HEADER_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flstream.errors import CheckpointError
-from flstream.model.checkpoint import regular_size
+from flstream.model.checkpoint_header import regular_size
 from flstream.model.formats.file import CheckpointFile
 
 _TORCH = (".pt", ".pth", ".bin")
