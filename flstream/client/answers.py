@@ -143,7 +143,7 @@ def check_kinds(tensors: Iterable[tuple[str, str, tuple[int, ...]]], layout: Lay
     if layout is None:
         return
     for name, dtype, shape in tensors:
-        spec = layout.by_name.get(layout.aliases.get(name, name))
+        spec = layout.find(name)
         if spec is None:
             continue  # which the server refuses
         if shape != spec.shape:

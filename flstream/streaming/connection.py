@@ -99,8 +99,7 @@ class Connection:
         source, delivery = ref.source, ref.deliveries.get(self.receiver)
         if source is None or delivery is None or delivery.bytes:
             return
-        nbytes, chunk_size = source.layout.nbytes, settings.frame_size
-        chunk_size = min(chunk_size, ref.options.get("max_chunk_size") or chunk_size)
+        nbytes, chunk_size = source.layout.nbytes, ref.chunk_size(settings.frame_size)
         limit = min(settings.window * settings.bytes_a_request // chunk_size * chunk_size, nbytes)
         opened = wire.Opened(
             wire.PUSHED, source.layout.plain_header[8:], chunk_size, limit, ref.order
@@ -185,11 +184,11 @@ class Connection:
         delivery.active_at = time.monotonic()
         match request:
             case wire.Open():
-                nbytes, most = source.layout.nbytes, ref.options.get("max_chunk_size") or 0
+                nbytes, most = source.layout.nbytes, ref.max_chunk_size
                 header = source.layout.plain_header[8:]
                 opened = wire.Opened(request.request, header, most, order=ref.order)
                 self._send(opened, ref.token)
-                size = min(request.chunk_size, most or request.chunk_size)
+                size = ref.chunk_size(request.chunk_size)
                 if 0 < nbytes <= request.eager and (size or not most):
                     self._answer(wire.Fetch(ref.token, request.request, 0, nbytes, size))
             case wire.Ping():
@@ -202,7 +201,7 @@ class Connection:
             case wire.Digest():
                 self._digest(request, source)
             case wire.Fetch():
-                most = ref.options.get("max_chunk_size") or wire.MAX_CHUNK_BYTES
+                most = ref.max_chunk_size or wire.MAX_CHUNK_BYTES
                 flaw = _flaw(request, source.layout.nbytes, most) or self._excess(request, source)
                 if flaw or self.send_queue.demands >= wire.MAX_REQUESTS:
                     self._refuse(

@@ -123,8 +123,7 @@ class Offers:
             RefusedError: One of them has settled meanwhile.
         """
         wholes = list(wholes)
-        sizes = [size for each in wholes if (size := each.options.get("max_chunk_size"))]
-        size = min(sizes, default=None)
+        size = min((each.max_chunk_size for each in wholes if each.max_chunk_size), default=None)
         part = self.add(source, [receiver], token, order=names, max_chunk_size=size)
         part.wholes = wholes
         for whole in wholes:

@@ -229,6 +229,15 @@ class Ref:
         return self.id
 
     @property
+    def max_chunk_size(self) -> int:
+        """Length in bytes of the longest chunk of it; 0 if that is for the receivers to say."""
+        return self.options.get("max_chunk_size") or 0
+
+    def chunk_size(self, asked: int) -> int:
+        """Return the length of its chunks, in bytes, for one who asks for a length."""
+        return min(asked, self.max_chunk_size or asked)
+
+    @property
     def id(self) -> str:
         """The token as text: 32 hexadecimal digits."""
         return self.token.hex()
