@@ -116,6 +116,8 @@ def test_a_receiver_stays_declared_for_a_while_after_its_last_connection(tcp, mo
     # Also what is offered later is lost to it, until it comes back.
     assert add_tensors(service, MODEL, ["site-1"]).wait(10).status == "aborted"
     with connect(listener.address, key) as receiver:
+        # The service answers once it has it back, which is after ``connect`` has returned.
+        download_tensors(receiver, bytes(16), optional=True)
         assert download_tensors(receiver, add_tensors(service, MODEL, ["site-1"]).id)[0].ok
 
 
