@@ -67,14 +67,24 @@ def over_tcp(folder: Path, scale: int) -> Iterator[Row]:
 
 
 def small_tensors(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure many small tensors against one large one, with layouts known after the first run."""
+    """Measure many small tensors, with layouts known after the first run.
+
+    A large tensor is lent to the kernel, and small ones are copied to it. So beside the target, one
+    large tensor, there is the bare socket pair, which copies the same tensors.
+    """
     small = Model(10_000 // scale, 100 << 10)
     large = Model(1, small.nbytes)
     places: tuple[Into, ...] = ("scratch", "existing memory")
     for into in places:
-        runs = alternating(Run("one tensor", large, into=into), Run("many", small, into=into))
+        runs = alternating(
+            Run("one tensor", large, into=into),
+            Run("many", small, into=into),
+            Run("bare socket pair", small, into="bare"),
+        )
         what = f"{small.tensors:,} tensors of 100 KiB into {into}"
-        yield rate_row(measure(runs, folder), what, "many", "one tensor", 0.8)
+        done = measure(runs, folder)
+        yield rate_row(done, what, "many", "one tensor", 0.8)
+        yield rate_row(done, f"the same, into {into}", "many", "bare socket pair", 0.8)
 
 
 def four_receivers(folder: Path, scale: int) -> Iterator[Row]:
