@@ -2,7 +2,8 @@
 
 They travel on a socket of their own. The server asks for one thing at a time, and the worker
 answers each request with one message; only while it folds, :class:`Folding` comes before the
-answer. With :class:`Serve` and :class:`Reach`, a socket to the peer follows the request.
+answer. With :class:`Serve` and :class:`Reach`, a socket to the peer follows the request; workers
+of other nodes dial each other, by :class:`Listen` and :class:`Dial`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,30 @@ class Reach(msgspec.Struct, tag=True, frozen=True):
     """
 
     peer: str
+
+
+class Listen(msgspec.Struct, tag=True, frozen=True):
+    """Server: serve downloads to a peer on another node, which is to dial.
+
+    Attributes:
+        peer: Name of the peer's process, to which bodies are offered under it.
+    """
+
+    peer: str
+
+
+class Dial(msgspec.Struct, tag=True, frozen=True):
+    """Server: dial a peer on another node, which serves downloads to the worker.
+
+    Attributes:
+        peer: Name of the peer's process.
+        address: Where it listens, ``HOST:PORT``.
+        key: The key of the start token that it expects.
+    """
+
+    peer: str
+    address: str
+    key: bytes
 
 
 class OfferUpdate(msgspec.Struct, tag=True, frozen=True):
@@ -144,6 +169,18 @@ class PeerDone(msgspec.Struct, tag=True, frozen=True):
     """Worker: it is done."""
 
 
+class Listening(msgspec.Struct, tag=True, frozen=True):
+    """Worker: it listens for a peer.
+
+    Attributes:
+        address: Where, ``HOST:PORT``.
+        key: The key of the start token that it expects.
+    """
+
+    address: str
+    key: bytes
+
+
 class Offered(msgspec.Struct, tag=True, frozen=True):
     """Worker: a body is on offer.
 
@@ -212,5 +249,5 @@ class PeerFailed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-PeerRequest = Serve | Reach | OfferUpdate | OfferModel | Withdraw | FoldTask | Keep
-PeerReply = PeerDone | Offered | Folding | Folded | FoldRefused | Kept | PeerFailed
+PeerRequest = Serve | Reach | Listen | Dial | OfferUpdate | OfferModel | Withdraw | FoldTask | Keep
+PeerReply = PeerDone | Listening | Offered | Folding | Folded | FoldRefused | Kept | PeerFailed

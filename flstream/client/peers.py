@@ -15,8 +15,11 @@ from pathlib import Path
 
 from flstream.client.peer_fold import WorkerFold
 from flstream.client.peer_messages import (
+    Dial,
     FoldTask,
     Keep,
+    Listen,
+    Listening,
     Offered,
     OfferModel,
     OfferUpdate,
@@ -36,10 +39,12 @@ from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
+from flstream.transport.authentication import StartToken
 from flstream.transport.channel import Deadline
 from flstream.transport.messages import PATIENCE, MessageChannel
 from flstream.transport.passing import receive_socket
 from flstream.transport.sockets import SocketChannel
+from flstream.transport.tcp import Admission, TcpListener, dial
 
 
 @dataclass
@@ -80,8 +85,9 @@ class Peers:
             SocketChannel(sock, SERVER), SERVER, PeerRequest
         )
         self._receivers: dict[str, Receiver] = {}
-        # The sockets to peers, which a forked child must not keep open.
-        self._sockets: dict[str, socket.socket] = {}
+        # The channels to peers, which a forked child must not keep open.
+        self._channels: dict[str, SocketChannel] = {}
+        self._listener: TcpListener | None = None
         self._held: dict[int, HeldUpdate] = {}
         self._models: dict[bytes, Ref] = {}
         # The model that was offered or made last: its header was read, its digests are known.
@@ -122,15 +128,17 @@ class Peers:
 
     def abandon(self) -> None:
         """Close the descriptors of the sockets to peers, in a forked child that inherited them."""
-        for each in self._sockets.values():
+        for each in self._channels.values():
             if each.fileno() >= 0:
-                os.close(each.detach())
+                os.close(each.detach().detach())
 
     def close(self) -> None:
         """End the thread, and what it is doing."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        if self._listener is not None:
+            self._listener.close()
 
     def _serve(self) -> None:
         try:
@@ -160,7 +168,12 @@ class Peers:
                 self._service.attach(channel, receiver=peer)
                 return PeerDone()
             case Reach(peer):
-                self._reach(peer, self._received())
+                self._add(peer, SocketChannel(self._received(), _worker_of(peer)))
+                return PeerDone()
+            case Listen(peer):
+                return self._listen_for(peer)
+            case Dial(peer, address, key):
+                self._add(peer, dial(address, StartToken(key), _worker_of(peer)))
                 return PeerDone()
             case OfferUpdate(effect, peer, chunk_size):
                 return self._offer_update(effect, peer, chunk_size)
@@ -179,14 +192,26 @@ class Peers:
     def _received(self) -> socket.socket:
         return receive_socket(self._socket, Deadline(PATIENCE))
 
-    def _reach(self, peer: str, sock: socket.socket) -> None:
-        worker = peer.rpartition("/")[0]
-        for name in list(self._sockets):  # an earlier process of that worker
-            if name.rpartition("/")[0] == worker:
+    def _listen_for(self, peer: str) -> Listening:
+        if self._listener is None:
+            # Where the server reaches this node, other nodes do.
+            host = self._socket.getsockname()[0]
+            self._listener = TcpListener(f"[{host}]:0", self._serve_peer)
+        key = self._listener.admit(peer).key
+        return Listening(self._listener.address, key)
+
+    def _serve_peer(self, channel: SocketChannel, admission: Admission) -> None:
+        assert self._listener is not None
+        self._listener.dismiss(admission.token)  # a token is of use once
+        self._service.attach(channel, receiver=admission.name)
+
+    def _add(self, peer: str, channel: SocketChannel) -> None:
+        for name in list(self._channels):  # an earlier process of that worker
+            if _worker_of(name) == _worker_of(peer):
                 self._receivers.pop(name, None)
-                self._sockets.pop(name).close()
-        self._sockets[peer] = sock
-        self._receivers[peer] = Receiver(SocketChannel(sock, worker), worker, limits=self._limits)
+                self._channels.pop(name).close()
+        self._channels[peer] = channel
+        self._receivers[peer] = Receiver(channel, _worker_of(peer), limits=self._limits)
 
     def _offer_update(self, effect: int, peer: str, chunk_size: int) -> Offered:
         held, settings = self._held_update(effect), self._settings
@@ -229,3 +254,8 @@ class Peers:
         fold, self._fold = self._fold, None
         if fold is not None:
             fold.close()
+
+
+def _worker_of(process: str) -> str:
+    """Return the name of the worker that a process is of."""
+    return process.rpartition("/")[0]

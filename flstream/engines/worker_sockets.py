@@ -26,6 +26,11 @@ class WorkerSockets(NamedTuple):
     up: socket.socket
     peers: socket.socket
 
+    @property
+    def are_local(self) -> bool:
+        """Whether the process at the other end is on this machine, and of the same user."""
+        return self.control.family == socket.AF_UNIX
+
     def close(self) -> None:
         """Close this process's ends of the sockets."""
         for end in self:

@@ -10,10 +10,13 @@ from contextlib import suppress
 from typing import TypeVar
 
 from flstream.client.peer_messages import (
+    Dial,
     Folded,
     Folding,
     FoldRefused,
     FoldTask,
+    Listen,
+    Listening,
     PeerFailed,
     PeerReply,
     PeerRequest,
@@ -87,13 +90,20 @@ class PeerLink:
         """
         with self._connecting:
             if other._process not in self._serves:
-                # Engines of workers on other machines would have one of them dial the other here.
-                ours, theirs = socket.socketpair()
-                with ours, theirs:
-                    self._ask(Serve(other._process), ours)
-                    other._ask(Reach(self._process), theirs)
+                if self._is_local and other._is_local:
+                    ours, theirs = socket.socketpair()
+                    with ours, theirs:
+                        self._ask(Serve(other._process), ours)
+                        other._ask(Reach(self._process), theirs)
+                else:
+                    there = self.ask(Listen(other._process), Listening)
+                    other._ask(Dial(self._process, there.address, there.key))
                 self._serves.add(other._process)
         return other._process
+
+    @property
+    def _is_local(self) -> bool:
+        return self._socket.family == socket.AF_UNIX
 
     def ask(
         self,

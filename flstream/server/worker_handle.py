@@ -50,7 +50,8 @@ class WorkerHandle:
         self._spawned = spawned
         self._service = service
         # A process of the same user, which may look into this one's memory by other means.
-        service.attach(SocketChannel(spawned.end.down, name, lends=True), receiver=self.receiver)
+        lends = spawned.end.are_local
+        service.attach(SocketChannel(spawned.end.down, name, lends=lends), receiver=self.receiver)
 
     @property
     def lives(self) -> bool:

@@ -93,7 +93,7 @@ def serving(
         closing(Peers(end.peers, service, info.streaming, limits)) as peers,
     ):
         os.register_at_fork(after_in_child=peers.abandon)
-        service.attach(SocketChannel(end.up, SERVER, lends=True), receiver=SERVER)
+        service.attach(SocketChannel(end.up, SERVER, lends=end.are_local), receiver=SERVER)
         down = Receiver(SocketChannel(end.down, SERVER), SERVER, limits=limits)
         yield Worker(info, control, down, service, peers, _selection(info), enter)
 

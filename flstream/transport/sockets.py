@@ -176,6 +176,10 @@ class SocketChannel:
     def _gone(self) -> ChannelClosedError:
         return ChannelClosedError(f"{self.peer} closed the channel; its process has ended or died")
 
+    def detach(self) -> socket.socket:
+        """Return the socket, for another process; this object is of no use any more."""
+        return socket.socket(fileno=self._socket.detach())
+
     def close(self) -> None:
         """Close this end; the peer sees the end of the stream."""
         self._socket.close()
