@@ -27,7 +27,7 @@ from flstream.tracking.tracker import TrackedRun, Tracker
 TRACKER = "tracker"
 
 # Time for the tracker to take the last points once the run is over.
-_FINISH_SECONDS = 15.0
+_FINISH_SECONDS = 60.0
 # Time for its process to end after it has closed its socket.
 _EXIT_SECONDS = 2.0
 # The run goes first where there are few cores.
