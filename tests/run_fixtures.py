@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from flstream.engines.local import host_for
+from flstream.engines.fork_server import host_for
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, load_job
 from flstream.runs.resume import ResumePoint, plan_resume

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flstream.errors import UsageError
-from flstream.units import parse_bytes
+from flstream.units import parse_bytes, parse_seconds
 
 JobPath = Annotated[
     Path, typer.Argument(metavar="JOB", help="The job file, or a folder with a job.conf in it.")
@@ -45,6 +45,22 @@ def size(option: str, text: str) -> int:
     """
     try:
         return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {error}") from error
+
+
+def seconds(option: str, text: str) -> float:
+    """Parse an option's value as a duration in seconds.
+
+    Args:
+        option: name of the option, such as ``--wait``, for the error message.
+        text: value of the option.
+
+    Raises:
+        UsageError: the value is no duration.
+    """
+    try:
+        return parse_seconds(text)
     except ValueError as error:
         raise UsageError(f"{option} {text}: {error}") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,13 +45,36 @@ def simulate(
             "newest runs/<job>-<time>. A run that was not begun is started.",
         ),
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="Where workers run: local, or join (on nodes that run flstream join). The same as "
+            "--set engine.type=ENGINE.",
+        ),
+    ] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where nodes join: --set engine.bind=HOST:PORT."),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="How many nodes to wait for: --set engine.nodes=N."),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File for the key that nodes need, made by the run: --set engine.key_file=FILE.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print the summary as one JSON document, and nothing else."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Run a job: a server, and a process for each client, on this machine.
+    """Run a job: a server, and a process for each client, on this machine or on several.
 
     While it runs you see each site, its transfers and its memory; at the end, what every round
     brought and what it cost. The run directory keeps the models, the events, summary.json and
@@ -58,7 +83,7 @@ def simulate(
     A run that was stopped, killed or failed goes on with --resume, and a finished one too if
     the job has more rounds now. The job must be the same in all else.
     """
-    from flstream.engines.local import needs_of, new_host
+    from flstream.engines.fork_server import needs_of, new_host
 
     path = job_file(job)
     try:
@@ -67,7 +92,15 @@ def simulate(
             host.begin()
             from flstream.job import load_job
 
-            loaded = load_job(path, [*(overrides or ()), *_short(clients, rounds)])
+            short = {
+                "clients.count": clients,
+                "rounds": rounds,
+                "engine.type": engine,
+                "engine.bind": bind,
+                "engine.nodes": nodes,
+                "engine.key_file": key_file and key_file.absolute(),
+            }
+            loaded = load_job(path, [*(overrides or ()), *_overrides(short)])
             host.prepare(needs_of(loaded))
             status = _run(loaded, host, run_dir, resume, as_json, quiet)
     except KeyboardInterrupt:
@@ -77,10 +110,13 @@ def simulate(
     raise typer.Exit(status)
 
 
-def _short(clients: int | None, rounds: int | None) -> list[str]:
-    """Return the overrides that the short options stand for."""
-    given = {"clients.count": clients, "rounds": rounds}
-    return [f"{key}={value}" for key, value in given.items() if value is not None]
+def _overrides(given: Mapping[str, int | str | Path | None]) -> list[str]:
+    """Return the overrides that options stand for; texts are quoted, whatever is in them."""
+    return [
+        f"{key}={value if isinstance(value, int) else json.dumps(str(value))}"
+        for key, value in given.items()
+        if value is not None
+    ]
 
 
 def _run(

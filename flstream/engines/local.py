@@ -1,66 +1,46 @@
-"""The fork server of a job, with its environment and its imports.
-
-Its imports take longer than all else until a job begins. They are therefore begun while the job
-file is still being read; this module itself imports little for the same reason.
-"""
+"""The engine of this machine: workers are forked, and connected by socket pairs."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
-from flstream.engines.processes import ProcessHost
-
-if TYPE_CHECKING:
-    from flstream.job import Job
+from flstream.engines.engine import StartedWorker
+from flstream.engines.worker_sockets import WorkerSockets, worker_socket_pairs
 
 
-def new_host() -> ProcessHost:
-    """Create a process host for a job that is not loaded yet.
+class LocalEngine:
+    """Starts workers on this machine. Its process host ends them, and the server kills them.
 
-    Before it is entered, :meth:`ProcessHost.prepare` must be called with :func:`needs_of` the job.
+    Args:
+        start: Starts a worker, given its name and its ends of the sockets, and returns the pid of
+            its process.
     """
-    return ProcessHost(
-        {
-            # Each thread that allocates would otherwise get an arena of its own, which glibc keeps.
-            "MALLOC_ARENA_MAX": "2",
-            # Tensors of 2 MiB and more come in huge pages, where the system has them: a received
-            # model's pages are then made ready in a fraction of the time.
-            "THP_MEM_ALLOC_ENABLE": "1",
-        }
-    )
 
+    def __init__(self, start: Callable[[str, WorkerSockets], int]) -> None:
+        self._start = start
 
-def host_for(job: Job) -> ProcessHost:
-    """Create a process host that is prepared for a job."""
-    host = new_host()
-    host.prepare(needs_of(job))
-    return host
+    def start(self, name: str) -> StartedWorker:
+        """Fork a worker, and connect it by socket pairs."""
+        ours, theirs = worker_socket_pairs()
+        try:
+            return StartedWorker(self._start(name, theirs), ours)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            # The server sees a socket close only if no copy of the worker's end is open here.
+            theirs.close()
 
+    def kill(self, number: int) -> None:
+        """Do nothing: the server kills processes of its own machine itself."""
 
-def needs_of(job: Job) -> dict[str, str]:
-    """Return the environment variables of a job's processes, for :meth:`ProcessHost.prepare`."""
-    from flstream.engines.imports import (
-        LIBRARIES,
-        PRELOADED,
-        QUIET_ARROW,
-        library_imports,
-        preloaded_imports,
-        render_imports,
-    )
+    def await_end(self, number: int, seconds: float) -> None:
+        """Do nothing: the server waits for processes of its own machine itself."""
 
-    threads = str(job.clients.threads)
-    # A command's processes are not forked from here: what they import is their own.
-    source = None if job.train.command is not None else job.train.source
-    imports = library_imports(source) if source is not None else []
-    preload = [] if job.train.command is not None else job.train.preload
-    # Libraries that warn, in each process that training code forks, of what is as it should be.
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "KMP_WARNINGS": "off"}
-    return {
-        LIBRARIES: render_imports(imports),
-        PRELOADED: render_imports(preloaded_imports(source, preload)),
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-        **{name: os.environ.get(name, value) for name, value in quiet.items()},
-        **QUIET_ARROW,
-    }
+    @property
+    def causes(self) -> Mapping[str, str]:
+        """Nothing: the process host knows the exit codes of this machine's processes."""
+        return {}
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Do nothing: the process host ends the workers."""

@@ -79,6 +79,21 @@ class ProcessHost:
         """Return exit codes by process name, as :attr:`multiprocessing.Process.exitcode`."""
         return {name: process.exitcode for name, process in self._processes.items()}
 
+    def sentinels(self) -> list[int]:
+        """Return descriptors that become readable when a process ends, one for each."""
+        return [process.sentinel for process in self._processes.values()]
+
+    def take_ended(self) -> Mapping[str, int]:
+        """Return exit codes of the processes that have ended, by name, and forget them."""
+        codes = {
+            name: code
+            for name, process in self._processes.items()
+            if (code := process.exitcode) is not None
+        }
+        for name in codes:
+            self._processes.pop(name).close()
+        return codes
+
     def wait_for_any(self, seconds: float) -> None:
         """Wait until one of the live processes has ended, for at most ``seconds``."""
         living = [process for process in self._processes.values() if process.exitcode is None]

@@ -6,19 +6,26 @@ import os
 import select
 import signal
 import socket
+import struct
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import NamedTuple
 
+from flstream.engines.engine import Engine
 from flstream.engines.process_tree import kill_descendants
-from flstream.engines.worker_sockets import WorkerSockets, worker_socket_pairs
-from flstream.errors import AbortedError, WorkerLostError
+from flstream.engines.worker_sockets import WorkerSockets
+from flstream.errors import AbortedError, FlstreamError, WorkerLostError
 from flstream.transport.channel import AbortSignal
 
-_NAME_BYTES = 256
-_PID_BYTES = 8
-# A reply is a pid with the file descriptors of the sockets, or an error message without any.
+# Kinds of requests: start a worker of a name, kill one, and wait for the end of one.
+_START, _KILL, _AWAIT = b"s", b"k", b"w"
+_NUMBER = struct.Struct("<Q")
+_AWAITED = struct.Struct("<Qd")
+_REQUEST_BYTES = 256
+# A reply is the worker's pid and number with the file descriptors of its sockets, or an error
+# message without any.
+_STARTED = struct.Struct("<QQ")
 _REPLY_BYTES = 1024
 
 
@@ -26,21 +33,29 @@ class SpawnedWorker(NamedTuple):
     """A worker that was started.
 
     Attributes:
-        pid: pid of the worker's process.
-        end: the server's ends of the sockets to the worker.
+        pid: Pid of the worker's process, on its node.
+        end: The server's ends of the sockets to the worker.
+        remote: How to end it where it is on another node; None for a process of this machine.
     """
 
     pid: int
     end: WorkerSockets
+    remote: RemoteWorker | None = None
 
     def kill(self) -> None:
         """Kill the worker's process and those that it has started, with SIGKILL."""
+        if self.remote is not None:
+            self.remote.kill()
+            return
         kill_descendants(self.pid)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def await_end(self, seconds: float) -> None:
         """Wait until the worker's process has closed all its files, for at most ``seconds``."""
+        if self.remote is not None:
+            self.remote.await_end(seconds)
+            return
         try:
             process = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -57,7 +72,7 @@ class WorkerSpawner:
     """Client of the launcher's :class:`SpawnService`, for use in the server. It is thread-safe.
 
     Args:
-        launcher: socket that the :class:`SpawnService` serves.
+        launcher: Socket that the :class:`SpawnService` serves.
     """
 
     def __init__(self, launcher: socket.socket) -> None:
@@ -65,22 +80,22 @@ class WorkerSpawner:
         self._turn = threading.Lock()
 
     def spawn(self, name: str, abort: AbortSignal) -> SpawnedWorker:
-        """Have the launcher start a worker, and wait until it has.
+        """Have the launcher's engine start a worker, and wait until it has.
 
         Args:
-            name: name of the worker.
-            abort: signal that the run is being stopped.
+            name: Name of the worker.
+            abort: Signal that the run is being stopped.
 
         Returns:
             The started worker.
 
         Raises:
-            WorkerLostError: the worker's process could not be started.
-            AbortedError: the run is being stopped, or the launcher is gone.
+            WorkerLostError: The worker's process could not be started.
+            AbortedError: The run is being stopped, or the launcher is gone.
         """
         with self._turn:
             try:
-                self._launcher.send(name.encode())
+                self.request(_START, name.encode())
                 poll = select.poll()
                 for each in (self._launcher, abort):
                     poll.register(each.fileno(), select.POLLIN)
@@ -92,8 +107,9 @@ class WorkerSpawner:
             except OSError as error:
                 raise AbortedError(f"the launcher is gone: {error}") from error
         if len(fds) == count:
-            ends = [socket.socket(fileno=fd) for fd in fds]
-            return SpawnedWorker(int.from_bytes(reply, "little"), WorkerSockets(*ends))
+            ends = WorkerSockets(*(socket.socket(fileno=fd) for fd in fds))
+            pid, number = _STARTED.unpack(reply)
+            return SpawnedWorker(pid, ends, RemoteWorker(self, number) if number else None)
         for fd in fds:
             os.close(fd)
         if fds:
@@ -102,21 +118,55 @@ class WorkerSpawner:
             raise WorkerLostError(f"its process could not be started: {reply.decode()}")
         raise AbortedError("the launcher is gone")
 
+    def request(self, kind: bytes, argument: bytes) -> None:
+        """Send a request to the launcher; one of each thread arrives in one piece.
 
-class SpawnService:
-    """Thread of the launcher that starts workers at the server's request.
+        Raises:
+            OSError: The launcher is gone.
+        """
+        self._launcher.send(kind + argument)
 
-    Args:
-        start: function that starts a worker, given its name and its ends of the sockets, and
-            returns the pid of its process.
+    def await_end(self, number: int, seconds: float) -> None:
+        """Wait until a worker on another node has ended, for at most ``seconds``."""
+        with self._turn, suppress(OSError):
+            self.request(_AWAIT, _AWAITED.pack(number, seconds))
+            self._launcher.recv(_REPLY_BYTES)
+
+
+class RemoteWorker(NamedTuple):
+    """A worker on another node, which the launcher's engine ends.
 
     Attributes:
-        theirs: the server's end of the socket for requests.
+        spawner: The way to the launcher.
+        number: Number by which the engine knows the worker.
     """
 
-    def __init__(self, start: Callable[[str, WorkerSockets], int]) -> None:
-        self._start = start
-        # A socket of packets: each name arrives in one piece.
+    spawner: WorkerSpawner
+    number: int
+
+    def kill(self) -> None:
+        """Have it killed; if the launcher is gone, it ends without."""
+        with suppress(OSError):
+            self.spawner.request(_KILL, _NUMBER.pack(self.number))
+
+    def await_end(self, seconds: float) -> None:
+        """Wait until it has ended, for at most ``seconds``."""
+        self.spawner.await_end(self.number, seconds)
+
+
+class SpawnService:
+    """Thread of the launcher that has an engine start workers at the server's request.
+
+    Args:
+        engine: Where the workers come from; it is closed with this.
+
+    Attributes:
+        theirs: The server's end of the socket for requests.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # A socket of packets: each request arrives in one piece.
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._thread = threading.Thread(target=self._serve, name="spawn_service", daemon=True)
 
@@ -125,31 +175,52 @@ class SpawnService:
         self.theirs.close()
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop the thread; no workers are started any more."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Stop the thread, and close the engine; no workers are started any more.
+
+        Args:
+            seconds: Time that workers of other nodes have to end by themselves.
+        """
         with suppress(OSError):
             self._ours.shutdown(socket.SHUT_RDWR)
+        self._engine.close(seconds)  # whoever waits in it waits no longer
         if self._thread.ident is not None:
             self._thread.join()
         self._ours.close()
         self.theirs.close()
 
     def _serve(self) -> None:
-        # Closing the socket however this ends keeps the server from waiting for a reply.
-        with self._ours, suppress(OSError):
-            while name := self._ours.recv(_NAME_BYTES).decode():
-                self._spawn(name)
+        # Closing the socket however this ends keeps the server from waiting for a reply. What takes
+        # long is done one after another by a thread of its own, so that workers can be killed
+        # meanwhile.
+        with self._ours, ThreadPoolExecutor(1, "worker-starts") as starts, suppress(OSError):
+            while packet := self._ours.recv(_REQUEST_BYTES):
+                kind, argument = packet[:1], packet[1:]
+                match kind:
+                    case b"s":
+                        starts.submit(self._start, argument.decode())
+                    case b"k":
+                        self._engine.kill(*_NUMBER.unpack(argument))
+                    case b"w":
+                        starts.submit(self._await, *_AWAITED.unpack(argument))
 
-    def _spawn(self, name: str) -> None:
-        # The worker and the server see a socket close only if no end of it stays open here.
-        with ExitStack() as stack:
+    def _start(self, name: str) -> None:
+        with suppress(OSError):  # the server is gone
             try:
-                ours, theirs = worker_socket_pairs()
-                stack.callback(ours.close)
-                stack.callback(theirs.close)
-                pid = self._start(name, theirs)
+                worker = self._engine.start(name)
             except Exception as error:  # the server needs a reply in any case
-                self._ours.send(f"{type(error).__name__}: {error}".encode()[:_REPLY_BYTES])
+                reason = str(error) if isinstance(error, FlstreamError) else _in_words(error)
+                self._ours.send(reason.encode()[:_REPLY_BYTES])
                 return
-            reply = pid.to_bytes(_PID_BYTES, "little")
-            socket.send_fds(self._ours, [reply], [end.fileno() for end in ours])
+            with closing(worker.ends):
+                reply = _STARTED.pack(worker.pid, worker.number)
+                socket.send_fds(self._ours, [reply], [end.fileno() for end in worker.ends])
+
+    def _await(self, number: int, seconds: float) -> None:
+        self._engine.await_end(number, seconds)
+        with suppress(OSError):
+            self._ours.send(b"ended")
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 from flstream.job.aggregation_method import WEIGHTED, cohort_problems
 from flstream.job.bodies import optimizer_bodies, senders
 from flstream.job.conditions import StopCondition, read_condition
+from flstream.job.engine_section import EngineSection
 from flstream.job.filters import FiltersSection
 from flstream.job.key import join, workflow_name
 from flstream.job.privacy import EPSILON, PrivacySection, privacy_problems
@@ -79,6 +80,7 @@ class Job(Section):
     filters: FiltersSection = FiltersSection()
     streaming: StreamingSection = StreamingSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
+    engine: EngineSection = EngineSection()
     tracking: TrackingSection = TrackingSection()
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 
-from flstream.telemetry.events import Metrics, PrivacySpent
+from flstream.telemetry.events import Metrics, NodesAwaited, PrivacySpent
 from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
@@ -128,3 +129,13 @@ def shown_path(path: Path) -> str:
     """Return a path relative to the working directory if it is below it, else unchanged."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
+
+
+def nodes_awaited(event: NodesAwaited) -> str:
+    """Return what a run waits for before it begins."""
+    return f"waiting for {counted(event.nodes, 'node')}"
+
+
+def join_command(event: NodesAwaited) -> str:
+    """Return the command that has a node join a run."""
+    return f"flstream join {event.address} --key-file {shlex.quote(event.key_file)}"

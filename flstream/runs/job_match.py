@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from flstream.errors import UsageError
 from flstream.job import Job, JobError, Key, job_keys
+from flstream.job.engine_section import EngineSection
 from flstream.job.filters import FilterList
 from flstream.job.free_values import PlainValue
 from flstream.job.hocon import read_hocon
@@ -21,7 +22,9 @@ from flstream.runs.run_directory import RunDirectory
 
 # Keys, besides rounds, whose value may change on resume. They do not affect a model's bits, and a
 # run whose disk is full may have no other way to go on.
-_FREE = {"checkpoints.keep", "tracking.type", "tracking.args"}
+_FREE = {"checkpoints.keep", "tracking.type", "tracking.args"} | {
+    f"engine.{name}" for name in EngineSection.model_fields
+}
 _NOT_GIVEN = "not given"
 _FOLDER = re.compile(r'"/[^"]*/(?=[^"/]+\.py:)')
 
@@ -29,9 +32,9 @@ _FOLDER = re.compile(r'"/[^"]*/(?=[^"/]+\.py:)')
 def check_same_job(job: Job, run: RunDirectory) -> None:
     """Check that a job is that of a run, by its keys and by the contents of its files.
 
-    Only ``rounds`` (to more), ``checkpoints.keep`` and ``tracking`` may differ. The files may have
-    been moved, unless the run was made by an earlier version, which did not record their contents:
-    then their paths are compared.
+    Only ``rounds`` (to more), ``checkpoints.keep``, ``tracking`` and ``engine`` may differ. The
+    files may have been moved, unless the run was made by an earlier version, which did not record
+    their contents: then their paths are compared.
 
     Args:
         job: The job.
@@ -113,8 +116,8 @@ def _sentence(run: RunDirectory, differences: Sequence[str], changed: Sequence[s
         )
     return (
         f"the run in {run.path} was made by another job: {message}; give the job it was made by "
-        "(its rounds may be more, and its checkpoints.keep and tracking others), or leave out "
-        "--resume to start a new run"
+        "(its rounds may be more, and its checkpoints.keep, tracking and engine others), or leave "
+        "out --resume to start a new run"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -94,11 +95,19 @@ class RoundSummary(msgspec.Struct):
 
 
 class MemorySummary(msgspec.Struct):
-    """Peaks in bytes: of the server, of each site, and of the whole run at one time."""
+    """Peaks in bytes: of the server, of each site, and of the whole run at one time.
+
+    Attributes:
+        server: The server.
+        clients: Each site, or each worker that sites share.
+        peak_total_pss: All processes of the launcher's machine at one time, and those of each node.
+        nodes: All processes of each node at one time; none where all are on one machine.
+    """
 
     server: ProcessMemory = msgspec.field(default_factory=ProcessMemory)
     clients: dict[str, ProcessMemory] = msgspec.field(default_factory=dict)
     peak_total_pss: int = 0
+    nodes: dict[str, int] | UnsetType = UNSET
 
 
 class Summary(msgspec.Struct):
@@ -185,7 +194,11 @@ class RunningSummary:
         self._causes += causes
 
     def close(
-        self, peaks: Mapping[str, ProcessMemory], peak_total_pss: int, wall_seconds: float
+        self,
+        peaks: Mapping[str, ProcessMemory],
+        peak_total_pss: int,
+        wall_seconds: float,
+        nodes: Mapping[str, int] = MappingProxyType({}),
     ) -> Summary:
         """Add what only the launcher knows, and return the summary.
 
@@ -193,11 +206,12 @@ class RunningSummary:
             peaks: Peaks of each process, by name.
             peak_total_pss: Bytes of all of them at one time, at the most.
             wall_seconds: Seconds since the run began or was resumed.
+            nodes: Bytes of all processes of each node at one time, at the most.
         """
         summary = self.summary
         sites = {name: peaks[name] for name in self._history.facts.processes if name in peaks}
         server = peaks.get(SERVER, ProcessMemory())
-        summary.memory = MemorySummary(server, sites, peak_total_pss)
+        summary.memory = MemorySummary(server, sites, peak_total_pss, dict(nodes) or UNSET)
         summary.wall_seconds = self._earlier_seconds + wall_seconds
         return summary
 

@@ -6,17 +6,16 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
-from flstream.client.code import train_code
-from flstream.client.worker_info import WorkerInfo
-from flstream.engines.local import host_for
+from flstream.engines.fork_server import host_for
+from flstream.engines.join import NodeReports
 from flstream.engines.processes import ProcessHost
 from flstream.engines.spawning import SpawnService
-from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import AbortedError, SimulationError, StreamingError
 from flstream.job import Job, render_job
 from flstream.runs.counted_events import Status
@@ -26,15 +25,17 @@ from flstream.runs.job_files import render_files
 from flstream.runs.resume import ResumePoint, take_up
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import RunningSummary, Summary
-from flstream.server.stream_settings import stream_settings
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.model_builder import builder_main
 from flstream.simulation.server_process import server_main
 from flstream.simulation.tracker_process import TrackerProcess
-from flstream.simulation.worker_process import worker_main
+from flstream.simulation.workers import start_engine
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
+    NodeEvent,
+    NodeJoined,
+    NodeLost,
     ProcessEnded,
     ProcessReady,
     Progress,
@@ -77,8 +78,8 @@ def simulate(
         listener: function called with every event as it happens, and with the sampler of the
             processes' memory.
         resume: point at which the run resumes; None for a new run.
-        host: process host that is prepared for the job (see :mod:`flstream.engines.local`); None
-            for a new one. It is closed at the end.
+        host: process host that is prepared for the job (see
+            :mod:`flstream.engines.fork_server`); None for a new one. It is closed at the end.
 
     Returns:
         The content of ``summary.json``.
@@ -97,10 +98,12 @@ def simulate(
     with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
             follower = _Follower(running, sampler, listener)
+            reports = NodeReports(follower.note_node, sampler.take, sampler.forget)
             try:
                 with (
                     host,
-                    closing(_spawn_service(job, run, host, sampler)) as spawn_service,
+                    closing(start_engine(job, run, host, sampler, reports, stop)) as engine,
+                    closing(SpawnService(engine)) as spawn_service,
                     ExitStack() as stack,
                 ):
                     server = _start(job, run, host, sampler, resume, spawn_service)
@@ -108,16 +111,22 @@ def simulate(
                         tracker = TrackerProcess.start(job.tracking, job.name, run, host, sampler)
                         follower.tracker = stack.enter_context(closing(tracker))
                     status = follower.follow(server, stop, host)
-                    spawn_service.close()
+                    spawn_service.close(_EXIT_SECONDS if status == "finished" else 0.0)
                     if status == "finished":
                         host.wait(_EXIT_SECONDS)
-                    follower.explain(host)
+                    follower.explain(host, engine.causes)
+            except SimulationError as error:
+                follower.fail(str(error))
+            except AbortedError:
+                follower.stop()
             except (OSError, EOFError) as error:
                 follower.fail(
                     f"the processes of the run could not be started: {error}; look for what ended "
                     f"them in {run.path}, and start the run again with --resume"
                 )
-        summary = running.close(sampler.peaks(), sampler.peak_total_pss, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        summary = running.close(sampler.peaks(), sampler.peak_total_pss, seconds, sampler.nodes)
+        summary.warnings += follower.warnings
         run.tidy()
         try:
             run.write(run.summary, summary.to_json())
@@ -164,47 +173,6 @@ def _start(
         return events.dup()
 
 
-def _spawn_service(
-    job: Job, run: RunDirectory, host: ProcessHost, sampler: MemorySampler
-) -> SpawnService:
-    """Create the service that starts workers at the server's request."""
-    code, threads = train_code(job.train), job.clients.threads
-
-    def start(name: str, end: WorkerSockets) -> int:
-        pid = host.start(name, worker_main, _worker_info(job, run, name), run, code, threads, end)
-        sampler.watch(name, pid)
-        return pid
-
-    return SpawnService(start)
-
-
-def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
-    is_own, gpus = job.clients.workers == job.clients.count, job.clients.gpus
-    return WorkerInfo(
-        name=name,
-        site=name if is_own else None,
-        index=job.clients.site_names.index(name) if is_own else None,
-        job=job.name,
-        clients=job.clients.count,
-        rounds=job.planned_rounds,
-        seed=job.seed,
-        sites_folder=str(run.sites),
-        job_folder=str(job.folder),
-        gpus=gpus[job.clients.worker_names.index(name) % len(gpus)] if gpus else None,
-        site_args=job.clients.args,
-        model_args=job.model.args,
-        alias=job.train.alias,
-        exchange_format=job.train.exchange_format,
-        streaming=stream_settings(job, job.train.exchange_format),
-        include=job.aggregation.include,
-        exclude=job.aggregation.exclude,
-        optimizer_state=job.train.optimizer_state,
-        optimizer_moments=job.train.optimizer_moments,
-        filters_up=job.filters.up,
-        filters_down=job.filters.down,
-    )
-
-
 def _hint(name: str, code: int) -> str:
     out_of_memory = name == BUILDER and code == -signal.SIGKILL
     return ": the machine may have too little memory for the model" if out_of_memory else ""
@@ -220,12 +188,15 @@ class _Follower:
 
     Attributes:
         tracker: process that is woken with every event; None for none.
+        warnings: what befell the nodes of the run.
     """
 
     def __init__(
         self, running: RunningSummary, sampler: MemorySampler, listener: Listener | None
     ) -> None:
         self.tracker: TrackerProcess | None = None
+        self.warnings: list[str] = []
+        self._showing = threading.Lock()
         self._running = running
         self._sampler = sampler
         self._listener = listener
@@ -264,8 +235,29 @@ class _Follower:
         if self._running.status == "running":
             self._take(RunFinished(status="failed", error=error))
 
-    def explain(self, host: ProcessHost) -> None:
-        """Add the signals that killed processes to the error of a failed run."""
+    def stop(self) -> None:
+        """Mark the run as stopped, unless it has ended already."""
+        if self._running.status == "running":
+            self._take(RunFinished(status="stopped", error="the run was stopped"))
+
+    def note_node(self, event: NodeEvent) -> None:
+        """Show an event of a node, and keep what is a warning; any thread may call this."""
+        if isinstance(event, NodeLost):
+            self.warnings.append(f"node {event.node}: {event.reason}")
+        elif isinstance(event, NodeJoined) and event.other_processor:
+            self.warnings.append(
+                f"node {event.node} has another processor ({event.other_processor}), which may "
+                "round otherwise"
+            )
+        self._show(event)
+
+    def explain(self, host: ProcessHost, elsewhere: Mapping[str, str]) -> None:
+        """Add what killed processes to the error of a failed run.
+
+        Args:
+            host: host of this machine's processes.
+            elsewhere: why workers of other nodes have ended, by name.
+        """
         if self._running.status != "failed":
             return
         host.wait_for_any(_EXPLAIN_SECONDS)
@@ -277,6 +269,7 @@ class _Follower:
             for name, code in host.exit_codes().items()
             if code is not None and code < 0 and self._is_unexplained(name)
         ]
+        killed += [why for name, why in elsewhere.items() if self._is_unexplained(name)]
         self._running.explain(killed)
 
     def _is_unexplained(self, name: str) -> bool:
@@ -291,7 +284,7 @@ class _Follower:
             while self._running.status == "running":
                 self._take(channel.receive(timeout=max(deadline - time.monotonic(), 0.0)))
         except StreamingError:
-            self._take(RunFinished(status="stopped", error="the run was stopped"))
+            self.stop()
 
     def _take(self, event: AnyEvent) -> None:
         self._running.apply(event)
@@ -299,12 +292,16 @@ class _Follower:
             self.tracker.wake()
         if isinstance(event, ProcessReady):
             self._sampler.note(event.process, idle_rss=event.idle_rss)
-            if event.others:
+            if event.others and self._sampler.watches(event.process):
                 self._sampler.watch(event.process, event.pid, event.others)
         elif isinstance(event, ProcessEnded):
             self._sampler.note(event.process, peak_rss=event.peak_rss)
-        if self._listener is not None:
-            try:
-                self._listener(event, self._sampler)
-            except OSError:
-                self._listener = None  # its terminal is gone, which does not concern the run
+        self._show(event)
+
+    def _show(self, event: AnyEvent) -> None:
+        with self._showing:
+            if self._listener is not None:
+                try:
+                    self._listener(event, self._sampler)
+                except OSError:
+                    self._listener = None  # its terminal is gone, which does not concern the run

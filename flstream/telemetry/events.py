@@ -472,6 +472,48 @@ class Progress(Event, tag="progress"):
     workers: dict[str, WorkerActivity] = {}
 
 
+class NodesAwaited(Event, tag="nodes_awaited"):
+    """A run waits for nodes. Events of nodes are shown, and not kept: they change no bit.
+
+    Attributes:
+        address: Where they join, ``HOST:PORT``.
+        key_file: Path of the file with the key that they need.
+        nodes: How many have to join.
+    """
+
+    address: str
+    key_file: str
+    nodes: int
+
+
+class NodeJoined(Event, tag="node_joined"):
+    """A node has joined the run.
+
+    Attributes:
+        node: Name of the node.
+        cpus: How many workers it has room for.
+        other_processor: Name of its processor, if it is another one than the launcher's, which may
+            round otherwise; else empty.
+    """
+
+    node: str
+    cpus: int
+    other_processor: str = ""
+
+
+class NodeLost(Event, tag="node_lost"):
+    """A node, and with it its workers, is lost to the run, or could not join it.
+
+    Attributes:
+        node: Name of the node.
+        reason: Clause that says why.
+    """
+
+    node: str
+    reason: str
+
+
+NodeEvent = NodesAwaited | NodeJoined | NodeLost
 AnyEvent = (
     RunStarted
     | RunResumed
@@ -497,6 +539,9 @@ AnyEvent = (
     | EffectDone
     | RunFinished
     | Progress
+    | NodesAwaited
+    | NodeJoined
+    | NodeLost
 )
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

@@ -49,6 +49,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
         rss: Resident bytes, with shared pages.
         uss: Bytes of the process alone; None where they were not read at this tick.
         pss: Proportional share in bytes; None where it was not read or the system lacks it.
+        node: Name of the node that the process is on; None for the machine of the launcher.
     """
 
     time: float
@@ -56,6 +57,7 @@ class Sample(msgspec.Struct, omit_defaults=True):
     rss: int
     uss: int | None = None
     pss: int | None = None
+    node: str | None = None
 
 
 class ProcessMemory(msgspec.Struct):
@@ -141,6 +143,20 @@ class _RoughPeak(NamedTuple):
     processes: int = 0
 
 
+class NodeMemory(msgspec.Struct, frozen=True):
+    """What the sampler of another node has measured since the last time.
+
+    Attributes:
+        samples: The samples.
+        peaks: Peaks of each process so far, by name.
+        peak_total_pss: Highest sum of PSS over the node's processes so far, in bytes.
+    """
+
+    samples: list[Sample] = []
+    peaks: dict[str, ProcessMemory] = {}
+    peak_total_pss: int = 0
+
+
 class MemorySampler:
     """Samples processes on a thread of its own, and writes each sample as a line of JSON.
 
@@ -148,14 +164,19 @@ class MemorySampler:
 
     Args:
         path: Path of the file for the samples, or None.
+        keeps: Whether samples are kept for :meth:`collect`.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, keeps: bool = False) -> None:
         self._file: IO[bytes] | None = path.open("ab", buffering=0) if path else None
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
         self._peaks: dict[str, ProcessMemory] = {}
+        self._kept: list[Sample] | None = [] if keeps else None
+        # RSS of the processes of other nodes at their last sample, and PSS, by node.
+        self._rss_elsewhere: dict[str, dict[str, int]] = {}
+        self._pss_elsewhere: dict[str, int] = {}
         self._started = 0  # number of processes so far
         self._peak_total_pss = 0
         self._rough_peak = _RoughPeak()
@@ -178,12 +199,54 @@ class MemorySampler:
             self._started += 1
             self._peaks.setdefault(name, ProcessMemory())
 
+    def watches(self, name: str) -> bool:
+        """Return whether a process of this name lives here, and is not one of another node."""
+        with self._lock:
+            return name in self._watched
+
     def note(self, name: str, *, idle_rss: int = 0, peak_rss: int = 0) -> None:
         """Take what a process reported: RSS after its imports, high-water mark at its end."""
         with self._lock:
             memory = self._peaks.setdefault(name, ProcessMemory())
             memory.idle_rss = idle_rss or memory.idle_rss
             memory.peak_rss = max(memory.peak_rss, peak_rss)
+
+    def collect(self) -> NodeMemory:
+        """Return what was measured since the last call, for another node's :meth:`take`."""
+        with self._lock:
+            samples, self._kept = self._kept or [], [] if self._kept is not None else None
+        return NodeMemory(samples, dict(self.peaks()), self.peak_total_pss)
+
+    def take(self, node: str, memory: NodeMemory, seconds_ahead: float = 0.0) -> None:
+        """Take what the sampler of another node has measured.
+
+        Args:
+            node: Name of the node.
+            memory: What it has measured.
+            seconds_ahead: How far the node's clock is ahead of this one.
+        """
+        with self._lock:
+            self._rss_elsewhere[node] = {each.process: each.rss for each in memory.samples}
+            self._pss_elsewhere[node] = memory.peak_total_pss
+            for sample in memory.samples:
+                sample.node = node
+                sample.time -= seconds_ahead
+                self._write(self._encoder.encode(sample) + b"\n")
+            for name, theirs in memory.peaks.items():
+                peak = self._peaks.setdefault(name, ProcessMemory())
+                peak.peak_rss = max(peak.peak_rss, theirs.peak_rss)
+                peak.peak_uss = max(peak.peak_uss, theirs.peak_uss)
+
+    @property
+    def nodes(self) -> Mapping[str, int]:
+        """Highest sum of PSS over the processes of each other node, in bytes, by node."""
+        with self._lock:
+            return dict(self._pss_elsewhere)
+
+    def forget(self, node: str) -> None:
+        """Take the processes of a node that is lost for ended."""
+        with self._lock:
+            self._rss_elsewhere.pop(node, None)
 
     def peaks(self) -> Mapping[str, ProcessMemory]:
         """Return the peaks of every process so far, by name."""
@@ -193,7 +256,8 @@ class MemorySampler:
     def current_rss(self) -> Mapping[str, int]:
         """Return the RSS in bytes of every living process at the last tick, by name."""
         with self._lock:
-            return {name: watched.rss for name, watched in self._watched.items()}
+            here = {name: watched.rss for name, watched in self._watched.items()}
+            return {k: v for each in (*self._rss_elsewhere.values(), here) for k, v in each.items()}
 
     @property
     def peak_total_pss(self) -> int:
@@ -201,9 +265,11 @@ class MemorySampler:
 
         Where PSS was not read at a tick, it is estimated from RSS. While some processes were last
         read before the newest one started, a sum counts twice the pages that they share with it.
-        Such a sum counts only until there is a better one of as many processes.
+        Such a sum counts only until there is a better one of as many processes. The peaks of other
+        nodes are added, though they may have been at other times.
         """
-        return max(self._peak_total_pss, self._rough_peak.total)
+        here = max(self._peak_total_pss, self._rough_peak.total)
+        return here + sum(self.nodes.values())
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):
@@ -218,6 +284,8 @@ class MemorySampler:
                     del self._watched[name]
                     continue
                 self._write(self._encoder.encode(sample) + b"\n")
+                if self._kept is not None:
+                    self._kept.append(sample)
             total = sum(max(each.rss - each.shared, 0) for each in self._watched.values())
             count = len(self._watched)
             rough = self._rough_peak

@@ -11,6 +11,7 @@ from contextlib import closing
 
 import pytest
 
+from flstream.engines.local import LocalEngine
 from flstream.engines.spawning import SpawnedWorker, SpawnService, WorkerSpawner
 from flstream.engines.worker_sockets import worker_socket_pairs
 from flstream.errors import AbortedError, WorkerLostError
@@ -23,7 +24,7 @@ def connect():
     services, sockets = [], []
 
     def connect_to_server(start):
-        spawn_service = SpawnService(start)
+        spawn_service = SpawnService(LocalEngine(start))
         services.append(spawn_service)
         # Another process has a descriptor of its own, which closing the spawn service leaves open.
         theirs = spawn_service.theirs.dup()
@@ -124,7 +125,7 @@ def test_a_run_that_is_stopped_starts_no_more(connect, never):
 
 
 def test_a_service_that_never_began_can_be_closed():
-    SpawnService(lambda name, end: 7).close()
+    SpawnService(LocalEngine(lambda name, end: 7)).close()
 
 
 def test_a_worker_can_be_killed_more_than_once():

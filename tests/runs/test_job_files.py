@@ -146,7 +146,7 @@ def test_keys_and_files_that_differ_are_named_together(folder: Path, run: RunDir
         "workflow.args.hops is 3 there and 4 here; ",
         "workflow.args.more is not given there and [1] here; ",
         "client.py was changed since the run began",
-        "its checkpoints.keep and tracking others), or leave out --resume",
+        "its checkpoints.keep, tracking and engine others), or leave out --resume",
     ):
         assert words in said
 

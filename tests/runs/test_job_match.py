@@ -42,7 +42,7 @@ def test_how_many_checkpoints_are_kept_may_change(tmp_path, keep):
     with pytest.raises(UsageError) as caught:
         plan_resume(a_job(checkpoints={"keep": keep}, seed=9), run)
     assert "seed is 0 there and 9 here; give the job it was made by" in str(caught.value)
-    assert "and its checkpoints.keep and tracking others" in str(caught.value)
+    assert "and its checkpoints.keep, tracking and engine others" in str(caught.value)
 
 
 def test_a_job_with_everything_in_it_is_the_same_as_itself_written_out(tmp_path):

@@ -210,7 +210,7 @@ def test_processes_that_cannot_be_started_make_a_failed_run_with_a_summary(
     def refuse(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("flstream.engines.spawning.worker_socket_pairs", refuse)
+    monkeypatch.setattr("flstream.engines.local.worker_socket_pairs", refuse)
     run = jobs.run(noise)
     assert run.summary.status == "failed"
     assert "Too many open files" in run.summary.error

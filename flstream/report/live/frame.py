@@ -20,6 +20,7 @@ from flstream.report.text import (
     format_left,
     format_metric,
     format_metrics,
+    join_command,
     pieces,
     steady_bytes,
 )
@@ -74,6 +75,8 @@ def render(
         if rows:
             top += gap + rows
         top += _past(state, width, height - len(top) - len(bottom))
+    elif state.awaited is not None:
+        top.append(Text(join_command(state.awaited)))
     lines = [*top, *bottom][:height]
     for line in lines:
         line.no_wrap = True

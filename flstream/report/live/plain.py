@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from flstream.report.text import counted, format_clock, format_metrics, pieces, privacy_words
+from flstream.report.text import (
+    counted,
+    format_clock,
+    format_metrics,
+    join_command,
+    nodes_awaited,
+    pieces,
+    privacy_words,
+)
 from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import (
     AnyEvent,
@@ -13,6 +21,9 @@ from flstream.telemetry.events import (
     ModelReady,
     ModelsCollected,
     ModelScored,
+    NodeJoined,
+    NodeLost,
+    NodesAwaited,
     Progress,
     RoundFinished,
     RoundStarted,
@@ -128,6 +139,14 @@ class PlainView:
                 return f"{printable(event.site)} is asked no more: it failed {times} in a row"
             case EndedEarly():
                 return f"the job ends after round {event.round}: {printable(event.reason)}"
+            case NodesAwaited():
+                return f"{nodes_awaited(event)}: {join_command(event)}"
+            case NodeJoined():
+                return (
+                    f"{printable(event.node)} joined, with room for {counted(event.cpus, 'worker')}"
+                )
+            case NodeLost():
+                return f"warning: node {printable(event.node)}: {printable(event.reason)}"
             case RunResumed():
                 return "; ".join(["the run goes back", *map(printable, event.warnings)])
             case Warned():

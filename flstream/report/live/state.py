@@ -15,6 +15,7 @@ from msgspec import structs
 from flstream.report.live.pace import Pace
 from flstream.report.live.site_state import GONE, WORKING, RecentFailure, SiteProgress
 from flstream.report.live.throughput import Throughput
+from flstream.report.text import counted, nodes_awaited
 from flstream.runs.counted_events import CountedEvents
 from flstream.runs.round_record import RoundRecord
 from flstream.telemetry.events import (
@@ -27,6 +28,8 @@ from flstream.telemetry.events import (
     ModelReady,
     ModelsCollected,
     ModelScored,
+    NodeJoined,
+    NodesAwaited,
     ProcessReady,
     Progress,
     RoundFinished,
@@ -55,6 +58,7 @@ class RunState:
 
     Attributes:
         phase: what the run as a whole does.
+        awaited: nodes that are waited for, or were.
         aggregator: site that folds the round's updates; empty for the server.
         began: when it began, in seconds since the epoch.
         model_bytes: size of the model, 0 until it is known.
@@ -83,6 +87,7 @@ class RunState:
     rounds: int = 0
     round: int = 0
     phase: str = "starting"
+    awaited: NodesAwaited | None = None
     aggregator: str = ""
     mode: str = ""
     chunk_size: int = 0
@@ -114,6 +119,7 @@ class RunState:
     _task: str = ""
     _activity_over: int = 0
     _is_over: bool = True
+    _nodes: int = 0
 
     @property
     def history(self) -> Sequence[RoundRecord]:
@@ -151,6 +157,12 @@ class RunState:
                 site = self.sites.get(event.site)
                 if site is not None and event.text is None:
                     site.latest_metrics = {event.key: event.value}
+            case NodesAwaited():
+                self.awaited, self.phase = event, nodes_awaited(event)
+            case NodeJoined():
+                self._nodes += 1
+                if not self.job and self.awaited is not None:
+                    self.phase = f"{self._nodes} of {counted(self.awaited.nodes, 'node')} joined"
             case SiteFailed():
                 self._fail(event)
             case RunStarted():

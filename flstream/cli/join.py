@@ -1,0 +1,74 @@
+"""``flstream join``: run workers of a run on this machine."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flstream.cli.options import seconds
+from flstream.cli.status import DONE, STOPPED
+
+if TYPE_CHECKING:
+    from flstream.engines.node_messages import NodeJob
+
+
+def join(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="Where the run has nodes join.")
+    ],
+    key_file: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="The file with the run's key; it is waited for, like the run."
+        ),
+    ],
+    cpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="How many workers this machine has room for.",
+            show_default="its cores",
+        ),
+    ] = None,
+    wait: Annotated[
+        str, typer.Option(metavar="TIME", help="How long to wait for the run to begin.")
+    ] = "60s",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run workers of a run on this machine: one command on each node of a cluster.
+
+    On one machine: flstream simulate JOB --engine join --bind HOST:PORT --key-file FILE. On each
+    node: flstream join HOST:PORT --key-file FILE, by hand, with ssh or with srun; whichever begins
+    first waits for the other. The nodes have to see the job's folder, the run directory and the
+    key file under the same paths, and to have the same versions of flstream, Python, torch and
+    NumPy.
+
+    It ends with the run; Ctrl-C ends it before that, and the run goes on with the other nodes.
+    """
+    from flstream.engines.fork_server import new_host
+    from flstream.errors import AbortedError
+
+    patience = seconds("--wait", wait)
+    with closing(new_host()) as host:
+        host.begin()  # its imports take longest, and overlap with the waiting
+        import os
+
+        from flstream.simulation.node import run_node
+
+        def report(job: NodeJob) -> None:
+            if not quiet:
+                typer.echo(f"joined the run in {job.run} as {job.node}")
+
+        room = cpus or len(os.sched_getaffinity(0))
+        try:
+            run_node(address, key_file.absolute(), room, patience, host, report)
+        except AbortedError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(STOPPED) from error
+    if not quiet:
+        typer.echo("the run is over")
+    raise typer.Exit(DONE)

@@ -1,0 +1,233 @@
+"""The agent of a node: it starts, watches and kills the workers of a run on its machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from multiprocessing import connection
+from pathlib import Path
+
+from flstream.client.worker_info import WorkerInfo
+from flstream.engines.join import AGENT, NONCE_FILE
+from flstream.engines.key_file import read_key_file
+from flstream.engines.node_messages import (
+    BEAT_SECONDS,
+    SILENT_SECONDS,
+    Beat,
+    KillWorker,
+    LeaveRun,
+    NodeHello,
+    NodeJob,
+    NodeReady,
+    NodeRefused,
+    NodeUnfit,
+    StartWorker,
+    ToNode,
+    WorkerEnded,
+    WorkerRuns,
+)
+from flstream.engines.process_tree import kill_descendants
+from flstream.engines.processes import ProcessHost
+from flstream.engines.worker_sockets import WorkerSockets
+from flstream.errors import (
+    AbortedError,
+    ChannelClosedError,
+    FlstreamError,
+    SimulationError,
+    StreamingError,
+)
+from flstream.telemetry.machine import this_machine
+from flstream.telemetry.memory import MemorySampler
+from flstream.transport.authentication import StartToken
+from flstream.transport.channel import AbortSignal, Deadline, wait_readable
+from flstream.transport.messages import MessageChannel
+from flstream.transport.sockets import SocketChannel
+from flstream.transport.tcp import dial
+
+RUN = "the run"
+"""Name of the launcher at the other end of an agent's connection."""
+
+# Seconds between two looks for a run that is not there yet. There is nothing to wait on: the key
+# file may be on a file system of another machine, and nobody tells when a port is listened on.
+_LOOK_SECONDS = 0.2
+
+StartProcess = Callable[[int, WorkerInfo, WorkerSockets], int]
+"""Function that starts a worker's process under its number, and returns its pid."""
+
+
+def join(address: str, key_file: Path, wait: float, stop: AbortSignal) -> SocketChannel:
+    """Connect to a run, which may begin later than this.
+
+    Args:
+        address: Where the run has nodes join, ``HOST:PORT``.
+        key_file: The file with its key, read anew for each try.
+        wait: Seconds to wait for both.
+        stop: Signal to wait no longer.
+
+    Raises:
+        UsageError: The address is none, or the key file has no key.
+        SimulationError: There is no such run.
+        AbortedError: The signal was set.
+    """
+    until = time.monotonic() + wait
+    while True:
+        key = read_key_file(key_file)
+        flaw = f"there is no key file {key_file}"
+        if key is not None:
+            try:
+                return dial(address, key, RUN, AGENT)
+            except ChannelClosedError as error:
+                flaw = str(error)
+        if time.monotonic() >= until:
+            raise SimulationError(
+                f"no run could be joined within {wait:g} s (--wait): {flaw}; start it with "
+                "flstream simulate JOB --engine join and the same key file"
+            )
+        wait_readable(stop.fileno(), Deadline(_LOOK_SECONDS), None, RUN)
+        if stop.is_set():
+            raise AbortedError("stopped before there was a run")
+
+
+class NodeAgent:
+    """The agent of one run on this machine.
+
+    Args:
+        channel: Connection to the launcher.
+        address: Where it is, for the connections of workers.
+        host: Where processes are started from; their names are the workers' numbers.
+        cpus: How many workers the node has room for.
+
+    Attributes:
+        job: What all workers of the node have in common.
+
+    Raises:
+        SimulationError: The launcher refuses the node; the message says why.
+        StreamingError: The launcher is gone.
+    """
+
+    def __init__(self, channel: SocketChannel, address: str, host: ProcessHost, cpus: int) -> None:
+        self._channel: MessageChannel[ToNode] = MessageChannel(channel, RUN, ToNode)
+        self._address = address
+        self._host = host
+        self._pids: dict[int, int] = {}
+        machine = this_machine()
+        self._channel.send(
+            NodeHello(
+                host=platform.node() or "node",
+                pid=os.getpid(),
+                cpus=cpus,
+                versions=machine.versions,
+                processor=machine.processor,
+                time=time.time(),
+            )
+        )
+        answer = self._channel.receive(SILENT_SECONDS)
+        if isinstance(answer, NodeRefused):
+            raise SimulationError(f"this node cannot join: {answer.reason}")
+        if not isinstance(answer, NodeJob):
+            raise SimulationError(f"the run answered {type(answer).__name__}, out of turn")
+        self.job = answer
+
+    def serve(self, start: StartProcess, stop: AbortSignal) -> None:
+        """Do what the launcher asks for, until the run is over.
+
+        However this ends, no process of the run lives on this node afterwards.
+
+        Args:
+            start: Starts a worker's process.
+            stop: Signal that ends this.
+
+        Raises:
+            SimulationError: The launcher is gone, or the node is of no use to the run.
+            AbortedError: The signal was set.
+        """
+        flaw = self._unfit()
+        if flaw is not None:
+            self._channel.send(NodeUnfit(flaw))
+            raise SimulationError(f"this node cannot join: {flaw}")
+        self._host.prepare(self.job.variables)
+        with self._host, MemorySampler(keeps=True) as sampler:
+            sampler.watch(f"{self.job.node}/{AGENT}", os.getpid())
+            sampler.watch(f"{self.job.node}/fork-server", self._host.fork_server_pid() or 0)
+            try:
+                self._channel.send(NodeReady())
+                over = self._follow(start, sampler, stop)
+            except StreamingError as error:
+                if isinstance(error, AbortedError):
+                    raise
+                raise SimulationError(f"the run is gone: {error}") from error
+            self._host.wait(over.seconds)
+            with suppress(StreamingError):  # the last samples, if somebody still wants them
+                self._channel.send(Beat(time.time(), sampler.collect()))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def _unfit(self) -> str | None:
+        """Return why workers cannot be started here, or None."""
+        try:
+            found = (Path(self.job.run) / NONCE_FILE).read_text()
+        except OSError:
+            found = ""
+        if found == self.job.nonce:
+            return None
+        return (
+            f"{platform.node()} does not see the run directory {self.job.run}; put it and the job "
+            "in a folder that all nodes share (--run-dir)"
+        )
+
+    def _follow(self, start: StartProcess, sampler: MemorySampler, stop: AbortSignal) -> LeaveRun:
+        beaten_at, seen_at = 0.0, time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= beaten_at + BEAT_SECONDS:
+                beaten_at = now
+                self._channel.send(Beat(time.time(), sampler.collect()))
+            waiting = [self._channel.fileno(), stop.fileno(), *self._host.sentinels()]
+            connection.wait(waiting, max(beaten_at + BEAT_SECONDS - now, 0.0))
+            if stop.is_set():
+                raise AbortedError("stopped")
+            if self._channel.has_input():
+                message = self._channel.receive(SILENT_SECONDS)
+                seen_at = time.monotonic()
+                if isinstance(message, LeaveRun):
+                    return message
+                self._take(message, start, sampler)
+            elif time.monotonic() >= seen_at + SILENT_SECONDS:
+                raise ChannelClosedError(f"it gave no sign of life for {SILENT_SECONDS:g} s")
+            for name, status in self._host.take_ended().items():
+                self._pids.pop(int(name), None)
+                self._channel.send(WorkerEnded(int(name), status))
+
+    def _take(self, message: ToNode, start: StartProcess, sampler: MemorySampler) -> None:
+        match message:
+            case StartWorker(number, info):
+                try:
+                    pid = self._start_worker(message, start)
+                except Exception as error:  # the launcher needs an answer in any case
+                    is_ours = isinstance(error, FlstreamError)
+                    reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
+                    self._channel.send(WorkerEnded(number, reason=reason))
+                    return
+                self._pids[number] = pid
+                sampler.watch(info.name, pid)
+                self._channel.send(WorkerRuns(number, pid))
+            case KillWorker(number) if number in self._pids:
+                kill_descendants(self._pids[number])
+                with suppress(ProcessLookupError):
+                    os.kill(self._pids[number], signal.SIGKILL)
+
+    def _start_worker(self, message: StartWorker, start: StartProcess) -> int:
+        """Dial a worker's connections, and hand them to a process of its own."""
+        with ExitStack() as stack:
+            ends = {}
+            for role, key in message.keys.items():
+                channel = dial(self._address, StartToken(key), RUN, role)
+                ends[role] = stack.enter_context(closing(channel.detach()))
+            sockets = WorkerSockets(**ends)
+            return start(message.number, message.info, sockets)

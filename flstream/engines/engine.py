@@ -1,0 +1,65 @@
+"""What a run's workers come from: this machine, or the nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from flstream.engines.worker_sockets import WorkerSockets
+
+
+class StartedWorker(NamedTuple):
+    """A worker that an engine has started.
+
+    Attributes:
+        pid: Pid of the worker's process, on its node.
+        ends: The server's ends of the sockets to the worker.
+        number: Number by which the engine knows the worker; 0 for a process of this machine.
+    """
+
+    pid: int
+    ends: WorkerSockets
+    number: int = 0
+
+
+class Engine(Protocol):
+    """Where workers come from. The launcher has it, and its threads share it.
+
+    The loss of a worker reaches the server as the end of the worker's sockets, whatever the engine.
+    An engine that learns of it by other means, such as a node's silence, ends them itself.
+    """
+
+    def start(self, name: str) -> StartedWorker:
+        """Start a worker, and connect it.
+
+        Args:
+            name: Name of the worker.
+
+        Raises:
+            Exception: It cannot be started; the message says why.
+        """
+        ...
+
+    def kill(self, number: int) -> None:
+        """Kill a worker, and what it has started, unless it has ended."""
+        ...
+
+    def await_end(self, number: int, seconds: float) -> None:
+        """Wait until a worker has closed all its files, for at most ``seconds``."""
+        ...
+
+    @property
+    def causes(self) -> Mapping[str, str]:
+        """Why a worker's last process has ended, as a sentence without a point, by worker's name.
+
+        Of those alone that ended before their time, as far as the engine knows.
+        """
+        ...
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Start nothing more, and end what there is; a second call has no effect.
+
+        Args:
+            seconds: Time that workers have to end by themselves, where this ends them.
+        """
+        ...

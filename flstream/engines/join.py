@@ -1,0 +1,338 @@
+"""The engine of nodes that join: on each, somebody or something runs ``flstream join``."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from flstream.client.worker_info import WorkerInfo
+from flstream.engines.engine import StartedWorker
+from flstream.engines.key_file import make_key_file, remove_key_file
+from flstream.engines.node_messages import (
+    Beat,
+    FromNode,
+    KillWorker,
+    LeaveRun,
+    NodeHello,
+    NodeJob,
+    NodeRefused,
+    StartWorker,
+    WorkerEnded,
+    WorkerRuns,
+)
+from flstream.engines.nodes import Node, NodeWorker
+from flstream.engines.worker_sockets import WorkerSockets
+from flstream.errors import SimulationError, StreamingError, WorkerLostError
+from flstream.job.engine_section import EngineSection
+from flstream.telemetry.events import NodeEvent, NodeJoined, NodeLost, NodesAwaited
+from flstream.telemetry.machine import this_machine
+from flstream.telemetry.memory import NodeMemory
+from flstream.transport.channel import AbortSignal, Deadline, Signal, wait_readable
+from flstream.transport.sockets import SocketChannel
+from flstream.transport.tcp import Admission, TcpListener
+
+AGENT = "agent"
+"""Role of a node's agent, beside those of the connections of workers."""
+
+NONCE_FILE = ".nonce"
+"""File of a run directory by which a node finds out whether it sees the same folder."""
+
+# Libraries whose versions decide bits, and flstream, whose messages have to agree.
+_EQUAL = ("flstream", "python", "torch", "numpy")
+# Seconds in which a worker has to have dialled its connections, and its tokens are of use.
+_START_SECONDS = 30.0
+# Seconds for an agent to end its workers and to say so.
+_END_SECONDS = 3.0
+
+
+class NodeReports(NamedTuple):
+    """Functions that take what is known of nodes. Any thread may call them.
+
+    Attributes:
+        event: Takes events of nodes.
+        memory: Takes the name of a node, what its sampler has measured, and how many seconds its
+            clock is ahead.
+        lost: Takes the name of a node of whose memory nothing more comes.
+    """
+
+    event: Callable[[NodeEvent], None]
+    memory: Callable[[str, NodeMemory, float], None]
+    lost: Callable[[str], None]
+
+
+class JoinEngine:
+    """Starts workers on the nodes that have joined.
+
+    Args:
+        settings: Where nodes join, and how many are waited for.
+        job: What all workers have in common; the name of the node and the nonce are filled in.
+        info: Returns the facts about a worker of a name.
+        reports: Who is told of nodes.
+
+    Raises:
+        UsageError: The address cannot be listened on, or the key file cannot be made.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSection,
+        job: NodeJob,
+        info: Callable[[str], WorkerInfo],
+        reports: NodeReports,
+    ) -> None:
+        assert settings.bind is not None
+        assert settings.key_file is not None
+        self._settings = settings
+        self._key_file = settings.key_file
+        self._nonce_file = Path(job.run) / NONCE_FILE
+        self._job = msgspec.structs.replace(job, nonce=secrets.token_hex())
+        self._info = info
+        self._reports = reports
+        self._machine = this_machine()
+        self._changed = threading.Condition()  # guards all that follow
+        self._nodes: list[Node] = []
+        self._names: set[str] = set()
+        self._workers: dict[int, NodeWorker] = {}
+        self._causes: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+        self._is_closing = False
+        self._numbers = count(1)
+        self._have_joined = Signal()
+        self._listener = TcpListener(settings.bind, self._connected)
+        try:
+            self._nonce_file.write_text(self._job.nonce)
+            self._listener.admit("a node", AGENT, make_key_file(self._key_file))
+        except BaseException:
+            remove_key_file(self._nonce_file)
+            self._listener.close()
+            raise
+
+    def await_nodes(self, stop: AbortSignal) -> None:
+        """Wait until as many nodes have joined as the job asks for.
+
+        Raises:
+            SimulationError: They did not in time.
+            AbortedError: The run is being stopped.
+        """
+        wanted, seconds = self._settings.nodes, self._settings.wait
+        address, key_file = self._listener.address, str(self._key_file)
+        self._reports.event(NodesAwaited(address=address, key_file=key_file, nodes=wanted))
+        fd = self._have_joined.fileno()
+        if not wait_readable(fd, Deadline(seconds), stop, "the nodes"):
+            with self._changed:
+                there = len(self._nodes)
+            raise SimulationError(
+                f"{there} of {wanted} nodes joined within {seconds:g} s (engine.wait); run "
+                f"flstream join {address} --key-file {key_file} on each of them"
+            )
+
+    def start(self, name: str) -> StartedWorker:
+        """Start a worker on the node with the most room, and wait for its connections.
+
+        Raises:
+            WorkerLostError: There is no node, or it is lost meanwhile, or cannot start the worker.
+        """
+        with self._changed:
+            node = self._node_with_room()
+            worker = NodeWorker(next(self._numbers), name)
+            node.workers[worker.number] = self._workers[worker.number] = worker
+        tokens = {
+            role: self._listener.admit(str(worker.number), role) for role in WorkerSockets._fields
+        }
+        try:
+            keys = {role: token.key for role, token in tokens.items()}
+            with suppress(StreamingError):  # its thread finds out, and ends the worker
+                node.send(StartWorker(worker.number, self._info(name), keys))
+            return self._connected_worker(node, worker)
+        finally:
+            for token in tokens.values():
+                self._listener.dismiss(token)
+
+    def kill(self, number: int) -> None:
+        """Have the agent kill a worker, unless it has ended."""
+        with self._changed:
+            node = next((each for each in self._nodes if number in each.workers), None)
+        if node is not None:
+            with suppress(StreamingError):
+                node.send(KillWorker(number))
+
+    def await_end(self, number: int, seconds: float) -> None:
+        """Wait until the agent says that a worker has ended, for at most ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: number not in self._workers, seconds)
+
+    @property
+    def causes(self) -> Mapping[str, str]:
+        """Why workers have ended, by name, of those that were killed or whose node was lost."""
+        with self._changed:
+            return dict(self._causes)
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Let no node join any more, and have the agents end their workers and themselves."""
+        with self._changed:
+            is_second, self._is_closing = self._is_closing, True
+            nodes, threads = list(self._nodes), list(self._threads)
+            self._changed.notify_all()
+        if is_second:
+            return
+        remove_key_file(self._key_file)
+        remove_key_file(self._nonce_file)
+        self._listener.close()
+        for node in nodes:
+            with suppress(StreamingError):
+                node.send(LeaveRun(seconds))
+        deadline = Deadline(seconds + _END_SECONDS)
+        for thread in threads:
+            thread.join(deadline.left)
+        for node in nodes:
+            node.close()
+        self._have_joined.close()
+
+    def _node_with_room(self) -> Node:
+        """Return the node with the most room; wait for one if there is none."""
+        seconds = self._settings.wait
+        self._changed.wait_for(lambda: self._nodes or self._is_closing, seconds)
+        if self._is_closing:
+            raise WorkerLostError("the run is over")
+        if not self._nodes:
+            raise WorkerLostError(
+                f"no node is left, and none joined within {seconds:g} s (engine.wait); go on with "
+                "--resume once there are nodes, or with --engine local"
+            )
+        return min(self._nodes, key=lambda node: node.load)
+
+    def _connected_worker(self, node: Node, worker: NodeWorker) -> StartedWorker:
+        """Wait until a worker runs, and all of its connections are there."""
+
+        def is_settled() -> bool:
+            is_there = worker.pid and worker.ends.keys() == set(WorkerSockets._fields)
+            return bool(is_there) or worker.has_ended or self._is_closing
+
+        with self._changed:
+            in_time = self._changed.wait_for(is_settled, _START_SECONDS)
+            if in_time and not worker.has_ended and not self._is_closing:
+                ends = WorkerSockets(**{role: end.dup() for role, end in worker.ends.items()})
+                return StartedWorker(worker.pid, ends, worker.number)
+            late = f"it did not connect within {_START_SECONDS:g} s"
+            reason = worker.failure or ("it has ended" if in_time else late)
+            self._forget(node, worker)
+        self.kill(worker.number)
+        raise WorkerLostError(f"{worker.name} could not be started on {node.name}: {reason}")
+
+    def _connected(self, channel: SocketChannel, admission: Admission) -> None:
+        """Take a connection whose other side has proven that it has the key, or a token."""
+        if admission.role == AGENT:
+            thread = threading.Thread(target=self._serve, args=(channel,), name="node", daemon=True)
+            with self._changed:
+                self._threads = [each for each in self._threads if each.is_alive()]
+                self._threads.append(thread)
+            thread.start()
+            return
+        self._listener.dismiss(admission.token)  # a token is of use once
+        with self._changed:
+            worker = self._workers.get(int(admission.name))
+            if worker is None or worker.has_ended:
+                channel.close()
+                return
+            worker.ends[admission.role] = channel.detach()
+            self._changed.notify_all()
+
+    def _serve(self, channel: SocketChannel) -> None:
+        """Have a node join, and follow it to its end."""
+        try:
+            node = Node(channel)
+        except StreamingError:
+            channel.close()
+            return
+        try:
+            reason = self._refusal(node.hello)
+            if reason is not None:
+                node.send(NodeRefused(reason))
+            else:
+                with self._changed:
+                    node.name = self._new_name(node.hello.host)
+                node.send(msgspec.structs.replace(self._job, node=node.name))
+                reason = node.await_ready()
+        except StreamingError as error:
+            reason = str(error)
+        if reason is not None:
+            self._reports.event(NodeLost(node=node.name, reason=f"it could not join: {reason}"))
+            node.close()
+            return
+        with self._changed:
+            self._nodes.append(node)
+            if len(self._nodes) >= self._settings.nodes and not self._is_closing:
+                self._have_joined.set()
+            self._changed.notify_all()
+        has_other = node.hello.processor != self._machine.processor
+        processor = node.hello.processor if has_other else ""
+        joined = NodeJoined(node=node.name, cpus=node.hello.cpus, other_processor=processor)
+        self._reports.event(joined)
+        self._lose(node, node.follow(lambda message: self._take(node, message)))
+
+    def _take(self, node: Node, message: FromNode) -> None:
+        if isinstance(message, Beat):
+            self._reports.memory(node.name, message.memory, node.seconds_ahead)
+            return
+        with self._changed:
+            match message:
+                case WorkerRuns(number, pid) if number in node.workers:
+                    node.workers[number].pid = pid
+                case WorkerEnded(number, status, reason) if number in node.workers:
+                    worker = node.workers[number]
+                    if status is not None and status < 0:
+                        how = signal.Signals(-status).name
+                        self._causes[worker.name] = (
+                            f"{worker.name} was killed by {how} on {node.name}"
+                        )
+                    worker.end(reason or None)
+                    self._forget(node, worker)
+            self._changed.notify_all()
+
+    def _lose(self, node: Node, reason: str) -> None:
+        """End the workers of a node that is gone."""
+        with self._changed:
+            self._nodes.remove(node)
+            for worker in list(node.workers.values()):
+                self._causes[worker.name] = f"{worker.name} was on node {node.name}, which was lost"
+                worker.end(f"{node.name} was lost: {reason}")
+                self._forget(node, worker)
+            is_over = self._is_closing
+            self._changed.notify_all()
+        node.close()
+        self._reports.lost(node.name)
+        if not is_over:
+            self._reports.event(NodeLost(node=node.name, reason=reason))
+
+    def _forget(self, node: Node, worker: NodeWorker) -> None:
+        node.workers.pop(worker.number, None)
+        self._workers.pop(worker.number, None)
+
+    def _new_name(self, host: str) -> str:
+        """Return the name of a machine, with a number if another node of the run has had it."""
+        names = (host if number == 1 else f"{host}-{number}" for number in count(1))
+        name = next(each for each in names if each not in self._names)
+        self._names.add(name)
+        return name
+
+    def _refusal(self, hello: NodeHello) -> str | None:
+        """Return why a node cannot join, or None."""
+        ours = self._machine.versions
+        for name in _EQUAL:
+            here, there = ours.get(name, "none"), hello.versions.get(name, "none")
+            if here != there:
+                return (
+                    f"{hello.host} has {name} {there}, and the run {here}; install the same, since "
+                    "other versions may give other bits"
+                )
+        if hello.cpus < 1:
+            return f"{hello.host} has room for {hello.cpus} workers; give at least 1 (--cpus)"
+        return None

@@ -1,0 +1,153 @@
+"""The messages between the launcher of a run and the agents on its nodes.
+
+Both sides have proven that they have the key of the run before the first of them. The agent begins
+with :class:`NodeHello`; the launcher answers :class:`NodeJob` or :class:`NodeRefused`, the agent
+:class:`NodeReady` or :class:`NodeUnfit`. From then on each side sends :class:`Beat` every second,
+so that a node, or a launcher, that is gone without a sign is known by its silence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flstream.client.worker_info import WorkerInfo
+from flstream.telemetry.memory import NodeMemory
+
+BEAT_SECONDS = 1.0
+"""Seconds between two beats of each side."""
+
+SILENT_SECONDS = 10.0
+"""Seconds without a message after which the other side is given up."""
+
+
+class NodeHello(msgspec.Struct, tag=True, frozen=True):
+    """Agent: what the node is.
+
+    Attributes:
+        host: Name of the machine.
+        pid: Pid of the agent.
+        cpus: Number of workers that it has room for.
+        versions: Versions of flstream, Python and the libraries that decide bits, by name.
+        processor: Name of the processor.
+        time: Seconds since the epoch by the node's clock.
+    """
+
+    host: str
+    pid: int
+    cpus: int
+    versions: dict[str, str]
+    processor: str
+    time: float
+
+
+class NodeRefused(msgspec.Struct, tag=True, frozen=True):
+    """Launcher: the node cannot join, for a reason."""
+
+    reason: str
+
+
+class NodeJob(msgspec.Struct, tag=True, frozen=True):
+    """Launcher: what all workers of the node have in common.
+
+    Attributes:
+        run: Path of the run directory.
+        variables: Environment variables of the workers.
+        threads: Number of torch's threads.
+        node: Name of the node in the run.
+        nonce: What its file :data:`flstream.engines.join.NONCE_FILE` has in it, if the node sees
+            the same folder.
+        script: Path of the training script; empty for a learner.
+        learner: Place of the learner's class; empty for a script.
+        args: Arguments of all sites, of the script or the learner.
+        command: Words of the command that starts the script; None to run it in the worker itself.
+    """
+
+    run: str
+    variables: dict[str, str]
+    threads: int
+    node: str = ""
+    nonce: str = ""
+    script: str = ""
+    learner: str = ""
+    args: dict[str, Any] | str = ""
+    command: list[str] | None = None
+
+
+class NodeReady(msgspec.Struct, tag=True, frozen=True):
+    """Agent: workers can be started."""
+
+
+class NodeUnfit(msgspec.Struct, tag=True, frozen=True):
+    """Agent: no worker can be started here, for a reason."""
+
+    reason: str
+
+
+class StartWorker(msgspec.Struct, tag=True, frozen=True):
+    """Launcher: start a worker, which dials four connections.
+
+    Attributes:
+        number: Number of the worker, which no other one of the run has.
+        info: Facts about it.
+        keys: The key of the start token of each connection, by its name in
+            :class:`~flstream.engines.worker_sockets.WorkerSockets`.
+    """
+
+    number: int
+    info: WorkerInfo
+    keys: dict[str, bytes]
+
+
+class WorkerRuns(msgspec.Struct, tag=True, frozen=True):
+    """Agent: a worker was started, and its connections are open."""
+
+    number: int
+    pid: int
+
+
+class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
+    """Agent: a worker has ended, or could not be started.
+
+    Attributes:
+        number: Number of the worker.
+        status: Its exit status, or minus the signal that killed it; None if it was not started.
+        reason: Why it could not be started.
+    """
+
+    number: int
+    status: int | None = None
+    reason: str = ""
+
+
+class KillWorker(msgspec.Struct, tag=True, frozen=True):
+    """Launcher: kill a worker, and what it has started."""
+
+    number: int
+
+
+class Beat(msgspec.Struct, tag=True, frozen=True):
+    """Either side: it lives.
+
+    Attributes:
+        time: Seconds since the epoch by the sender's clock.
+        memory: Of an agent, what its sampler has measured since the last one.
+    """
+
+    time: float
+    memory: NodeMemory = NodeMemory()
+
+
+class LeaveRun(msgspec.Struct, tag=True, frozen=True):
+    """Launcher: the run is over.
+
+    Attributes:
+        seconds: Time that workers have to end by themselves.
+    """
+
+    seconds: float
+
+
+ToNode = NodeRefused | NodeJob | StartWorker | KillWorker | Beat | LeaveRun
+FromNode = NodeHello | NodeReady | NodeUnfit | WorkerRuns | WorkerEnded | Beat

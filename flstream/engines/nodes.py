@@ -1,0 +1,140 @@
+"""The nodes of a run, as its launcher has them: one connection to the agent of each."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from flstream.engines.node_messages import (
+    BEAT_SECONDS,
+    SILENT_SECONDS,
+    Beat,
+    FromNode,
+    NodeHello,
+    NodeReady,
+    NodeUnfit,
+    ToNode,
+)
+from flstream.errors import ProtocolError, StreamingError
+from flstream.transport.messages import MessageChannel
+from flstream.transport.sockets import SocketChannel
+
+# Seconds for an agent to begin its fork server and to look at the run directory.
+_READY_SECONDS = 60.0
+
+
+class NodeWorker:
+    """A worker on a node.
+
+    Attributes:
+        number: Number of the worker, which no other one of the run has.
+        name: Name of the worker.
+        pid: Pid of its process on the node; 0 before it runs.
+        ends: The launcher's ends of its connections, by their names.
+        failure: Why it was not started; None if it was, or may be.
+        has_ended: Whether its process has ended, or its node is lost.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.pid = 0
+        self.ends: dict[str, socket.socket] = {}
+        self.failure: str | None = None
+        self.has_ended = False
+
+    def end(self, failure: str | None = None) -> None:
+        """End its connections, of which the server has copies, so that the server sees it."""
+        self.has_ended = True
+        self.failure = self.failure or failure
+        for end in self.ends.values():
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self.ends.clear()
+
+
+class Node:
+    """A node that has joined a run. One thread receives from it, and any thread sends to it.
+
+    Args:
+        channel: Connection to its agent, which has proven that it has the key.
+
+    Attributes:
+        hello: What the agent says of the node.
+        name: Name of the node in the run; that of its machine at first.
+        seconds_ahead: How far its clock is ahead of this one, less the time of a message's way.
+        workers: Its workers that have not ended, by number. The engine guards them.
+    """
+
+    def __init__(self, channel: SocketChannel) -> None:
+        self._channel: MessageChannel[FromNode] = MessageChannel(channel, "a node", FromNode)
+        self._sending = threading.Lock()
+        hello = self._channel.receive(SILENT_SECONDS)
+        if not isinstance(hello, NodeHello):
+            raise ProtocolError(f"a node began with {type(hello).__name__}")
+        self.hello = hello
+        self.name = hello.host
+        self.seconds_ahead = hello.time - time.time()
+        self.workers: dict[int, NodeWorker] = {}
+
+    @property
+    def load(self) -> float:
+        """Workers for each that it has room for."""
+        return len(self.workers) / self.hello.cpus
+
+    def send(self, message: ToNode) -> None:
+        """Send a message.
+
+        Raises:
+            StreamingError: The agent is gone, or takes nothing.
+        """
+        with self._sending:
+            self._channel.send(message, timeout=SILENT_SECONDS)
+
+    def await_ready(self) -> str | None:
+        """Wait until workers can be started; return why they cannot, or None.
+
+        Raises:
+            StreamingError: The agent is gone, or does not answer.
+        """
+        answer = self._channel.receive(_READY_SECONDS)
+        if isinstance(answer, NodeUnfit):
+            return answer.reason
+        if not isinstance(answer, NodeReady):
+            raise ProtocolError(f"it sent {type(answer).__name__} before it was ready")
+        return None
+
+    def follow(self, take: Callable[[FromNode], None]) -> str:
+        """Pass on what the agent sends, and say every second that this side lives.
+
+        Returns:
+            Clause that says why that has ended.
+        """
+        beaten_at, seen_at = 0.0, time.monotonic()
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= beaten_at + BEAT_SECONDS:
+                    beaten_at = now
+                    self.send(Beat(time.time()))
+                if self._channel.wait(max(beaten_at + BEAT_SECONDS - now, 0.0)):
+                    message = self._channel.receive(SILENT_SECONDS)
+                    seen_at = time.monotonic()
+                    if isinstance(message, Beat):
+                        # What took long on its way would make the clock seem to be behind.
+                        ahead = message.time - time.time()
+                        self.seconds_ahead = max(self.seconds_ahead, ahead)
+                    take(message)
+                elif time.monotonic() >= seen_at + SILENT_SECONDS:
+                    return f"it gave no sign of life for {SILENT_SECONDS:g} s"
+        except StreamingError as error:
+            return str(error).replace(f"{self._channel.peer} ", "its agent ", 1)
+
+    def close(self) -> None:
+        """Close the connection, upon which the agent ends its workers and itself."""
+        with self._sending:
+            self._channel.close()

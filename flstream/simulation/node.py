@@ -1,0 +1,82 @@
+"""A node of a run: what its workers have in common, and the process of its agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from flstream.client.code import LearnerCode, ScriptCode, TrainCode, train_code
+from flstream.client.worker_info import WorkerInfo
+from flstream.engines.agent import NodeAgent, join
+from flstream.engines.fork_server import needs_of
+from flstream.engines.node_messages import NodeJob
+from flstream.engines.processes import ProcessHost
+from flstream.engines.worker_sockets import WorkerSockets
+from flstream.job import Job
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.interruption import STOPS, handling
+from flstream.simulation.worker_process import worker_main
+from flstream.transport.channel import Signal
+
+
+def node_job(job: Job, run: RunDirectory) -> NodeJob:
+    """Return what the workers of all nodes have in common; the engine fills in the rest."""
+    code = train_code(job.train)
+    common = NodeJob(run=str(run.path), variables=needs_of(job), threads=job.clients.threads)
+    if isinstance(code, LearnerCode):
+        return replace(common, learner=code.named, args=code.arguments)
+    args = code.args if isinstance(code.args, str) else dict(code.args)
+    command = None if code.command is None else list(code.command)
+    return replace(common, script=str(code.path), args=args, command=command)
+
+
+def run_node(
+    address: str,
+    key_file: Path,
+    cpus: int,
+    wait: float,
+    host: ProcessHost,
+    on_joined: Callable[[NodeJob], None],
+) -> None:
+    """Join a run, and run its workers on this machine until it is over.
+
+    SIGINT, SIGTERM and SIGHUP end it.
+
+    Args:
+        address: Where the run has nodes join, ``HOST:PORT``.
+        key_file: The file with its key.
+        cpus: How many workers this machine has room for.
+        wait: Seconds to wait for the run to begin.
+        host: Process host that is begun, but not prepared.
+        on_joined: Called once the run has taken the node.
+
+    Raises:
+        UsageError: The address is none, or the key file has no key.
+        SimulationError: There is no such run, or it cannot use this node, or it is gone.
+        AbortedError: A signal ended it.
+    """
+    with (
+        closing(Signal()) as stop,
+        handling(STOPS, lambda *_: stop.set()),
+        closing(host),
+        closing(join(address, key_file, wait, stop)) as channel,
+    ):
+        agent = NodeAgent(channel, address, host, cpus)
+        on_joined(agent.job)
+        run, code = RunDirectory(Path(agent.job.run)), _code_of(agent.job)
+
+        def start(number: int, info: WorkerInfo, end: WorkerSockets) -> int:
+            threads = agent.job.threads
+            return host.start(str(number), worker_main, info, run, code, threads, end)
+
+        agent.serve(start, stop)
+
+
+def _code_of(job: NodeJob) -> TrainCode:
+    if job.learner:
+        assert not isinstance(job.args, str)
+        return LearnerCode(job.learner, job.args)
+    return ScriptCode(Path(job.script), job.args, job.command)

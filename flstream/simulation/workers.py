@@ -1,0 +1,89 @@
+"""Where the workers of a run come from, and what each of them is started with."""
+
+from __future__ import annotations
+
+from flstream.client.code import train_code
+from flstream.client.worker_info import WorkerInfo
+from flstream.engines.engine import Engine
+from flstream.engines.join import JoinEngine, NodeReports
+from flstream.engines.local import LocalEngine
+from flstream.engines.processes import ProcessHost
+from flstream.engines.worker_sockets import WorkerSockets
+from flstream.job import Job
+from flstream.runs.run_directory import RunDirectory
+from flstream.server.stream_settings import stream_settings
+from flstream.simulation.node import node_job
+from flstream.simulation.worker_process import worker_main
+from flstream.telemetry.memory import MemorySampler
+from flstream.transport.channel import AbortSignal
+
+
+def start_engine(
+    job: Job,
+    run: RunDirectory,
+    host: ProcessHost,
+    sampler: MemorySampler,
+    reports: NodeReports,
+    stop: AbortSignal,
+) -> Engine:
+    """Create the engine that a job names, and wait until it has what workers run on.
+
+    Args:
+        job: The job.
+        run: Its run directory.
+        host: Process host of this machine, prepared for the job.
+        sampler: Sampler of the memory of this machine's processes.
+        reports: Who is told of nodes.
+        stop: Signal that stops the run.
+
+    Raises:
+        UsageError: The job names an address or a file that cannot be used.
+        SimulationError: Too few nodes joined in time.
+        AbortedError: The run is being stopped.
+    """
+    if job.engine.type == "join":
+        engine = JoinEngine(
+            job.engine, node_job(job, run), lambda name: worker_info(job, run, name), reports
+        )
+        try:
+            engine.await_nodes(stop)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+    code, threads = train_code(job.train), job.clients.threads
+
+    def start(name: str, end: WorkerSockets) -> int:
+        pid = host.start(name, worker_main, worker_info(job, run, name), run, code, threads, end)
+        sampler.watch(name, pid)
+        return pid
+
+    return LocalEngine(start)
+
+
+def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
+    """Return the facts about the run and a worker of a name."""
+    is_own, gpus = job.clients.workers == job.clients.count, job.clients.gpus
+    return WorkerInfo(
+        name=name,
+        site=name if is_own else None,
+        index=job.clients.site_names.index(name) if is_own else None,
+        job=job.name,
+        clients=job.clients.count,
+        rounds=job.planned_rounds,
+        seed=job.seed,
+        sites_folder=str(run.sites),
+        job_folder=str(job.folder),
+        gpus=gpus[job.clients.worker_names.index(name) % len(gpus)] if gpus else None,
+        site_args=job.clients.args,
+        model_args=job.model.args,
+        alias=job.train.alias,
+        exchange_format=job.train.exchange_format,
+        streaming=stream_settings(job, job.train.exchange_format),
+        include=job.aggregation.include,
+        exclude=job.aggregation.exclude,
+        optimizer_state=job.train.optimizer_state,
+        optimizer_moments=job.train.optimizer_moments,
+        filters_up=job.filters.up,
+        filters_down=job.filters.down,
+    )
