@@ -41,7 +41,7 @@ $(VENV)/.installed-%: $(STAMP)
 demo-gpt2: $(VENV)/.installed-hf ## Install the extra hf too, then train a small GPT-2 (jobs/gpt2)
 	$(BIN)/flstream simulate jobs/gpt2/job.conf
 
-EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook)
+EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook ray)
 
 test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need them
 	$(PYTEST) -m extras tests/extras $(ARGS)

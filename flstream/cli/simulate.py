@@ -49,8 +49,8 @@ def simulate(
         str | None,
         typer.Option(
             metavar="ENGINE",
-            help="Where workers run: local, or join (on nodes that run flstream join). The same as "
-            "--set engine.type=ENGINE.",
+            help="Where workers run: local; join, on nodes that run flstream join; ray or "
+            "ray:HOST:PORT, on those of a Ray cluster. The same as --set engine.type=ENGINE.",
         ),
     ] = None,
     bind: Annotated[
@@ -92,10 +92,12 @@ def simulate(
             host.begin()
             from flstream.job import load_job
 
+            kind, _, place = (engine or "").partition(":")
             short = {
                 "clients.count": clients,
                 "rounds": rounds,
-                "engine.type": engine,
+                "engine.type": kind or None,
+                "engine.address": place or None,
                 "engine.bind": bind,
                 "engine.nodes": nodes,
                 "engine.key_file": key_file and key_file.absolute(),

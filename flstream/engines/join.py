@@ -15,7 +15,6 @@ import msgspec
 
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import StartedWorker
-from flstream.engines.key_file import make_key_file, remove_key_file
 from flstream.engines.node_messages import (
     Beat,
     FromNode,
@@ -31,10 +30,10 @@ from flstream.engines.node_messages import (
 from flstream.engines.nodes import Node, NodeWorker
 from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import SimulationError, StreamingError, WorkerLostError
-from flstream.job.engine_section import EngineSection
 from flstream.telemetry.events import NodeEvent, NodeJoined, NodeLost, NodesAwaited
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import NodeMemory
+from flstream.transport.authentication import StartToken
 from flstream.transport.channel import AbortSignal, Deadline, Signal, wait_readable
 from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import Admission, TcpListener
@@ -68,6 +67,24 @@ class NodeReports(NamedTuple):
     lost: Callable[[str], None]
 
 
+class JoinSettings(NamedTuple):
+    """Where and how nodes join.
+
+    Attributes:
+        address: Address to bind, ``HOST:PORT``.
+        key: What they need to join.
+        nodes: How many are waited for.
+        wait: Seconds to wait for them, and for one where none is left.
+        how: Command that has a node join, with ``{address}``; empty where the engine sees to it.
+    """
+
+    address: str
+    key: StartToken
+    nodes: int
+    wait: float
+    how: str = ""
+
+
 class JoinEngine:
     """Starts workers on the nodes that have joined.
 
@@ -76,26 +93,29 @@ class JoinEngine:
         job: What all workers have in common; the name of the node and the nonce are filled in.
         info: Returns the facts about a worker of a name.
         reports: Who is told of nodes.
+        on_closed: Called once it is closed.
+
+    Attributes:
+        address: Where nodes join, with the port.
 
     Raises:
-        UsageError: The address cannot be listened on, or the key file cannot be made.
+        UsageError: The address cannot be listened on.
     """
 
     def __init__(
         self,
-        settings: EngineSection,
+        settings: JoinSettings,
         job: NodeJob,
         info: Callable[[str], WorkerInfo],
         reports: NodeReports,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        assert settings.bind is not None
-        assert settings.key_file is not None
         self._settings = settings
-        self._key_file = settings.key_file
         self._nonce_file = Path(job.run) / NONCE_FILE
         self._job = msgspec.structs.replace(job, nonce=secrets.token_hex())
         self._info = info
         self._reports = reports
+        self._on_closed = on_closed
         self._machine = this_machine()
         self._changed = threading.Condition()  # guards all that follow
         self._nodes: list[Node] = []
@@ -106,14 +126,10 @@ class JoinEngine:
         self._is_closing = False
         self._numbers = count(1)
         self._have_joined = Signal()
-        self._listener = TcpListener(settings.bind, self._connected)
-        try:
-            self._nonce_file.write_text(self._job.nonce)
-            self._listener.admit("a node", AGENT, make_key_file(self._key_file))
-        except BaseException:
-            remove_key_file(self._nonce_file)
-            self._listener.close()
-            raise
+        self._listener = TcpListener(settings.address, self._connected)
+        self.address = self._listener.address
+        self._nonce_file.write_text(self._job.nonce)
+        self._listener.admit("a node", AGENT, settings.key)
 
     def await_nodes(self, stop: AbortSignal) -> None:
         """Wait until as many nodes have joined as the job asks for.
@@ -122,17 +138,15 @@ class JoinEngine:
             SimulationError: They did not in time.
             AbortedError: The run is being stopped.
         """
-        wanted, seconds = self._settings.nodes, self._settings.wait
-        address, key_file = self._listener.address, str(self._key_file)
-        self._reports.event(NodesAwaited(address=address, key_file=key_file, nodes=wanted))
+        wanted, seconds, how = self._settings.nodes, self._settings.wait, self._settings.how
+        command = how.format(address=self.address)
+        self._reports.event(NodesAwaited(nodes=wanted, command=command))
         fd = self._have_joined.fileno()
         if not wait_readable(fd, Deadline(seconds), stop, "the nodes"):
             with self._changed:
                 there = len(self._nodes)
-            raise SimulationError(
-                f"{there} of {wanted} nodes joined within {seconds:g} s (engine.wait); run "
-                f"flstream join {address} --key-file {key_file} on each of them"
-            )
+            reason = f"{there} of {wanted} nodes joined within {seconds:g} s (engine.wait)"
+            raise SimulationError(f"{reason}; run {command} on each of them" if how else reason)
 
     def start(self, name: str) -> StartedWorker:
         """Start a worker on the node with the most room, and wait for its connections.
@@ -183,8 +197,8 @@ class JoinEngine:
             self._changed.notify_all()
         if is_second:
             return
-        remove_key_file(self._key_file)
-        remove_key_file(self._nonce_file)
+        with suppress(OSError):
+            self._nonce_file.unlink()
         self._listener.close()
         for node in nodes:
             with suppress(StreamingError):
@@ -195,6 +209,7 @@ class JoinEngine:
         for node in nodes:
             node.close()
         self._have_joined.close()
+        self._on_closed()
 
     def _node_with_room(self) -> Node:
         """Return the node with the most room; wait for one if there is none."""

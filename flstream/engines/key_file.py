@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flstream.errors import UsageError
 from flstream.transport.authentication import StartToken
 
 
-def make_key_file(path: Path) -> StartToken:
-    """Draw a key, and write it to a new file that nobody else can read.
+@contextmanager
+def new_key_file(path: Path) -> Iterator[StartToken]:
+    """Draw a key, and keep it in a new file that nobody else can read, until the block ends.
 
     The file has its name only once all of it is there, for others wait for it.
 
@@ -39,13 +41,11 @@ def make_key_file(path: Path) -> StartToken:
             f"the key file {path} cannot be written: {error.strerror}; name another one "
             "(engine.key_file)"
         ) from error
-    return token
-
-
-def remove_key_file(path: Path) -> None:
-    """Remove the file, unless it is gone."""
-    with suppress(OSError):
-        path.unlink()
+    try:
+        yield token
+    finally:
+        with suppress(OSError):
+            path.unlink()
 
 
 def read_key_file(path: Path) -> StartToken | None:

@@ -1,5 +1,6 @@
 """Section of the job file that says which machines the workers are on."""
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,10 +8,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from flstream.job.problems import MISSING, Problem
-from flstream.job.rules import Choice, Seconds, Text, ValueRule, Whole, refuse
+from flstream.job.rules import Choice, Real, Seconds, Text, ValueRule, Whole, refuse
 from flstream.job.section import Section
 
-ENGINES = ("local", "join")
+ENGINES = ("local", "join", "ray")
+
+
+@dataclass(frozen=True)
+class EngineType(Choice):
+    """Name of an engine whose libraries are installed."""
+
+    def parse(self, value: Any, folder: Path) -> str:
+        """Return the name."""
+        name = super().parse(value, folder)
+        if name == "ray" and importlib.util.find_spec("ray") is None:
+            missing = "given ray, and there is no module ray"
+            raise refuse(Problem("", missing, "", "install it: pip install 'flstream[ray]'"))
+        return name
 
 
 @dataclass(frozen=True)
@@ -32,22 +46,35 @@ class NewPath(ValueRule):
 class EngineSection(Section):
     """Which machines the workers are on. Models are the same, bit for bit, on all of them."""
 
-    type: Annotated[Literal["local", "join"], Choice(ENGINES)] = "local"
-    """Where workers run: local (this machine), or join (wherever `flstream join` is run).
+    type: Annotated[Literal["local", "join", "ray"], EngineType(ENGINES)] = "local"
+    """Where workers run: local (this machine), join (where `flstream join` is run), or ray.
 
-    With join, each node runs `flstream join HOST:PORT --key-file FILE`, by hand, ssh or srun.
+    With join, each node runs `flstream join HOST:PORT --key-file FILE`, by hand, ssh or srun. With
+    ray, an actor on each node of a Ray cluster does; ray needs the extra `flstream[ray]`.
     """
+
+    address: Annotated[str | None, Text(r"\S{1,250}", "HOST:PORT of a Ray cluster's head")] = None
+    """The Ray cluster, `HOST:PORT`; null is the one of this machine, or a new one."""
 
     bind: Annotated[
         str | None, Text(r"\S{1,250}:\d{1,5}", "HOST:PORT, an address of this machine")
     ] = Field(default=None, validate_default=True)
-    """The address at which nodes join, `HOST:PORT`; port 0 is a free one."""
+    """The address at which nodes join, `HOST:PORT`; port 0 is a free one.
+
+    With ray, null is a free port of the address that this machine has in the cluster.
+    """
 
     key_file: Annotated[Path | None, NewPath()] = Field(default=None, validate_default=True)
     """The file with the key that nodes need to join: made by the run, and removed at its end."""
 
-    nodes: Annotated[int, Whole(1, 1000)] = 1
-    """How many nodes have to join before the run begins; those that join later are used, too."""
+    nodes: Annotated[int | None, Whole(1, 1000)] = None
+    """How many nodes have to join before the run begins; null is one, or all that Ray has.
+
+    Those that join later are used, too.
+    """
+
+    cpus: Annotated[float, Real(0, above_least=True)] = 1.0
+    """How many CPUs of a Ray cluster each worker takes, which is how many a node has room for."""
 
     wait: Annotated[float, Seconds()] = 60.0
     """How long nodes are waited for (duration): at the beginning, and if none is left."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -134,8 +133,3 @@ def shown_path(path: Path) -> str:
 def nodes_awaited(event: NodesAwaited) -> str:
     """Return what a run waits for before it begins."""
     return f"waiting for {counted(event.nodes, 'node')}"
-
-
-def join_command(event: NodesAwaited) -> str:
-    """Return the command that has a node join a run."""
-    return f"flstream join {event.address} --key-file {shlex.quote(event.key_file)}"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import ExitStack
+
 from flstream.client.code import train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import Engine
-from flstream.engines.join import JoinEngine, NodeReports
+from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
+from flstream.engines.key_file import new_key_file
 from flstream.engines.local import LocalEngine
 from flstream.engines.processes import ProcessHost
+from flstream.engines.ray import RayCluster
 from flstream.engines.worker_sockets import WorkerSockets
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
@@ -15,6 +20,7 @@ from flstream.server.stream_settings import stream_settings
 from flstream.simulation.node import node_job
 from flstream.simulation.worker_process import worker_main
 from flstream.telemetry.memory import MemorySampler
+from flstream.transport.authentication import StartToken
 from flstream.transport.channel import AbortSignal
 
 
@@ -41,16 +47,8 @@ def start_engine(
         SimulationError: Too few nodes joined in time.
         AbortedError: The run is being stopped.
     """
-    if job.engine.type == "join":
-        engine = JoinEngine(
-            job.engine, node_job(job, run), lambda name: worker_info(job, run, name), reports
-        )
-        try:
-            engine.await_nodes(stop)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
+    if job.engine.type != "local":
+        return _start_nodes(job, run, reports, stop)
     code, threads = train_code(job.train), job.clients.threads
 
     def start(name: str, end: WorkerSockets) -> int:
@@ -59,6 +57,38 @@ def start_engine(
         return pid
 
     return LocalEngine(start)
+
+
+def _start_nodes(job: Job, run: RunDirectory, reports: NodeReports, stop: AbortSignal) -> Engine:
+    """Create the engine of nodes that join, and wait for them."""
+    section, cluster, resources = job.engine, None, ExitStack()
+    try:
+        if section.type == "ray":
+            log = run.path / "ray.log"
+            cluster = resources.enter_context(RayCluster(section.address, section.cpus, log, stop))
+            bind, nodes = section.bind or f"{cluster.host}:0", section.nodes or cluster.nodes
+            settings = JoinSettings(bind, StartToken.new(), nodes, section.wait)
+        else:
+            assert section.bind is not None
+            assert section.key_file is not None
+            key = resources.enter_context(new_key_file(section.key_file))
+            how = f"flstream join {{address}} --key-file {shlex.quote(str(section.key_file))}"
+            settings = JoinSettings(section.bind, key, section.nodes or 1, section.wait, how)
+        common = node_job(job, run)
+        engine = JoinEngine(
+            settings, common, lambda name: worker_info(job, run, name), reports, resources.close
+        )
+    except BaseException:
+        resources.close()
+        raise
+    try:
+        if cluster is not None:
+            cluster.join(engine.address, settings.key)
+        engine.await_nodes(stop)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:

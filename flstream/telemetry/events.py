@@ -476,14 +476,12 @@ class NodesAwaited(Event, tag="nodes_awaited"):
     """A run waits for nodes. Events of nodes are shown, and not kept: they change no bit.
 
     Attributes:
-        address: Where they join, ``HOST:PORT``.
-        key_file: Path of the file with the key that they need.
         nodes: How many have to join.
+        command: What is to be run on each of them; empty where the engine sees to it.
     """
 
-    address: str
-    key_file: str
     nodes: int
+    command: str
 
 
 class NodeJoined(Event, tag="node_joined"):

@@ -20,7 +20,6 @@ from flstream.report.text import (
     format_left,
     format_metric,
     format_metrics,
-    join_command,
     pieces,
     steady_bytes,
 )
@@ -76,7 +75,7 @@ def render(
             top += gap + rows
         top += _past(state, width, height - len(top) - len(bottom))
     elif state.awaited is not None:
-        top.append(Text(join_command(state.awaited)))
+        top.append(Text(printable(state.awaited.command)))
     lines = [*top, *bottom][:height]
     for line in lines:
         line.no_wrap = True

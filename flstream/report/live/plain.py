@@ -8,7 +8,6 @@ from flstream.report.text import (
     counted,
     format_clock,
     format_metrics,
-    join_command,
     nodes_awaited,
     pieces,
     privacy_words,
@@ -140,7 +139,7 @@ class PlainView:
             case EndedEarly():
                 return f"the job ends after round {event.round}: {printable(event.reason)}"
             case NodesAwaited():
-                return f"{nodes_awaited(event)}: {join_command(event)}"
+                return ": ".join(filter(None, [nodes_awaited(event), printable(event.command)]))
             case NodeJoined():
                 return (
                     f"{printable(event.node)} joined, with room for {counted(event.cpus, 'worker')}"

@@ -1,0 +1,92 @@
+"""The driver of a Ray cluster: a process of its own, since the loss of the head ends a driver.
+
+It speaks to the launcher in lines of JSON, on its standard streams: it is sent where the cluster
+is, answers what nodes it has, is sent where they join, and has an actor on each of them run
+``flstream join``, also on those that come later. The end of its input is its own. Ray places, and
+moves no bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# Seconds between two looks at the nodes of the cluster, which tells nobody of new ones.
+_LOOK_SECONDS = 2.0
+
+
+class Agent:
+    """Actor of a node: it runs the node's agent, which ends with the run."""
+
+    def join(self, address: str, key: str, room: int) -> int:
+        """Run the agent, and return its exit status.
+
+        Args:
+            address: Where the run has nodes join, ``HOST:PORT``.
+            key: Text of the run's key.
+            room: How many workers the node has room for.
+        """
+        with tempfile.TemporaryDirectory(prefix="flstream-") as folder:
+            file = Path(folder) / "key"
+            file.touch(0o600)
+            file.write_text(key)
+            where = [address, "--key-file", str(file), "--cpus", str(room), "--quiet"]
+            return subprocess.call([sys.executable, "-m", "flstream", "join", *where])
+
+
+def main() -> None:
+    """Be the driver."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever Ray prints is for the log
+    asked = json.loads(sys.stdin.readline())
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+
+        ray.init(asked["address"], log_to_driver=False, configure_logging=False)
+    except Exception as error:  # of whatever kind: the launcher needs a sentence
+        answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        return
+    here = ray.util.get_node_ip_address()
+    nodes = sum(_room_of(node, asked["cpus"]) > 0 for node in ray.nodes())
+    answers.write(json.dumps({"host": here, "nodes": nodes}) + "\n")
+    if line := sys.stdin.readline():
+        _join_all(asked["cpus"], **json.loads(line))
+    ray.shutdown()
+
+
+def _join_all(cpus: float, address: str, key: str) -> None:
+    """Have the nodes of the cluster join, until the input ends."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    actors: dict[str, Any] = {}
+    while True:
+        for node in ray.nodes():
+            room, name = _room_of(node, cpus), node["NodeID"]
+            if room and name not in actors:
+                actor = ray.remote(max_restarts=0)(Agent)
+                place = NodeAffinitySchedulingStrategy(name, soft=False)
+                actors[name] = actor.options(
+                    num_cpus=room * cpus, scheduling_strategy=place
+                ).remote()
+                actors[name].join.remote(address, key, room)
+        if select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
+            break
+    for each in actors.values():
+        ray.kill(each)
+
+
+def _room_of(node: dict[str, Any], cpus: float) -> int:
+    """Return how many workers a node has room for; 0 if it is gone."""
+    return int(node["Resources"].get("CPU", 0.0) // cpus) if node["Alive"] else 0
+
+
+if __name__ == "__main__":
+    main()
