@@ -47,6 +47,7 @@ __all__ = [
     "ScaffoldControl",
     "SiteContext",
     "clear",
+    "device",
     "evaluate",
     "get_config",
     "get_job_id",
@@ -82,6 +83,17 @@ def init(rank: str | int | None = None, config_file: str | None = None) -> None:
             rank.
     """
     _current().init(rank)
+
+
+def device() -> torch.device:
+    """Return the device to train on: the first GPU that this process sees, or the CPU.
+
+    A worker sees the GPUs that it was dealt (``engine.gpus``, ``clients.gpus``), or all of its
+    machine. It works outside of a run, too.
+    """
+    import torch
+
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
 
 def is_running() -> bool:

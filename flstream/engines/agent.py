@@ -11,7 +11,10 @@ from contextlib import ExitStack, closing, suppress
 from multiprocessing import connection
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from flstream.client.worker_info import WorkerInfo
+from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.join import AGENT, NONCE_FILE
 from flstream.engines.key_file import read_key_file
 from flstream.engines.node_messages import (
@@ -114,12 +117,14 @@ class NodeAgent:
         self._address = address
         self._host = host
         self._pids: dict[int, int] = {}
+        self._visible = visible_gpus()
         machine = this_machine()
         self._channel.send(
             NodeHello(
                 host=platform.node() or "node",
                 pid=os.getpid(),
                 cpus=cpus,
+                gpus=len(self._visible),
                 versions=machine.versions,
                 processor=machine.processor,
                 time=time.time(),
@@ -131,6 +136,7 @@ class NodeAgent:
         if not isinstance(answer, NodeJob):
             raise SimulationError(f"the run answered {type(answer).__name__}, out of turn")
         self.job = answer
+        self._gpus = GpuDealer(self._visible, answer.gpus)
 
     def serve(self, start: StartProcess, stop: AbortSignal) -> None:
         """Do what the launcher asks for, until the run is over.
@@ -202,6 +208,7 @@ class NodeAgent:
                 raise ChannelClosedError(f"it gave no sign of life for {SILENT_SECONDS:g} s")
             for name, status in self._host.take_ended().items():
                 self._pids.pop(int(name), None)
+                self._gpus.give_back(name)
                 self._channel.send(WorkerEnded(int(name), status))
 
     def _take(self, message: ToNode, start: StartProcess, sampler: MemorySampler) -> None:
@@ -210,6 +217,7 @@ class NodeAgent:
                 try:
                     pid = self._start_worker(message, start)
                 except Exception as error:  # the launcher needs an answer in any case
+                    self._gpus.give_back(str(number))
                     is_ours = isinstance(error, FlstreamError)
                     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
                     self._channel.send(WorkerEnded(number, reason=reason))
@@ -229,5 +237,6 @@ class NodeAgent:
             for role, key in message.keys.items():
                 channel = dial(self._address, StartToken(key), RUN, role)
                 ends[role] = stack.enter_context(closing(channel.detach()))
-            sockets = WorkerSockets(**ends)
-            return start(message.number, message.info, sockets)
+            gpus = self._gpus.deal(str(message.number))
+            info = message.info if gpus is None else replace(message.info, gpus=gpus)
+            return start(message.number, info, WorkerSockets(**ends))

@@ -274,6 +274,8 @@ class JoinEngine:
             else:
                 with self._changed:
                     node.name = self._new_name(node.hello.host)
+                if self._job.gpus:
+                    node.room = min(node.room, node.hello.gpus // self._job.gpus)
                 node.send(msgspec.structs.replace(self._job, node=node.name))
                 reason = node.await_ready()
         except StreamingError as error:
@@ -289,7 +291,7 @@ class JoinEngine:
             self._changed.notify_all()
         has_other = node.hello.processor != self._machine.processor
         processor = node.hello.processor if has_other else ""
-        joined = NodeJoined(node=node.name, cpus=node.hello.cpus, other_processor=processor)
+        joined = NodeJoined(node=node.name, cpus=node.room, other_processor=processor)
         self._reports.event(joined)
         self._lose(node, node.follow(lambda message: self._take(node, message)))
 
@@ -348,6 +350,9 @@ class JoinEngine:
                     f"{hello.host} has {name} {there}, and the run {here}; install the same, since "
                     "other versions may give other bits"
                 )
+        each = self._job.gpus
+        if each and hello.gpus < each:
+            return f"{hello.host} has {hello.gpus} GPUs, and a worker takes {each} (engine.gpus)"
         if hello.cpus < 1:
             return f"{hello.host} has room for {hello.cpus} workers; give at least 1 (--cpus)"
         return None

@@ -29,6 +29,7 @@ class NodeHello(msgspec.Struct, tag=True, frozen=True):
         host: Name of the machine.
         pid: Pid of the agent.
         cpus: Number of workers that it has room for.
+        gpus: Number of its GPUs.
         versions: Versions of flstream, Python and the libraries that decide bits, by name.
         processor: Name of the processor.
         time: Seconds since the epoch by the node's clock.
@@ -37,6 +38,7 @@ class NodeHello(msgspec.Struct, tag=True, frozen=True):
     host: str
     pid: int
     cpus: int
+    gpus: int
     versions: dict[str, str]
     processor: str
     time: float
@@ -55,6 +57,7 @@ class NodeJob(msgspec.Struct, tag=True, frozen=True):
         run: Path of the run directory.
         variables: Environment variables of the workers.
         threads: Number of torch's threads.
+        gpus: Number of GPUs that each worker gets; None leaves all visible.
         node: Name of the node in the run.
         nonce: What its file :data:`flstream.engines.join.NONCE_FILE` has in it, if the node sees
             the same folder.
@@ -67,6 +70,7 @@ class NodeJob(msgspec.Struct, tag=True, frozen=True):
     run: str
     variables: dict[str, str]
     threads: int
+    gpus: int | None = None
     node: str = ""
     nonce: str = ""
     script: str = ""

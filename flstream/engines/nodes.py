@@ -68,6 +68,7 @@ class Node:
         name: Name of the node in the run; that of its machine at first.
         seconds_ahead: How far its clock is ahead of this one, less the time of a message's way.
         workers: Its workers that have not ended, by number. The engine guards them.
+        room: How many workers it has room for.
     """
 
     def __init__(self, channel: SocketChannel) -> None:
@@ -80,11 +81,12 @@ class Node:
         self.name = hello.host
         self.seconds_ahead = hello.time - time.time()
         self.workers: dict[int, NodeWorker] = {}
+        self.room = hello.cpus
 
     @property
     def load(self) -> float:
         """Workers for each that it has room for."""
-        return len(self.workers) / self.hello.cpus
+        return len(self.workers) / self.room
 
     def send(self, message: ToNode) -> None:
         """Send a message.

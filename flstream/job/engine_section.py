@@ -79,6 +79,12 @@ class EngineSection(Section):
     wait: Annotated[float, Seconds()] = 60.0
     """How long nodes are waited for (duration): at the beginning, and if none is left."""
 
+    gpus: Annotated[int | None, Whole(0, 64)] = None
+    """How many whole GPUs each worker gets; null leaves all of its machine visible to it.
+
+    A worker sees its own alone, and with 0 none. `flare.device()` says which is to be used.
+    """
+
     @field_validator("bind", "key_file")
     @classmethod
     def _given_where_nodes_join(cls, value: Any, info: ValidationInfo) -> Any:

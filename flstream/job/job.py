@@ -273,6 +273,15 @@ class Job(Section):
             raise refuse(Problem("up", "given", allowed))
         return value
 
+    @field_validator("engine")
+    @classmethod
+    def _gpus_from_one_of_the_two(cls, value: EngineSection, info: ValidationInfo) -> EngineSection:
+        clients = info.data.get("clients")
+        if value.gpus is not None and clients is not None and clients.gpus is not None:
+            allowed = "null where clients.gpus lists them"
+            raise refuse(Problem("gpus", given(value.gpus), allowed))
+        return value
+
     @field_validator("tracking")
     @classmethod
     def _no_site_of_its_name(cls, value: TrackingSection, info: ValidationInfo) -> TrackingSection:

@@ -26,6 +26,7 @@ def node_job(job: Job, run: RunDirectory) -> NodeJob:
     """Return what the workers of all nodes have in common; the engine fills in the rest."""
     code = train_code(job.train)
     common = NodeJob(run=str(run.path), variables=needs_of(job), threads=job.clients.threads)
+    common = replace(common, gpus=job.engine.gpus)
     if isinstance(code, LearnerCode):
         return replace(common, learner=code.named, args=code.arguments)
     args = code.args if isinstance(code.args, str) else dict(code.args)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import shlex
 from contextlib import ExitStack
 
+from msgspec.structs import replace
+
 from flstream.client.code import train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import Engine
+from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.key_file import new_key_file
 from flstream.engines.local import LocalEngine
 from flstream.engines.processes import ProcessHost
 from flstream.engines.ray import RayCluster
 from flstream.engines.worker_sockets import WorkerSockets
+from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.stream_settings import stream_settings
@@ -50,9 +54,17 @@ def start_engine(
     if job.engine.type != "local":
         return _start_nodes(job, run, reports, stop)
     code, threads = train_code(job.train), job.clients.threads
+    gpus = GpuDealer(visible_gpus(), job.engine.gpus)
+    if gpus.room is not None and gpus.room < job.clients.workers:
+        raise UsageError(
+            f"this machine has GPUs for {gpus.room} workers of {job.engine.gpus} (engine.gpus), "
+            f"and the job has {job.clients.workers}; set clients.parallel to {gpus.room} at most"
+        )
 
     def start(name: str, end: WorkerSockets) -> int:
-        pid = host.start(name, worker_main, worker_info(job, run, name), run, code, threads, end)
+        info, dealt = worker_info(job, run, name), gpus.deal(name)
+        info = info if dealt is None else replace(info, gpus=dealt)
+        pid = host.start(name, worker_main, info, run, code, threads, end)
         sampler.watch(name, pid)
         return pid
 

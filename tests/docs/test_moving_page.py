@@ -34,6 +34,7 @@ OWN = {
     "SiteContext",
     "get_state_dir",
     "proximal_term",
+    "device",
     "restore_optimizer",
 }
 

@@ -1,0 +1,75 @@
+"""The GPUs of a machine, dealt out whole to its workers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from flstream.errors import WorkerLostError
+
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = _DRIVER) -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES lists them.
+
+    Args:
+        environment: Environment variables. CUDA_VISIBLE_DEVICES has what a scheduler has granted;
+            as for CUDA, what follows a number below 0 is not visible.
+        driver: Folder in which the driver has a folder for each GPU of the machine.
+    """
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return [str(place) for place, _ in enumerate(driver.glob("*"))]
+    found: list[str] = []
+    for each in map(str.strip, listed.split(",")):
+        if not each or each.startswith("-"):
+            break
+        found.append(each)
+    return found
+
+
+class GpuDealer:
+    """Deals GPUs to workers, by any name: the same name has the same, until it gives them back.
+
+    Args:
+        gpus: The GPUs of the machine.
+        each: How many each worker gets; None leaves them as they are, so that all see all.
+    """
+
+    def __init__(self, gpus: list[str], each: int | None) -> None:
+        self._free = list(gpus)
+        self._count = len(gpus)
+        self._each = each
+        self._dealt: dict[str, list[str]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def room(self) -> int | None:
+        """How many workers it has GPUs for; None for any number."""
+        return self._count // self._each if self._each else None
+
+    def deal(self, worker: str) -> str | None:
+        """Return the value of CUDA_VISIBLE_DEVICES for a worker; None to leave it as it is.
+
+        Raises:
+            WorkerLostError: All GPUs are taken by others.
+        """
+        if self._each is None:
+            return None
+        with self._lock:
+            if worker not in self._dealt:
+                if len(self._free) < self._each:
+                    raise WorkerLostError(
+                        f"a worker takes {self._each} GPUs (engine.gpus), and {len(self._free)} of "
+                        f"{self._count} are free; set clients.parallel to fewer workers"
+                    )
+                self._dealt[worker] = [self._free.pop(0) for _ in range(self._each)]
+            return ",".join(self._dealt[worker])
+
+    def give_back(self, worker: str) -> None:
+        """Take a worker's GPUs back: it has ended."""
+        with self._lock:
+            self._free += self._dealt.pop(worker, [])
