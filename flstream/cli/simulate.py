@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, job_file
+from flstream.cli.options import JobPath, Overrides, engine_overrides, job_file, overrides_of
 from flstream.cli.status import DONE, FAILED, STOPPED
 
 if TYPE_CHECKING:
@@ -92,17 +90,15 @@ def simulate(
             host.begin()
             from flstream.job import load_job
 
-            kind, _, place = (engine or "").partition(":")
             short = {
                 "clients.count": clients,
                 "rounds": rounds,
-                "engine.type": kind or None,
-                "engine.address": place or None,
                 "engine.bind": bind,
                 "engine.nodes": nodes,
                 "engine.key_file": key_file and key_file.absolute(),
             }
-            loaded = load_job(path, [*(overrides or ()), *_overrides(short)])
+            given = [*(overrides or ()), *engine_overrides(engine), *overrides_of(short)]
+            loaded = load_job(path, given)
             host.prepare(needs_of(loaded))
             status = _run(loaded, host, run_dir, resume, as_json, quiet)
     except KeyboardInterrupt:
@@ -110,15 +106,6 @@ def simulate(
         typer.echo("stopped; a run that had begun goes on with --resume", err=True)
         status = STOPPED
     raise typer.Exit(status)
-
-
-def _overrides(given: Mapping[str, int | str | Path | None]) -> list[str]:
-    """Return the overrides that options stand for; texts are quoted, whatever is in them."""
-    return [
-        f"{key}={value if isinstance(value, int) else json.dumps(str(value))}"
-        for key, value in given.items()
-        if value is not None
-    ]
 
 
 def _run(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, job_file
+from flstream.cli.options import JobPath, Overrides, engine_overrides, job_file
 from flstream.cli.status import DONE, FAILED
 
 if TYPE_CHECKING:
@@ -25,6 +25,13 @@ def validate(
             metavar="DIR",
             help="Where the run directory would be: the disk to look at.",
             show_default="runs",
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="Where workers would run, as for flstream simulate: what fits where.",
         ),
     ] = None,
     as_json: Annotated[
@@ -50,7 +57,7 @@ def validate(
     from flstream.simulation.forecasting.model_layout import initial_differences
 
     path = job_file(job)
-    loaded = load_job(path, overrides or ())
+    loaded = load_job(path, [*(overrides or ()), *engine_overrides(engine)])
     layout, need = _plan(path, loaded)
     available = available_in(run_dir or Path("runs"))
     verdict = fit(loaded, layout, need, available)

@@ -238,8 +238,10 @@ class JoinEngine:
                 return StartedWorker(worker.pid, ends, worker.number)
             late = f"it did not connect within {_START_SECONDS:g} s"
             reason = worker.failure or ("it has ended" if in_time else late)
+            worker.end()
             self._forget(node, worker)
-        self.kill(worker.number)
+        with suppress(StreamingError):
+            node.send(KillWorker(worker.number))  # it may still begin
         raise WorkerLostError(f"{worker.name} could not be started on {node.name}: {reason}")
 
     def _connected(self, channel: SocketChannel, admission: Admission) -> None:

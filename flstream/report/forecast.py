@@ -43,14 +43,14 @@ def print_forecast(console: Console, job: Job, need: Forecast, room: Available, 
         line = name.ljust(_LABEL_WIDTH) + printable(value)
         console.print(Text(line if width is None else elide(line, width)), soft_wrap=True)
     print_section(console, f"A round ({_mode(need)})", _traffic_table(need))
-    memory = _memory_table(need, room)
+    memory = _memory_table(job, need, room)
     print_section(console, "Peak memory (over idle; of all processes, all they have)", memory)
     remark = _COUNTED.format(need.optimizer) if need.optimizer else _TRAINING
     for line in wrapped([remark], console.width):
         console.print(Text(line, style="dim"))
     print_section(console, "Disk", _disk_table(job, need, room))
     console.print()
-    _print_verdict(console, need, room, fit, width)
+    _print_verdict(console, job, need, room, fit, width)
 
 
 def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[str, Any]:
@@ -97,6 +97,7 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
             "training": need.training_bytes,
             "processes": need.processes,
             "total": need.total_bytes,
+            **_elsewhere(job, need, room),
             "available": room.memory,
         },
         "disk": {
@@ -109,6 +110,17 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "lacking": list(fit.lacking),
         "advice": list(fit.advice),
         **privacy,
+    }
+
+
+def _elsewhere(job: Job, need: Forecast, room: Available) -> dict[str, int]:
+    """Return what is of use only where workers are on other machines."""
+    if job.engine.type == "local":
+        return {}
+    return {
+        "here": need.bytes_here,
+        "worker": need.worker_bytes,
+        "workers_of_a_node_like_this": need.workers_in(room.memory),
     }
 
 
@@ -180,15 +192,23 @@ def _traffic_table(need: Forecast) -> Table:
     return table
 
 
-def _memory_table(need: Forecast, room: Available) -> Table:
+def _memory_table(job: Job, need: Forecast, room: Available) -> Table:
     table = new_table("", "at most", "available")
     table.add_row("server", format_bytes(need.server_bytes), "")
     each = "client" if need.workers == 1 else f"each of {need.workers} clients"
     table.add_row(each, format_bytes(need.client_bytes), "")
     if need.optimizer:
         table.add_row(f"  training ({need.optimizer})", format_bytes(need.training_bytes), "")
-    total, available = format_bytes(need.total_bytes), format_bytes(room.memory)
-    table.add_row(f"all {need.processes} processes", total, available)
+    available = format_bytes(room.memory)
+    if job.engine.type == "local":
+        total = format_bytes(need.total_bytes)
+        table.add_row(f"all {need.processes} processes", total, available)
+    else:
+        table.add_row("all on this machine", format_bytes(need.bytes_here), available)
+        table.add_row("a worker, on its node", format_bytes(need.worker_bytes), "")
+        fitting = min(need.workers_in(room.memory), need.workers)
+        alike = f"{fitting:,} of {counted(need.workers, 'worker')}"
+        table.add_row("a node like this machine", alike, available)
     return table
 
 
@@ -202,7 +222,7 @@ def _disk_table(job: Job, need: Forecast, room: Available) -> Table:
 
 
 def _print_verdict(
-    console: Console, need: Forecast, room: Available, fit: Fit, width: int | None
+    console: Console, job: Job, need: Forecast, room: Available, fit: Fit, width: int | None
 ) -> None:
     head, style = ("fits", "bold green") if fit.fits else ("does not fit", "bold red")
     sentences = [f"{head}: {each}" for each in fit.lacking]
@@ -210,8 +230,11 @@ def _print_verdict(
         disk = ""
         if room.disk is not None:
             disk = f", {format_bytes(need.disk_bytes)} of {format_bytes(room.disk)} of disk"
-        memory = f"{format_bytes(need.total_bytes)} of {format_bytes(room.memory)} of memory"
-        sentences = [f"{head}: at most {memory}{disk}"]
+        is_local = job.engine.type == "local"
+        bytes_here = need.total_bytes if is_local else need.bytes_here
+        memory = f"{format_bytes(bytes_here)} of {format_bytes(room.memory)} of memory"
+        here = "" if is_local else " here"
+        sentences = [f"{head}{here}: at most {memory}{disk}"]
     sentences += [f"to make it fit: {each}" for each in fit.advice]
     for line in wrapped(sentences, width):
         text = Text(printable(line))

@@ -62,6 +62,11 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
+    if summary.memory.nodes:
+        each = [
+            f"{printable(name)} {format_bytes(pss)}" for name, pss in summary.memory.nodes.items()
+        ]
+        console.print(f"On the nodes: {', '.join(each)}.", highlight=False)
     if summary.failures:
         print_section(console, _failures_title(summary))
         for line in _failure_lines(summary, console.width):

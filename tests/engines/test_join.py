@@ -42,6 +42,9 @@ def test_the_bits_are_those_of_a_run_on_one_machine(cluster, options):
     agents = [here.join(sim, "--cpus", "2") for _ in range(2)]
     status, text = finish(sim)
     assert status == 0, text
+    assert text.count(" joined, with room for 2 workers") == 2
+    assert "\nOn the nodes: " in text
+    assert "on one of 2 nodes" in (here.run / "report.html").read_text()
     for agent in agents:
         status, text = finish(agent)
         assert status == 0, text

@@ -200,3 +200,13 @@ def test_a_plain_layout_has_the_size_that_was_asked_for(size, tensors):
     assert len(layout.tensors) == tensors
     shapes = [spec.shape[0] for spec in layout.tensors]
     assert max(shapes) - min(shapes) <= 1
+
+
+def test_workers_of_other_machines_are_no_memory_of_this_one():
+    here = forecast(a_job(), plain_layout(1 << 30))
+    assert here.bytes_here == here.total_bytes - here.workers * here.worker_bytes
+    assert here.bytes_here < here.worker_bytes < here.total_bytes
+    two = here.shared_bytes + 2 * here.worker_bytes + (16 << 20)
+    assert here.workers_in(two) == 2
+    assert here.workers_in(two - 1) == 1
+    assert here.workers_in(0) == 0

@@ -221,6 +221,10 @@ def facts(run: RunRecord) -> list[Fact]:
     if memory.peak_total_pss:
         note = "at most at one time, shared pages once"
         found.append(Fact("all processes", format_bytes(memory.peak_total_pss), note))
+    if memory.nodes:
+        largest_node = format_bytes(max(memory.nodes.values()))
+        note = f"at most {largest_node} on one of {counted(len(memory.nodes), 'node')}"
+        found.append(Fact("on the nodes", format_bytes(sum(memory.nodes.values())), note))
     moved = summary.transfer.down.bytes + summary.transfer.up.bytes
     if moved:
         requests = summary.transfer.down.requests + summary.transfer.up.requests

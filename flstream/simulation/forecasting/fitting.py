@@ -73,7 +73,14 @@ def fit(job: Job, layout: Layout, need: Forecast, available: Available) -> Fit:
     """
     lacking, advice = [], []
     memory, disk = available.memory, available.disk
-    if need.total_bytes > memory:
+    if job.engine.type != "local":
+        if need.bytes_here > memory:
+            lacking.append(
+                f"the server needs about {format_bytes(need.bytes_here)} of memory, "
+                f"{format_bytes(memory)} are available"
+            )
+            advice.append("begin the run on another machine, or free memory")
+    elif need.total_bytes > memory:
         lacking.append(
             f"{need.mode} mode with {need.workers} "
             f"{'process' if need.workers == 1 else 'processes'} for the sites needs about "

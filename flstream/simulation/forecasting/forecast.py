@@ -32,6 +32,8 @@ from flstream.streaming.receiver import StreamSettings
 # private memory of each process.
 _SHARED_BYTES = 240 << 20
 _PROCESS_BYTES = 8 << 20
+# An agent and its fork server.
+_AGENT_PROCESSES = 2
 # Further shared memory where the training code imports more, such as torch's optimisers.
 _LIBRARIES_BYTES = 100 << 20
 # The launcher, the fork server, the server, and the builder of the initial model.
@@ -94,6 +96,8 @@ class Forecast:
         optimizer: name of the optimizer that the training code uses; empty if that is not known.
         training_bytes: further memory of a client for gradients and what the optimizer keeps; 0 if
             the optimizer is not known.
+        worker_bytes: peak memory of a worker beside what the processes of its machine share.
+        shared_bytes: memory that the processes of a machine share, such as that of libraries.
         processes: number of processes of the run, including the launcher.
         total_bytes: peak memory of all processes together in bytes, idle included; shared memory
             is counted once.
@@ -119,11 +123,23 @@ class Forecast:
     client_bytes: int
     optimizer: str
     training_bytes: int
+    worker_bytes: int
+    shared_bytes: int
     processes: int
     total_bytes: int
     round_disk_bytes: int
     disk_bytes: int
     epsilon: float | None = None
+
+    @property
+    def bytes_here(self) -> int:
+        """Peak memory of the launcher's machine where all workers are on others."""
+        return self.total_bytes - self.workers * self.worker_bytes
+
+    def workers_in(self, memory: int) -> int:
+        """Return how many workers a node of so many bytes of memory has room for."""
+        agent = self.shared_bytes + _AGENT_PROCESSES * _PROCESS_BYTES
+        return max((memory - agent) // self.worker_bytes, 0)
 
     @property
     def run_down(self) -> Traffic:
@@ -181,11 +197,12 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     server, client = _memory(job, plan, settings, joint.nbytes, update.nbytes)
     server += _PAIR_BYTES * cohort**2 if rule.compares else 0
     processes = clients.workers + _OTHER_PROCESSES
-    shared = _SHARED_BYTES + processes * _PROCESS_BYTES
+    shared = _SHARED_BYTES
     if job.train.source is not None and library_imports(job.train.source):
         shared += _LIBRARIES_BYTES
     use = None if job.train.source is None else optimizer_of(job.train.source)
     training = 0 if use is None else use.training_bytes(_trained_bytes(layout, selected))
+    worker = _PROCESS_BYTES + client + training
     one, alone = (
         _download(nbytes, settings, settings.frame_size, pushed=settings.push)
         for nbytes in (joint.nbytes, layout.nbytes)
@@ -216,8 +233,15 @@ def forecast(job: Job, layout: Layout) -> Forecast:
         client_bytes=client,
         optimizer="" if use is None else use.name,
         training_bytes=training,
+        worker_bytes=worker,
+        shared_bytes=shared,
         processes=processes,
-        total_bytes=shared + server + clients.workers * (client + training),
+        total_bytes=(
+            shared
+            + (processes - clients.workers) * _PROCESS_BYTES
+            + server
+            + clients.workers * worker
+        ),
         round_disk_bytes=sum(part.size for part in disk.of_a_round),
         disk_bytes=disk.model + more * (disk.model + disk.optimizer_state) + passing,
         epsilon=_epsilon(job),

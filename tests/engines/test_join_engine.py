@@ -1,0 +1,322 @@
+"""The launcher's side of nodes that join, with agents that do not keep to the rules."""
+
+import math
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flstream.engines import join, nodes
+from flstream.engines.join import AGENT, JoinEngine, JoinSettings, NodeReports
+from flstream.engines.node_messages import (
+    Beat,
+    KillWorker,
+    NodeHello,
+    NodeJob,
+    NodeReady,
+    NodeRefused,
+    NodeUnfit,
+    StartWorker,
+    ToNode,
+    WorkerEnded,
+    WorkerRuns,
+)
+from flstream.engines.worker_sockets import WorkerSockets
+from flstream.errors import ChannelClosedError, SimulationError, StreamingError, WorkerLostError
+from flstream.job import make_job
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.workers import worker_info
+from flstream.telemetry.events import NodeJoined, NodeLost
+from flstream.telemetry.machine import this_machine
+from flstream.telemetry.memory import MemorySampler, NodeMemory, ProcessMemory, Sample
+from flstream.transport.authentication import StartToken
+from flstream.transport.channel import Signal
+from flstream.transport.messages import MessageChannel
+from flstream.transport.tcp import dial
+
+
+class Run:
+    """An engine, and what it reports."""
+
+    def __init__(self, folder, *, wait=5.0, gpus=None):
+        (folder / "model.py").write_text("def build():\n    return {}\n")
+        (folder / "client.py").write_text("")
+        values = {
+            "name": "run",
+            "rounds": 1,
+            "clients": {"count": 2},
+            "model": {"factory": "model:build"},
+            "train": {"script": "client.py"},
+        }
+        job = make_job(values, folder, "a test")
+        run = RunDirectory.create("run", folder / "run")
+        self.events = []
+        self.sampler = MemorySampler()
+        self.key = StartToken.new()
+        self.nonce = run.path / join.NONCE_FILE
+        reports = NodeReports(self.events.append, self.sampler.take, self.sampler.forget)
+        self.engine = JoinEngine(
+            JoinSettings("127.0.0.1:0", self.key, 1, wait),
+            NodeJob(run=str(run.path), variables={}, threads=1, gpus=gpus),
+            lambda name: worker_info(job, run, name),
+            reports,
+        )
+
+    def lost(self):
+        return [each.reason for each in self.events if isinstance(each, NodeLost)]
+
+    def joined(self):
+        return [each.node for each in self.events if isinstance(each, NodeJoined)]
+
+
+class FakeAgent:
+    """An agent whose messages a test sends."""
+
+    def __init__(self, run, **changed):
+        self.run = run
+        self.channel = MessageChannel(dial(run.engine.address, run.key, "x", AGENT), "x", ToNode)
+        hello = {
+            "host": "machine",
+            "pid": 1,
+            "cpus": 2,
+            "gpus": 0,
+            "versions": this_machine().versions,
+            "processor": this_machine().processor,
+            "time": time.time(),
+        }
+        self.channel.send(NodeHello(**{**hello, **changed}))
+
+    def next(self, kind):
+        while not isinstance(message := self.channel.receive(5.0), kind):
+            assert isinstance(message, Beat), message
+        return message
+
+    def join(self):
+        before = len(self.run.joined())
+        job = self.next(NodeJob)
+        self.channel.send(NodeReady())
+        until(lambda: len(self.run.joined()) > before)
+        return job
+
+    def dial(self, start, role):
+        return dial(self.run.engine.address, StartToken(start.keys[role]), "x", role)
+
+
+def until(is_so):
+    ends = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = Run(tmp_path)
+    yield made
+    made.engine.close()
+
+
+def starting(engine, name="site-1"):
+    """Start a worker in a thread, and return what comes of it."""
+    found = []
+
+    def start():
+        try:
+            found.append(engine.start(name))
+        except WorkerLostError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    return thread, found
+
+
+def test_a_worker_is_started_connected_and_ended(run):
+    agent = FakeAgent(run)
+    assert agent.join().node == "machine"
+    assert run.nonce.read_text() == agent.run.engine._job.nonce
+    thread, found = starting(run.engine)
+    start = agent.next(StartWorker)
+    assert start.info.name == "site-1"
+    assert start.keys.keys() == set(WorkerSockets._fields)
+    theirs = {role: agent.dial(start, role).detach() for role in start.keys}
+    agent.channel.send(WorkerRuns(start.number, 4242))
+    thread.join(5)
+    (worker,) = found
+    assert (worker.pid, worker.number) == (4242, start.number)
+    for role, end in worker.ends._asdict().items():
+        theirs[role].setblocking(True)
+        theirs[role].sendall(role.encode())
+        assert end.recv(99) == role.encode()
+    # Each token was of use once.
+    for role in start.keys:
+        with pytest.raises(ChannelClosedError):
+            agent.dial(start, role)
+    run.engine.kill(worker.number)
+    assert agent.next(KillWorker).number == worker.number
+    agent.channel.send(WorkerEnded(worker.number, -9))
+    run.engine.await_end(worker.number, 5.0)
+    # The server sees the end of a worker's sockets, though the other side's are open.
+    assert worker.ends.control.recv(1) == b""
+    assert run.engine.causes == {"site-1": "site-1 was killed by SIGKILL on machine"}
+    worker.ends.close()
+    for end in theirs.values():
+        end.close()
+    agent.channel.close()
+
+
+def test_a_worker_that_never_connects_is_given_up_and_its_tokens_are_void(run, monkeypatch):
+    monkeypatch.setattr(join, "_START_SECONDS", 0.3)
+    agent = FakeAgent(run)
+    agent.join()
+    thread, found = starting(run.engine)
+    start = agent.next(StartWorker)
+    some = agent.dial(start, "control")
+    agent.channel.send(WorkerRuns(start.number, 7))
+    thread.join(5)
+    assert "site-1 could not be started on machine: it did not connect within 0.3" in str(found[0])
+    assert agent.next(KillWorker).number == start.number
+    with pytest.raises(ChannelClosedError):
+        agent.dial(start, "down")
+    some.close()
+    agent.channel.close()
+
+
+def test_a_worker_that_a_node_cannot_start_says_why(run):
+    agent = FakeAgent(run)
+    agent.join()
+    thread, found = starting(run.engine)
+    start = agent.next(StartWorker)
+    agent.channel.send(WorkerEnded(start.number, reason="no more processes"))
+    thread.join(5)
+    assert "no more processes" in str(found[0])
+    agent.channel.close()
+
+
+def test_a_node_that_is_lost_while_a_worker_starts_ends_the_wait(run):
+    agent = FakeAgent(run)
+    agent.join()
+    thread, found = starting(run.engine)
+    agent.next(StartWorker)
+    agent.channel.close()
+    thread.join(5)
+    assert "machine was lost" in str(found[0])
+    assert len(run.lost()) == 1
+
+
+def test_workers_of_others_are_not_a_nodes_to_end(run):
+    first = FakeAgent(run)
+    first.join()
+    thread, found = starting(run.engine)
+    start = first.next(StartWorker)
+    ends = [first.dial(start, role) for role in start.keys]
+    first.channel.send(WorkerRuns(start.number, 1))
+    thread.join(5)
+    second = FakeAgent(run)
+    assert second.join().node == "machine-2"
+    for number in (start.number, 0, 10**18):
+        second.channel.send(WorkerEnded(number, -9), WorkerRuns(number, 1))
+    second.channel.send(Beat(time.time(), NodeMemory(peak_total_pss=5)))
+    until(lambda: run.sampler.nodes.get("machine-2") == 5)
+    assert run.engine.causes == {}
+    found[0].ends.control.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        found[0].ends.control.recv(1)
+    found[0].ends.close()
+    for each in (*ends, first.channel, second.channel):
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"versions": {"flstream": "9"}}, "machine has flstream 9, and the run"),
+        ({"versions": {**this_machine().versions, "torch": "1.0"}}, "has torch 1.0"),
+        ({"cpus": 0}, "room for 0 workers"),
+        ({"cpus": -5}, "room for -5 workers"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_told_why(run, changed, words):
+    agent = FakeAgent(run, **changed)
+    assert words in agent.next(NodeRefused).reason
+    until(run.lost)
+    assert words in run.lost()[0]
+    assert run.joined() == []
+    agent.channel.close()
+
+
+def test_a_node_that_sees_another_folder_is_not_used(run):
+    agent = FakeAgent(run)
+    agent.next(NodeJob)
+    agent.channel.send(NodeUnfit("it does not see the run directory"))
+    until(run.lost)
+    assert "it does not see the run directory" in run.lost()[0]
+    agent.channel.close()
+
+
+def test_a_silent_node_is_given_up(run, monkeypatch):
+    monkeypatch.setattr(nodes, "SILENT_SECONDS", 0.4)
+    agent = FakeAgent(run)
+    agent.join()
+    until(run.lost)
+    assert run.lost() == ["it gave no sign of life for 0.4 s"]
+    agent.channel.close()
+
+
+def test_what_an_agent_makes_up_changes_no_more_than_figures(run):
+    agent = FakeAgent(run, time=math.nan, host="\x1b[2J" + "x" * 5000, pid=-1)
+    agent.join()
+    lies = NodeMemory(
+        [Sample(math.nan, "server", -5), Sample(1e300, "x" * 9999, 2**62)],
+        {"server": ProcessMemory(1, 2**62, -1)},
+        2**62,
+    )
+    agent.channel.send(Beat(math.inf, lies), Beat(-math.inf, lies))
+    agent.channel.close()
+    until(run.lost)
+    run.engine._settings = run.engine._settings._replace(wait=0.1)
+    with pytest.raises(WorkerLostError, match="no node is left"):
+        run.engine.start("site-1")
+
+
+def test_bytes_that_are_no_message_lose_the_node(run):
+    agent = FakeAgent(run)
+    agent.join()
+    sock = agent.channel._channel.detach()
+    sock.setblocking(True)
+    sock.sendall(b"\xff" * 64)
+    until(run.lost)
+    sock.close()
+
+
+def test_nobody_joins_in_time(tmp_path):
+    run = Run(tmp_path, wait=0.2)
+    stop = Signal()
+    try:
+        with pytest.raises(SimulationError, match=r"0 of 1 nodes joined within 0\.2 s"):
+            run.engine.await_nodes(stop)
+    finally:
+        run.engine.close()
+        stop.close()
+    assert not run.nonce.exists()
+    with pytest.raises(StreamingError):
+        dial(run.engine.address, run.key, "x", AGENT)
+    with pytest.raises(WorkerLostError, match="the run is over"):
+        run.engine.start("site-1")
+
+
+def test_a_node_that_is_there_does_not_hear_of_a_run_that_ends_without_it(run):
+    agent = FakeAgent(run)
+    agent.join()
+    began = time.monotonic()
+    threading.Timer(0.2, agent.channel.close).start()
+    run.engine.close()
+    assert time.monotonic() - began < 3
+    assert run.lost() == []
+    assert isinstance(run.engine.address, str)
+    host, port = run.engine.address.split(":")
+    with pytest.raises(OSError):  # noqa: PT011
+        socket.create_connection((host, int(port)), 1)
+    assert Path(run.nonce).parent.exists()
