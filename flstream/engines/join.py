@@ -148,6 +148,12 @@ class JoinEngine:
             reason = f"{there} of {wanted} nodes joined within {seconds:g} s (engine.wait)"
             raise SimulationError(f"{reason}; run {command} on each of them" if how else reason)
 
+    @property
+    def room(self) -> int | None:
+        """How many workers the nodes of now have room for together."""
+        with self._changed:
+            return sum(node.room for node in self._nodes)
+
     def start(self, name: str) -> StartedWorker:
         """Start a worker on the node with the most room, and wait for its connections.
 

@@ -14,10 +14,15 @@ class LocalEngine:
     Args:
         start: Starts a worker, given its name and its ends of the sockets, and returns the pid of
             its process.
+        room: How many workers there is room for; None where that is for the job to say.
+
+    Attributes:
+        room: As given.
     """
 
-    def __init__(self, start: Callable[[str, WorkerSockets], int]) -> None:
+    def __init__(self, start: Callable[[str, WorkerSockets], int], room: int | None = None) -> None:
         self._start = start
+        self.room = room
 
     def start(self, name: str) -> StartedWorker:
         """Fork a worker, and connect it by socket pairs."""

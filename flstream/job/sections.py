@@ -72,6 +72,8 @@ class ClientsSection(Section):
     parallel: Annotated[int | None, Whole(1, 256)] = None
     """How many worker processes run them; null is one each up to 16, then one a core.
 
+    With an engine of other machines, or with engine.gpus, null is as many as there is room for.
+
     With fewer workers than clients a worker runs several, one after another.
     """
 

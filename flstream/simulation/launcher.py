@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
+from flstream.client.worker_info import WorkerInfo
 from flstream.engines.fork_server import host_for
 from flstream.engines.join import NodeReports
 from flstream.engines.processes import ProcessHost
@@ -29,7 +30,7 @@ from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.model_builder import builder_main
 from flstream.simulation.server_process import server_main
 from flstream.simulation.tracker_process import TrackerProcess
-from flstream.simulation.workers import start_engine
+from flstream.simulation.workers import fitted, start_engine, worker_info
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
@@ -98,14 +99,19 @@ def simulate(
     with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
             follower = _Follower(running, sampler, listener)
+
+            def info(name: str) -> WorkerInfo:
+                return worker_info(job, run, name)  # of the job as it fits the engine
+
             reports = NodeReports(follower.note_node, sampler.take, sampler.forget)
             try:
                 with (
                     host,
-                    closing(start_engine(job, run, host, sampler, reports, stop)) as engine,
+                    closing(start_engine(job, run, info, host, sampler, reports, stop)) as engine,
                     closing(SpawnService(engine)) as spawn_service,
                     ExitStack() as stack,
                 ):
+                    job = fitted(job, engine)
                     server = _start(job, run, host, sampler, resume, spawn_service)
                     if job.tracking.type is not None:
                         tracker = TrackerProcess.start(job.tracking, job.name, run, host, sampler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ from flstream.transport.channel import AbortSignal
 def start_engine(
     job: Job,
     run: RunDirectory,
+    info: Callable[[str], WorkerInfo],
     host: ProcessHost,
     sampler: MemorySampler,
     reports: NodeReports,
@@ -41,6 +43,7 @@ def start_engine(
     Args:
         job: The job.
         run: Its run directory.
+        info: Returns the facts about a worker of a name.
         host: Process host of this machine, prepared for the job.
         sampler: Sampler of the memory of this machine's processes.
         reports: Who is told of nodes.
@@ -52,26 +55,47 @@ def start_engine(
         AbortedError: The run is being stopped.
     """
     if job.engine.type != "local":
-        return _start_nodes(job, run, reports, stop)
+        return _start_nodes(job, run, info, reports, stop)
     code, threads = train_code(job.train), job.clients.threads
     gpus = GpuDealer(visible_gpus(), job.engine.gpus)
-    if gpus.room is not None and gpus.room < job.clients.workers:
-        raise UsageError(
-            f"this machine has GPUs for {gpus.room} workers of {job.engine.gpus} (engine.gpus), "
-            f"and the job has {job.clients.workers}; set clients.parallel to {gpus.room} at most"
-        )
 
     def start(name: str, end: WorkerSockets) -> int:
-        info, dealt = worker_info(job, run, name), gpus.deal(name)
-        info = info if dealt is None else replace(info, gpus=dealt)
-        pid = host.start(name, worker_main, info, run, code, threads, end)
+        facts, dealt = info(name), gpus.deal(name)
+        facts = facts if dealt is None else replace(facts, gpus=dealt)
+        pid = host.start(name, worker_main, facts, run, code, threads, end)
         sampler.watch(name, pid)
         return pid
 
-    return LocalEngine(start)
+    return LocalEngine(start, gpus.room)
 
 
-def _start_nodes(job: Job, run: RunDirectory, reports: NodeReports, stop: AbortSignal) -> Engine:
+def fitted(job: Job, engine: Engine) -> Job:
+    """Return a job with as many workers as there is room for, where it does not say how many.
+
+    Raises:
+        UsageError: It has more workers than there are GPUs for.
+    """
+    room, clients = engine.room, job.clients
+    if room is None:
+        return job
+    if clients.parallel is None and job.train.command is None:
+        clients = clients.model_copy(update={"parallel": max(min(room, clients.count), 1)})
+        job = job.model_copy(update={"clients": clients})
+    if job.engine.gpus and clients.workers > room:
+        raise UsageError(
+            f"there are GPUs for {room} workers of {job.engine.gpus} (engine.gpus), and the job "
+            f"has {clients.workers}; set clients.parallel to {room} at most"
+        )
+    return job
+
+
+def _start_nodes(
+    job: Job,
+    run: RunDirectory,
+    info: Callable[[str], WorkerInfo],
+    reports: NodeReports,
+    stop: AbortSignal,
+) -> Engine:
     """Create the engine of nodes that join, and wait for them."""
     section, cluster, resources = job.engine, None, ExitStack()
     try:
@@ -86,10 +110,7 @@ def _start_nodes(job: Job, run: RunDirectory, reports: NodeReports, stop: AbortS
             key = resources.enter_context(new_key_file(section.key_file))
             how = f"flstream join {{address}} --key-file {shlex.quote(str(section.key_file))}"
             settings = JoinSettings(section.bind, key, section.nodes or 1, section.wait, how)
-        common = node_job(job, run)
-        engine = JoinEngine(
-            settings, common, lambda name: worker_info(job, run, name), reports, resources.close
-        )
+        engine = JoinEngine(settings, node_job(job, run), info, reports, resources.close)
     except BaseException:
         resources.close()
         raise

@@ -72,7 +72,12 @@ def test_each_worker_of_one_machine_sees_its_own(cluster, monkeypatch):
     done = cluster.local("--set", "engine.gpus=1")
     assert done.returncode == 0, done.stderr
     assert sorted(seen(cluster).values()) == ["4", "5", "6", "7"]
-    done = cluster.local("--set", "engine.gpus=2", run="more")
+    for each in cluster.folder.glob("*.gpus"):
+        each.unlink()
+    done = cluster.local("--set", "engine.gpus=2", run="shared")
+    assert done.returncode == 0, done.stderr
+    assert set(seen(cluster).values()) == {"4,5", "6,7"}  # two workers do the work of four sites
+    done = cluster.local("--set", "engine.gpus=2", "--set", "clients.parallel=4", run="more")
     assert done.returncode == 2
     assert "GPUs for 2 workers of 2 (engine.gpus), and the job has 4" in done.stderr
 

@@ -148,9 +148,9 @@ def test_a_node_that_joins_late_is_used(cluster):
         """
     )
     sim = here.simulate(nodes=1)
-    agents = [here.join(sim)]
+    agents = [here.join(sim, "--cpus", "4")]
     here.await_file("trains")
-    agents.append(here.join(sim))
+    agents.append(here.join(sim, "--cpus", "4"))
     while "-2 joined" not in sim.stdout.readline():
         pass  # until the launcher says it of the second one
     (here.folder / "joined").touch()
