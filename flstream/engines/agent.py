@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.gpus import GpuDealer, visible_gpus
-from flstream.engines.join import AGENT, NONCE_FILE
+from flstream.engines.join import AGENT, FORK_SERVER, NONCE_FILE
 from flstream.engines.key_file import read_key_file
 from flstream.engines.node_messages import (
     BEAT_SECONDS,
@@ -158,7 +158,7 @@ class NodeAgent:
         self._host.prepare(self.job.variables)
         with self._host, MemorySampler(keeps=True) as sampler:
             sampler.watch(f"{self.job.node}/{AGENT}", os.getpid())
-            sampler.watch(f"{self.job.node}/fork-server", self._host.fork_server_pid() or 0)
+            sampler.watch(f"{self.job.node}/{FORK_SERVER}", self._host.fork_server_pid() or 0)
             try:
                 self._channel.send(NodeReady())
                 over = self._follow(start, sampler, stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import signal
 import threading
@@ -39,7 +40,10 @@ from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import Admission, TcpListener
 
 AGENT = "agent"
-"""Role of a node's agent, beside those of the connections of workers."""
+"""Role of a node's agent, beside those of the connections of workers; and its process's name."""
+
+FORK_SERVER = "fork-server"
+"""Name of a node's process from which workers are forked, after the node's own."""
 
 NONCE_FILE = ".nonce"
 """File of a run directory by which a node finds out whether it sees the same folder."""
@@ -164,6 +168,7 @@ class JoinEngine:
             node = self._node_with_room()
             worker = NodeWorker(next(self._numbers), name)
             node.workers[worker.number] = self._workers[worker.number] = worker
+            node.processes.add(name)
         tokens = {
             role: self._listener.admit(str(worker.number), role) for role in WorkerSockets._fields
         }
@@ -208,7 +213,7 @@ class JoinEngine:
         self._listener.close()
         for node in nodes:
             with suppress(StreamingError):
-                node.send(LeaveRun(seconds))
+                node.send(LeaveRun(seconds), _END_SECONDS)
         deadline = Deadline(seconds + _END_SECONDS)
         for thread in threads:
             thread.join(deadline.left)
@@ -281,7 +286,8 @@ class JoinEngine:
                 node.send(NodeRefused(reason))
             else:
                 with self._changed:
-                    node.name = self._new_name(node.hello.host)
+                    node.name = self._new_name(node.name)
+                node.processes |= {f"{node.name}/{each}" for each in (AGENT, FORK_SERVER)}
                 if self._job.gpus:
                     node.room = min(node.room, node.hello.gpus // self._job.gpus)
                 node.send(msgspec.structs.replace(self._job, node=node.name))
@@ -293,10 +299,15 @@ class JoinEngine:
             node.close()
             return
         with self._changed:
-            self._nodes.append(node)
-            if len(self._nodes) >= self._settings.nodes and not self._is_closing:
-                self._have_joined.set()
-            self._changed.notify_all()
+            is_late = self._is_closing
+            if not is_late:
+                self._nodes.append(node)
+                if len(self._nodes) >= self._settings.nodes:
+                    self._have_joined.set()
+                self._changed.notify_all()
+        if is_late:
+            node.close()
+            return
         has_other = node.hello.processor != self._machine.processor
         processor = node.hello.processor if has_other else ""
         joined = NodeJoined(node=node.name, cpus=node.room, other_processor=processor)
@@ -305,7 +316,8 @@ class JoinEngine:
 
     def _take(self, node: Node, message: FromNode) -> None:
         if isinstance(message, Beat):
-            self._reports.memory(node.name, message.memory, node.seconds_ahead)
+            ahead = node.seconds_ahead if math.isfinite(node.seconds_ahead) else 0.0
+            self._reports.memory(node.name, node.own(message.memory), ahead)
             return
         with self._changed:
             match message:

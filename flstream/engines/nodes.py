@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import socket
 import threading
 import time
@@ -19,9 +21,13 @@ from flstream.engines.node_messages import (
     ToNode,
 )
 from flstream.errors import ProtocolError, StreamingError
+from flstream.telemetry.memory import NodeMemory
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
+# What is no part of a name that is printed and written to files, and the longest name.
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+_MOST_NAME = 64
 # Seconds for an agent to begin its fork server and to look at the run directory.
 _READY_SECONDS = 60.0
 
@@ -68,6 +74,7 @@ class Node:
         name: Name of the node in the run; that of its machine at first.
         seconds_ahead: How far its clock is ahead of this one, less the time of a message's way.
         workers: Its workers that have not ended, by number. The engine guards them.
+        processes: Names of all processes of the run that it has had.
         room: How many workers it has room for.
     """
 
@@ -78,9 +85,11 @@ class Node:
         if not isinstance(hello, NodeHello):
             raise ProtocolError(f"a node began with {type(hello).__name__}")
         self.hello = hello
-        self.name = hello.host
-        self.seconds_ahead = hello.time - time.time()
+        self.name = _ODD.sub("-", hello.host)[:_MOST_NAME] or "node"
+        self.seconds_ahead = -math.inf
+        self._note_time(hello.time)
         self.workers: dict[int, NodeWorker] = {}
+        self.processes: set[str] = set()
         self.room = hello.cpus
 
     @property
@@ -88,14 +97,14 @@ class Node:
         """Workers for each that it has room for."""
         return len(self.workers) / self.room
 
-    def send(self, message: ToNode) -> None:
+    def send(self, message: ToNode, seconds: float = SILENT_SECONDS) -> None:
         """Send a message.
 
         Raises:
-            StreamingError: The agent is gone, or takes nothing.
+            StreamingError: The agent is gone, or takes nothing for so many seconds.
         """
         with self._sending:
-            self._channel.send(message, timeout=SILENT_SECONDS)
+            self._channel.send(message, timeout=seconds)
 
     def await_ready(self) -> str | None:
         """Wait until workers can be started; return why they cannot, or None.
@@ -127,14 +136,29 @@ class Node:
                     message = self._channel.receive(SILENT_SECONDS)
                     seen_at = time.monotonic()
                     if isinstance(message, Beat):
-                        # What took long on its way would make the clock seem to be behind.
-                        ahead = message.time - time.time()
-                        self.seconds_ahead = max(self.seconds_ahead, ahead)
+                        self._note_time(message.time)
                     take(message)
                 elif time.monotonic() >= seen_at + SILENT_SECONDS:
                     return f"it gave no sign of life for {SILENT_SECONDS:g} s"
         except StreamingError as error:
             return str(error).replace(f"{self._channel.peer} ", "its agent ", 1)
+
+    def own(self, memory: NodeMemory) -> NodeMemory:
+        """Return what the node may say of memory: that of its own processes."""
+        return NodeMemory(
+            [
+                each
+                for each in memory.samples
+                if each.process in self.processes and math.isfinite(each.time) and each.rss >= 0
+            ],
+            {name: peak for name, peak in memory.peaks.items() if name in self.processes},
+            memory.peak_total_pss,
+        )
+
+    def _note_time(self, theirs: float) -> None:
+        # What took long on its way makes the clock seem to be behind, so the largest value counts.
+        if math.isfinite(theirs):
+            self.seconds_ahead = max(self.seconds_ahead, theirs - time.time())
 
     def close(self) -> None:
         """Close the connection, upon which the agent ends its workers and itself."""

@@ -267,13 +267,21 @@ def test_a_silent_node_is_given_up(run, monkeypatch):
 
 def test_what_an_agent_makes_up_changes_no_more_than_figures(run):
     agent = FakeAgent(run, time=math.nan, host="\x1b[2J" + "x" * 5000, pid=-1)
-    agent.join()
+    name = agent.join().node
+    assert name.startswith("-2Jx")
+    assert len(name) == 64
     lies = NodeMemory(
         [Sample(math.nan, "server", -5), Sample(1e300, "x" * 9999, 2**62)],
         {"server": ProcessMemory(1, 2**62, -1)},
         2**62,
     )
+    own = f"{name}/{AGENT}"
     agent.channel.send(Beat(math.inf, lies), Beat(-math.inf, lies))
+    truth = NodeMemory([Sample(math.nan, own, 3)], {own: ProcessMemory(1, 2, 3)}, 7)
+    agent.channel.send(Beat(time.time(), truth))
+    until(lambda: run.sampler.nodes.get(name) == 7)
+    assert run.sampler.peaks() == {own: ProcessMemory(0, 2, 3)}
+    assert run.sampler.current_rss() == {}
     agent.channel.close()
     until(run.lost)
     run.engine._settings = run.engine._settings._replace(wait=0.1)
