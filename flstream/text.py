@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 # Characters of a peer's text that are shown.
 _MOST_SHOWN = 2000
@@ -28,3 +29,11 @@ def natural_key(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts names as people do: ``site-2`` before ``site-10``."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts if part]
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGKILL``; the real-time ones have a number alone."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

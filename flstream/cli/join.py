@@ -29,6 +29,7 @@ def join(
         int | None,
         typer.Option(
             min=1,
+            max=100_000,
             metavar="N",
             help="How many workers this machine has room for.",
             show_default="its cores",

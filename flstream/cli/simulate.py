@@ -10,6 +10,7 @@ import typer
 
 from flstream.cli.options import JobPath, Overrides, engine_overrides, job_file, overrides_of
 from flstream.cli.status import DONE, FAILED, STOPPED
+from flstream.errors import UsageError
 
 if TYPE_CHECKING:
     from flstream.engines.processes import ProcessHost
@@ -99,6 +100,8 @@ def simulate(
             }
             given = [*(overrides or ()), *engine_overrides(engine), *overrides_of(short)]
             loaded = load_job(path, given)
+            if loaded.engine.type == "local" and (bind or nodes or key_file):
+                raise UsageError("--bind, --nodes and --key-file are of --engine join; add it")
             host.prepare(needs_of(loaded))
             status = _run(loaded, host, run_dir, resume, as_json, quiet)
     except KeyboardInterrupt:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from flstream.engines.node_messages import (
     BEAT_SECONDS,
     SILENT_SECONDS,
     Beat,
+    FromNode,
     KillWorker,
     LeaveRun,
     NodeHello,
@@ -49,7 +51,7 @@ from flstream.transport.authentication import StartToken
 from flstream.transport.channel import AbortSignal, Deadline, wait_readable
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
-from flstream.transport.tcp import dial
+from flstream.transport.tcp import dial, expect_address
 
 RUN = "the run"
 """Name of the launcher at the other end of an agent's connection."""
@@ -57,6 +59,11 @@ RUN = "the run"
 # Seconds between two looks for a run that is not there yet. There is nothing to wait on: the key
 # file may be on a file system of another machine, and nobody tells when a port is listened on.
 _LOOK_SECONDS = 0.2
+
+# Seconds for the fork server to do its imports.
+_IMPORT_SECONDS = 50.0
+# Length of the longest reason that is sent.
+_MOST_REASON = 1000
 
 StartProcess = Callable[[int, WorkerInfo, WorkerSockets], int]
 """Function that starts a worker's process under its number, and returns its pid."""
@@ -76,6 +83,7 @@ def join(address: str, key_file: Path, wait: float, stop: AbortSignal) -> Socket
         SimulationError: There is no such run.
         AbortedError: The signal was set.
     """
+    expect_address(address)
     until = time.monotonic() + wait
     while True:
         key = read_key_file(key_file)
@@ -113,7 +121,9 @@ class NodeAgent:
     """
 
     def __init__(self, channel: SocketChannel, address: str, host: ProcessHost, cpus: int) -> None:
+        self._socket = channel
         self._channel: MessageChannel[ToNode] = MessageChannel(channel, RUN, ToNode)
+        self._sending = threading.Lock()
         self._address = address
         self._host = host
         self._pids: dict[int, int] = {}
@@ -122,7 +132,6 @@ class NodeAgent:
         self._channel.send(
             NodeHello(
                 host=platform.node() or "node",
-                pid=os.getpid(),
                 cpus=cpus,
                 gpus=len(self._visible),
                 versions=machine.versions,
@@ -138,6 +147,17 @@ class NodeAgent:
         self.job = answer
         self._gpus = GpuDealer(self._visible, answer.gpus)
 
+    def expect_fit(self) -> None:
+        """Look whether workers can be started here, and tell the launcher if they cannot.
+
+        Raises:
+            SimulationError: They cannot; the message says why.
+        """
+        flaw = self._unfit()
+        if flaw is not None:
+            self._send(NodeUnfit(flaw[:_MOST_REASON]))
+            raise SimulationError(f"this node cannot join: {flaw}")
+
     def serve(self, start: StartProcess, stop: AbortSignal) -> None:
         """Do what the launcher asks for, until the run is over.
 
@@ -148,19 +168,20 @@ class NodeAgent:
             stop: Signal that ends this.
 
         Raises:
-            SimulationError: The launcher is gone, or the node is of no use to the run.
+            SimulationError: The launcher is gone.
             AbortedError: The signal was set.
         """
-        flaw = self._unfit()
-        if flaw is not None:
-            self._channel.send(NodeUnfit(flaw))
-            raise SimulationError(f"this node cannot join: {flaw}")
         self._host.prepare(self.job.variables)
-        with self._host, MemorySampler(keeps=True) as sampler:
+        with self._host, MemorySampler(keeps=True) as sampler, ExitStack() as stack:
             sampler.watch(f"{self.job.node}/{AGENT}", os.getpid())
             sampler.watch(f"{self.job.node}/{FORK_SERVER}", self._host.fork_server_pid() or 0)
+            # Its imports may take long on a cold file system, and the first process waits for them.
+            self._host.start("0", time.sleep, 0)
+            self._host.wait_for("0", _IMPORT_SECONDS)
+            self._host.take_ended()
             try:
-                self._channel.send(NodeReady())
+                self._send(NodeReady())
+                stack.enter_context(self._beating(sampler))
                 over = self._follow(start, sampler, stop)
             except StreamingError as error:
                 if isinstance(error, AbortedError):
@@ -168,7 +189,7 @@ class NodeAgent:
                 raise SimulationError(f"the run is gone: {error}") from error
             self._host.wait(over.seconds)
             with suppress(StreamingError):  # the last samples, if somebody still wants them
-                self._channel.send(Beat(time.time(), sampler.collect()))
+                self._send(Beat(time.time(), sampler.collect()))
 
     def close(self) -> None:
         """Close the connection."""
@@ -187,29 +208,58 @@ class NodeAgent:
             "in a folder that all nodes share (--run-dir)"
         )
 
+    def _send(self, message: FromNode) -> None:
+        """Send a message; any thread may.
+
+        Raises:
+            StreamingError: The launcher is gone, or takes nothing.
+        """
+        with self._sending:
+            try:
+                self._channel.send(message, timeout=SILENT_SECONDS)
+            except StreamingError:
+                self._socket.shut()  # which ends the waiting for messages, too
+                raise
+
+    @contextmanager
+    def _beating(self, sampler: MemorySampler) -> Iterator[None]:
+        """Say every second that this node lives, whatever it does until the block ends."""
+        over = threading.Event()
+
+        def beat() -> None:
+            with suppress(StreamingError):
+                while not over.wait(BEAT_SECONDS):
+                    self._send(Beat(time.time(), sampler.collect()))
+
+        thread = threading.Thread(target=beat, name="beats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def _follow(self, start: StartProcess, sampler: MemorySampler, stop: AbortSignal) -> LeaveRun:
-        beaten_at, seen_at = 0.0, time.monotonic()
+        seen_at = time.monotonic()
         while True:
-            now = time.monotonic()
-            if now >= beaten_at + BEAT_SECONDS:
-                beaten_at = now
-                self._channel.send(Beat(time.time(), sampler.collect()))
             waiting = [self._channel.fileno(), stop.fileno(), *self._host.sentinels()]
-            connection.wait(waiting, max(beaten_at + BEAT_SECONDS - now, 0.0))
+            silent_at = seen_at + SILENT_SECONDS
+            connection.wait(waiting, max(silent_at - time.monotonic(), 0.0))
             if stop.is_set():
                 raise AbortedError("stopped")
+            # First, so that no message is about a process whose number another one may have.
+            for name, status in self._host.take_ended().items():
+                self._pids.pop(int(name), None)
+                self._gpus.give_back(name)
+                self._send(WorkerEnded(int(name), status))
             if self._channel.has_input():
                 message = self._channel.receive(SILENT_SECONDS)
                 seen_at = time.monotonic()
                 if isinstance(message, LeaveRun):
                     return message
                 self._take(message, start, sampler)
-            elif time.monotonic() >= seen_at + SILENT_SECONDS:
+            elif time.monotonic() >= silent_at:
                 raise ChannelClosedError(f"it gave no sign of life for {SILENT_SECONDS:g} s")
-            for name, status in self._host.take_ended().items():
-                self._pids.pop(int(name), None)
-                self._gpus.give_back(name)
-                self._channel.send(WorkerEnded(int(name), status))
 
     def _take(self, message: ToNode, start: StartProcess, sampler: MemorySampler) -> None:
         match message:
@@ -220,11 +270,11 @@ class NodeAgent:
                     self._gpus.give_back(str(number))
                     is_ours = isinstance(error, FlstreamError)
                     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
-                    self._channel.send(WorkerEnded(number, reason=reason))
+                    self._send(WorkerEnded(number, reason=reason[:_MOST_REASON]))
                     return
                 self._pids[number] = pid
                 sampler.watch(info.name, pid)
-                self._channel.send(WorkerRuns(number, pid))
+                self._send(WorkerRuns(number, pid))
             case KillWorker(number) if number in self._pids:
                 kill_descendants(self._pids[number])
                 with suppress(ProcessLookupError):

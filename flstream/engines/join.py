@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -34,6 +34,7 @@ from flstream.errors import SimulationError, StreamingError, WorkerLostError
 from flstream.telemetry.events import NodeEvent, NodeJoined, NodeLost, NodesAwaited
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import NodeMemory
+from flstream.text import quotable, signal_name
 from flstream.transport.authentication import StartToken
 from flstream.transport.channel import AbortSignal, Deadline, Signal, wait_readable
 from flstream.transport.sockets import SocketChannel
@@ -52,8 +53,14 @@ NONCE_FILE = ".nonce"
 _EQUAL = ("flstream", "python", "torch", "numpy")
 # Seconds in which a worker has to have dialled its connections, and its tokens are of use.
 _START_SECONDS = 30.0
+# Seconds for a worker's process to end before its replacement is started.
+_PREDECESSOR_SECONDS = 10.0
+# Seconds for an agent to take a message to end something.
+_KILL_SECONDS = 2.0
 # Seconds for an agent to end its workers and to say so.
 _END_SECONDS = 3.0
+# Workers in a row that a node may fail to start until it is given up.
+_MOST_FAILURES = 3
 
 
 class NodeReports(NamedTuple):
@@ -79,7 +86,7 @@ class JoinSettings(NamedTuple):
         key: What they need to join.
         nodes: How many are waited for.
         wait: Seconds to wait for them, and for one where none is left.
-        how: Command that has a node join, with ``{address}``; empty where the engine sees to it.
+        how: Options with which nodes run ``flstream join``; empty where the engine sees to it.
     """
 
     address: str
@@ -127,12 +134,20 @@ class JoinEngine:
         self._workers: dict[int, NodeWorker] = {}
         self._causes: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
+        self._joining: set[SocketChannel] = set()
+        self._none_since = time.monotonic()
         self._is_closing = False
         self._numbers = count(1)
         self._have_joined = Signal()
-        self._listener = TcpListener(settings.address, self._connected)
+        try:
+            self._nonce_file.write_text(self._job.nonce)
+            self._listener = TcpListener(settings.address, self._connected)
+        except BaseException:
+            self._have_joined.close()
+            with suppress(OSError):
+                self._nonce_file.unlink()
+            raise
         self.address = self._listener.address
-        self._nonce_file.write_text(self._job.nonce)
         self._listener.admit("a node", AGENT, settings.key)
 
     def await_nodes(self, stop: AbortSignal) -> None:
@@ -143,14 +158,14 @@ class JoinEngine:
             AbortedError: The run is being stopped.
         """
         wanted, seconds, how = self._settings.nodes, self._settings.wait, self._settings.how
-        command = how.format(address=self.address)
+        command = f"flstream join {self.address} {how}" if how else ""
         self._reports.event(NodesAwaited(nodes=wanted, command=command))
         fd = self._have_joined.fileno()
         if not wait_readable(fd, Deadline(seconds), stop, "the nodes"):
             with self._changed:
                 there = len(self._nodes)
             reason = f"{there} of {wanted} nodes joined within {seconds:g} s (engine.wait)"
-            raise SimulationError(f"{reason}; run {command} on each of them" if how else reason)
+            raise SimulationError(f"{reason}; each of them runs {command}" if how else reason)
 
     @property
     def room(self) -> int | None:
@@ -161,10 +176,17 @@ class JoinEngine:
     def start(self, name: str) -> StartedWorker:
         """Start a worker on the node with the most room, and wait for its connections.
 
+        A process that the worker had before is waited for first: two of them would write the same
+        files, and take its GPUs.
+
         Raises:
             WorkerLostError: There is no node, or it is lost meanwhile, or cannot start the worker.
         """
         with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closing or all(w.name != name for w in self._workers.values()),
+                _PREDECESSOR_SECONDS,
+            )
             node = self._node_with_room()
             worker = NodeWorker(next(self._numbers), name)
             node.workers[worker.number] = self._workers[worker.number] = worker
@@ -174,20 +196,25 @@ class JoinEngine:
         }
         try:
             keys = {role: token.key for role, token in tokens.items()}
-            with suppress(StreamingError):  # its thread finds out, and ends the worker
-                node.send(StartWorker(worker.number, self._info(name), keys))
-            return self._connected_worker(node, worker)
+            node.send(StartWorker(worker.number, self._info(name), keys))
+            started = self._connected_worker(node, worker)
+        except BaseException as error:
+            self._note_failure(node, worker, error)
+            raise
         finally:
             for token in tokens.values():
                 self._listener.dismiss(token)
+        with self._changed:
+            node.failures = 0
+        return started
 
     def kill(self, number: int) -> None:
         """Have the agent kill a worker, unless it has ended."""
         with self._changed:
             node = next((each for each in self._nodes if number in each.workers), None)
         if node is not None:
-            with suppress(StreamingError):
-                node.send(KillWorker(number))
+            with suppress(StreamingError):  # its thread finds out
+                node.send(KillWorker(number), _KILL_SECONDS)
 
     def await_end(self, number: int, seconds: float) -> None:
         """Wait until the agent says that a worker has ended, for at most ``seconds``."""
@@ -204,28 +231,35 @@ class JoinEngine:
         """Let no node join any more, and have the agents end their workers and themselves."""
         with self._changed:
             is_second, self._is_closing = self._is_closing, True
-            nodes, threads = list(self._nodes), list(self._threads)
+            nodes = list(self._nodes)
             self._changed.notify_all()
         if is_second:
             return
         with suppress(OSError):
             self._nonce_file.unlink()
         self._listener.close()
+        until = time.monotonic() + seconds + _END_SECONDS
         for node in nodes:
             with suppress(StreamingError):
-                node.send(LeaveRun(seconds), _END_SECONDS)
-        deadline = Deadline(seconds + _END_SECONDS)
+                node.send(LeaveRun(seconds), _KILL_SECONDS)
+        with self._changed:
+            for channel in self._joining:
+                channel.shut()
+            threads = list(self._threads)
         for thread in threads:
-            thread.join(deadline.left)
+            thread.join(max(until - time.monotonic(), 0.0))
         for node in nodes:
-            node.close()
+            node.give_up("the run is over")
+        for thread in threads:
+            thread.join()
         self._have_joined.close()
         self._on_closed()
 
     def _node_with_room(self) -> Node:
-        """Return the node with the most room; wait for one if there is none."""
+        """Return the node that is to have the next worker; wait for one if there is none."""
         seconds = self._settings.wait
-        self._changed.wait_for(lambda: self._nodes or self._is_closing, seconds)
+        left = self._none_since + seconds - time.monotonic()
+        self._changed.wait_for(lambda: self._nodes or self._is_closing, max(left, 0.0))
         if self._is_closing:
             raise WorkerLostError("the run is over")
         if not self._nodes:
@@ -233,7 +267,8 @@ class JoinEngine:
                 f"no node is left, and none joined within {seconds:g} s (engine.wait); go on with "
                 "--resume once there are nodes, or with --engine local"
             )
-        return min(self._nodes, key=lambda node: node.load)
+        # One that could not start a worker would draw all others to it, as it has the most room.
+        return min(self._nodes, key=lambda node: (node.failures, node.load))
 
     def _connected_worker(self, node: Node, worker: NodeWorker) -> StartedWorker:
         """Wait until a worker runs, and all of its connections are there."""
@@ -247,22 +282,35 @@ class JoinEngine:
             if in_time and not worker.has_ended and not self._is_closing:
                 ends = WorkerSockets(**{role: end.dup() for role, end in worker.ends.items()})
                 return StartedWorker(worker.pid, ends, worker.number)
-            late = f"it did not connect within {_START_SECONDS:g} s"
-            reason = worker.failure or ("it has ended" if in_time else late)
-            worker.end()
-            self._forget(node, worker)
-        with suppress(StreamingError):
-            node.send(KillWorker(worker.number))  # it may still begin
+        late = f"it did not connect within {_START_SECONDS:g} s"
+        reason = worker.failure or ("it has ended" if in_time else late)
         raise WorkerLostError(f"{worker.name} could not be started on {node.name}: {reason}")
+
+    def _note_failure(self, node: Node, worker: NodeWorker, error: BaseException) -> None:
+        """End what there is of a worker that could not be started, and give up a broken node."""
+        with self._changed:
+            worker.end()
+            has_left = worker.number not in self._workers
+            node.failures += 1
+            is_broken = node.failures >= _MOST_FAILURES
+        if not has_left:  # its agent says so once it has
+            with suppress(StreamingError):
+                node.send(KillWorker(worker.number), _KILL_SECONDS)
+        if is_broken:
+            node.give_up(f"it could not start {_MOST_FAILURES} workers in a row: {error}")
 
     def _connected(self, channel: SocketChannel, admission: Admission) -> None:
         """Take a connection whose other side has proven that it has the key, or a token."""
         if admission.role == AGENT:
             thread = threading.Thread(target=self._serve, args=(channel,), name="node", daemon=True)
             with self._changed:
+                if self._is_closing:
+                    channel.close()
+                    return
                 self._threads = [each for each in self._threads if each.is_alive()]
                 self._threads.append(thread)
-            thread.start()
+                self._joining.add(channel)
+                thread.start()
             return
         self._listener.dismiss(admission.token)  # a token is of use once
         with self._changed:
@@ -275,44 +323,54 @@ class JoinEngine:
 
     def _serve(self, channel: SocketChannel) -> None:
         """Have a node join, and follow it to its end."""
+        node = self._joined(channel)
+        with self._changed:
+            self._joining.discard(channel)
+            if node is None or self._is_closing:
+                channel.close()
+                return
+            self._nodes.append(node)
+            if len(self._nodes) >= self._settings.nodes:
+                self._have_joined.set()
+            self._changed.notify_all()
+        reason = "its connection ended"
+        try:
+            has_other = node.hello.processor != self._machine.processor
+            processor = node.hello.processor if has_other else ""
+            joined = NodeJoined(node=node.name, cpus=node.room, other_processor=processor)
+            self._reports.event(joined)
+            reason = node.follow(lambda message: self._take(node, message))
+        except Exception as error:  # a defect, which is not to keep a dead node in the run
+            reason = f"the launcher met a defect, {type(error).__name__}: {error}"
+        finally:
+            self._lose(node, reason)
+
+    def _joined(self, channel: SocketChannel) -> Node | None:
+        """Have a node join; return None if it cannot, of which both sides are told."""
         try:
             node = Node(channel)
         except StreamingError:
-            channel.close()
-            return
+            return None
+        with self._changed:
+            node.name = self._new_name(node.name)
+        node.processes |= {f"{node.name}/{each}" for each in (AGENT, FORK_SERVER)}
         try:
             reason = self._refusal(node.hello)
-            if reason is not None:
-                node.send(NodeRefused(reason))
-            else:
-                with self._changed:
-                    node.name = self._new_name(node.name)
-                node.processes |= {f"{node.name}/{each}" for each in (AGENT, FORK_SERVER)}
+            if reason is None:
                 if self._job.gpus:
                     node.room = min(node.room, node.hello.gpus // self._job.gpus)
                 node.send(msgspec.structs.replace(self._job, node=node.name))
                 reason = node.await_ready()
+            else:
+                node.send(NodeRefused(reason))
         except StreamingError as error:
             reason = str(error)
-        if reason is not None:
-            self._reports.event(NodeLost(node=node.name, reason=f"it could not join: {reason}"))
-            node.close()
-            return
-        with self._changed:
-            is_late = self._is_closing
-            if not is_late:
-                self._nodes.append(node)
-                if len(self._nodes) >= self._settings.nodes:
-                    self._have_joined.set()
-                self._changed.notify_all()
-        if is_late:
-            node.close()
-            return
-        has_other = node.hello.processor != self._machine.processor
-        processor = node.hello.processor if has_other else ""
-        joined = NodeJoined(node=node.name, cpus=node.room, other_processor=processor)
-        self._reports.event(joined)
-        self._lose(node, node.follow(lambda message: self._take(node, message)))
+        if reason is None:
+            return node
+        lost = NodeLost(node=node.name, reason=f"it could not join: {quotable(reason)}")
+        if not self._is_closing:
+            self._reports.event(lost)
+        return None
 
     def _take(self, node: Node, message: FromNode) -> None:
         if isinstance(message, Beat):
@@ -325,12 +383,12 @@ class JoinEngine:
                     node.workers[number].pid = pid
                 case WorkerEnded(number, status, reason) if number in node.workers:
                     worker = node.workers[number]
-                    if status is not None and status < 0:
-                        how = signal.Signals(-status).name
+                    if status is not None and status < 0 and not self._is_closing:
+                        how = signal_name(-status)
                         self._causes[worker.name] = (
                             f"{worker.name} was killed by {how} on {node.name}"
                         )
-                    worker.end(reason or None)
+                    worker.end(quotable(reason) or None)
                     self._forget(node, worker)
             self._changed.notify_all()
 
@@ -338,8 +396,13 @@ class JoinEngine:
         """End the workers of a node that is gone."""
         with self._changed:
             self._nodes.remove(node)
+            if not self._nodes:
+                self._none_since = time.monotonic()
             for worker in list(node.workers.values()):
-                self._causes[worker.name] = f"{worker.name} was on node {node.name}, which was lost"
+                if not self._is_closing:
+                    self._causes[worker.name] = (
+                        f"{worker.name} was on node {node.name}, which was lost"
+                    )
                 worker.end(f"{node.name} was lost: {reason}")
                 self._forget(node, worker)
             is_over = self._is_closing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,8 +56,11 @@ def read_key_file(path: Path) -> StartToken | None:
         UsageError: The file cannot be read, has no key in it, or can be read by others.
     """
     try:
-        with path.open() as file:
+        # Without waiting, if it is a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
             mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise UsageError(f"the key file {path} is no regular file; name another one")
             text = file.read(1024)
     except FileNotFoundError:
         return None

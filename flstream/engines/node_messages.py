@@ -8,7 +8,7 @@ so that a node, or a launcher, that is gone without a sign is known by its silen
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,12 +22,19 @@ SILENT_SECONDS = 10.0
 """Seconds without a message after which the other side is given up."""
 
 
+# What an agent says is looked at before it is believed.
+Number = Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
+Pid = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Name = Annotated[str, msgspec.Meta(max_length=1000)]
+Reason = Annotated[str, msgspec.Meta(max_length=4000)]
+
+
 class NodeHello(msgspec.Struct, tag=True, frozen=True):
     """Agent: what the node is.
 
     Attributes:
         host: Name of the machine.
-        pid: Pid of the agent.
         cpus: Number of workers that it has room for.
         gpus: Number of its GPUs.
         versions: Versions of flstream, Python and the libraries that decide bits, by name.
@@ -35,12 +42,11 @@ class NodeHello(msgspec.Struct, tag=True, frozen=True):
         time: Seconds since the epoch by the node's clock.
     """
 
-    host: str
-    pid: int
-    cpus: int
-    gpus: int
-    versions: dict[str, str]
-    processor: str
+    host: Name
+    cpus: Count
+    gpus: Count
+    versions: dict[Name, Name]
+    processor: Name
     time: float
 
 
@@ -86,7 +92,7 @@ class NodeReady(msgspec.Struct, tag=True, frozen=True):
 class NodeUnfit(msgspec.Struct, tag=True, frozen=True):
     """Agent: no worker can be started here, for a reason."""
 
-    reason: str
+    reason: Reason
 
 
 class StartWorker(msgspec.Struct, tag=True, frozen=True):
@@ -107,8 +113,8 @@ class StartWorker(msgspec.Struct, tag=True, frozen=True):
 class WorkerRuns(msgspec.Struct, tag=True, frozen=True):
     """Agent: a worker was started, and its connections are open."""
 
-    number: int
-    pid: int
+    number: Number
+    pid: Pid
 
 
 class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
@@ -120,9 +126,9 @@ class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
         reason: Why it could not be started.
     """
 
-    number: int
-    status: int | None = None
-    reason: str = ""
+    number: Number
+    status: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
+    reason: Reason = ""
 
 
 class KillWorker(msgspec.Struct, tag=True, frozen=True):

@@ -74,11 +74,13 @@ class Node:
         name: Name of the node in the run; that of its machine at first.
         seconds_ahead: How far its clock is ahead of this one, less the time of a message's way.
         workers: Its workers that have not ended, by number. The engine guards them.
+        failures: How many workers in a row it could not start. The engine guards it.
         processes: Names of all processes of the run that it has had.
         room: How many workers it has room for.
     """
 
     def __init__(self, channel: SocketChannel) -> None:
+        self._socket = channel
         self._channel: MessageChannel[FromNode] = MessageChannel(channel, "a node", FromNode)
         self._sending = threading.Lock()
         hello = self._channel.receive(SILENT_SECONDS)
@@ -90,6 +92,8 @@ class Node:
         self._note_time(hello.time)
         self.workers: dict[int, NodeWorker] = {}
         self.processes: set[str] = set()
+        self.failures = 0
+        self._fault = ""
         self.room = hello.cpus
 
     @property
@@ -104,7 +108,12 @@ class Node:
             StreamingError: The agent is gone, or takes nothing for so many seconds.
         """
         with self._sending:
-            self._channel.send(message, timeout=seconds)
+            try:
+                self._channel.send(message, timeout=seconds)
+            except StreamingError:
+                # A part of it may be on the line, after which nothing can be read there.
+                self._socket.shut()
+                raise
 
     def await_ready(self) -> str | None:
         """Wait until workers can be started; return why they cannot, or None.
@@ -141,7 +150,7 @@ class Node:
                 elif time.monotonic() >= seen_at + SILENT_SECONDS:
                     return f"it gave no sign of life for {SILENT_SECONDS:g} s"
         except StreamingError as error:
-            return str(error).replace(f"{self._channel.peer} ", "its agent ", 1)
+            return self._fault or str(error).replace(f"{self._channel.peer} ", "its agent ", 1)
 
     def own(self, memory: NodeMemory) -> NodeMemory:
         """Return what the node may say of memory: that of its own processes."""
@@ -159,6 +168,11 @@ class Node:
         # What took long on its way makes the clock seem to be behind, so the largest value counts.
         if math.isfinite(theirs):
             self.seconds_ahead = max(self.seconds_ahead, theirs - time.time())
+
+    def give_up(self, fault: str) -> None:
+        """End the connection, for which :meth:`follow` returns this fault as the reason."""
+        self._fault = fault
+        self._socket.shut()
 
     def close(self) -> None:
         """Close the connection, upon which the agent ends its workers and itself."""

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,7 +82,8 @@ class RayCluster:
         """End the driver, and with it its actors."""
         assert self._driver.stdin is not None
         assert self._driver.stdout is not None
-        self._driver.stdin.close()
+        with suppress(BrokenPipeError):  # what could not be sent is sent once more
+            self._driver.stdin.close()
         try:
             self._driver.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -115,7 +115,8 @@ class WorkerSpawner:
         if fds:
             raise WorkerLostError("the server has too many files open for its pipes")
         if reply:
-            raise WorkerLostError(f"its process could not be started: {reply.decode()}")
+            reason = reply.decode(errors="replace")
+            raise WorkerLostError(f"its process could not be started: {reason}")
         raise AbortedError("the launcher is gone")
 
     def request(self, kind: bytes, argument: bytes) -> None:
@@ -208,12 +209,12 @@ class SpawnService:
         with suppress(OSError):  # the server is gone
             try:
                 worker = self._engine.start(name)
+                reply = _STARTED.pack(worker.pid, worker.number)
             except Exception as error:  # the server needs a reply in any case
                 reason = str(error) if isinstance(error, FlstreamError) else _in_words(error)
-                self._ours.send(reason.encode()[:_REPLY_BYTES])
+                self._ours.send(reason.encode(errors="replace")[:_REPLY_BYTES])
                 return
             with closing(worker.ends):
-                reply = _STARTED.pack(worker.pid, worker.number)
                 socket.send_fds(self._ours, [reply], [end.fileno() for end in worker.ends])
 
     def _await(self, number: int, seconds: float) -> None:

@@ -40,7 +40,10 @@ class NewPath(ValueRule):
         """Return the absolute path."""
         if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
             raise self.refused(value)
-        return folder / Path(value).expanduser()
+        try:
+            return folder / Path(value).expanduser()
+        except RuntimeError:  # of a user that there is not
+            raise self.refused(value) from None
 
 
 class EngineSection(Section):

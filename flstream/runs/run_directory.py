@@ -307,6 +307,20 @@ class RunDirectory:
                 "--resume"
             ) from error
 
+    def withdraw(self) -> None:
+        """Remove what a run has made that was refused before it began; the folder is empty then.
+
+        A run that is asked for once more, with what was wrong put right, finds it as it was.
+        """
+        if self.events.exists() and self.events.stat().st_size:
+            return  # it has begun
+        self.tidy()
+        for path in (self.job_file, self.job_files, self.versions, self.memory, self.events):
+            path.unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.sites):
+            with suppress(OSError):
+                folder.rmdir()
+
     def tidy(self) -> None:
         """Remove what a run's processes leave that is of no use once they have ended.
 

@@ -17,7 +17,7 @@ from flstream.engines.fork_server import host_for
 from flstream.engines.join import NodeReports
 from flstream.engines.processes import ProcessHost
 from flstream.engines.spawning import SpawnService
-from flstream.errors import AbortedError, SimulationError, StreamingError
+from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, render_job
 from flstream.runs.counted_events import Status
 from flstream.runs.history import History
@@ -45,6 +45,7 @@ from flstream.telemetry.events import (
 )
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler
+from flstream.text import signal_name
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
@@ -84,6 +85,9 @@ def simulate(
 
     Returns:
         The content of ``summary.json``.
+
+    Raises:
+        UsageError: the engine cannot be used as the job asks for; nothing is left of the run.
     """
     began = time.monotonic()
     run.write(run.job_file, render_job(job))
@@ -121,6 +125,10 @@ def simulate(
                     if status == "finished":
                         host.wait(_EXIT_SECONDS)
                     follower.explain(host, engine.causes)
+            except UsageError:
+                if resume is None:
+                    run.withdraw()
+                raise
             except SimulationError as error:
                 follower.fail(str(error))
             except AbortedError:
@@ -271,7 +279,7 @@ class _Follower:
             if f"{name} closed the channel" in self._running.error:
                 host.wait_for(name, _EXPLAIN_SECONDS)
         killed = [
-            f"{name} was killed by {signal.Signals(-code).name}{_hint(name, code)}"
+            f"{name} was killed by {signal_name(-code)}{_hint(name, code)}"
             for name, code in host.exit_codes().items()
             if code is not None and code < 0 and self._is_unexplained(name)
         ]

@@ -66,8 +66,10 @@ def run_node(
         closing(join(address, key_file, wait, stop)) as channel,
     ):
         agent = NodeAgent(channel, address, host, cpus)
-        on_joined(agent.job)
         run, code = RunDirectory(Path(agent.job.run)), _code_of(agent.job)
+
+        agent.expect_fit()
+        on_joined(agent.job)
 
         def start(number: int, info: WorkerInfo, end: WorkerSockets) -> int:
             threads = agent.job.threads

@@ -21,6 +21,7 @@ from flstream.job.tracking import TrackingSection
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import end_with_peer, redirect_output
 from flstream.telemetry.memory import MemorySampler
+from flstream.text import signal_name
 from flstream.tracking.feed import TrackerFeed
 from flstream.tracking.tracker import TrackedRun, Tracker
 
@@ -161,5 +162,5 @@ class TrackerProcess:
         self._host.wait_for(TRACKER, _EXIT_SECONDS)
         code = self._host.exit_codes().get(TRACKER)
         if code is not None and code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
+            return f"its process was killed by {signal_name(-code)}"
         return f"its process ended with status {code}; see {TRACKER}.log" if code else ""

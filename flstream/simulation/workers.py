@@ -108,7 +108,7 @@ def _start_nodes(
             assert section.bind is not None
             assert section.key_file is not None
             key = resources.enter_context(new_key_file(section.key_file))
-            how = f"flstream join {{address}} --key-file {shlex.quote(str(section.key_file))}"
+            how = f"--key-file {shlex.quote(str(section.key_file))}"
             settings = JoinSettings(section.bind, key, section.nodes or 1, section.wait, how)
         engine = JoinEngine(settings, node_job(job, run), info, reports, resources.close)
     except BaseException:

@@ -292,7 +292,7 @@ def test_a_run_without_its_nodes_fails_with_the_command_that_they_need(cluster):
     status, text = finish(here.simulate("--set", "engine.wait=0.3s"))
     assert status == 1
     assert "0 of 2 nodes joined within 0.3 s" in text
-    assert "flstream join 127.0.0.1:" in here.summary()["error"]
+    assert "each of them runs flstream join 127.0.0.1:" in here.summary()["error"]
     assert not here.key_file.exists()
 
 
@@ -313,6 +313,9 @@ def test_what_cannot_be_is_refused_with_a_sentence(cluster, options, words):
     assert status == 2, text
     assert words in text
     assert "Traceback" not in text
+    # What was wrong can be put right, and nothing is in the way.
+    assert not here.run.exists() or list(here.run.iterdir()) == []
+    assert not here.key_file.exists()
 
 
 def test_a_key_file_that_is_there_is_not_overwritten(cluster):
@@ -322,6 +325,7 @@ def test_a_key_file_that_is_there_is_not_overwritten(cluster):
     assert status == 2
     assert "is there already" in text
     assert here.key_file.read_text() == "mine"
+    assert list(here.run.iterdir()) == []
 
 
 def test_a_node_waits_for_the_run_and_gives_up_with_a_sentence(cluster):
@@ -339,3 +343,23 @@ def test_a_node_waits_for_the_run_and_gives_up_with_a_sentence(cluster):
     assert status == 1
     assert "cannot be reached" in text
     assert finish(here.flstream(*where, "soon"))[0] == 2
+    here.key_file.unlink()
+    os.mkfifo(here.key_file, 0o600)
+    status, text = finish(here.flstream(*where, "0.3s"), 20)
+    assert status == 2
+    assert "is no regular file" in text
+    for address in ("nowhere", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:70000"):
+        status, text = finish(here.flstream("join", address, "--key-file", "none"), 20)
+        assert status == 2, text
+    status, text = finish(
+        here.flstream("join", "127.0.0.1:1", "--key-file", "x", "--cpus", "9" * 30)
+    )
+    assert status == 2
+    assert "Traceback" not in text
+
+
+def test_options_of_nodes_without_their_engine_are_refused(cluster):
+    here = cluster()
+    done = here.local("--bind", "127.0.0.1:0", "--key-file", "key")
+    assert done.returncode == 2
+    assert "are of --engine join; add it" in done.stderr

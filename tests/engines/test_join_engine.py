@@ -79,7 +79,6 @@ class FakeAgent:
         self.channel = MessageChannel(dial(run.engine.address, run.key, "x", AGENT), "x", ToNode)
         hello = {
             "host": "machine",
-            "pid": 1,
             "cpus": 2,
             "gpus": 0,
             "versions": this_machine().versions,
@@ -216,7 +215,7 @@ def test_workers_of_others_are_not_a_nodes_to_end(run):
     thread.join(5)
     second = FakeAgent(run)
     assert second.join().node == "machine-2"
-    for number in (start.number, 0, 10**18):
+    for number in (start.number, 10**18):
         second.channel.send(WorkerEnded(number, -9), WorkerRuns(number, 1))
     second.channel.send(Beat(time.time(), NodeMemory(peak_total_pss=5)))
     until(lambda: run.sampler.nodes.get("machine-2") == 5)
@@ -266,7 +265,7 @@ def test_a_silent_node_is_given_up(run, monkeypatch):
 
 
 def test_what_an_agent_makes_up_changes_no_more_than_figures(run):
-    agent = FakeAgent(run, time=math.nan, host="\x1b[2J" + "x" * 5000, pid=-1)
+    agent = FakeAgent(run, time=math.nan, host="\x1b[2J" + "x" * 900)
     name = agent.join().node
     assert name.startswith("-2Jx")
     assert len(name) == 64
@@ -328,3 +327,109 @@ def test_a_node_that_is_there_does_not_hear_of_a_run_that_ends_without_it(run):
     with pytest.raises(OSError):  # noqa: PT011
         socket.create_connection((host, int(port)), 1)
     assert Path(run.nonce).parent.exists()
+
+
+def test_a_node_that_cannot_start_workers_is_not_asked_again_where_there_is_another(run):
+    bad, good = FakeAgent(run, cpus=1000), FakeAgent(run, cpus=1, host="good")
+    bad.join()
+    good.join()
+    thread, found = starting(run.engine)
+    start = bad.next(StartWorker)  # it has the most room
+    bad.channel.send(WorkerEnded(start.number, reason="\N{LATIN SMALL LETTER E WITH ACUTE}" * 999))
+    thread.join(5)
+    assert "could not be started on machine" in str(found[0])
+    thread, found = starting(run.engine)
+    start = good.next(StartWorker)
+    ends = [good.dial(start, role) for role in start.keys]
+    good.channel.send(WorkerRuns(start.number, 1))
+    thread.join(5)
+    assert found[0].pid == 1
+    found[0].ends.close()
+    for each in (*ends, bad.channel, good.channel):
+        each.close()
+
+
+def test_a_node_that_starts_none_of_three_is_given_up(run):
+    agent = FakeAgent(run)
+    agent.join()
+    for _ in range(3):
+        thread, _found = starting(run.engine)
+        agent.channel.send(WorkerEnded(agent.next(StartWorker).number, reason="the disk is full"))
+        thread.join(5)
+    until(run.lost)
+    (reason,) = run.lost()
+    assert "it could not start 3 workers in a row" in reason
+    assert "the disk is full" in reason
+    agent.channel.close()
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63])
+def test_a_pid_that_is_none_loses_the_node_and_hangs_nobody(run, pid):
+    agent = FakeAgent(run)
+    agent.join()
+    thread, found = starting(run.engine)
+    agent.channel.send(WorkerRuns(agent.next(StartWorker).number, pid))
+    thread.join(5)
+    assert "machine was lost" in str(found[0])
+    agent.channel.close()
+
+
+@pytest.mark.parametrize(("status", "words"), [(-40, "killed by signal 40"), (-15, "by SIGTERM")])
+def test_a_worker_may_end_by_any_signal(run, status, words):
+    agent = FakeAgent(run)
+    agent.join()
+    thread, found = starting(run.engine)
+    start = agent.next(StartWorker)
+    agent.channel.send(WorkerEnded(start.number, status))
+    thread.join(5)
+    assert isinstance(found[0], WorkerLostError)
+    assert words in run.engine.causes["site-1"]
+    assert run.joined() == ["machine"]
+    assert run.lost() == []
+    agent.channel.close()
+
+
+def test_a_replacement_waits_for_the_end_of_its_predecessor(run):
+    agent = FakeAgent(run)
+    agent.join()
+    thread, found = starting(run.engine)
+    start = agent.next(StartWorker)
+    ends = [agent.dial(start, role) for role in start.keys]
+    agent.channel.send(WorkerRuns(start.number, 1))
+    thread.join(5)
+    found[0].ends.close()
+    run.engine.kill(start.number)
+    agent.next(KillWorker)
+    thread, found = starting(run.engine)
+    thread.join(0.2)
+    assert found == []
+    agent.channel.send(WorkerEnded(start.number, -9))
+    again = agent.next(StartWorker)
+    assert again.number != start.number
+    agent.channel.send(WorkerEnded(again.number, reason="enough"))
+    thread.join(5)
+    for each in (*ends, agent.channel):
+        each.close()
+
+
+def test_peers_that_never_get_ready_do_not_delay_the_end(run):
+    agents = [FakeAgent(run) for _ in range(6)]
+    for agent in agents:
+        agent.next(NodeJob)
+    began = time.monotonic()
+    run.engine.close()
+    assert time.monotonic() - began < 2
+    for agent in agents:
+        agent.channel.close()
+
+
+def test_nodes_that_hang_delay_the_end_together_and_not_one_after_another(run, monkeypatch):
+    monkeypatch.setattr(join, "_END_SECONDS", 0.5)
+    agents = [FakeAgent(run) for _ in range(6)]
+    for agent in agents:
+        agent.join()
+    began = time.monotonic()
+    run.engine.close()
+    assert time.monotonic() - began < 2.5
+    for agent in agents:
+        agent.channel.close()

@@ -28,6 +28,7 @@ from flstream.model.layout import Layout, parse_header
 from flstream.simulation.child import end_with_peer, redirect_output
 from flstream.simulation.factory import layout_on
 from flstream.simulation.model_builder import expect_fit
+from flstream.text import signal_name
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 from flstream.units import format_bytes
@@ -124,7 +125,7 @@ def _describe(job: Job, host: ProcessHost, device: str | None) -> Description:
     except ChannelClosedError as error:
         host.wait_for(_PROBE, _END_SECONDS)
         code = host.exit_codes()[_PROBE] or 0
-        killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+        killed = f"was killed by {signal_name(-code)}" if code < 0 else ""
         lack = ", as if the machine had too little memory" if code == -signal.SIGKILL else ""
         raise ModelError(
             f"model.factory {job.model.factory}: the process that called it "
