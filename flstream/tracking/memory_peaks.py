@@ -46,8 +46,9 @@ class MemoryPeaks:
         # of no round.
         self._ends: deque[tuple[int | None, float]] = deque()
         self._rss: dict[str, int] = {}
-        self._total = 0
-        self._tick: dict[str, int] = {}
+        # Of each node, which has ticks of its own: the highest sum of a tick, and the last tick.
+        self._totals: dict[str | None, int] = {}
+        self._ticks: dict[str | None, dict[str, int]] = {}
         # Resident bytes that a process shares with others, as of its last reading of PSS.
         self._shared: dict[str, int] = {}
 
@@ -76,10 +77,11 @@ class MemoryPeaks:
 
     def _end(self) -> Iterator[RoundPeaks]:
         number, time = self._ends.popleft()
-        self._add_tick()
+        for node in self._ticks:
+            self._add_tick(node)
         if number is not None and self._rss:
-            yield RoundPeaks(number, time, self._rss, self._total)
-        self._rss, self._total = {}, 0
+            yield RoundPeaks(number, time, self._rss, sum(self._totals.values()))
+        self._rss, self._totals = {}, {}
 
     def _add(self, sample: Sample) -> None:
         name = sample.process
@@ -87,16 +89,18 @@ class MemoryPeaks:
         own = sample.uss if sample.pss is None else sample.pss
         if own is not None:
             self._shared[name] = sample.rss - own
-        if name in self._tick:
-            self._add_tick()
-        self._tick[name] = sample.rss
+        tick = self._ticks.setdefault(sample.node, {})
+        if name in tick:
+            self._add_tick(sample.node)
+        tick[name] = sample.rss
 
-    def _add_tick(self) -> None:
-        """Add up the samples of one tick, if it is known of all what they share."""
-        if self._tick.keys() <= self._shared.keys():
-            each = (max(rss - self._shared[name], 0) for name, rss in self._tick.items())
-            self._total = max(self._total, sum(each))
-        self._tick = {}
+    def _add_tick(self, node: str | None) -> None:
+        """Add up the samples of one tick of a node, if it is known of all what they share."""
+        tick = self._ticks[node]
+        if tick.keys() <= self._shared.keys():
+            each = (max(rss - self._shared[name], 0) for name, rss in tick.items())
+            self._totals[node] = max(self._totals.get(node, 0), sum(each))
+        tick.clear()
 
     def _new_samples(self) -> Iterator[Sample]:
         try:
