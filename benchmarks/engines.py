@@ -1,8 +1,10 @@
 """Measure rounds under each engine: local, two agents over TCP, and a Ray cluster of two nodes.
 
 All is on this machine, so that what is compared are the ways that models take. Engines alternate,
-medians of all rounds but the first of each run are taken, and the final models are compared. Ray
-runs in a network of its own, if it is installed, and unshare and ip are.
+medians of all rounds but the first of each run are taken, and the final models are compared. One
+checkpoint is kept, so that the next one takes its pages: where a virtual machine has to be given
+fresh ones for each, as much time goes into that as into a round. Ray runs in a network of its own,
+if it is installed, and unshare and ip are.
 
     python benchmarks/engines.py [--size 256MiB] [--clients 2] [--repeat 3] [--json FILE]
 """
@@ -101,7 +103,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     engines = [each for each in SCRIPTS if each != "ray" or importlib.util.find_spec("ray")]
-    settings = f"-n {options.clients} -r 4 --set model.args.size={options.size}"
+    settings = f"-n {options.clients} -r 6 --set model.args.size={options.size}"
+    settings += " --set checkpoints.keep=1"
     done: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
     with tempfile.TemporaryDirectory(prefix="fl", dir=".") as name:
         for number in range(options.repeat):
