@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,8 +57,6 @@ def join(
     patience = seconds("--wait", wait)
     with closing(new_host()) as host:
         host.begin()  # its imports take longest, and overlap with the waiting
-        import os
-
         from flstream.simulation.node import run_node
 
         def report(job: NodeJob) -> None:

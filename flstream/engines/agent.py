@@ -12,17 +12,16 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.gpus import GpuDealer, visible_gpus
-from flstream.engines.join import AGENT, FORK_SERVER, NONCE_FILE
 from flstream.engines.key_file import read_key_file
+from flstream.engines.node_channel import NodeChannel
 from flstream.engines.node_messages import (
+    AGENT,
     BEAT_SECONDS,
+    NONCE_FILE,
     SILENT_SECONDS,
     Beat,
-    FromNode,
     KillWorker,
     LeaveRun,
     NodeHello,
@@ -36,7 +35,7 @@ from flstream.engines.node_messages import (
     WorkerRuns,
 )
 from flstream.engines.process_tree import kill_descendants
-from flstream.engines.processes import ProcessHost
+from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import (
     AbortedError,
@@ -49,7 +48,6 @@ from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler
 from flstream.transport.authentication import StartToken
 from flstream.transport.channel import AbortSignal, Deadline, wait_readable
-from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import dial, expect_address
 
@@ -121,9 +119,7 @@ class NodeAgent:
     """
 
     def __init__(self, channel: SocketChannel, address: str, host: ProcessHost, cpus: int) -> None:
-        self._socket = channel
-        self._channel: MessageChannel[ToNode] = MessageChannel(channel, RUN, ToNode)
-        self._sending = threading.Lock()
+        self._channel: NodeChannel[ToNode] = NodeChannel(channel, RUN, ToNode)
         self._address = address
         self._host = host
         self._pids: dict[int, int] = {}
@@ -155,7 +151,7 @@ class NodeAgent:
         """
         flaw = self._unfit()
         if flaw is not None:
-            self._send(NodeUnfit(flaw[:_MOST_REASON]))
+            self._channel.send(NodeUnfit(flaw[:_MOST_REASON]))
             raise SimulationError(f"this node cannot join: {flaw}")
 
     def serve(self, start: StartProcess, stop: AbortSignal) -> None:
@@ -172,7 +168,7 @@ class NodeAgent:
             AbortedError: The signal was set.
         """
         self._host.prepare(self.job.variables)
-        with self._host, MemorySampler(keeps=True) as sampler, ExitStack() as stack:
+        with self._host, MemorySampler(keeps=True) as sampler:
             sampler.watch(f"{self.job.node}/{AGENT}", os.getpid())
             sampler.watch(f"{self.job.node}/{FORK_SERVER}", self._host.fork_server_pid() or 0)
             # Its imports may take long on a cold file system, and the first process waits for them.
@@ -180,16 +176,16 @@ class NodeAgent:
             self._host.wait_for("0", _IMPORT_SECONDS)
             self._host.take_ended()
             try:
-                self._send(NodeReady())
-                stack.enter_context(self._beating(sampler))
-                over = self._follow(start, sampler, stop)
+                self._channel.send(NodeReady())
+                with self._beating(sampler):
+                    over = self._follow(start, sampler, stop)
+            except AbortedError:
+                raise
             except StreamingError as error:
-                if isinstance(error, AbortedError):
-                    raise
                 raise SimulationError(f"the run is gone: {error}") from error
             self._host.wait(over.seconds)
             with suppress(StreamingError):  # the last samples, if somebody still wants them
-                self._send(Beat(time.time(), sampler.collect()))
+                self._channel.send(Beat(time.time(), sampler.collect()))
 
     def close(self) -> None:
         """Close the connection."""
@@ -208,19 +204,6 @@ class NodeAgent:
             "in a folder that all nodes share (--run-dir)"
         )
 
-    def _send(self, message: FromNode) -> None:
-        """Send a message; any thread may.
-
-        Raises:
-            StreamingError: The launcher is gone, or takes nothing.
-        """
-        with self._sending:
-            try:
-                self._channel.send(message, timeout=SILENT_SECONDS)
-            except StreamingError:
-                self._socket.shut()  # which ends the waiting for messages, too
-                raise
-
     @contextmanager
     def _beating(self, sampler: MemorySampler) -> Iterator[None]:
         """Say every second that this node lives, whatever it does until the block ends."""
@@ -229,7 +212,7 @@ class NodeAgent:
         def beat() -> None:
             with suppress(StreamingError):
                 while not over.wait(BEAT_SECONDS):
-                    self._send(Beat(time.time(), sampler.collect()))
+                    self._channel.send(Beat(time.time(), sampler.collect()))
 
         thread = threading.Thread(target=beat, name="beats", daemon=True)
         thread.start()
@@ -251,7 +234,7 @@ class NodeAgent:
             for name, status in self._host.take_ended().items():
                 self._pids.pop(int(name), None)
                 self._gpus.give_back(name)
-                self._send(WorkerEnded(int(name), status))
+                self._channel.send(WorkerEnded(int(name), status))
             if self._channel.has_input():
                 message = self._channel.receive(SILENT_SECONDS)
                 seen_at = time.monotonic()
@@ -270,11 +253,11 @@ class NodeAgent:
                     self._gpus.give_back(str(number))
                     is_ours = isinstance(error, FlstreamError)
                     reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
-                    self._send(WorkerEnded(number, reason=reason[:_MOST_REASON]))
+                    self._channel.send(WorkerEnded(number, reason=reason[:_MOST_REASON]))
                     return
                 self._pids[number] = pid
                 sampler.watch(info.name, pid)
-                self._send(WorkerRuns(number, pid))
+                self._channel.send(WorkerRuns(number, pid))
             case KillWorker(number) if number in self._pids:
                 kill_descendants(self._pids[number])
                 with suppress(ProcessLookupError):
@@ -287,6 +270,5 @@ class NodeAgent:
             for role, key in message.keys.items():
                 channel = dial(self._address, StartToken(key), RUN, role)
                 ends[role] = stack.enter_context(closing(channel.detach()))
-            gpus = self._gpus.deal(str(message.number))
-            info = message.info if gpus is None else replace(message.info, gpus=gpus)
+            info = self._gpus.equip(message.info, str(message.number))
             return start(message.number, info, WorkerSockets(**ends))

@@ -12,18 +12,19 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import StartedWorker
+from flstream.engines.handshake import NodeHandshake
 from flstream.engines.node_messages import (
+    AGENT,
+    NONCE_FILE,
     Beat,
     FromNode,
     KillWorker,
     LeaveRun,
-    NodeHello,
     NodeJob,
-    NodeRefused,
     StartWorker,
     WorkerEnded,
     WorkerRuns,
@@ -32,7 +33,6 @@ from flstream.engines.nodes import Node, NodeWorker
 from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import SimulationError, StreamingError, WorkerLostError
 from flstream.telemetry.events import NodeEvent, NodeJoined, NodeLost, NodesAwaited
-from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import NodeMemory
 from flstream.text import quotable, signal_name
 from flstream.transport.authentication import StartToken
@@ -40,17 +40,6 @@ from flstream.transport.channel import AbortSignal, Deadline, Signal, wait_reada
 from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import Admission, TcpListener
 
-AGENT = "agent"
-"""Role of a node's agent, beside those of the connections of workers; and its process's name."""
-
-FORK_SERVER = "fork-server"
-"""Name of a node's process from which workers are forked, after the node's own."""
-
-NONCE_FILE = ".nonce"
-"""File of a run directory by which a node finds out whether it sees the same folder."""
-
-# Libraries whose versions decide bits, and flstream, whose messages have to agree.
-_EQUAL = ("flstream", "python", "torch", "numpy")
 # Seconds in which a worker has to have dialled its connections, and its tokens are of use.
 _START_SECONDS = 30.0
 # Seconds for a worker's process to end before its replacement is started.
@@ -123,14 +112,13 @@ class JoinEngine:
     ) -> None:
         self._settings = settings
         self._nonce_file = Path(job.run) / NONCE_FILE
-        self._job = msgspec.structs.replace(job, nonce=secrets.token_hex())
+        job = replace(job, nonce=secrets.token_hex())
+        self._handshake = NodeHandshake(job, self._report)
         self._info = info
         self._reports = reports
         self._on_closed = on_closed
-        self._machine = this_machine()
         self._changed = threading.Condition()  # guards all that follow
         self._nodes: list[Node] = []
-        self._names: set[str] = set()
         self._workers: dict[int, NodeWorker] = {}
         self._causes: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
@@ -140,7 +128,7 @@ class JoinEngine:
         self._numbers = count(1)
         self._have_joined = Signal()
         try:
-            self._nonce_file.write_text(self._job.nonce)
+            self._nonce_file.write_text(job.nonce)
             self._listener = TcpListener(settings.address, self._connected)
         except BaseException:
             self._have_joined.close()
@@ -323,7 +311,7 @@ class JoinEngine:
 
     def _serve(self, channel: SocketChannel) -> None:
         """Have a node join, and follow it to its end."""
-        node = self._joined(channel)
+        node = self._handshake.join(channel)
         with self._changed:
             self._joining.discard(channel)
             if node is None or self._is_closing:
@@ -335,42 +323,13 @@ class JoinEngine:
             self._changed.notify_all()
         reason = "its connection ended"
         try:
-            has_other = node.hello.processor != self._machine.processor
-            processor = node.hello.processor if has_other else ""
-            joined = NodeJoined(node=node.name, cpus=node.room, other_processor=processor)
-            self._reports.event(joined)
+            processor = self._handshake.other_processor(node)
+            self._report(NodeJoined(node=node.name, cpus=node.room, other_processor=processor))
             reason = node.follow(lambda message: self._take(node, message))
         except Exception as error:  # a defect, which is not to keep a dead node in the run
             reason = f"the launcher met a defect, {type(error).__name__}: {error}"
         finally:
             self._lose(node, reason)
-
-    def _joined(self, channel: SocketChannel) -> Node | None:
-        """Have a node join; return None if it cannot, of which both sides are told."""
-        try:
-            node = Node(channel)
-        except StreamingError:
-            return None
-        with self._changed:
-            node.name = self._new_name(node.name)
-        node.processes |= {f"{node.name}/{each}" for each in (AGENT, FORK_SERVER)}
-        try:
-            reason = self._refusal(node.hello)
-            if reason is None:
-                if self._job.gpus:
-                    node.room = min(node.room, node.hello.gpus // self._job.gpus)
-                node.send(msgspec.structs.replace(self._job, node=node.name))
-                reason = node.await_ready()
-            else:
-                node.send(NodeRefused(reason))
-        except StreamingError as error:
-            reason = str(error)
-        if reason is None:
-            return node
-        lost = NodeLost(node=node.name, reason=f"it could not join: {quotable(reason)}")
-        if not self._is_closing:
-            self._reports.event(lost)
-        return None
 
     def _take(self, node: Node, message: FromNode) -> None:
         if isinstance(message, Beat):
@@ -405,37 +364,15 @@ class JoinEngine:
                     )
                 worker.end(f"{node.name} was lost: {reason}")
                 self._forget(node, worker)
-            is_over = self._is_closing
             self._changed.notify_all()
         node.close()
         self._reports.lost(node.name)
-        if not is_over:
-            self._reports.event(NodeLost(node=node.name, reason=reason))
+        self._report(NodeLost(node=node.name, reason=reason))
+
+    def _report(self, event: NodeEvent) -> None:
+        if not self._is_closing:  # nodes that leave at the end are not lost
+            self._reports.event(event)
 
     def _forget(self, node: Node, worker: NodeWorker) -> None:
         node.workers.pop(worker.number, None)
         self._workers.pop(worker.number, None)
-
-    def _new_name(self, host: str) -> str:
-        """Return the name of a machine, with a number if another node of the run has had it."""
-        names = (host if number == 1 else f"{host}-{number}" for number in count(1))
-        name = next(each for each in names if each not in self._names)
-        self._names.add(name)
-        return name
-
-    def _refusal(self, hello: NodeHello) -> str | None:
-        """Return why a node cannot join, or None."""
-        ours = self._machine.versions
-        for name in _EQUAL:
-            here, there = ours.get(name, "none"), hello.versions.get(name, "none")
-            if here != there:
-                return (
-                    f"{hello.host} has {name} {there}, and the run {here}; install the same, since "
-                    "other versions may give other bits"
-                )
-        each = self._job.gpus
-        if each and hello.gpus < each:
-            return f"{hello.host} has {hello.gpus} GPUs, and a worker takes {each} (engine.gpus)"
-        if hello.cpus < 1:
-            return f"{hello.host} has room for {hello.cpus} workers; give at least 1 (--cpus)"
-        return None

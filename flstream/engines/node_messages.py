@@ -15,6 +15,12 @@ import msgspec
 from flstream.client.worker_info import WorkerInfo
 from flstream.telemetry.memory import NodeMemory
 
+AGENT = "agent"
+"""Role of a node's agent, beside those of the connections of workers; and its process's name."""
+
+NONCE_FILE = ".nonce"
+"""File of a run directory by which a node finds out whether it sees the same folder."""
+
 BEAT_SECONDS = 1.0
 """Seconds between two beats of each side."""
 
@@ -65,7 +71,7 @@ class NodeJob(msgspec.Struct, tag=True, frozen=True):
         threads: Number of torch's threads.
         gpus: Number of GPUs that each worker gets; None leaves all visible.
         node: Name of the node in the run.
-        nonce: What its file :data:`flstream.engines.join.NONCE_FILE` has in it, if the node sees
+        nonce: What its file :data:`NONCE_FILE` has in it, if the node sees
             the same folder.
         script: Path of the training script; empty for a learner.
         learner: Place of the learner's class; empty for a script.

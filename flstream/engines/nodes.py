@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from flstream.engines.node_channel import NodeChannel
 from flstream.engines.node_messages import (
     BEAT_SECONDS,
     SILENT_SECONDS,
@@ -22,7 +22,6 @@ from flstream.engines.node_messages import (
 )
 from flstream.errors import ProtocolError, StreamingError
 from flstream.telemetry.memory import NodeMemory
-from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
 # What is no part of a name that is printed and written to files, and the longest name.
@@ -80,9 +79,7 @@ class Node:
     """
 
     def __init__(self, channel: SocketChannel) -> None:
-        self._socket = channel
-        self._channel: MessageChannel[FromNode] = MessageChannel(channel, "a node", FromNode)
-        self._sending = threading.Lock()
+        self._channel: NodeChannel[FromNode] = NodeChannel(channel, "a node", FromNode)
         hello = self._channel.receive(SILENT_SECONDS)
         if not isinstance(hello, NodeHello):
             raise ProtocolError(f"a node began with {type(hello).__name__}")
@@ -107,13 +104,7 @@ class Node:
         Raises:
             StreamingError: The agent is gone, or takes nothing for so many seconds.
         """
-        with self._sending:
-            try:
-                self._channel.send(message, timeout=seconds)
-            except StreamingError:
-                # A part of it may be on the line, after which nothing can be read there.
-                self._socket.shut()
-                raise
+        self._channel.send(message, timeout=seconds)
 
     def await_ready(self) -> str | None:
         """Wait until workers can be started; return why they cannot, or None.
@@ -172,9 +163,8 @@ class Node:
     def give_up(self, fault: str) -> None:
         """End the connection, for which :meth:`follow` returns this fault as the reason."""
         self._fault = fault
-        self._socket.shut()
+        self._channel.shut()
 
     def close(self) -> None:
         """Close the connection, upon which the agent ends its workers and itself."""
-        with self._sending:
-            self._channel.close()
+        self._channel.close()

@@ -24,6 +24,9 @@ NEEDS = "FLSTREAM_NEEDS"
 OF_A_RUN = "FLSTREAM_OF_A_RUN"
 """Environment variable that the processes of a run have, and what they start."""
 
+FORK_SERVER = "fork-server"
+"""Name of the process that a run's processes are forked from, among those whose memory is shown."""
+
 # Time from asking a process to end until it is killed.
 _GRACE_SECONDS = 2.0
 

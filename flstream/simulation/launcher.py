@@ -15,7 +15,7 @@ from typing import Any
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.fork_server import host_for
 from flstream.engines.join import NodeReports
-from flstream.engines.processes import ProcessHost
+from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.spawning import SpawnService
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, render_job
@@ -50,7 +50,7 @@ from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
-LAUNCHER, FORK_SERVER, BUILDER = "launcher", "fork-server", "model-builder"
+LAUNCHER, BUILDER = "launcher", "model-builder"
 
 # Time for the server to stop in order, after which everything is killed.
 _STOP_SECONDS = 3.0

@@ -51,7 +51,7 @@ def run_node(
         key_file: The file with its key.
         cpus: How many workers this machine has room for.
         wait: Seconds to wait for the run to begin.
-        host: Process host that is begun, but not prepared.
+        host: Process host that is begun, but not prepared; its owner closes it.
         on_joined: Called once the run has taken the node.
 
     Raises:
@@ -62,7 +62,6 @@ def run_node(
     with (
         closing(Signal()) as stop,
         handling(STOPS, lambda *_: stop.set()),
-        closing(host),
         closing(join(address, key_file, wait, stop)) as channel,
     ):
         agent = NodeAgent(channel, address, host, cpus)

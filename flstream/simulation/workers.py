@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from msgspec.structs import replace
-
 from flstream.client.code import train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import Engine
@@ -60,8 +58,7 @@ def start_engine(
     gpus = GpuDealer(visible_gpus(), job.engine.gpus)
 
     def start(name: str, end: WorkerSockets) -> int:
-        facts, dealt = info(name), gpus.deal(name)
-        facts = facts if dealt is None else replace(facts, gpus=dealt)
+        facts = gpus.equip(info(name), name)
         pid = host.start(name, worker_main, facts, run, code, threads, end)
         sampler.watch(name, pid)
         return pid

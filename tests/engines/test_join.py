@@ -72,9 +72,7 @@ def test_a_node_that_is_killed_takes_its_sites_with_it_and_the_next_round_has_al
         """,
         rounds=2,
     )
-    sim = here.simulate()
-    agents = [here.join(sim) for _ in range(2)]
-    here.await_file("trains")
+    sim, agents = training(here)
     # Of a process that the agent has started, whose parent is the agent's fork server.
     doomed = next(each for each in agents if "site-1" in logs_of(here, each))
     doomed.kill()
@@ -89,6 +87,14 @@ def test_a_node_that_is_killed_takes_its_sites_with_it_and_the_next_round_has_al
     left = [2.0**number for number in range(1, 5) if f"site-{number}" not in failed]
     assert added(here) == pytest.approx(sum(left) / len(left) + 30 / 4)
     assert here.nothing_lives(5)
+
+
+def training(cluster):
+    """Start a run on two nodes, and wait until a site's script says that it trains."""
+    sim = cluster.simulate()
+    agents = [cluster.join(sim) for _ in range(2)]
+    cluster.await_file("trains")
+    return sim, agents
 
 
 def logs_of(cluster, agent):
@@ -123,9 +129,7 @@ def test_a_silent_node_is_given_up(cluster):
             wait_for("never")
         """
     )
-    sim = here.simulate()
-    agents = [here.join(sim) for _ in range(2)]
-    here.await_file("trains")
+    sim, agents = training(here)
     hung = next(each for each in agents if "site-2" in logs_of(here, each))
     began = time.monotonic()
     os.kill(hung.pid, signal.SIGSTOP)
@@ -258,9 +262,7 @@ def test_ctrl_c_stops_the_run_and_its_nodes(cluster):
         wait_for("never")
         """
     )
-    sim = here.simulate()
-    agents = [here.join(sim) for _ in range(2)]
-    here.await_file("trains")
+    sim, agents = training(here)
     sim.send_signal(signal.SIGINT)
     assert finish(sim)[0] == 130
     assert [finish(agent)[0] for agent in agents] == [0, 0]
@@ -276,9 +278,7 @@ def test_an_agent_that_is_stopped_leaves_the_run_to_the_others(cluster):
             wait_for("never")
         """
     )
-    sim = here.simulate()
-    agents = [here.join(sim) for _ in range(2)]
-    here.await_file("trains")
+    sim, agents = training(here)
     stopped = next(each for each in agents if "site-1" in logs_of(here, each))
     stopped.send_signal(signal.SIGTERM)
     assert finish(stopped)[0] == 130

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from flstream.engines import join, nodes
-from flstream.engines.join import AGENT, JoinEngine, JoinSettings, NodeReports
+from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.node_messages import (
+    AGENT,
+    NONCE_FILE,
     Beat,
     KillWorker,
     NodeHello,
@@ -55,7 +57,7 @@ class Run:
         self.events = []
         self.sampler = MemorySampler()
         self.key = StartToken.new()
-        self.nonce = run.path / join.NONCE_FILE
+        self.nonce = run.path / NONCE_FILE
         reports = NodeReports(self.events.append, self.sampler.take, self.sampler.forget)
         self.engine = JoinEngine(
             JoinSettings("127.0.0.1:0", self.key, 1, wait),
@@ -132,10 +134,21 @@ def starting(engine, name="site-1"):
     return thread, found
 
 
+def started(agent):
+    """Have an agent start a worker, and return the message, the worker and the agent's ends."""
+    thread, found = starting(agent.run.engine)
+    start = agent.next(StartWorker)
+    ends = [agent.dial(start, role) for role in start.keys]
+    agent.channel.send(WorkerRuns(start.number, 1))
+    thread.join(5)
+    return start, found[0], ends
+
+
 def test_a_worker_is_started_connected_and_ended(run):
     agent = FakeAgent(run)
-    assert agent.join().node == "machine"
-    assert run.nonce.read_text() == agent.run.engine._job.nonce
+    job = agent.join()
+    assert job.node == "machine"
+    assert run.nonce.read_text() == job.nonce
     thread, found = starting(run.engine)
     start = agent.next(StartWorker)
     assert start.info.name == "site-1"
@@ -208,11 +221,7 @@ def test_a_node_that_is_lost_while_a_worker_starts_ends_the_wait(run):
 def test_workers_of_others_are_not_a_nodes_to_end(run):
     first = FakeAgent(run)
     first.join()
-    thread, found = starting(run.engine)
-    start = first.next(StartWorker)
-    ends = [first.dial(start, role) for role in start.keys]
-    first.channel.send(WorkerRuns(start.number, 1))
-    thread.join(5)
+    start, worker, ends = started(first)
     second = FakeAgent(run)
     assert second.join().node == "machine-2"
     for number in (start.number, 10**18):
@@ -220,10 +229,10 @@ def test_workers_of_others_are_not_a_nodes_to_end(run):
     second.channel.send(Beat(time.time(), NodeMemory(peak_total_pss=5)))
     until(lambda: run.sampler.nodes.get("machine-2") == 5)
     assert run.engine.causes == {}
-    found[0].ends.control.setblocking(False)
+    worker.ends.control.setblocking(False)
     with pytest.raises(BlockingIOError):
-        found[0].ends.control.recv(1)
-    found[0].ends.close()
+        worker.ends.control.recv(1)
+    worker.ends.close()
     for each in (*ends, first.channel, second.channel):
         each.close()
 
@@ -338,13 +347,9 @@ def test_a_node_that_cannot_start_workers_is_not_asked_again_where_there_is_anot
     bad.channel.send(WorkerEnded(start.number, reason="\N{LATIN SMALL LETTER E WITH ACUTE}" * 999))
     thread.join(5)
     assert "could not be started on machine" in str(found[0])
-    thread, found = starting(run.engine)
-    start = good.next(StartWorker)
-    ends = [good.dial(start, role) for role in start.keys]
-    good.channel.send(WorkerRuns(start.number, 1))
-    thread.join(5)
-    assert found[0].pid == 1
-    found[0].ends.close()
+    _, worker, ends = started(good)
+    assert worker.pid == 1
+    worker.ends.close()
     for each in (*ends, bad.channel, good.channel):
         each.close()
 
@@ -392,12 +397,8 @@ def test_a_worker_may_end_by_any_signal(run, status, words):
 def test_a_replacement_waits_for_the_end_of_its_predecessor(run):
     agent = FakeAgent(run)
     agent.join()
-    thread, found = starting(run.engine)
-    start = agent.next(StartWorker)
-    ends = [agent.dial(start, role) for role in start.keys]
-    agent.channel.send(WorkerRuns(start.number, 1))
-    thread.join(5)
-    found[0].ends.close()
+    start, worker, ends = started(agent)
+    worker.ends.close()
     run.engine.kill(start.number)
     agent.next(KillWorker)
     thread, found = starting(run.engine)
