@@ -100,7 +100,7 @@ def simulate(
             }
             given = [*(overrides or ()), *engine_overrides(engine), *overrides_of(short)]
             loaded = load_job(path, given)
-            if loaded.engine.type == "local" and (bind or nodes or key_file):
+            if loaded.engine.is_local and (bind or nodes or key_file):
                 raise UsageError("--bind, --nodes and --key-file are of --engine join; add it")
             host.prepare(needs_of(loaded))
             status = _run(loaded, host, run_dir, resume, as_json, quiet)

@@ -197,13 +197,12 @@ class SpawnService:
         with self._ours, ThreadPoolExecutor(1, "worker-starts") as starts, suppress(OSError):
             while packet := self._ours.recv(_REQUEST_BYTES):
                 kind, argument = packet[:1], packet[1:]
-                match kind:
-                    case b"s":
-                        starts.submit(self._start, argument.decode())
-                    case b"k":
-                        self._engine.kill(*_NUMBER.unpack(argument))
-                    case b"w":
-                        starts.submit(self._await, *_AWAITED.unpack(argument))
+                if kind == _START:
+                    starts.submit(self._start, argument.decode())
+                elif kind == _KILL:
+                    self._engine.kill(*_NUMBER.unpack(argument))
+                elif kind == _AWAIT:
+                    starts.submit(self._await, *_AWAITED.unpack(argument))
 
     def _start(self, name: str) -> None:
         with suppress(OSError):  # the server is gone

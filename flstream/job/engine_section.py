@@ -95,3 +95,8 @@ class EngineSection(Section):
         if value is None and info.data.get("type") == "join":
             raise refuse(Problem("", MISSING, "given where engine.type is join"))
         return value
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all workers are on the launcher's machine."""
+        return self.type == "local"

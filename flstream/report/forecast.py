@@ -115,7 +115,7 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
 
 def _elsewhere(job: Job, need: Forecast, room: Available) -> dict[str, int]:
     """Return what is of use only where workers are on other machines."""
-    if job.engine.type == "local":
+    if job.engine.is_local:
         return {}
     return {
         "here": need.bytes_here,
@@ -200,7 +200,7 @@ def _memory_table(job: Job, need: Forecast, room: Available) -> Table:
     if need.optimizer:
         table.add_row(f"  training ({need.optimizer})", format_bytes(need.training_bytes), "")
     available = format_bytes(room.memory)
-    if job.engine.type == "local":
+    if job.engine.is_local:
         total = format_bytes(need.total_bytes)
         table.add_row(f"all {need.processes} processes", total, available)
     else:
@@ -230,10 +230,9 @@ def _print_verdict(
         disk = ""
         if room.disk is not None:
             disk = f", {format_bytes(need.disk_bytes)} of {format_bytes(room.disk)} of disk"
-        is_local = job.engine.type == "local"
-        bytes_here = need.total_bytes if is_local else need.bytes_here
+        bytes_here = need.total_bytes if job.engine.is_local else need.bytes_here
         memory = f"{format_bytes(bytes_here)} of {format_bytes(room.memory)} of memory"
-        here = "" if is_local else " here"
+        here = "" if job.engine.is_local else " here"
         sentences = [f"{head}{here}: at most {memory}{disk}"]
     sentences += [f"to make it fit: {each}" for each in fit.advice]
     for line in wrapped(sentences, width):

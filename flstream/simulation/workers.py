@@ -52,7 +52,7 @@ def start_engine(
         SimulationError: Too few nodes joined in time.
         AbortedError: The run is being stopped.
     """
-    if job.engine.type != "local":
+    if not job.engine.is_local:
         return _start_nodes(job, run, info, reports, stop)
     code, threads = train_code(job.train), job.clients.threads
     gpus = GpuDealer(visible_gpus(), job.engine.gpus)

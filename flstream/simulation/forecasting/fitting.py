@@ -73,7 +73,7 @@ def fit(job: Job, layout: Layout, need: Forecast, available: Available) -> Fit:
     """
     lacking, advice = [], []
     memory, disk = available.memory, available.disk
-    if job.engine.type != "local":
+    if not job.engine.is_local:
         if need.bytes_here > memory:
             lacking.append(
                 f"the server needs about {format_bytes(need.bytes_here)} of memory, "
