@@ -13,7 +13,7 @@ from flstream.cli.options import seconds
 from flstream.cli.status import DONE, STOPPED
 
 if TYPE_CHECKING:
-    from flstream.engines.node_messages import NodeJob
+    from flstream.engines.node_files import NodeFiles
 
 
 def join(
@@ -39,15 +39,23 @@ def join(
     wait: Annotated[
         str, typer.Option(metavar="TIME", help="How long to wait for the run to begin.")
     ] = "60s",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where to keep the run's files on a machine that does not see the run directory.",
+            show_default="a temporary one, removed at the end",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run workers of a run on this machine: one command on each node of a cluster.
 
     On one machine: flstream simulate JOB --engine join --bind HOST:PORT --key-file FILE. On each
     node: flstream join HOST:PORT --key-file FILE, by hand, with ssh or with srun; whichever begins
-    first waits for the other. The nodes have to see the job's folder, the run directory and the
-    key file under the same paths, and to have the same versions of flstream, Python, torch and
-    NumPy.
+    first waits for the other. The nodes have to have the same versions of flstream, Python, torch
+    and NumPy. One that sees the run directory under the same path works in it; another one is sent
+    the job's folder, 100 MiB at most.
 
     It ends with the run; Ctrl-C ends it before that, and the run goes on with the other nodes.
     """
@@ -59,16 +67,24 @@ def join(
         host.begin()  # its imports take longest, and overlap with the waiting
         from flstream.simulation.node import run_node
 
-        def report(job: NodeJob) -> None:
+        def report(files: NodeFiles) -> None:
             if not quiet:
-                typer.echo(f"joined the run in {job.run} as {job.node}")
+                where = "the run in" if files.sees_run else "a run, with its files in"
+                typer.echo(f"joined {where} {files.job.run} as {files.job.node}")
 
         room = cpus or len(os.sched_getaffinity(0))
         try:
-            run_node(address, key_file.absolute(), room, patience, host, report)
+            left = run_node(address, key_file.absolute(), room, patience, host, folder, report)
         except AbortedError as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(STOPPED) from error
     if not quiet:
         typer.echo("the run is over")
+        if left:
+            from flstream.report.text import counted
+
+            typer.echo(
+                f"{counted(len(left), 'file')} that training code left in its working folders "
+                f"went with them, such as {left[0]}; keep them with --folder"
+            )
     raise typer.Exit(DONE)

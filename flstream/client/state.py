@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from flstream.client.folder_content import folder_digest, remove_folder, sync_folder
 from flstream.client.state_versions import (
-    KEPT_VERSIONS,
     StateFolder,
     StateVersion,
     error_text,
@@ -26,6 +26,10 @@ from flstream.model.descriptors import sync_directory
 __all__ = ["SiteState", "StateVersion"]
 
 
+FetchState = Callable[[StateVersion, str], None]
+"""Function that makes a folder with the content of a version, at a path."""
+
+
 class SiteState:
     """The state of one site during one task.
 
@@ -36,19 +40,28 @@ class SiteState:
         effect: Number of the task's effect, from 1.
         base: The version to begin with, exactly; None for an empty folder.
         kept: Whether what the task leaves is kept. An evaluation's is not.
+        fetch: Makes a folder with the content of a version, given that and the folder's path, where
+            the versions that count are kept elsewhere; None where they are all in this folder.
 
     Raises:
         OSError: The site's folder cannot be used.
     """
 
     def __init__(
-        self, site_folder: str, effect: int, base: StateVersion | None, *, kept: bool
+        self,
+        site_folder: str,
+        effect: int,
+        base: StateVersion | None,
+        *,
+        kept: bool,
+        fetch: FetchState | None = None,
     ) -> None:
         self._site = shown(os.path.basename(site_folder))
         self._versions = StateFolder(site_folder)
         self._effect = effect
         self._base = base
         self._kept = kept
+        self._fetch = fetch
         self._working: str | None = None
         self._failure = ""
         self._is_open = True
@@ -72,6 +85,20 @@ class SiteState:
         if self._working is None:
             self._working = self._make()
         return Path(self._working)
+
+    def fill(self, write: Callable[[str], None]) -> None:
+        """Begin with what a function writes, in the place of the base.
+
+        Args:
+            write: Makes the folder to work in, given its path.
+
+        Raises:
+            OSError: The function's, or the folder for it cannot be made.
+        """
+        self._versions.make()
+        self._versions.remove_superseded(self._base, self._effect)
+        self._working = self._versions.working_path("effect", self._effect)
+        write(self._working)
 
     def keep(self) -> StateVersion | None:
         """Keep what the task left, under the name of its effect.
@@ -138,13 +165,13 @@ class SiteState:
         try:
             self._versions.make()
             if self._kept:
-                self._remove_old()
+                self._versions.remove_superseded(base, self._effect)
             else:
                 self._versions.remove_unfinished("evaluate")
             if base is None:
                 os.mkdir(working)
             else:
-                flaw = self._versions.copy(base, working)
+                flaw = self._copy(base, working)
         except OSError as error:
             raise ClientError(
                 f"the state of {self._site} cannot be laid out for effect {self._effect}: "
@@ -156,6 +183,17 @@ class SiteState:
                 f"{flaw}; put it back from a copy and go on with --resume, or leave out --resume "
                 "to start a new run"
             )
+
+    def _copy(self, base: StateVersion, working: str) -> str | None:
+        """Copy the base, from where it is; return what is wrong with it, or None."""
+        flaw = self._versions.copy(base, working)
+        if flaw is None or self._fetch is None:
+            return flaw
+        if is_folder(working):
+            remove_folder(working)
+        self._fetch(base, working)
+        found = folder_digest(working)
+        return None if found == base.digest else f"it arrived with the digest {found}"
 
     def _publish(self, working: str, version: StateVersion) -> None:
         """Give the working copy its name, in one step."""
@@ -170,19 +208,3 @@ class SiteState:
             raise OSError(errno.EEXIST, what, path)
         sync_directory(Path(self._versions.path))
         self._is_open, self._working = False, None
-
-    def _remove_old(self) -> None:
-        """Remove what the base's predecessors have superseded, and what came to nothing.
-
-        The base counts, or no task would begin with it; so it is here, and not where a version is
-        kept, that one more than those before it can go.
-        """
-        base = self._base
-        if base is None or not is_folder(self._versions.path_of(base)):
-            return
-        # What lies between the base and this task is of attempts that never came to count. What is
-        # of this task or a later one may count: a task is done again if its update was lost.
-        before = [each for each in self._versions.versions() if each.effect < self._effect]
-        counted = [each for each in before if each.effect < base.effect or each == base]
-        kept = counted[-KEPT_VERSIONS:]
-        self._versions.remove(lambda each: each in before and each not in kept)

@@ -147,6 +147,28 @@ class StateFolder:
                 os.rename(path, removed)
                 remove_folder(removed)
 
+    def remove_superseded(self, base: StateVersion | None, effect: int) -> None:
+        """Remove what the base's predecessors have superseded, and what came to nothing.
+
+        A task begins with the base, so the base counts; and so it is then, and not when a version
+        is kept, that one more than those before it can go.
+
+        Args:
+            base: What the task begins with; None for an empty state.
+            effect: Number of the task's effect.
+
+        Raises:
+            OSError: One cannot be removed; the error has the path.
+        """
+        if base is None or not is_folder(self.path_of(base)):
+            return
+        # What lies between the base and this task is of attempts that never came to count. What is
+        # of this task or a later one may count: a task is done again if its update was lost.
+        before = [each for each in self.versions() if each.effect < effect]
+        counted = [each for each in before if each.effect < base.effect or each == base]
+        kept = counted[-KEPT_VERSIONS:]
+        self.remove(lambda each: each in before and each not in kept)
+
     def remove_unfinished(self, purpose: TaskState | None = None) -> None:
         """Remove working copies and what is left of versions that were being removed.
 

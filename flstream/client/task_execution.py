@@ -40,6 +40,7 @@ from flstream.client.personal import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
 from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
+from flstream.client.state_travel import StateTravel
 from flstream.client.task_model import TaskModel
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
@@ -118,6 +119,7 @@ class TaskExecution:
         self._model = TaskModel(worker, task, self._filters)
         self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
+        self._states = StateTravel(worker, task.effect)
         self._is_delivered = False
 
     @property
@@ -146,7 +148,8 @@ class TaskExecution:
             self._worker.send(Began(self.task.effect, site.site))
         try:
             self._worker.enter(site.site)
-            self.site = SiteContext.of(self._worker.info, self.task, site)
+            fetch = self._states.fetch(site.site)
+            self.site = SiteContext.of(self._worker.info, self.task, site, fetch)
         except OSError as error:
             reason = f"its folder in the run directory cannot be used: {error}"
             self._worker.send(Failed(site.site, self.task.effect, reason))
@@ -215,7 +218,7 @@ class TaskExecution:
             site.state.keep()
         elif self._is_beside:
             self._own_tensors().keep(model)
-            answer = structs.replace(answer, has_params=True, state=site.state.keep())
+            answer = structs.replace(answer, has_params=True, state=self._states.keep(site))
         else:
             answer, update = self._with_update(answer, model, site)
         self._answers.append(answer)
@@ -280,7 +283,7 @@ class TaskExecution:
             update = self._filters.sent(whole, self._model.kept, model, site)
             partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
             pieces = read_pieces(update) if self._has_several_sites else []
-        state = site.state.keep()
+        state = self._states.keep(site)
         if self._has_several_sites:
             self._bundle.add(pieces)
         answer = structs.replace(
@@ -349,15 +352,19 @@ class TaskExecution:
 
     def _deliver(self, update: Source | None) -> None:
         self._is_delivered = True
-        effect = self.task.effect
-        if update is None:
-            self._worker.send(Answered(effect, {}, self._answers))
-            return
-        if self.task.folder:
-            self._worker.send(Answered(effect, {}, self._answers, self._written(update)))
-            return
-        with self._worker.offering(effect, update, self.task.chunk_size) as ref:
-            self._worker.send(Answered(effect, {MODEL: ref.token}, self._answers))
+        with self._states.offered() as states:
+            answered = Answered(self.task.effect, {}, self._answers, states=dict(states))
+            if update is None:
+                self._worker.send(answered)
+            elif self.task.folder:
+                self._worker.send(structs.replace(answered, written=self._written(update)))
+            else:
+                self._offer(update, answered)
+
+    def _offer(self, update: Source, answered: Answered) -> None:
+        """Send the answer with an update on offer, and wait until it was used."""
+        with self._worker.offering(answered.effect, update, self.task.chunk_size) as ref:
+            self._worker.send(structs.replace(answered, bodies={MODEL: ref.token}))
             outcome = ref.wait()
         if not outcome.ok:
             names = ", ".join(answer.site for answer in self._answers)

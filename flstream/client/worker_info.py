@@ -38,6 +38,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         optimizer_moments: Value of ``train.optimizer_moments``.
         filters_up: Filters of updates.
         filters_down: Filters of received models.
+        sees_run: Whether the worker sees the run directory; otherwise its node has a folder of its
+            own, in which ``sites_folder`` and ``job_folder`` are.
     """
 
     name: str
@@ -61,3 +63,4 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     optimizer_moments: list[str] = []
     filters_up: list[FilterSpec] = []
     filters_down: list[FilterSpec] = []
+    sees_run: bool = True

@@ -5,23 +5,30 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
+from typing import IO
 
+import xxhash
+
+from flstream.client.state_versions import error_text
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.key_file import read_key_file
 from flstream.engines.node_channel import NodeChannel
+from flstream.engines.node_files import NodeFiles, OwnNodeFiles, sees_run
 from flstream.engines.node_messages import (
     AGENT,
     BEAT_SECONDS,
-    NONCE_FILE,
     SILENT_SECONDS,
     Beat,
+    JobArchived,
+    JobWanted,
     KillWorker,
     LeaveRun,
     NodeHello,
@@ -29,6 +36,7 @@ from flstream.engines.node_messages import (
     NodeReady,
     NodeRefused,
     NodeUnfit,
+    Piece,
     StartWorker,
     ToNode,
     WorkerEnded,
@@ -48,6 +56,7 @@ from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler
 from flstream.transport.authentication import StartToken
 from flstream.transport.channel import AbortSignal, Deadline, wait_readable
+from flstream.transport.messages import PATIENCE
 from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import dial, expect_address
 
@@ -58,6 +67,8 @@ RUN = "the run"
 # file may be on a file system of another machine, and nobody tells when a port is listened on.
 _LOOK_SECONDS = 0.2
 
+# Seconds between two looks for what processes have printed.
+_OUTPUT_SECONDS = 0.25
 # Seconds for the fork server to do its imports.
 _IMPORT_SECONDS = 50.0
 # Length of the longest reason that is sent.
@@ -123,6 +134,7 @@ class NodeAgent:
         self._address = address
         self._host = host
         self._pids: dict[int, int] = {}
+        self._sending_output = threading.Lock()
         self._visible = visible_gpus()
         machine = this_machine()
         self._channel.send(
@@ -143,24 +155,42 @@ class NodeAgent:
         self.job = answer
         self._gpus = GpuDealer(self._visible, answer.gpus)
 
-    def expect_fit(self) -> None:
-        """Look whether workers can be started here, and tell the launcher if they cannot.
+    def files(self, parent: Path | None = None) -> NodeFiles:
+        """Return the files of the run, where this node sees them, or as they are sent to it.
+
+        Args:
+            parent: Folder to have them in, if they are sent, and to keep them in; None for a
+                temporary one.
 
         Raises:
-            SimulationError: They cannot; the message says why.
+            SimulationError: They cannot be had here; the message says why.
+            StreamingError: The launcher is gone.
         """
-        flaw = self._unfit()
-        if flaw is not None:
+        if sees_run(self.job):
+            return NodeFiles(self.job)
+        self._channel.send(JobWanted())
+        answer = self._channel.receive(PATIENCE)
+        if isinstance(answer, NodeRefused):
+            raise SimulationError(f"this node cannot join: {answer.reason}")
+        if not isinstance(answer, JobArchived):
+            raise SimulationError(f"the run answered {type(answer).__name__}, out of turn")
+        try:
+            with tempfile.TemporaryFile(dir=parent if parent and parent.is_dir() else None) as file:
+                self._receive(answer, file)
+                return OwnNodeFiles(self.job, file, parent)
+        except OSError as error:
+            flaw = f"the job's folder cannot be kept here: {error_text(error)} (--folder)"
             self._channel.send(NodeUnfit(flaw[:_MOST_REASON]))
-            raise SimulationError(f"this node cannot join: {flaw}")
+            raise SimulationError(f"this node cannot join: {flaw}") from error
 
-    def serve(self, start: StartProcess, stop: AbortSignal) -> None:
+    def serve(self, start: StartProcess, files: NodeFiles, stop: AbortSignal) -> None:
         """Do what the launcher asks for, until the run is over.
 
         However this ends, no process of the run lives on this node afterwards.
 
         Args:
             start: Starts a worker's process.
+            files: The files of the run.
             stop: Signal that ends this.
 
         Raises:
@@ -176,53 +206,74 @@ class NodeAgent:
             self._host.wait_for("0", _IMPORT_SECONDS)
             self._host.take_ended()
             try:
-                self._channel.send(NodeReady())
-                with self._beating(sampler):
-                    over = self._follow(start, sampler, stop)
+                self._channel.send(NodeReady(files.sees_run))
+                with self._beating(sampler, files):
+                    over = self._follow(start, sampler, files, stop)
             except AbortedError:
                 raise
             except StreamingError as error:
                 raise SimulationError(f"the run is gone: {error}") from error
             self._host.wait(over.seconds)
             with suppress(StreamingError):  # the last samples, if somebody still wants them
+                self._send_output(files)
                 self._channel.send(Beat(time.time(), sampler.collect()))
 
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
 
-    def _unfit(self) -> str | None:
-        """Return why workers cannot be started here, or None."""
-        try:
-            found = (Path(self.job.run) / NONCE_FILE).read_text()
-        except OSError:
-            found = ""
-        if found == self.job.nonce:
-            return None
-        return (
-            f"{platform.node()} does not see the run directory {self.job.run}; put it and the job "
-            "in a folder that all nodes share (--run-dir)"
-        )
+    def _receive(self, archived: JobArchived, file: IO[bytes]) -> None:
+        """Receive the job's folder as an archive."""
+        digest, missing = xxhash.xxh3_128(), archived.bytes
+        while missing > 0:
+            piece = self._channel.receive(PATIENCE)
+            if not isinstance(piece, Piece):
+                raise SimulationError(f"the run sent {type(piece).__name__}, out of turn")
+            digest.update(piece.data)
+            file.write(piece.data)
+            missing -= len(piece.data)
+        if digest.hexdigest() != archived.digest:
+            raise SimulationError("the job's folder arrived damaged; join once more")
+        file.seek(0)
+
+    def _send_output(self, files: NodeFiles) -> None:
+        with self._sending_output:
+            for each in files.output():
+                self._channel.send(each)
 
     @contextmanager
-    def _beating(self, sampler: MemorySampler) -> Iterator[None]:
-        """Say every second that this node lives, whatever it does until the block ends."""
+    def _beating(self, sampler: MemorySampler, files: NodeFiles) -> Iterator[None]:
+        """Say every second that this node lives, whatever it does until the block ends.
+
+        What its processes print is sent on another thread: it may be much, and a beat is not to
+        wait for it.
+        """
         over = threading.Event()
 
-        def beat() -> None:
+        def repeat(seconds: float, send: Callable[[], None]) -> None:
             with suppress(StreamingError):
-                while not over.wait(BEAT_SECONDS):
-                    self._channel.send(Beat(time.time(), sampler.collect()))
+                while not over.wait(seconds):
+                    send()
 
-        thread = threading.Thread(target=beat, name="beats", daemon=True)
-        thread.start()
+        def beat() -> None:
+            self._channel.send(Beat(time.time(), sampler.collect()))
+
+        tasks = [(BEAT_SECONDS, beat), (_OUTPUT_SECONDS, lambda: self._send_output(files))]
+        threads = [
+            threading.Thread(target=repeat, args=task, name="beats", daemon=True) for task in tasks
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             over.set()
-            thread.join()
+            for thread in threads:
+                thread.join()
 
-    def _follow(self, start: StartProcess, sampler: MemorySampler, stop: AbortSignal) -> LeaveRun:
+    def _follow(
+        self, start: StartProcess, sampler: MemorySampler, files: NodeFiles, stop: AbortSignal
+    ) -> LeaveRun:
         seen_at = time.monotonic()
         while True:
             waiting = [self._channel.fileno(), stop.fileno(), *self._host.sentinels()]
@@ -231,7 +282,10 @@ class NodeAgent:
             if stop.is_set():
                 raise AbortedError("stopped")
             # First, so that no message is about a process whose number another one may have.
-            for name, status in self._host.take_ended().items():
+            ended = self._host.take_ended()
+            if ended:
+                self._send_output(files)  # which may say why
+            for name, status in ended.items():
                 self._pids.pop(int(name), None)
                 self._gpus.give_back(name)
                 self._channel.send(WorkerEnded(int(name), status))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 from msgspec.structs import replace
 
+from flstream.engines.job_archive import JobArchive
 from flstream.engines.node_messages import AGENT, NodeHello, NodeJob, NodeRefused
 from flstream.engines.nodes import Node
 from flstream.engines.processes import FORK_SERVER
@@ -31,6 +33,7 @@ class NodeHandshake:
 
     def __init__(self, job: NodeJob, report: Callable[[NodeLost], None]) -> None:
         self._job = job
+        self._archive = JobArchive(Path(job.folder), Path(job.run), [*map(Path, job.files)])
         self._report = report
         self._machine = this_machine()
         self._naming = threading.Lock()
@@ -54,7 +57,7 @@ class NodeHandshake:
                 if self._job.gpus:
                     node.room = min(node.room, node.hello.gpus // self._job.gpus)
                 node.send(replace(self._job, node=node.name))
-                reason = node.await_ready()
+                reason = node.await_ready(self._archive)
             else:
                 node.send(NodeRefused(reason))
         except StreamingError as error:
@@ -67,6 +70,10 @@ class NodeHandshake:
     def other_processor(self, node: Node) -> str:
         """Return the name of a node's processor, if it is another one than that of this machine."""
         return node.hello.processor if node.hello.processor != self._machine.processor else ""
+
+    def close(self) -> None:
+        """Let go of what nodes are sent; none may join any more."""
+        self._archive.close()
 
     def _new_name(self, host: str) -> str:
         """Return the name of a machine, with a number if another node of the run has had it."""

@@ -25,6 +25,7 @@ from flstream.engines.node_messages import (
     KillWorker,
     LeaveRun,
     NodeJob,
+    Output,
     StartWorker,
     WorkerEnded,
     WorkerRuns,
@@ -60,11 +61,13 @@ class NodeReports(NamedTuple):
         memory: Takes the name of a node, what its sampler has measured, and how many seconds its
             clock is ahead.
         lost: Takes the name of a node of whose memory nothing more comes.
+        output: Takes what processes of a node have written that does not see the run directory.
     """
 
     event: Callable[[NodeEvent], None]
     memory: Callable[[str, NodeMemory, float], None]
     lost: Callable[[str], None]
+    output: Callable[[Output], None]
 
 
 class JoinSettings(NamedTuple):
@@ -240,6 +243,7 @@ class JoinEngine:
             node.give_up("the run is over")
         for thread in threads:
             thread.join()
+        self._handshake.close()
         self._have_joined.close()
         self._on_closed()
 
@@ -324,7 +328,14 @@ class JoinEngine:
         reason = "its connection ended"
         try:
             processor = self._handshake.other_processor(node)
-            self._report(NodeJoined(node=node.name, cpus=node.room, other_processor=processor))
+            self._report(
+                NodeJoined(
+                    node=node.name,
+                    cpus=node.room,
+                    other_processor=processor,
+                    sees_run=node.sees_run,
+                )
+            )
             reason = node.follow(lambda message: self._take(node, message))
         except Exception as error:  # a defect, which is not to keep a dead node in the run
             reason = f"the launcher met a defect, {type(error).__name__}: {error}"
@@ -335,6 +346,10 @@ class JoinEngine:
         if isinstance(message, Beat):
             ahead = node.seconds_ahead if math.isfinite(node.seconds_ahead) else 0.0
             self._reports.memory(node.name, node.own(message.memory), ahead)
+            return
+        if isinstance(message, Output):
+            if not node.sees_run:
+                self._reports.output(message)
             return
         with self._changed:
             match message:

@@ -1,14 +1,16 @@
 """The messages between the launcher of a run and the agents on its nodes.
 
 Both sides have proven that they have the key of the run before the first of them. The agent begins
-with :class:`NodeHello`; the launcher answers :class:`NodeJob` or :class:`NodeRefused`, the agent
+with :class:`NodeHello`; the launcher answers :class:`NodeJob` or :class:`NodeRefused`. An agent
+that does not see the run directory then asks with :class:`JobWanted` for the job's folder, which
+comes as :class:`JobArchived` and its pieces, or is refused likewise. The agent ends with
 :class:`NodeReady` or :class:`NodeUnfit`. From then on each side sends :class:`Beat` every second,
 so that a node, or a launcher, that is gone without a sign is known by its silence.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -28,12 +30,16 @@ SILENT_SECONDS = 10.0
 """Seconds without a message after which the other side is given up."""
 
 
+PIECE_BYTES = 1 << 20
+"""Most bytes of a file in one message."""
+
 # What an agent says is looked at before it is believed.
 Number = Annotated[int, msgspec.Meta(ge=1, lt=2**62)]
 Pid = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 Name = Annotated[str, msgspec.Meta(max_length=1000)]
 Reason = Annotated[str, msgspec.Meta(max_length=4000)]
+Bytes = Annotated[bytes, msgspec.Meta(max_length=PIECE_BYTES)]
 
 
 class NodeHello(msgspec.Struct, tag=True, frozen=True):
@@ -67,12 +73,14 @@ class NodeJob(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         run: Path of the run directory.
+        folder: Path of the job's folder.
+        files: Paths of the files of training code that the job names.
         variables: Environment variables of the workers.
         threads: Number of torch's threads.
         gpus: Number of GPUs that each worker gets; None leaves all visible.
         node: Name of the node in the run.
-        nonce: What its file :data:`NONCE_FILE` has in it, if the node sees
-            the same folder.
+        nonce: What the file :data:`NONCE_FILE` in ``run`` has in it, if the node sees the same
+            folder.
         script: Path of the training script; empty for a learner.
         learner: Place of the learner's class; empty for a script.
         args: Arguments of all sites, of the script or the learner.
@@ -80,8 +88,10 @@ class NodeJob(msgspec.Struct, tag=True, frozen=True):
     """
 
     run: str
+    folder: str
     variables: dict[str, str]
     threads: int
+    files: list[str] = []
     gpus: int | None = None
     node: str = ""
     nonce: str = ""
@@ -91,8 +101,36 @@ class NodeJob(msgspec.Struct, tag=True, frozen=True):
     command: list[str] | None = None
 
 
+class JobWanted(msgspec.Struct, tag=True, frozen=True):
+    """Agent: the node does not see the run directory, and needs the job's folder."""
+
+
+class JobArchived(msgspec.Struct, tag=True, frozen=True):
+    """Launcher: the job's folder follows as an archive, in pieces.
+
+    Attributes:
+        digest: xxh3-128 of the archive, 32 hexadecimal digits.
+        bytes: Its length.
+    """
+
+    digest: str
+    bytes: int
+
+
+class Piece(msgspec.Struct, tag=True, frozen=True):
+    """Launcher: the next bytes of an archive, :data:`PIECE_BYTES` unless it ends with them."""
+
+    data: bytes
+
+
 class NodeReady(msgspec.Struct, tag=True, frozen=True):
-    """Agent: workers can be started."""
+    """Agent: workers can be started.
+
+    Attributes:
+        sees_run: Whether the node sees the run directory.
+    """
+
+    sees_run: bool = True
 
 
 class NodeUnfit(msgspec.Struct, tag=True, frozen=True):
@@ -137,6 +175,21 @@ class WorkerEnded(msgspec.Struct, tag=True, frozen=True):
     reason: Reason = ""
 
 
+class Output(msgspec.Struct, tag=True, frozen=True):
+    """Agent: what processes of a node that does not see the run directory have written.
+
+    Attributes:
+        kind: Whether it is more of the log of a worker or of a site, or all of the file in which
+            a site records how its data is split.
+        name: Name of the worker or the site.
+        data: The bytes.
+    """
+
+    kind: Literal["worker log", "site log", "split"]
+    name: Name
+    data: Bytes
+
+
 class KillWorker(msgspec.Struct, tag=True, frozen=True):
     """Launcher: kill a worker, and what it has started."""
 
@@ -165,5 +218,5 @@ class LeaveRun(msgspec.Struct, tag=True, frozen=True):
     seconds: float
 
 
-ToNode = NodeRefused | NodeJob | StartWorker | KillWorker | Beat | LeaveRun
-FromNode = NodeHello | NodeReady | NodeUnfit | WorkerRuns | WorkerEnded | Beat
+ToNode = NodeRefused | NodeJob | JobArchived | Piece | StartWorker | KillWorker | Beat | LeaveRun
+FromNode = NodeHello | JobWanted | NodeReady | NodeUnfit | WorkerRuns | WorkerEnded | Output | Beat

@@ -9,19 +9,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from flstream.engines.job_archive import JobArchive
 from flstream.engines.node_channel import NodeChannel
 from flstream.engines.node_messages import (
     BEAT_SECONDS,
     SILENT_SECONDS,
     Beat,
     FromNode,
+    JobWanted,
     NodeHello,
     NodeReady,
+    NodeRefused,
     NodeUnfit,
     ToNode,
 )
-from flstream.errors import ProtocolError, StreamingError
+from flstream.errors import ProtocolError, SimulationError, StreamingError
 from flstream.telemetry.memory import NodeMemory
+from flstream.transport.messages import PATIENCE
 from flstream.transport.sockets import SocketChannel
 
 # What is no part of a name that is printed and written to files, and the longest name.
@@ -76,6 +80,7 @@ class Node:
         failures: How many workers in a row it could not start. The engine guards it.
         processes: Names of all processes of the run that it has had.
         room: How many workers it has room for.
+        sees_run: Whether it sees the run directory.
     """
 
     def __init__(self, channel: SocketChannel) -> None:
@@ -92,6 +97,7 @@ class Node:
         self.failures = 0
         self._fault = ""
         self.room = hello.cpus
+        self.sees_run = True
 
     @property
     def load(self) -> float:
@@ -106,17 +112,29 @@ class Node:
         """
         self._channel.send(message, timeout=seconds)
 
-    def await_ready(self) -> str | None:
+    def await_ready(self, archive: JobArchive) -> str | None:
         """Wait until workers can be started; return why they cannot, or None.
+
+        Args:
+            archive: The job's folder, for a node that does not see the run directory.
 
         Raises:
             StreamingError: The agent is gone, or does not answer.
         """
         answer = self._channel.receive(_READY_SECONDS)
+        if isinstance(answer, JobWanted):
+            try:
+                for each in archive.messages():
+                    self.send(each, PATIENCE)
+            except SimulationError as error:
+                self.send(NodeRefused(str(error)))
+                return str(error)
+            answer = self._channel.receive(_READY_SECONDS)
         if isinstance(answer, NodeUnfit):
             return answer.reason
         if not isinstance(answer, NodeReady):
             raise ProtocolError(f"it sent {type(answer).__name__} before it was ready")
+        self.sees_run = answer.sees_run
         return None
 
     def follow(self, take: Callable[[FromNode], None]) -> str:

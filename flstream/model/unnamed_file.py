@@ -6,6 +6,7 @@ import os
 import tempfile
 import weakref
 from pathlib import Path
+from typing import IO
 
 from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
@@ -53,6 +54,10 @@ class UnnamedFile:
                 "free some, or choose another disk with --run-dir"
             ) from error
         weakref.finalize(self, os.close, self._fd)
+
+    def open(self) -> IO[bytes]:
+        """Return the body as a file to read, from its beginning."""
+        return open(os.dup(self._fd), "rb")
 
     def views(self, start: int, stop: int, scratch: Scratch | None = None) -> list[memoryview]:
         """Return the bytes ``[start, stop)``, or without ``scratch`` a buffer for them.

@@ -282,16 +282,19 @@ class PeerFold:
         """The first site that lives and has not been lost, with its worker.
 
         Raises:
-            SimulationError: There is none.
+            SimulationError: There is none, or its worker does not see the run directory.
         """
         pool, worker_of = self._context.pool, self._context.worker_of
         left = [site for site in self._at if site not in self._lost]
         # Before one is started for it, another one that is there folds.
         for site in sorted(left, key=lambda each: pool.living(worker_of(each)) is None):
             try:
-                return site, pool.ready(worker_of(site))
+                worker = pool.ready(worker_of(site))
             except WorkerLostError as error:
                 self._lost[site] = str(error)
+                continue
+            worker.expect_run()
+            return site, worker
         reasons = "; ".join(f"{site}: {brief(reason)}" for site, reason in self._lost.items())
         raise SimulationError(
             f"no site is left to fold the updates of round {round_number}: {reasons}; "

@@ -6,6 +6,7 @@ from itertools import count
 
 from flstream.client.messages import FromWorker
 from flstream.engines.spawning import SpawnedWorker
+from flstream.errors import SimulationError
 from flstream.server.peer_link import PeerLink
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
@@ -34,6 +35,7 @@ class WorkerHandle:
         up: Receiver that fetches the worker's updates.
         peers: Requests to the worker about other workers.
         ready: Whether the worker has reported that it is ready.
+        sees_run: Whether it sees the run directory, as it has reported.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class WorkerHandle:
         self.up = Receiver(SocketChannel(spawned.end.up, name), name, abort)
         self.peers = PeerLink(spawned.end.peers, name, self.receiver, abort)
         self.ready = False
+        self.sees_run = True
         self._spawned = spawned
         self._service = service
         # A process of the same user, which may look into this one's memory by other means.
@@ -57,6 +60,19 @@ class WorkerHandle:
     def lives(self) -> bool:
         """Whether the process is ready and alive; any thread may ask."""
         return self.ready and self.peers.is_open
+
+    def expect_run(self) -> None:
+        """Refuse a worker that does not see the run directory, where models are files to sites.
+
+        Raises:
+            SimulationError: It does not.
+        """
+        if not self.sees_run:
+            raise SimulationError(
+                "sites that fold find models as files in the run directory, which the node of "
+                f"{self.name} does not see; put the run where all nodes see it (--run-dir), or "
+                "choose a workflow whose server folds"
+            )
 
     def kill(self) -> None:
         """Kill the process; safe to call from any thread."""

@@ -28,6 +28,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import RunningSummary, Summary
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.model_builder import builder_main
+from flstream.simulation.node_output import NodeOutput
 from flstream.simulation.server_process import server_main
 from flstream.simulation.tracker_process import TrackerProcess
 from flstream.simulation.workers import fitted, start_engine, worker_info
@@ -107,7 +108,8 @@ def simulate(
             def info(name: str) -> WorkerInfo:
                 return worker_info(job, run, name)  # of the job as it fits the engine
 
-            reports = NodeReports(follower.note_node, sampler.take, sampler.forget)
+            output = NodeOutput(job, run)
+            reports = NodeReports(follower.note_node, sampler.take, sampler.forget, output.take)
             try:
                 with (
                     host,

@@ -12,6 +12,7 @@ from flstream.client.code import LearnerCode, ScriptCode, TrainCode, train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.agent import NodeAgent, join
 from flstream.engines.fork_server import needs_of
+from flstream.engines.node_files import NodeFiles
 from flstream.engines.node_messages import NodeJob
 from flstream.engines.processes import ProcessHost
 from flstream.engines.worker_sockets import WorkerSockets
@@ -25,8 +26,15 @@ from flstream.transport.channel import Signal
 def node_job(job: Job, run: RunDirectory) -> NodeJob:
     """Return what the workers of all nodes have in common; the engine fills in the rest."""
     code = train_code(job.train)
-    common = NodeJob(run=str(run.path), variables=needs_of(job), threads=job.clients.threads)
-    common = replace(common, gpus=job.engine.gpus)
+    filters = [each.place for each in (*job.filters.up, *job.filters.down)]
+    common = NodeJob(
+        run=str(run.path),
+        folder=str(job.folder),
+        variables=needs_of(job),
+        threads=job.clients.threads,
+        files=[str(path) for path in (job.train.source, *filters) if path is not None],
+        gpus=job.engine.gpus,
+    )
     if isinstance(code, LearnerCode):
         return replace(common, learner=code.named, args=code.arguments)
     args = code.args if isinstance(code.args, str) else dict(code.args)
@@ -40,8 +48,9 @@ def run_node(
     cpus: int,
     wait: float,
     host: ProcessHost,
-    on_joined: Callable[[NodeJob], None],
-) -> None:
+    folder: Path | None,
+    on_joined: Callable[[NodeFiles], None],
+) -> list[str]:
     """Join a run, and run its workers on this machine until it is over.
 
     SIGINT, SIGTERM and SIGHUP end it.
@@ -52,7 +61,12 @@ def run_node(
         cpus: How many workers this machine has room for.
         wait: Seconds to wait for the run to begin.
         host: Process host that is begun, but not prepared; its owner closes it.
+        folder: Folder for the files of a run whose directory this machine does not see, which are
+            kept; None for a temporary one.
         on_joined: Called once the run has taken the node.
+
+    Returns:
+        Paths of what training code has left in a temporary one, relative to the run directory.
 
     Raises:
         UsageError: The address is none, or the key file has no key.
@@ -65,16 +79,20 @@ def run_node(
         closing(join(address, key_file, wait, stop)) as channel,
     ):
         agent = NodeAgent(channel, address, host, cpus)
-        run, code = RunDirectory(Path(agent.job.run)), _code_of(agent.job)
+        files = agent.files(folder)
+        try:
+            run, code = RunDirectory(Path(files.job.run)), _code_of(files.job)
+            threads = files.job.threads
 
-        agent.expect_fit()
-        on_joined(agent.job)
+            def start(number: int, info: WorkerInfo, end: WorkerSockets) -> int:
+                facts = replace(files.moved(info), sees_run=files.sees_run)
+                return host.start(str(number), worker_main, facts, run, code, threads, end)
 
-        def start(number: int, info: WorkerInfo, end: WorkerSockets) -> int:
-            threads = agent.job.threads
-            return host.start(str(number), worker_main, info, run, code, threads, end)
-
-        agent.serve(start, stop)
+            on_joined(files)
+            agent.serve(start, files, stop)
+        finally:
+            left = files.close()
+        return left
 
 
 def _code_of(job: NodeJob) -> TrainCode:

@@ -492,11 +492,13 @@ class NodeJoined(Event, tag="node_joined"):
         cpus: How many workers it has room for.
         other_processor: Name of its processor, if it is another one than the launcher's, which may
             round otherwise; else empty.
+        sees_run: Whether it sees the run directory; otherwise it was sent the job's folder.
     """
 
     node: str
     cpus: int
     other_processor: str = ""
+    sees_run: bool = True
 
 
 class NodeLost(Event, tag="node_lost"):

@@ -104,6 +104,14 @@ class Cluster:
         """Start an agent for a run that was started here."""
         return self.flstream("join", self.address(sim), "--key-file", str(self.key_file), *options)
 
+    def hide(self, sim: Any) -> None:
+        """Have no agent that joins from now on see the run directory, as on a machine of its own.
+
+        Its number by which a node finds out is gone.
+        """
+        self.address(sim)
+        (self.run / ".nonce").unlink()
+
     def address(self, sim: Any) -> str:
         """Return where the nodes of a run join, which it prints first."""
         if not hasattr(sim, "address"):

@@ -1,5 +1,6 @@
 """The launcher's side of nodes that join, with agents that do not keep to the rules."""
 
+import io
 import math
 import socket
 import threading
@@ -7,19 +8,25 @@ import time
 from pathlib import Path
 
 import pytest
+import xxhash
 
+from flstream.client.folder_archive import unpack_folder
 from flstream.engines import join, nodes
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.node_messages import (
     AGENT,
     NONCE_FILE,
     Beat,
+    JobArchived,
+    JobWanted,
     KillWorker,
     NodeHello,
     NodeJob,
     NodeReady,
     NodeRefused,
     NodeUnfit,
+    Output,
+    Piece,
     StartWorker,
     ToNode,
     WorkerEnded,
@@ -58,10 +65,12 @@ class Run:
         self.sampler = MemorySampler()
         self.key = StartToken.new()
         self.nonce = run.path / NONCE_FILE
-        reports = NodeReports(self.events.append, self.sampler.take, self.sampler.forget)
+        self.output = []
+        take, forget = self.sampler.take, self.sampler.forget
+        reports = NodeReports(self.events.append, take, forget, self.output.append)
         self.engine = JoinEngine(
             JoinSettings("127.0.0.1:0", self.key, 1, wait),
-            NodeJob(run=str(run.path), variables={}, threads=1, gpus=gpus),
+            NodeJob(str(run.path), str(folder), variables={}, threads=1, gpus=gpus),
             lambda name: worker_info(job, run, name),
             reports,
         )
@@ -94,10 +103,10 @@ class FakeAgent:
             assert isinstance(message, Beat), message
         return message
 
-    def join(self):
+    def join(self, *, sees_run=True):
         before = len(self.run.joined())
         job = self.next(NodeJob)
-        self.channel.send(NodeReady())
+        self.channel.send(NodeReady(sees_run))
         until(lambda: len(self.run.joined()) > before)
         return job
 
@@ -215,7 +224,7 @@ def test_a_node_that_is_lost_while_a_worker_starts_ends_the_wait(run):
     agent.channel.close()
     thread.join(5)
     assert "machine was lost" in str(found[0])
-    assert len(run.lost()) == 1
+    until(run.lost)
 
 
 def test_workers_of_others_are_not_a_nodes_to_end(run):
@@ -255,13 +264,49 @@ def test_a_node_that_does_not_fit_is_told_why(run, changed, words):
     agent.channel.close()
 
 
-def test_a_node_that_sees_another_folder_is_not_used(run):
+def test_a_node_that_has_no_room_for_the_job_is_not_used(run):
     agent = FakeAgent(run)
     agent.next(NodeJob)
-    agent.channel.send(NodeUnfit("it does not see the run directory"))
+    agent.channel.send(NodeUnfit("the disk is full"))
     until(run.lost)
-    assert "it does not see the run directory" in run.lost()[0]
+    assert "the disk is full" in run.lost()[0]
     agent.channel.close()
+
+
+def test_the_job_comes_as_an_archive_that_all_nodes_have_alike(run, tmp_path):
+    archives = []
+    for _ in range(2):
+        agent = FakeAgent(run)
+        job = agent.next(NodeJob)
+        agent.channel.send(JobWanted())
+        archived, data = agent.next(JobArchived), b""
+        while len(data) < archived.bytes:
+            data += agent.next(Piece).data
+        archives.append(data)
+        assert xxhash.xxh3_128_hexdigest(data) == archived.digest
+        # What is changed while a run is going on is for the next one.
+        (tmp_path / "client.py").write_text("changed")
+        agent.channel.close()
+    assert archives[0] == archives[1]
+    copy = tmp_path / "copy"
+    unpack_folder(io.BytesIO(archives[0]), str(copy))
+    assert sorted(each.name for each in copy.iterdir()) == ["client.py", "model.py"]
+    assert (copy / "client.py").read_text() == ""
+    assert job.folder == str(tmp_path)
+
+
+def test_what_nodes_print_is_of_those_alone_that_do_not_see_the_run(run):
+    agents = [FakeAgent(run) for _ in range(2)]
+    for agent, sees_run in zip(agents, (True, False), strict=True):
+        agent.join(sees_run=sees_run)
+        agent.channel.send(Output("site log", "site-1", str(sees_run).encode()))
+    until(lambda: run.output)
+    agents[1].channel.send(Output("site log", "site-1", bytes((1 << 20) + 1)))
+    until(run.lost)  # for more than a message may have
+    agents[0].channel.close()
+    until(lambda: len(run.lost()) == 2)
+    assert [each.data for each in run.output] == [b"False"]
+    agents[1].channel.close()
 
 
 def test_a_silent_node_is_given_up(run, monkeypatch):

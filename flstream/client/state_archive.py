@@ -1,0 +1,85 @@
+"""A version of a site's state on its way between the run directory and a node without it.
+
+The version travels as one blob, an archive of its folder, in files without names: whatever ends the
+processes, nothing is left of it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from flstream.client.folder_archive import pack_folder
+from flstream.client.folder_content import folder_bytes
+from flstream.client.state_versions import error_text
+from flstream.errors import ClientError, RefusedError
+from flstream.model.checkpoint import FileSource, open_blob
+from flstream.model.layout import Layout
+from flstream.model.unnamed_file import UnnamedFile
+from flstream.streaming.download import download
+from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.units import format_bytes
+
+MOST_STATE_BYTES = 1 << 30
+"""Most bytes of the files of a state that travels."""
+
+# Bytes of an archive beyond those of the files: headers, and what a large number of names takes.
+_MOST_BESIDE = 256 << 20
+
+
+def pack_state(path: str, site: str) -> FileSource:
+    """Return the archive of a version of a site's state, as a blob that can be offered.
+
+    Args:
+        path: Path of the version's folder.
+        site: Name of the site.
+
+    Raises:
+        ClientError: It is too large to travel, or cannot be read or written; the message says why.
+    """
+    try:
+        nbytes = folder_bytes(path)
+        if nbytes > MOST_STATE_BYTES:
+            raise ClientError(
+                f"the state of {site} has {format_bytes(nbytes)}, and {MOST_STATE_BYTES >> 30} GiB "
+                "at most travels from a node that does not see the run directory; keep less in "
+                "state_dir, or put the run where all nodes see it (--run-dir)"
+            )
+        with tempfile.TemporaryFile(dir=os.path.dirname(path)) as file:
+            pack_folder(path, file)
+            file.flush()
+            return open_blob(Path(f"/proc/self/fd/{file.fileno()}"))
+    except OSError as error:
+        raise ClientError(
+            f"the state of {site} cannot be sent to or from its node: {error_text(error)}"
+        ) from error
+
+
+def receive_state(
+    receiver: Receiver, token: bytes, settings: StreamSettings, folder: Path
+) -> IO[bytes]:
+    """Download an archive that :func:`pack_state` has made; see :func:`unpack_folder`.
+
+    Args:
+        receiver: Receiving side of the channel.
+        token: Token of the archive.
+        settings: How it is streamed.
+        folder: Folder of the file system that has the bytes meanwhile.
+
+    Returns:
+        A file without a name, at its beginning.
+
+    Raises:
+        StreamingError: It did not arrive, or is too large.
+        CheckpointError: The disk has no room for it.
+    """
+
+    def sink_for(layout: Layout) -> UnnamedFile:
+        if layout.names != ["blob"] or layout.nbytes > MOST_STATE_BYTES + _MOST_BESIDE:
+            raise RefusedError(f"{receiver.peer} offers something else than the state of a site")
+        return UnnamedFile(layout, folder)
+
+    sink, _ = download(receiver, token, settings, sink_for)
+    return sink.open()

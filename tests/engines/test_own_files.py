@@ -1,0 +1,276 @@
+"""Nodes that do not see the run directory: the job comes to them, states travel, logs come back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster_support import Cluster, finish
+
+pytestmark = pytest.mark.slow
+
+# What a site has trained on so far is in its state, and in every number that it sends.
+STATEFUL = """
+import sys
+folder = Path(flare.system_info()["state_dir"])
+history = folder / "history.txt"
+before = history.read_text() if history.exists() else ""
+history.write_text(before + f"{round} ")
+(folder / "nested" / str(round)).mkdir(parents=True)
+(folder / "nested" / "link").unlink(missing_ok=True)
+(folder / "nested" / "link").symlink_to(str(round))
+print(f"{site} in round {round} had {before!r}", flush=True)
+print(f"it is in {HERE}", flush=True)
+for tensor in model.params.values():
+    tensor += 100.0 * len(before.split())
+Path("left.txt").write_text(site)
+"""
+
+# In the second round, a script waits for somebody, if it is told to.
+WAITING = """
+while round == 2 and "GO" in os.environ and not Path(os.environ["GO"]).exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def new_cluster(tmp_path):
+    """Return a function that makes a cluster whose script does more, after what is in its state."""
+    made = []
+
+    def make(more="", rounds=3):
+        made.append(Cluster(tmp_path / "job", extra=STATEFUL + more, rounds=rounds))
+        return made[0]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def begin_apart(cluster, *options, nodes=2, join=("--cpus", "2")):
+    """Start the job on nodes that do not see the run directory."""
+    sim = cluster.simulate(*options, nodes=nodes)
+    cluster.hide(sim)
+    return sim, [cluster.join(sim, *join) for _ in range(nodes)]
+
+
+def run_apart(cluster, *options, **more):
+    """Run the job on such nodes; return what they print."""
+    sim, agents = begin_apart(cluster, *options, **more)
+    status, text = finish(sim)
+    assert status == 0, text
+    ended = [finish(each) for each in agents]
+    assert [status for status, _ in ended] == [0] * len(agents), ended
+    return [text for _, text in ended]
+
+
+def site(cluster, number, run="run"):
+    return cluster.folder / run / "sites" / f"site-{number}"
+
+
+def printed(cluster, number, run="run"):
+    """What a site has printed, but for where its node has its files."""
+    lines = (site(cluster, number, run) / "log.txt").read_text().splitlines()
+    return [each for each in lines if not each.startswith("it is in ")]
+
+
+def places(cluster, number):
+    """Where a site's nodes have had the job."""
+    return set(re.findall("it is in (.*)", (site(cluster, number) / "log.txt").read_text()))
+
+
+@pytest.mark.parametrize("parallel", [4, 2], ids=["own", "shared"])
+def test_all_is_as_on_one_machine(new_cluster, parallel):
+    here = new_cluster()
+    options = ("--set", f"clients.parallel={parallel}", "--set", "workflow.args.evaluate_every=1")
+    assert here.local(*options).returncode == 0
+    for text in run_apart(here, *options):
+        assert "joined a run, with its files in" in text
+        assert re.search(
+            "files that training code left .* such as sites/site-./work/left.txt", text
+        )
+    assert here.digest() == here.digest("local")
+    for number in range(1, 5):
+        assert printed(here, number) == printed(here, number, "local") != []
+        states = sorted(os.listdir(site(here, number) / "state"))
+        assert states == sorted(os.listdir(site(here, number, "local") / "state")) != []
+        (place,) = places(here, number)
+        assert not place.startswith(str(here.folder))
+        assert not Path(place).exists()
+        assert sorted(os.listdir(site(here, number))) == ["log.txt", "state"]
+    assert (here.run / "worker-1.log").exists() == (here.folder / "local/worker-1.log").exists()
+
+
+def test_no_process_of_a_node_has_anything_to_do_with_the_run_directory(
+    new_cluster, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("GO", str(tmp_path / "go"))
+    here = new_cluster(WAITING)
+    sim, agents = begin_apart(here)
+    here.await_event(lambda event: event["kind"] == "round_started" and event["round"] == 2)
+    processes = [psutil.Process(each.pid) for each in agents]
+    processes += [each for all in processes for each in all.children(recursive=True)]
+    places = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            paths = [each.path for each in process.open_files()]
+            assert not [path for path in paths if path.startswith(str(here.folder))]
+            places.add(Path(process.cwd()))
+    assert {each.parent.name for each in places if each.name == "work"} == {
+        f"site-{number}" for number in range(1, 5)
+    }
+    (tmp_path / "go").touch()
+    assert finish(sim)[0] == 0
+
+
+def test_states_are_thinned_out_as_on_one_machine(new_cluster):
+    here = new_cluster(rounds=6)
+    assert here.local().returncode == 0
+    run_apart(here)
+    for number in range(1, 5):
+        states = sorted(os.listdir(site(here, number) / "state"))
+        assert states == sorted(os.listdir(site(here, number, "local") / "state"))
+        assert len(states) == 4
+
+
+def test_a_site_finds_its_state_on_another_node(new_cluster, monkeypatch):
+    here = new_cluster("""
+while round == 2 and site == "site-1":
+    log = Path(os.environ["LOG"])
+    if log.exists() and "it is in" in log.read_text():  # of the first round, and it has come
+        os.kill(agent().pid, signal.SIGKILL)
+    time.sleep(0.02)
+""")
+    monkeypatch.setenv("LOG", str(site(here, 1) / "log.txt"))
+    sim, agents = begin_apart(here, "--set", "clients.count=2", join=("--cpus", "1"))
+    status, text = finish(sim)
+    assert status == 0, text
+    assert sorted(finish(each)[0] for each in agents) == [-signal.SIGKILL, 0]
+    # Its second training came to nothing, so the third goes on with what the first has left.
+    assert printed(here, 1)[-1] == "site-1 in round 3 had '1 '"
+    assert len(places(here, 1)) == 2
+    assert printed(here, 2)[-1] == "site-2 in round 3 had '1 2 '"
+
+
+def test_a_killed_run_goes_on_here_with_the_same_bits(new_cluster, tmp_path, monkeypatch):
+    here = new_cluster(WAITING)
+    assert here.local().returncode == 0
+    monkeypatch.setenv("GO", str(tmp_path / "go"))
+    sim, agents = begin_apart(here)
+    monkeypatch.delenv("GO")
+    here.await_event(lambda event: event["kind"] == "round_started" and event["round"] == 2)
+    sim.kill()
+    for agent in agents:
+        status, text = finish(agent)
+        assert status == 1
+        assert "the run is gone" in text
+    assert here.nothing_lives(5)
+    again = here.local("--resume", run="run")
+    assert again.returncode == 0, again.stderr
+    assert here.digest() == here.digest("local")
+    assert printed(here, 1)[-1] == "site-1 in round 3 had '1 2 '"
+
+
+def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, tmp_path):
+    here = new_cluster(rounds=1)
+    (text,) = run_apart(here, nodes=1, join=("--cpus", "4", "--folder", str(tmp_path / "kept")))
+    assert "went with them" not in text
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert (kept / "run/sites/site-1/work/left.txt").read_text() == "site-1"
+    assert (kept / "job/client.py").is_file()
+
+
+def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
+    here = new_cluster(
+        'assert (Path(sys.argv[1]) / "model.py").exists() and sys.argv[1] == str(HERE), sys.argv\n'
+        'assert sys.argv[2] == f"--other={HERE}/data," + os.environ["BESIDE"], sys.argv\n',
+        rounds=1,
+    )
+    there = here.folder
+    monkeypatch.setenv("BESIDE", f"{there}-2")
+    run_apart(here, "--set", f'train.args="{there} --other={there}/data,{there}-2"')
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        ("large", "has 101.0 MiB, most of it in data, where 100 MiB at most are sent"),
+        ("outside", "other.py is not in the job's folder"),
+        ("pipe", "pipe: it is neither a file, a folder nor a link"),
+    ],
+)
+def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_path, make, words):
+    here, options = new_cluster(rounds=1), []
+    if make == "large":
+        (here.folder / "data").mkdir()
+        with (here.folder / "data" / "all.bin").open("wb") as file:
+            file.truncate(101 << 20)
+    elif make == "outside":
+        (tmp_path / "other.py").write_text((here.folder / "client.py").read_text())
+        options = ["--set", "train.script=../other.py"]
+    else:
+        os.mkfifo(here.folder / "pipe")
+    sim, agents = begin_apart(here, "--set", "engine.wait=8s", *options, nodes=1)
+    status, text = finish(agents[0])
+    assert status == 1
+    assert words in " ".join(text.split()), text
+    status, text = finish(sim)
+    assert status == 1
+    assert "0 of 1 nodes joined" in text
+    assert any(words in each for each in here.summary()["warnings"])
+
+
+def test_what_is_no_part_of_a_job_is_not_sent(new_cluster):
+    here = new_cluster(
+        'assert sorted(os.listdir(HERE)) == ["client.py", "job.conf", "key", "model.py"]\n',
+        rounds=1,
+    )
+    for name in ("runs/old", ".venv/lib", "env/lib", ".git", "__pycache__"):
+        (here.folder / name).mkdir(parents=True)
+        (here.folder / name / "large").write_bytes(bytes(1000))
+    (here.folder / "env" / "pyvenv.cfg").touch()
+    run_apart(here)
+
+
+def test_a_state_that_is_too_large_fails_its_site_with_a_sentence(new_cluster):
+    here = new_cluster(
+        """
+if site == "site-1":
+    with (folder / "large").open("wb") as file:
+        file.truncate((1 << 30) + 1)
+""",
+        rounds=1,
+    )
+    run_apart(here)
+    (failure,) = here.summary()["failures"]
+    assert failure["site"] == "site-1"
+    assert "has 1.0 GiB, and 1 GiB at most travels" in failure["reason"]
+
+
+def test_a_state_that_was_damaged_ends_the_run(new_cluster, monkeypatch):
+    here = new_cluster("""
+if round == 2 and site == "site-1":
+    (kept,) = Path(os.environ["STATES"]).glob("effect-*/history.txt")
+    kept.write_text("1 1 1")
+    os.kill(agent().pid, signal.SIGKILL)
+    time.sleep(60)
+""")
+    monkeypatch.setenv("STATES", str(site(here, 1) / "state"))
+    sim, _ = begin_apart(here, "--set", "clients.count=2", join=("--cpus", "1"))
+    status, text = finish(sim)
+    assert status == 1
+    assert "that of site-1 after effect 1: " in text
+    assert "and had" in text
+
+
+def test_sites_that_fold_need_the_run_directory(new_cluster):
+    here = new_cluster(rounds=1)
+    sim, _ = begin_apart(here, "--set", "workflow.type=swarm")
+    status, text = finish(sim)
+    assert status == 1
+    assert "which the node of site-" in " ".join(text.split())
