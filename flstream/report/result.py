@@ -99,16 +99,19 @@ def _transfer_row(way: Transfer) -> list[str]:
 
 
 def _memory_table(summary: Summary) -> Table:
-    table = new_table("process", "idle RSS", "peak RSS", "over idle", "peak USS")
-    table.add_row("server", *_memory_row(summary.memory.server))
     clients = summary.memory.clients
+    heads = ["process", "idle RSS", "peak RSS", "over idle", "peak USS"]
+    nodes = {name: each.node for name, each in clients.items() if isinstance(each.node, str)}
+    table = new_table(*heads, *(["node"] if nodes else []))
+    table.add_row("server", *_memory_row(summary.memory.server))
     if len(clients) <= _MOST_CLIENTS:
         shown = list(clients)
     else:
         by_peak = sorted(clients, key=lambda name: clients[name].peak_rss, reverse=True)
         shown = by_peak[:_LARGEST]
     for name in shown:
-        table.add_row(printable(name), *_memory_row(clients[name]))
+        on = [printable(nodes.get(name, ""))] if nodes else []
+        table.add_row(printable(name), *_memory_row(clients[name]), *on)
     if len(shown) < len(clients):
         middle = _median(list(clients.values()))
         table.add_row(f"median of {len(clients)} clients", *_memory_row(middle))

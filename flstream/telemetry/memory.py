@@ -24,6 +24,7 @@ from typing import IO, NamedTuple, Self
 
 import msgspec
 import psutil
+from msgspec import UNSET, UnsetType
 
 from flstream.telemetry.process_group import FullMemory, ProcessGroup
 
@@ -67,11 +68,13 @@ class ProcessMemory(msgspec.Struct):
         idle_rss: RSS after its imports; 0 if it did not finish them.
         peak_rss: The kernel's high-water mark of RSS, or the highest sample.
         peak_uss: Highest USS sample.
+        node: Name of the node that it was on last; unset for the machine of the launcher.
     """
 
     idle_rss: int = 0
     peak_rss: int = 0
     peak_uss: int = 0
+    node: str | UnsetType = UNSET
 
     @property
     def over_idle(self) -> int:
@@ -232,6 +235,7 @@ class MemorySampler:
                 sample.node = node
                 sample.time -= seconds_ahead
                 self._write(self._encoder.encode(sample) + b"\n")
+                self._peaks.setdefault(sample.process, ProcessMemory()).node = node
             for name, theirs in memory.peaks.items():
                 peak = self._peaks.setdefault(name, ProcessMemory())
                 peak.peak_rss = max(peak.peak_rss, theirs.peak_rss)

@@ -60,6 +60,12 @@ def test_the_bits_are_those_of_a_run_on_one_machine(cluster, options):
     )
     assert len(summary["memory"]["nodes"]) == 2
     assert all(summary["memory"]["nodes"].values())
+    nodes = {each["node"] for each in summary["memory"]["clients"].values()}
+    assert nodes == summary["memory"]["nodes"].keys()
+    assert "node" not in summary["memory"]["server"]
+    page = (here.run / "report.html").read_text()
+    assert "By node" in page
+    assert all(f"<td>{node}</td>" in page or f">{node}<" in page for node in nodes)
     assert here.nothing_lives(5)
 
 

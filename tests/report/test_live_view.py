@@ -72,6 +72,21 @@ def test_a_frame_tells_the_round_the_sites_their_bytes_and_the_memory(width: int
     )
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_sites_on_nodes_have_a_column_of_nodes(width: int) -> None:
+    state = state_after(*started())
+    nodes = {f"site-{number}": f"machine-{number % 2}" for number in (1, 2)}
+    memory = Memory({}, {}, 3 << 30, nodes)
+    lines = [line.plain for line in render(state, memory, START + 1, width, 24)]
+    assert "node" in line_of(lines, "site ").split()
+    assert [line_of(lines, f"site-{number}").split()[2] for number in (1, 2)] == [
+        "machine-1",
+        "machine-0",
+    ]
+    assert "machine" not in line_of(lines, "site-3")
+    assert max(map(len, lines)) <= width
+
+
 def test_a_wide_terminal_has_more_columns_and_longer_bars() -> None:
     state = state_after(*started(4))
     narrow, wide = frame(state, 80), frame(state, 200)

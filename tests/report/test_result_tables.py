@@ -65,6 +65,19 @@ def printed(summary: Summary, width: int = 80) -> str:
     return file.getvalue()
 
 
+def test_processes_of_nodes_have_their_names() -> None:
+    summary = summary_of(1, 3)
+    assert "node" not in printed(summary)
+    for number in (1, 2):
+        summary.memory.clients[f"site-{number}"].node = f"machine-{number}"
+    lines = printed(summary).splitlines()
+    (head,) = (line for line in lines if line.startswith("process "))
+    assert head.split()[-1] == "node"
+    rows = {line.split()[0]: line.split()[-1] for line in lines if line.startswith(("ser", "site"))}
+    assert (rows["site-1"], rows["site-2"]) == ("machine-1", "machine-2")
+    assert rows["site-3"] == rows["server"] == "MiB"
+
+
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("clients", [1, 64])
 @pytest.mark.parametrize("rounds", [1, 300])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from flstream.report.charts.seconds import PHASE_COLORS
 from flstream.report.metrics import metrics_of, values_by_round
 from flstream.report.record.run import RunRecord
@@ -14,7 +16,7 @@ from flstream.runs.round_record import PHASES
 from flstream.runs.site_record import SiteRecord
 from flstream.telemetry.events import PrivacySpent, Transfer
 from flstream.telemetry.memory import ProcessMemory
-from flstream.text import printable
+from flstream.text import natural_key, printable
 from flstream.units import format_bytes, format_seconds
 
 NOTHING = "\N{EN DASH}"
@@ -24,6 +26,8 @@ _MOST_PROCESSES = 9
 _MOST_SITES = 12
 # Maximum number of rows in the second table; more make a page slow.
 _MOST_MORE = 2000
+# Workers of a node that are named.
+_MOST_NAMED = 8
 
 
 _PRIVACY_HEADS = ("epsilon", "clipping norm", "clipped")
@@ -96,18 +100,43 @@ def process_tables(run: RunRecord) -> tuple[Table, Table]:
     """Return the tables of memory of processes: the server and the largest, and all others."""
     heads = ["process", "idle RSS", "peak RSS", "over idle", "peak USS"]
     memory = run.summary.memory
-    rows = [_process_row("server", memory.server)] if memory.server.peak_rss else []
+    has_nodes = any(each.node is not UNSET for each in memory.clients.values())
+    if has_nodes:
+        heads.append("node")
+    here = _process_row("server", memory.server, has_nodes=has_nodes)
+    rows = [here] if memory.server.peak_rss else []
     by_peak = sorted(memory.clients.items(), key=lambda item: -item[1].peak_rss)
     if len(by_peak) <= _MOST_PROCESSES:
         by_peak = list(memory.clients.items())
-    rows += [_process_row(name, each) for name, each in by_peak]
-    return Table(heads, rows[: _MOST_PROCESSES + 1]), Table(heads, rows[_MOST_PROCESSES + 1 :])
+    rows += [_process_row(name, each, has_nodes=has_nodes) for name, each in by_peak]
+    texts = [5] if has_nodes else []
+    first, others = rows[: _MOST_PROCESSES + 1], rows[_MOST_PROCESSES + 1 :]
+    return Table(heads, first, texts), Table(heads, others, texts)
 
 
-def _process_row(name: str, memory: ProcessMemory) -> TableRow:
+def nodes_table(run: RunRecord) -> Table:
+    """Return the table of the nodes; it has no rows if all processes were on one machine."""
+    memory = run.summary.memory
+    rows = []
+    for node, pss in sorted((memory.nodes or {}).items(), key=lambda item: natural_key(item[0])):
+        workers = [name for name, each in memory.clients.items() if each.node == node]
+        largest = max((memory.clients[name].over_idle for name in workers), default=0)
+        names = ", ".join(map(printable, workers[:_MOST_NAMED])) or NOTHING
+        if len(workers) > _MOST_NAMED:
+            names += f" and {len(workers) - _MOST_NAMED:,} more"
+        sizes = [format_bytes(size) if size else NOTHING for size in (pss, largest)]
+        rows.append(TableRow([printable(node), *sizes, names]))
+    heads = ["node", "all processes (PSS)", "largest over idle", "workers that it had last"]
+    return Table(heads, rows, texts=(0, 3))
+
+
+def _process_row(name: str, memory: ProcessMemory, *, has_nodes: bool) -> TableRow:
     sizes = (memory.idle_rss, memory.peak_rss, memory.over_idle, memory.peak_uss)
     # Zero stands for no measurement: the process ended before it.
-    return TableRow([printable(name), *(format_bytes(size) if size else NOTHING for size in sizes)])
+    cells = [format_bytes(size) if size else NOTHING for size in sizes]
+    if has_nodes:
+        cells.append(printable(memory.node) if isinstance(memory.node, str) else NOTHING)
+    return TableRow([printable(name), *cells])
 
 
 def phase_seconds(run: RunRecord) -> dict[str, float]:

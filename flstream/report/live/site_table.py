@@ -45,17 +45,24 @@ class Memory:
         rss: current RSS of each process, by name.
         peak_rss: peak RSS of each process so far, by name.
         peak_total: peak sum over all processes so far, with shared pages counted once.
+        nodes: node of each process that is not on this machine, by name of the process.
     """
 
     rss: Mapping[str, int] = field(default_factory=dict)
     peak_rss: Mapping[str, int] = field(default_factory=dict)
     peak_total: int = 0
+    nodes: Mapping[str, str] = field(default_factory=dict)
 
 
 def memory_now(sampler: MemorySampler) -> Memory:
     """Return the memory of the processes that a sampler watches."""
-    peaks = {name: memory.peak_rss for name, memory in sampler.peaks().items()}
-    return Memory(sampler.current_rss(), peaks, sampler.peak_total_pss)
+    peaks = sampler.peaks()
+    return Memory(
+        sampler.current_rss(),
+        {name: memory.peak_rss for name, memory in peaks.items()},
+        sampler.peak_total_pss,
+        {name: memory.node for name, memory in peaks.items() if isinstance(memory.node, str)},
+    )
 
 
 def choose(
@@ -108,13 +115,16 @@ def row_lines(
     return lines if len(lines) > 1 else []
 
 
-def _columns(first: str, names: int, width: int, *, shared: bool) -> list[Column]:
+def _columns(
+    first: str, names: int, width: int, nodes: Mapping[str, str], *, shared: bool
+) -> list[Column]:
     # At least as wide as the labels of the bars above, so that the columns are aligned with them.
     named = min(max(names, 7), max(width - 65, 7))
     columns = [
         Column(first, first, named, 0, is_number=False),
         Column("state", "state", 11, 1, is_number=False),
         Column("sites", "sites", 20, 2, is_number=False, most=30),
+        Column("node", "node", min(widest(nodes.values()), 20), 3, is_number=False),
         Column("activity", "", 12, 3, is_number=False, most=30 if shared else 100),
         Column("percent", "", 4, 7),
         Column("time", "time", 9, 2 if shared else 8),
@@ -126,6 +136,8 @@ def _columns(first: str, names: int, width: int, *, shared: bool) -> list[Column
         Column("peak", "peak RSS", 10, 10),
     ]
     absent = {"up", "weight"} if shared else {"sites"}
+    if not nodes:
+        absent.add("node")
     return [column for column in columns if column.key not in absent]
 
 
@@ -136,7 +148,8 @@ def _site_lines(
     shown, hidden = choose(sites, slow, room - 1)
     if hidden:
         shown, hidden = choose(sites, slow, room - 2)
-    columns = columns_that_fit(_columns("site", widest(state.sites), width, shared=False), width)
+    named = _columns("site", widest(state.sites), width, memory.nodes, shared=False)
+    columns = columns_that_fit(named, width)
     kinds = {column.key: column.width for column in columns}
     rows = [
         _site_row(site, state, memory, now, kinds, ascii_only, is_slow=site.name in slow)
@@ -197,7 +210,8 @@ def _worker_lines(
     failed = list(islice(reversed(state.failures.items()), spare))
     if len(failed) < len(state.failures):
         failed = failed[: spare - 1]
-    columns = columns_that_fit(_columns("worker", widest(state.workers), width, shared=True), width)
+    named = _columns("worker", widest(state.workers), width, memory.nodes, shared=True)
+    columns = columns_that_fit(named, width)
     wide = next((each.width for each in columns if each.key == "activity"), 0)
     rows = []
     for name, failure in failed:
@@ -274,6 +288,7 @@ def _memory_cells(name: str, memory: Memory) -> dict[str, str]:
     return {
         "rss": _size(memory.rss.get(name, 0)),
         "peak": _size(memory.peak_rss.get(name, 0)),
+        "node": printable(memory.nodes.get(name, "")),
     }
 
 

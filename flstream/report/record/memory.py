@@ -6,9 +6,11 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from flstream.report.record.clock import Clock
 
@@ -24,6 +26,7 @@ class _Sample(msgspec.Struct):
     time: float
     process: str
     rss: int
+    node: str | UnsetType = UNSET
 
 
 _decoder = msgspec.json.Decoder(_Sample)
@@ -38,11 +41,14 @@ class MemoryRecord(NamedTuple):
         rss: by process, the highest sample of each step in bytes; 0 where there was none. Those of
             a process that ended early are fewer.
         damaged: lines that could not be read.
+        nodes: by process, the node that it was on last, of those that were not on the launcher's
+            machine.
     """
 
     step: float
     rss: Mapping[str, Sequence[int]]
     damaged: int
+    nodes: Mapping[str, str] = MappingProxyType({})
 
     def peak(self, process: str) -> int:
         """The highest sample of a process in bytes; 0 without one."""
@@ -62,14 +68,16 @@ def read_memory(path: Path, clock: Clock) -> MemoryRecord:
         OSError: it cannot be read.
     """
     bins = _Bins()
-    damaged = 0
+    damaged, nodes = 0, {}
     for samples, bad in _blocks(path):
         damaged += bad
         for sample in samples:
             if math.isfinite(sample.time):
                 bins.add(sample.process, clock.see(sample.time), sample.rss)
+                if isinstance(sample.node, str):
+                    nodes[sample.process] = sample.node
     clock.close()
-    return MemoryRecord(bins.step, bins.highest, damaged)
+    return MemoryRecord(bins.step, bins.highest, damaged, nodes)
 
 
 class _Bins:

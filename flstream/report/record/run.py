@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
@@ -160,6 +161,7 @@ def _from_events(history: History, memory: MemoryRecord, clock: Clock) -> Summar
         name: ProcessMemory(
             idle_rss=timeline.idle_rss.get(name, 0),
             peak_rss=max(memory.peak(name), timeline.peak_rss.get(name, 0)),
+            node=memory.nodes.get(name, UNSET),
         )
         for name in {**memory.rss, **timeline.idle_rss}
         if name not in HELPERS
