@@ -57,7 +57,9 @@ def validate(
     from flstream.simulation.forecasting.model_layout import initial_differences
 
     path = job_file(job)
-    loaded = load_job(path, [*(overrides or ()), *engine_overrides(engine)])
+    # Where nodes would join is of no matter here, so nobody has to say.
+    nowhere = ["engine.bind=localhost:0", "engine.key_file=key"] if engine == "join" else []
+    loaded = load_job(path, [*nowhere, *(overrides or ()), *engine_overrides(engine)])
     layout, need = _plan(path, loaded)
     available = available_in(run_dir or Path("runs"))
     verdict = fit(loaded, layout, need, available)

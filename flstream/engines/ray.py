@@ -28,6 +28,7 @@ class RayCluster:
     Args:
         address: Its head, ``HOST:PORT``; None is the one of this machine, or a new one.
         cpus: CPUs that a worker takes.
+        gpus: GPUs that a worker takes; none are asked for with 0.
         log: File for what Ray prints.
         stop: Signal to wait no longer.
 
@@ -40,7 +41,9 @@ class RayCluster:
         AbortedError: The signal was set.
     """
 
-    def __init__(self, address: str | None, cpus: float, log: Path, stop: AbortSignal) -> None:
+    def __init__(
+        self, address: str | None, cpus: float, gpus: int, log: Path, stop: AbortSignal
+    ) -> None:
         if address is not None:
             _expect_listener(address)
         with log.open("ab") as file:
@@ -53,7 +56,7 @@ class RayCluster:
                 text=True,
             )
         try:
-            self._send(address=address, cpus=cpus)
+            self._send(address=address, cpus=cpus, gpus=gpus)
             answer = self._receive(stop)
             if "error" in answer:
                 raise SimulationError(
@@ -62,8 +65,9 @@ class RayCluster:
                 )
             self.host, self.nodes = str(answer["host"]), int(answer["nodes"])
             if not self.nodes:
+                also = f" and {gpus} GPUs (engine.gpus)" if gpus else ""
                 raise SimulationError(
-                    f"no node of the Ray cluster has {cpus:g} CPUs (engine.cpus) for a worker"
+                    f"no node of the Ray cluster has {cpus:g} CPUs (engine.cpus){also} for a worker"
                 )
         except BaseException:
             self.close()

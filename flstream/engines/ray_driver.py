@@ -54,14 +54,15 @@ def main() -> None:
         answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
         return
     here = ray.util.get_node_ip_address()
-    nodes = sum(_room_of(node, asked["cpus"]) > 0 for node in ray.nodes())
+    each = asked["cpus"], asked["gpus"]
+    nodes = sum(_room_of(node, *each) > 0 for node in ray.nodes())
     answers.write(json.dumps({"host": here, "nodes": nodes}) + "\n")
     if line := sys.stdin.readline():
-        _join_all(asked["cpus"], **json.loads(line))
+        _join_all(*each, **json.loads(line))
     ray.shutdown()
 
 
-def _join_all(cpus: float, address: str, key: str) -> None:
+def _join_all(cpus: float, gpus: int, address: str, key: str) -> None:
     """Have the nodes of the cluster join, until the input ends."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -69,12 +70,13 @@ def _join_all(cpus: float, address: str, key: str) -> None:
     actors: dict[str, Any] = {}
     while True:
         for node in ray.nodes():
-            room, name = _room_of(node, cpus), node["NodeID"]
+            room, name = _room_of(node, cpus, gpus), node["NodeID"]
             if room and name not in actors:
                 actor = ray.remote(max_restarts=0)(Agent)
                 place = NodeAffinitySchedulingStrategy(name, soft=False)
+                # Ray lets the actor see these GPUs alone, and its agent deals them to workers.
                 actors[name] = actor.options(
-                    num_cpus=room * cpus, scheduling_strategy=place
+                    num_cpus=room * cpus, num_gpus=room * gpus, scheduling_strategy=place
                 ).remote()
                 actors[name].join.remote(address, key, room)
         if select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
@@ -83,9 +85,12 @@ def _join_all(cpus: float, address: str, key: str) -> None:
         ray.kill(each)
 
 
-def _room_of(node: dict[str, Any], cpus: float) -> int:
+def _room_of(node: dict[str, Any], cpus: float, gpus: int) -> int:
     """Return how many workers a node has room for; 0 if it is gone."""
-    return int(node["Resources"].get("CPU", 0.0) // cpus) if node["Alive"] else 0
+    if not node["Alive"]:
+        return 0
+    room = int(node["Resources"].get("CPU", 0.0) // cpus)
+    return min(room, int(node["Resources"].get("GPU", 0.0) // gpus)) if gpus else room
 
 
 if __name__ == "__main__":

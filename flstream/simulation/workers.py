@@ -98,7 +98,8 @@ def _start_nodes(
     try:
         if section.type == "ray":
             log = run.path / "ray.log"
-            cluster = resources.enter_context(RayCluster(section.address, section.cpus, log, stop))
+            room = section.cpus, section.gpus or 0
+            cluster = resources.enter_context(RayCluster(section.address, *room, log, stop))
             bind, nodes = section.bind or f"{cluster.host}:0", section.nodes or cluster.nodes
             settings = JoinSettings(bind, StartToken.new(), nodes, section.wait)
         else:

@@ -36,10 +36,12 @@ def build():
 """
 
 SCRIPT = """
+import os
 import torch
 import flstream.client as flare
 
 flare.init()
+print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 while flare.is_running():
     model = flare.receive()
     for tensor in model.params.values():
@@ -55,10 +57,11 @@ ray() {{ {python} -m ray.scripts.scripts "$@" --disable-usage-stats > {folder}/r
 small="--object-store-memory=80000000"
 ray start --head --node-ip-address=127.0.0.2 --port=6399 --num-cpus=0 --include-dashboard=false \
     --temp-dir={folder}/r $small
-ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.3 --num-cpus=2 $small
-ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.4 --num-cpus=2 $small
+node="--num-cpus=3 --num-gpus=2 $small"  # these GPUs are names alone
+ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.3 $node
+ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.4 $node
 exec {python} -m flstream simulate {folder}/job.conf --run-dir {folder}/run \
-    --engine ray:127.0.0.2:6399
+    --engine ray:127.0.0.2:6399 --set engine.gpus=1
 """
 
 
@@ -100,6 +103,8 @@ def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
     assert summary["status"] == "finished"
     assert summary["warnings"] == []
     assert len(summary["memory"]["nodes"]) == 2
+    logs = [path.read_text() for path in (folder / "run" / "sites").glob("*/log.txt")]
+    assert sorted(logs) == ["GPUs: 0\n", "GPUs: 0\n", "GPUs: 1\n", "GPUs: 1\n"]
     where = [sys.executable, "-m", "flstream", "simulate", str(folder / "job.conf"), "-q"]
     subprocess.run([*where, "--run-dir", str(folder / "local")], check=True)
     local = json.loads((folder / "local" / "summary.json").read_text())
