@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from itertools import count
 
 from flstream.client.messages import FromWorker
@@ -60,6 +61,20 @@ class WorkerHandle:
     def lives(self) -> bool:
         """Whether the process is ready and alive; any thread may ask."""
         return self.ready and self.peers.is_open
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all connections to the process are open: over TCP, one of them may break alone.
+
+        That of the control messages is not looked at, since there may be messages in it.
+        """
+        poll = select.poll()
+        try:
+            for end in (self._spawned.end.down, self._spawned.end.up, self._spawned.end.peers):
+                poll.register(end, select.POLLRDHUP)
+        except ValueError:  # one was closed
+            return False
+        return not poll.poll(0)
 
     def expect_run(self) -> None:
         """Refuse a worker that does not see the run directory, where models are files to sites.

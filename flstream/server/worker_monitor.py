@@ -75,6 +75,8 @@ class WorkerMonitor:
                     # It failed after it had answered, so its answer counts.
                     self.await_goodbye(worker, _END_SECONDS)
                     raise WorkerLostError(message.reason)
+            if not worker.is_whole:  # and has not said why
+                raise WorkerLostError("one of its connections has ended")
         except AbortedError:
             raise
         except FlstreamError as error:
