@@ -131,6 +131,8 @@ class Peers:
         for each in self._channels.values():
             if each.fileno() >= 0:
                 os.close(each.detach().detach())
+        if self._listener is not None:
+            self._listener.abandon()
 
     def close(self) -> None:
         """End the thread, and what it is doing."""

@@ -39,6 +39,7 @@ from flstream.engines.node_messages import (
     Piece,
     StartWorker,
     ToNode,
+    WatchWorker,
     WorkerEnded,
     WorkerRuns,
 )
@@ -312,6 +313,8 @@ class NodeAgent:
                 self._pids[number] = pid
                 sampler.watch(info.name, pid)
                 self._channel.send(WorkerRuns(number, pid))
+            case WatchWorker(name, pid, others) if sampler.watches(name):
+                sampler.watch(name, pid, others)
             case KillWorker(number) if number in self._pids:
                 kill_descendants(self._pids[number])
                 with suppress(ProcessLookupError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from flstream.engines.worker_sockets import WorkerSockets
@@ -42,6 +42,16 @@ class Engine(Protocol):
 
         Raises:
             Exception: It cannot be started; the message says why.
+        """
+        ...
+
+    def watch(self, name: str, pid: int, others: Sequence[int]) -> None:
+        """Count processes that a worker has started as a part of it, as far as memory goes.
+
+        Args:
+            name: Name of the worker, which may have ended meanwhile.
+            pid: Pid of the process in which its training code has the tasks.
+            others: Pids of its other processes.
         """
         ...
 

@@ -64,7 +64,8 @@ class NodeHandshake:
             reason = str(error)
         if reason is None:
             return node
-        self._report(NodeLost(node=node.name, reason=f"it could not join: {quotable(reason)}"))
+        why = f"it could not join: {quotable(reason)}"
+        self._report(NodeLost(node=node.name, reason=why, is_refused=True))
         return None
 
     def other_processor(self, node: Node) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -27,6 +26,7 @@ from flstream.engines.node_messages import (
     NodeJob,
     Output,
     StartWorker,
+    WatchWorker,
     WorkerEnded,
     WorkerRuns,
 )
@@ -118,6 +118,7 @@ class JoinEngine:
         job = replace(job, nonce=secrets.token_hex())
         self._handshake = NodeHandshake(job, self._report)
         self._info = info
+        self._deals_gpus = bool(job.gpus)
         self._reports = reports
         self._on_closed = on_closed
         self._changed = threading.Condition()  # guards all that follow
@@ -126,7 +127,7 @@ class JoinEngine:
         self._causes: dict[str, str] = {}
         self._threads: list[threading.Thread] = []
         self._joining: set[SocketChannel] = set()
-        self._none_since = time.monotonic()
+        self._none_since: float | None = None  # since when no node may have another worker
         self._is_closing = False
         self._numbers = count(1)
         self._have_joined = Signal()
@@ -199,13 +200,13 @@ class JoinEngine:
             node.failures = 0
         return started
 
+    def watch(self, name: str, pid: int, others: Sequence[int]) -> None:
+        """Have the agent sample the memory of a worker's processes together."""
+        self._tell(lambda each: each.name == name, WatchWorker(name, pid, list(others)))
+
     def kill(self, number: int) -> None:
         """Have the agent kill a worker, unless it has ended."""
-        with self._changed:
-            node = next((each for each in self._nodes if number in each.workers), None)
-        if node is not None:
-            with suppress(StreamingError):  # its thread finds out
-                node.send(KillWorker(number), _KILL_SECONDS)
+        self._tell(lambda each: each.number == number, KillWorker(number))
 
     def await_end(self, number: int, seconds: float) -> None:
         """Wait until the agent says that a worker has ended, for at most ``seconds``."""
@@ -247,20 +248,41 @@ class JoinEngine:
         self._have_joined.close()
         self._on_closed()
 
+    def _tell(self, is_it: Callable[[NodeWorker], bool], message: WatchWorker | KillWorker) -> None:
+        """Tell the agent of a worker something, unless the worker has ended."""
+        with self._changed:
+            nodes = [each for each in self._nodes if any(map(is_it, each.workers.values()))]
+        for node in nodes:
+            with suppress(StreamingError):  # its thread finds out
+                node.send(message, _KILL_SECONDS)
+
     def _node_with_room(self) -> Node:
         """Return the node that is to have the next worker; wait for one if there is none."""
         seconds = self._settings.wait
-        left = self._none_since + seconds - time.monotonic()
-        self._changed.wait_for(lambda: self._nodes or self._is_closing, max(left, 0.0))
+        if not self._nodes_for_another():
+            self._none_since = self._none_since or time.monotonic()
+            left = self._none_since + seconds - time.monotonic()
+            self._changed.wait_for(
+                lambda: self._nodes_for_another() or self._is_closing, max(left, 0.0)
+            )
         if self._is_closing:
             raise WorkerLostError("the run is over")
-        if not self._nodes:
+        nodes = self._nodes_for_another()
+        if not nodes:
+            what = "no node has free GPUs" if self._nodes else "no node is left"
             raise WorkerLostError(
-                f"no node is left, and none joined within {seconds:g} s (engine.wait); go on with "
+                f"{what}, and none joined within {seconds:g} s (engine.wait); go on with "
                 "--resume once there are nodes, or with --engine local"
             )
+        self._none_since = None
         # One that could not start a worker would draw all others to it, as it has the most room.
-        return min(self._nodes, key=lambda node: (node.failures, node.load))
+        return min(nodes, key=lambda node: (node.failures, node.load))
+
+    def _nodes_for_another(self) -> list[Node]:
+        """Return the nodes that may have one more worker: they share CPUs, but no GPUs."""
+        if not self._deals_gpus:
+            return self._nodes
+        return [node for node in self._nodes if len(node.workers) < node.room]
 
     def _connected_worker(self, node: Node, worker: NodeWorker) -> StartedWorker:
         """Wait until a worker runs, and all of its connections are there."""
@@ -344,8 +366,7 @@ class JoinEngine:
 
     def _take(self, node: Node, message: FromNode) -> None:
         if isinstance(message, Beat):
-            ahead = node.seconds_ahead if math.isfinite(node.seconds_ahead) else 0.0
-            self._reports.memory(node.name, node.own(message.memory), ahead)
+            self._reports.memory(node.name, node.own(message.memory), node.seconds_ahead)
             return
         if isinstance(message, Output):
             if not node.sees_run:
@@ -370,8 +391,6 @@ class JoinEngine:
         """End the workers of a node that is gone."""
         with self._changed:
             self._nodes.remove(node)
-            if not self._nodes:
-                self._none_since = time.monotonic()
             for worker in list(node.workers.values()):
                 if not self._is_closing:
                     self._causes[worker.name] = (

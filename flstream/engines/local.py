@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flstream.engines.engine import StartedWorker
 from flstream.engines.worker_sockets import WorkerSockets, worker_socket_pairs
+from flstream.telemetry.memory import MemorySampler
 
 
 class LocalEngine:
@@ -14,27 +15,41 @@ class LocalEngine:
     Args:
         start: Starts a worker, given its name and its ends of the sockets, and returns the pid of
             its process.
+        sampler: Sampler of the memory of this machine's processes.
         room: How many workers there is room for; None where that is for the job to say.
 
     Attributes:
         room: As given.
     """
 
-    def __init__(self, start: Callable[[str, WorkerSockets], int], room: int | None = None) -> None:
+    def __init__(
+        self,
+        start: Callable[[str, WorkerSockets], int],
+        sampler: MemorySampler,
+        room: int | None = None,
+    ) -> None:
         self._start = start
+        self._sampler = sampler
         self.room = room
 
     def start(self, name: str) -> StartedWorker:
         """Fork a worker, and connect it by socket pairs."""
         ours, theirs = worker_socket_pairs()
         try:
-            return StartedWorker(self._start(name, theirs), ours)
+            pid = self._start(name, theirs)
+            self._sampler.watch(name, pid)
+            return StartedWorker(pid, ours)
         except BaseException:
             ours.close()
             raise
         finally:
             # The server sees a socket close only if no copy of the worker's end is open here.
             theirs.close()
+
+    def watch(self, name: str, pid: int, others: Sequence[int]) -> None:
+        """Sample the memory of a worker's processes together."""
+        if self._sampler.watches(name):
+            self._sampler.watch(name, pid, others)
 
     def kill(self, number: int) -> None:
         """Do nothing: the server kills processes of its own machine itself."""

@@ -154,6 +154,20 @@ class StartWorker(msgspec.Struct, tag=True, frozen=True):
     keys: dict[str, bytes]
 
 
+class WatchWorker(msgspec.Struct, tag=True, frozen=True):
+    """Launcher: these processes count as a worker, as far as memory goes.
+
+    Attributes:
+        name: Name of the worker.
+        pid: Pid of the process in which its training code has the tasks.
+        others: Pids of its other processes.
+    """
+
+    name: str
+    pid: int
+    others: list[int]
+
+
 class WorkerRuns(msgspec.Struct, tag=True, frozen=True):
     """Agent: a worker was started, and its connections are open."""
 
@@ -218,5 +232,15 @@ class LeaveRun(msgspec.Struct, tag=True, frozen=True):
     seconds: float
 
 
-ToNode = NodeRefused | NodeJob | JobArchived | Piece | StartWorker | KillWorker | Beat | LeaveRun
+ToNode = (
+    NodeRefused
+    | NodeJob
+    | JobArchived
+    | Piece
+    | StartWorker
+    | WatchWorker
+    | KillWorker
+    | Beat
+    | LeaveRun
+)
 FromNode = NodeHello | JobWanted | NodeReady | NodeUnfit | WorkerRuns | WorkerEnded | Output | Beat

@@ -6,6 +6,7 @@ import math
 import re
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -28,6 +29,8 @@ from flstream.telemetry.memory import NodeMemory
 from flstream.transport.messages import PATIENCE
 from flstream.transport.sockets import SocketChannel
 
+# Beats by which a clock is judged; one that somebody sets is known after as many seconds.
+_BEATS_OF_CLOCK = 60
 # What is no part of a name that is printed and written to files, and the longest name.
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_NAME = 64
@@ -75,7 +78,6 @@ class Node:
     Attributes:
         hello: What the agent says of the node.
         name: Name of the node in the run; that of its machine at first.
-        seconds_ahead: How far its clock is ahead of this one, less the time of a message's way.
         workers: Its workers that have not ended, by number. The engine guards them.
         failures: How many workers in a row it could not start. The engine guards it.
         processes: Names of all processes of the run that it has had.
@@ -90,7 +92,7 @@ class Node:
             raise ProtocolError(f"a node began with {type(hello).__name__}")
         self.hello = hello
         self.name = _ODD.sub("-", hello.host)[:_MOST_NAME] or "node"
-        self.seconds_ahead = -math.inf
+        self._ahead: deque[float] = deque(maxlen=_BEATS_OF_CLOCK)
         self._note_time(hello.time)
         self.workers: dict[int, NodeWorker] = {}
         self.processes: set[str] = set()
@@ -103,6 +105,14 @@ class Node:
     def load(self) -> float:
         """Workers for each that it has room for."""
         return len(self.workers) / self.room
+
+    @property
+    def seconds_ahead(self) -> float:
+        """How far its clock is ahead of this one, by its last beats.
+
+        What took long on its way makes the clock seem to be behind, so the largest value counts.
+        """
+        return max(self._ahead, default=0.0)
 
     def send(self, message: ToNode, seconds: float = SILENT_SECONDS) -> None:
         """Send a message.
@@ -174,9 +184,8 @@ class Node:
         )
 
     def _note_time(self, theirs: float) -> None:
-        # What took long on its way makes the clock seem to be behind, so the largest value counts.
         if math.isfinite(theirs):
-            self.seconds_ahead = max(self.seconds_ahead, theirs - time.time())
+            self._ahead.append(theirs - time.time())
 
     def give_up(self, fault: str) -> None:
         """End the connection, for which :meth:`follow` returns this fault as the reason."""

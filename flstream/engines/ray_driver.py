@@ -14,11 +14,14 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 # Seconds between two looks at the nodes of the cluster, which tells nobody of new ones.
 _LOOK_SECONDS = 2.0
+# Seconds after the end of a node's agent until it has another one.
+_AGAIN_SECONDS = 10.0
 
 
 class Agent:
@@ -68,17 +71,25 @@ def _join_all(cpus: float, gpus: int, address: str, key: str) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     actors: dict[str, Any] = {}
+    runs: dict[Any, str] = {}
+    not_before: dict[str, float] = {}
     while True:
+        # An agent that has ended has lost the run, or the run it; its node may join again.
+        for ended in ray.wait(list(runs), num_returns=len(runs), timeout=0)[0] if runs else []:
+            name = runs.pop(ended)
+            ray.kill(actors.pop(name))
+            not_before[name] = time.monotonic() + _AGAIN_SECONDS
         for node in ray.nodes():
             room, name = _room_of(node, cpus, gpus), node["NodeID"]
-            if room and name not in actors:
+            is_due = time.monotonic() >= not_before.get(name, 0.0)
+            if room and is_due and name not in actors:
                 actor = ray.remote(max_restarts=0)(Agent)
                 place = NodeAffinitySchedulingStrategy(name, soft=False)
                 # Ray lets the actor see these GPUs alone, and its agent deals them to workers.
                 actors[name] = actor.options(
                     num_cpus=room * cpus, num_gpus=room * gpus, scheduling_strategy=place
                 ).remote()
-                actors[name].join.remote(address, key, room)
+                runs[actors[name].join.remote(address, key, room)] = name
         if select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
             break
     for each in actors.values():

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from flstream.client.worker_info import WorkerInfo
+from flstream.engines.engine import Engine
 from flstream.engines.fork_server import host_for
 from flstream.engines.join import NodeReports
 from flstream.engines.processes import FORK_SERVER, ProcessHost
@@ -118,6 +119,7 @@ def simulate(
                     ExitStack() as stack,
                 ):
                     job = fitted(job, engine)
+                    follower.engine = engine
                     server = _start(job, run, host, sampler, resume, spawn_service)
                     if job.tracking.type is not None:
                         tracker = TrackerProcess.start(job.tracking, job.name, run, host, sampler)
@@ -204,6 +206,7 @@ class _Follower:
 
     Attributes:
         tracker: process that is woken with every event; None for none.
+        engine: where the workers come from; None until it is there.
         warnings: what befell the nodes of the run.
     """
 
@@ -211,8 +214,10 @@ class _Follower:
         self, running: RunningSummary, sampler: MemorySampler, listener: Listener | None
     ) -> None:
         self.tracker: TrackerProcess | None = None
+        self.engine: Engine | None = None
         self.warnings: list[str] = []
         self._showing = threading.Lock()
+        self._reasons: set[str] = set()  # why nodes could not join
         self._running = running
         self._sampler = sampler
         self._listener = listener
@@ -259,7 +264,11 @@ class _Follower:
     def note_node(self, event: NodeEvent) -> None:
         """Show an event of a node, and keep what is a warning; any thread may call this."""
         if isinstance(event, NodeLost):
-            self.warnings.append(f"node {event.node}: {event.reason}")
+            # Whoever starts an agent again and again is told the same each time.
+            if event.reason not in self._reasons:
+                self.warnings.append(f"node {event.node}: {event.reason}")
+            if event.is_refused:
+                self._reasons.add(event.reason)
         elif isinstance(event, NodeJoined) and event.other_processor:
             self.warnings.append(
                 f"node {event.node} has another processor ({event.other_processor}), which may "
@@ -308,8 +317,8 @@ class _Follower:
             self.tracker.wake()
         if isinstance(event, ProcessReady):
             self._sampler.note(event.process, idle_rss=event.idle_rss)
-            if event.others and self._sampler.watches(event.process):
-                self._sampler.watch(event.process, event.pid, event.others)
+            if event.others and self.engine is not None:
+                self.engine.watch(event.process, event.pid, event.others)
         elif isinstance(event, ProcessEnded):
             self._sampler.note(event.process, peak_rss=event.peak_rss)
         self._show(event)

@@ -59,11 +59,9 @@ def start_engine(
 
     def start(name: str, end: WorkerSockets) -> int:
         facts = gpus.equip(info(name), name)
-        pid = host.start(name, worker_main, facts, run, code, threads, end)
-        sampler.watch(name, pid)
-        return pid
+        return host.start(name, worker_main, facts, run, code, threads, end)
 
-    return LocalEngine(start, gpus.room)
+    return LocalEngine(start, sampler, gpus.room)
 
 
 def fitted(job: Job, engine: Engine) -> Job:

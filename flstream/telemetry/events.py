@@ -507,10 +507,12 @@ class NodeLost(Event, tag="node_lost"):
     Attributes:
         node: Name of the node.
         reason: Clause that says why.
+        is_refused: Whether it could not join.
     """
 
     node: str
     reason: str
+    is_refused: bool = False
 
 
 NodeEvent = NodesAwaited | NodeJoined | NodeLost

@@ -180,6 +180,7 @@ class MemorySampler:
         # RSS of the processes of other nodes at their last sample, and PSS, by node.
         self._rss_elsewhere: dict[str, dict[str, int]] = {}
         self._pss_elsewhere: dict[str, int] = {}
+        self._peak_elsewhere = 0  # highest sum of those of nodes that were there together
         self._started = 0  # number of processes so far
         self._peak_total_pss = 0
         self._rough_peak = _RoughPeak()
@@ -231,6 +232,8 @@ class MemorySampler:
         with self._lock:
             self._rss_elsewhere[node] = {each.process: each.rss for each in memory.samples}
             self._pss_elsewhere[node] = memory.peak_total_pss
+            together = sum(self._pss_elsewhere[each] for each in self._rss_elsewhere)
+            self._peak_elsewhere = max(self._peak_elsewhere, together)
             for sample in memory.samples:
                 sample.node = node
                 sample.time -= seconds_ahead
@@ -269,11 +272,11 @@ class MemorySampler:
 
         Where PSS was not read at a tick, it is estimated from RSS. While some processes were last
         read before the newest one started, a sum counts twice the pages that they share with it.
-        Such a sum counts only until there is a better one of as many processes. The peaks of other
-        nodes are added, though they may have been at other times.
+        Such a sum counts only until there is a better one of as many processes. The peaks of nodes
+        that were there together are added, though they may have been at other times.
         """
         here = max(self._peak_total_pss, self._rough_peak.total)
-        return here + sum(self.nodes.values())
+        return here + self._peak_elsewhere
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):

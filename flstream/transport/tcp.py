@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 import secrets
 import selectors
 import socket
@@ -149,6 +150,11 @@ class TcpListener:
             self._stop.set()
             self._thread.join()
             self._stop.close()
+
+    def abandon(self) -> None:
+        """Close the descriptor alone, in a forked child, which would keep the address in use."""
+        if self._socket.fileno() >= 0:
+            os.close(self._socket.detach())
 
     def __enter__(self) -> Self:
         return self

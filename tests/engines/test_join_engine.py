@@ -12,6 +12,7 @@ import xxhash
 
 from flstream.client.folder_archive import unpack_folder
 from flstream.engines import join, nodes
+from flstream.engines.engine import StartedWorker
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.node_messages import (
     AGENT,
@@ -29,11 +30,18 @@ from flstream.engines.node_messages import (
     Piece,
     StartWorker,
     ToNode,
+    WatchWorker,
     WorkerEnded,
     WorkerRuns,
 )
 from flstream.engines.worker_sockets import WorkerSockets
-from flstream.errors import ChannelClosedError, SimulationError, StreamingError, WorkerLostError
+from flstream.errors import (
+    ChannelClosedError,
+    DeadlineError,
+    SimulationError,
+    StreamingError,
+    WorkerLostError,
+)
 from flstream.job import make_job
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.workers import worker_info
@@ -143,9 +151,9 @@ def starting(engine, name="site-1"):
     return thread, found
 
 
-def started(agent):
+def started(agent, name="site-1"):
     """Have an agent start a worker, and return the message, the worker and the agent's ends."""
-    thread, found = starting(agent.run.engine)
+    thread, found = starting(agent.run.engine, name)
     start = agent.next(StartWorker)
     ends = [agent.dial(start, role) for role in start.keys]
     agent.channel.send(WorkerRuns(start.number, 1))
@@ -186,6 +194,17 @@ def test_a_worker_is_started_connected_and_ended(run):
     for end in theirs.values():
         end.close()
     agent.channel.close()
+
+
+def test_an_agent_is_told_of_processes_that_count_as_a_worker(run):
+    agent = FakeAgent(run)
+    agent.join()
+    _, worker, ends = started(agent)
+    run.engine.watch("site-2", 5, [6])  # of which there is none
+    run.engine.watch("site-1", 7, [8, 9])
+    assert agent.next(WatchWorker) == WatchWorker("site-1", 7, [8, 9])
+    worker.ends.close()
+    close_all([*ends, agent.channel])
 
 
 def test_a_worker_that_never_connects_is_given_up_and_its_tokens_are_void(run, monkeypatch):
@@ -411,6 +430,55 @@ def test_a_node_that_starts_none_of_three_is_given_up(run):
     assert "it could not start 3 workers in a row" in reason
     assert "the disk is full" in reason
     agent.channel.close()
+
+
+def close_all(ends):
+    for each in ends:
+        each.close()
+
+
+def test_workers_wait_for_a_node_that_has_gpus_for_them(tmp_path):
+    run = Run(tmp_path, gpus=1, wait=30.0)
+    try:
+        first, second = (FakeAgent(run, gpus=1, cpus=4) for _ in range(2))
+        first.join()
+        second.join()
+        _, one, ends_of_one = started(first, "site-1")
+        _, two, ends_of_two = started(second, "site-2")
+        first.channel.close()
+        until(run.lost)
+        # It is not started where the only GPU is taken: that would fail, and cost the node.
+        thread, found = starting(run.engine, "site-1")
+        with pytest.raises(DeadlineError):
+            second.channel.receive(0.3)
+        assert thread.is_alive()
+        third = FakeAgent(run, gpus=1)
+        third.join()
+        start = third.next(StartWorker)
+        ends = [third.dial(start, role) for role in start.keys]
+        third.channel.send(WorkerRuns(start.number, 1))
+        thread.join(5)
+        assert isinstance(found[0], StartedWorker)
+        for each in (one, two, found[0]):
+            each.ends.close()
+        close_all([*ends, *ends_of_one, *ends_of_two, second.channel, third.channel])
+    finally:
+        run.engine.close()
+
+
+def test_that_no_node_has_gpus_is_said_after_a_while(tmp_path):
+    run = Run(tmp_path, gpus=1, wait=0.2)
+    try:
+        agent = FakeAgent(run, gpus=1, cpus=4)
+        agent.join()
+        _, worker, ends = started(agent)
+        for _ in range(2):
+            with pytest.raises(WorkerLostError, match="no node has free GPUs, and none joined"):
+                run.engine.start("site-2")
+        worker.ends.close()
+        close_all([*ends, agent.channel])
+    finally:
+        run.engine.close()
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**31, 2**63])

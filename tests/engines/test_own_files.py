@@ -219,9 +219,11 @@ def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_p
     status, text = finish(agents[0])
     assert status == 1
     assert words in " ".join(text.split()), text
+    assert finish(here.join(sim))[0] == 1  # whoever tries again is told the same
     status, text = finish(sim)
     assert status == 1
     assert "0 of 1 nodes joined" in text
+    assert len(here.summary()["warnings"]) == 1
     assert any(words in each for each in here.summary()["warnings"])
 
 

@@ -111,6 +111,29 @@ def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
     assert summary["model"]["digest"] == local["model"]["digest"]
 
 
+def test_a_node_whose_agent_was_killed_joins_again(folder):
+    if not can_be_alone():
+        pytest.skip("needs unshare and ip, for a network of its own")
+    job = JOB.replace("rounds = 2", "rounds = 40")
+    script = SCRIPT.replace("model = flare", "import time; time.sleep(0.5); model = flare")
+    for name, text in (("job.conf", job), ("model.py", MODEL), ("client.py", script)):
+        (folder / name).write_text(text)
+    cluster = CLUSTER.format(python=sys.executable, folder=folder).replace("exec ", "")
+    begin, command = cluster.split("small=")[0], "small=" + cluster.split("small=")[1]
+    # Processes of this namespace alone are seen there: the agents of the two nodes, and no other.
+    kill = """
+(until grep -q '"round_finished"' {folder}/run/events.jsonl 2> /dev/null; do sleep 0.2; done
+ kill -9 $(pgrep -o -f "[f]lstream join")) &
+"""
+    status, text = run_alone(begin + kill.format(folder=folder) + command)
+    assert status == 0, text
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert len(summary["memory"]["nodes"]) == 3, (text, summary["warnings"])
+    assert len([each for each in summary["warnings"] if each.startswith("node ")]) == 1
+    nodes = {each["node"] for each in summary["memory"]["clients"].values()}
+    assert len(nodes) == 2
+
+
 def test_a_cluster_that_is_not_there_is_a_sentence(folder):
     for name, text in (("job.conf", JOB), ("model.py", MODEL), ("client.py", SCRIPT)):
         (folder / name).write_text(text)

@@ -10,7 +10,14 @@ import msgspec
 import pytest
 
 from flstream.telemetry import memory
-from flstream.telemetry.memory import MemorySampler, ProcessMemory, Sample, own_peak_rss, own_rss
+from flstream.telemetry.memory import (
+    MemorySampler,
+    NodeMemory,
+    ProcessMemory,
+    Sample,
+    own_peak_rss,
+    own_rss,
+)
 
 MIB = 1 << 20
 # Takes 64 MiB, gives them back, and says so; ends when its input does.
@@ -258,3 +265,20 @@ def test_others_count_with_a_process_as_long_as_they_live():
         process.communicate(b"go\nend\n")
         sampler._tick()
         assert "site" not in sampler.current_rss()
+
+
+def test_what_nodes_took_together_counts_and_not_what_one_took_that_came_later():
+    sampler = MemorySampler()
+    here = sampler.peak_total_pss
+    sampler.take("one", NodeMemory([Sample(1.0, "site-1", 50)], {}, 100))
+    sampler.take("two", NodeMemory([Sample(1.0, "site-2", 60)], {}, 200))
+    assert sampler.peak_total_pss - here == 300
+    sampler.forget("two")
+    # The same machine, whose agent has joined again.
+    sampler.take("two-2", NodeMemory([Sample(2.0, "site-2", 60)], {}, 150))
+    assert sampler.peak_total_pss - here == 300
+    assert sampler.nodes == {"one": 100, "two": 200, "two-2": 150}
+    assert {name: each.node for name, each in sampler.peaks().items()} == {
+        "site-1": "one",
+        "site-2": "two-2",
+    }
