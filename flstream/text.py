@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 
@@ -23,6 +24,17 @@ def quotable(text: str) -> str:
     if len(text) > _MOST_SHOWN:
         text = text[:_MOST_SHOWN] + "..."
     return printable(text)
+
+
+def printable_path(path: str) -> str:
+    """Return a path as text that can be printed and sent, whatever bytes are in it."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def error_text(error: OSError) -> str:
+    """Return an error of the system as a clause, with the path that it is about."""
+    about = "" if error.filename is None else f"{printable_path(str(error.filename))}: "
+    return f"{about}{error.strerror or error}"
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

@@ -65,7 +65,7 @@ def join(
     patience = seconds("--wait", wait)
     with closing(new_host()) as host:
         host.begin()  # its imports take longest, and overlap with the waiting
-        from flstream.simulation.node import run_node
+        from flstream.simulation.node import NodeSettings, run_node
 
         def report(files: NodeFiles) -> None:
             if not quiet:
@@ -74,17 +74,19 @@ def join(
 
         room = cpus or len(os.sched_getaffinity(0))
         try:
-            left = run_node(address, key_file.absolute(), room, patience, host, folder, report)
+            own = folder and folder.absolute()
+            settings = NodeSettings(address, key_file.absolute(), room, patience, own)
+            left = run_node(settings, host, report)
         except AbortedError as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(STOPPED) from error
     if not quiet:
         typer.echo("the run is over")
-        if left:
+        if left.count:
             from flstream.report.text import counted
 
             typer.echo(
-                f"{counted(len(left), 'file')} that training code left in its working folders "
-                f"went with them, such as {left[0]}; keep them with --folder"
+                f"{counted(left.count, 'file')} that training code left in its working folders "
+                f"went with them, such as {left.first}; keep them with --folder"
             )
     raise typer.Exit(DONE)

@@ -12,22 +12,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from flstream.client.folder_content import folder_digest, remove_folder, sync_folder
 from flstream.client.state_versions import (
     StateFolder,
     StateVersion,
-    error_text,
     is_folder,
-    shown,
 )
-from flstream.errors import ClientError
+from flstream.errors import ClientError, ProtocolError
 from flstream.model.descriptors import sync_directory
+from flstream.model.folder_content import folder_digest, remove_folder, sync_folder
+from flstream.text import error_text, printable_path
 
 __all__ = ["SiteState", "StateVersion"]
 
 
-FetchState = Callable[[StateVersion, str], None]
-"""Function that makes a folder with the content of a version, at a path."""
+FetchState = Callable[[str], None]
+"""Function that makes a folder of a path, with the content of the version that a task begins with.
+"""
 
 
 class SiteState:
@@ -40,8 +40,8 @@ class SiteState:
         effect: Number of the task's effect, from 1.
         base: The version to begin with, exactly; None for an empty folder.
         kept: Whether what the task leaves is kept. An evaluation's is not.
-        fetch: Makes a folder with the content of a version, given that and the folder's path, where
-            the versions that count are kept elsewhere; None where they are all in this folder.
+        fetch: Makes a folder with the content of the base, where the versions that count are kept
+            elsewhere; None where they are all in the site's folder.
 
     Raises:
         OSError: The site's folder cannot be used.
@@ -56,7 +56,7 @@ class SiteState:
         kept: bool,
         fetch: FetchState | None = None,
     ) -> None:
-        self._site = shown(os.path.basename(site_folder))
+        self._site = printable_path(os.path.basename(site_folder))
         self._versions = StateFolder(site_folder)
         self._effect = effect
         self._base = base
@@ -96,16 +96,19 @@ class SiteState:
             OSError: The function's, or the folder for it cannot be made.
         """
         self._versions.make()
-        self._versions.remove_superseded(self._base, self._effect)
+        self._remove_old()
         self._working = self._versions.working_path("effect", self._effect)
         write(self._working)
 
-    def keep(self) -> StateVersion | None:
+    def keep(self, expected: StateVersion | None = None) -> StateVersion | None:
         """Keep what the task left, under the name of its effect.
 
         The version is durable when this returns. Three earlier ones stay beside it until the next
         training, which shows that it counts; so a resume can fall back to any of the last three
         that do.
+
+        Args:
+            expected: What it has to be; None for anything.
 
         Returns:
             The version; None if nobody asked for the state, which then stays that of the base, and
@@ -113,6 +116,7 @@ class SiteState:
 
         Raises:
             ClientError: It cannot be kept, or could not be laid out before; the message says why.
+            ProtocolError: It is something else than expected, and is not kept.
         """
         self._check()
         if self._working is None or not self._kept:
@@ -120,6 +124,9 @@ class SiteState:
             return None
         try:
             version = StateVersion(self._effect, folder_digest(self._working, writeback=True))
+            if expected not in (None, version):
+                self.discard()
+                raise ProtocolError(f"the state of {self._site} is another one than was announced")
             sync_folder(self._working)
             self._publish(self._working, version)
             self._versions.remove(
@@ -165,7 +172,7 @@ class SiteState:
         try:
             self._versions.make()
             if self._kept:
-                self._versions.remove_superseded(base, self._effect)
+                self._remove_old()
             else:
                 self._versions.remove_unfinished("evaluate")
             if base is None:
@@ -191,9 +198,15 @@ class SiteState:
             return flaw
         if is_folder(working):
             remove_folder(working)
-        self._fetch(base, working)
+        self._fetch(working)
         found = folder_digest(working)
         return None if found == base.digest else f"it arrived with the digest {found}"
+
+    def _remove_old(self) -> None:
+        if self._fetch is None:
+            self._versions.remove_superseded(self._base, self._effect)
+        else:
+            self._versions.remove_before(self._base, self._effect)
 
     def _publish(self, working: str, version: StateVersion) -> None:
         """Give the working copy its name, in one step."""

@@ -1,30 +1,32 @@
 """A version of a site's state on its way between the run directory and a node without it.
 
-The version travels as one blob, an archive of its folder, in files without names: whatever ends the
-processes, nothing is left of it.
+The version travels as one blob, an archive of its folder. It lies in files without names, so that
+nothing is left of it whatever ends the processes, where the file system has such files.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from flstream.client.folder_archive import pack_folder
-from flstream.client.folder_content import folder_bytes
-from flstream.client.state_versions import error_text
 from flstream.errors import ClientError, RefusedError
 from flstream.model.checkpoint import FileSource, open_blob
+from flstream.model.folder_archive import pack_folder
+from flstream.model.folder_content import folder_bytes
 from flstream.model.layout import Layout
 from flstream.model.unnamed_file import UnnamedFile
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.text import error_text
 from flstream.units import format_bytes
 
 MOST_STATE_BYTES = 1 << 30
 """Most bytes of the files of a state that travels."""
 
+_BUFFER_BYTES, _CHUNK_BYTES = 1 << 20, 2 << 20
 # Bytes of an archive beyond those of the files: headers, and what a large number of names takes.
 _MOST_BESIDE = 256 << 20
 
@@ -38,6 +40,7 @@ def pack_state(path: str, site: str) -> FileSource:
 
     Raises:
         ClientError: It is too large to travel, or cannot be read or written; the message says why.
+        CheckpointError: The archive cannot be opened.
     """
     try:
         nbytes = folder_bytes(path)
@@ -47,7 +50,7 @@ def pack_state(path: str, site: str) -> FileSource:
                 "at most travels from a node that does not see the run directory; keep less in "
                 "state_dir, or put the run where all nodes see it (--run-dir)"
             )
-        with tempfile.TemporaryFile(dir=os.path.dirname(path)) as file:
+        with tempfile.TemporaryFile(dir=os.path.dirname(path), buffering=_BUFFER_BYTES) as file:
             pack_folder(path, file)
             file.flush()
             return open_blob(Path(f"/proc/self/fd/{file.fileno()}"))
@@ -65,7 +68,7 @@ def receive_state(
     Args:
         receiver: Receiving side of the channel.
         token: Token of the archive.
-        settings: How it is streamed.
+        settings: How models are streamed. A state is pulled in chunks, whatever is done with them.
         folder: Folder of the file system that has the bytes meanwhile.
 
     Returns:
@@ -81,5 +84,7 @@ def receive_state(
             raise RefusedError(f"{receiver.peer} offers something else than the state of a site")
         return UnnamedFile(layout, folder)
 
-    sink, _ = download(receiver, token, settings, sink_for)
+    # In one message, it would be in memory as a whole.
+    pulled = replace(settings, push=False, chunk_size=settings.chunk_size or _CHUNK_BYTES)
+    sink, _ = download(receiver, token, pulled, sink_for)
     return sink.open()

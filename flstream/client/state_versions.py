@@ -23,8 +23,9 @@ from typing import Literal
 
 import msgspec
 
-from flstream.client.folder_content import copy_folder, folder_digest, remove_folder
 from flstream.model.descriptors import sync_directory
+from flstream.model.folder_content import copy_folder, folder_digest, remove_folder
+from flstream.text import error_text, printable_path
 
 KEPT_VERSIONS = 3
 """How many versions of a site's state are kept that count; one more may not count yet."""
@@ -120,12 +121,11 @@ class StateFolder:
             if not str(error.filename).startswith(path):
                 raise
             if isinstance(error, FileNotFoundError) and error.filename == path:
-                return f"{shown(path)} is missing"
+                return f"{printable_path(path)} is missing"
             return error_text(error)
         if found != version.digest:
-            return (
-                f"{shown(path)} has the digest {found}, and had {version.digest} when it was kept"
-            )
+            where = printable_path(path)
+            return f"{where} has the digest {found}, and had {version.digest} when it was kept"
         return None
 
     def remove(self, going: Callable[[StateVersion], bool]) -> None:
@@ -169,6 +169,18 @@ class StateFolder:
         kept = counted[-KEPT_VERSIONS:]
         self.remove(lambda each: each in before and each not in kept)
 
+    def remove_before(self, base: StateVersion | None, effect: int) -> None:
+        """Remove all versions of earlier effects but one, where any can be had from elsewhere.
+
+        Args:
+            base: The one to keep; None for none.
+            effect: Number of the task's effect.
+
+        Raises:
+            OSError: One cannot be removed; the error has the path.
+        """
+        self.remove(lambda each: each.effect < effect and each != base)
+
     def remove_unfinished(self, purpose: TaskState | None = None) -> None:
         """Remove working copies and what is left of versions that were being removed.
 
@@ -210,14 +222,3 @@ def is_folder(path: str | Path) -> bool:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
         return False
-
-
-def error_text(error: OSError) -> str:
-    """An error of the system as a clause, with the path that it is about."""
-    about = f"{shown(str(error.filename))}: " if error.filename is not None else ""
-    return f"{about}{error.strerror}"
-
-
-def shown(path: str) -> str:
-    """A path as text that can be printed and sent, whatever bytes are in it."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")

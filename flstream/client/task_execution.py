@@ -38,9 +38,9 @@ from flstream.client.messages import (
 from flstream.client.meta import pack_meta, unpack_meta
 from flstream.client.personal import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
+from flstream.client.remote_states import RemoteStates
 from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
-from flstream.client.state_travel import StateTravel
 from flstream.client.task_model import TaskModel
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
@@ -119,7 +119,7 @@ class TaskExecution:
         self._model = TaskModel(worker, task, self._filters)
         self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
-        self._states = StateTravel(worker, task.effect)
+        self._states = RemoteStates(worker, task.effect)
         self._is_delivered = False
 
     @property

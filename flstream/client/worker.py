@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from flstream.client.folder_archive import unpack_folder
 from flstream.client.messages import (
     Acknowledged,
     FromWorker,
@@ -32,6 +31,7 @@ from flstream.errors import (
 )
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
+from flstream.model.folder_archive import unpack_folder
 from flstream.model.layout import Layout
 from flstream.model.reuse import ModelMemory
 from flstream.streaming.download import SinkT, download

@@ -12,23 +12,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
-from typing import IO
 
-import xxhash
-
-from flstream.client.state_versions import error_text
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.gpus import GpuDealer, visible_gpus
+from flstream.engines.job_archive import receive_archive
 from flstream.engines.key_file import read_key_file
 from flstream.engines.node_channel import NodeChannel
-from flstream.engines.node_files import NodeFiles, OwnNodeFiles, sees_run
+from flstream.engines.node_files import NodeFiles, OwnFiles, SharedFiles, sees_run
 from flstream.engines.node_messages import (
     AGENT,
     BEAT_SECONDS,
     SILENT_SECONDS,
     Beat,
-    JobArchived,
-    JobWanted,
     KillWorker,
     LeaveRun,
     NodeHello,
@@ -36,13 +31,13 @@ from flstream.engines.node_messages import (
     NodeReady,
     NodeRefused,
     NodeUnfit,
-    Piece,
     StartWorker,
     ToNode,
     WatchWorker,
     WorkerEnded,
     WorkerRuns,
 )
+from flstream.engines.output_sender import OutputSender
 from flstream.engines.process_tree import kill_descendants
 from flstream.engines.processes import FORK_SERVER, ProcessHost
 from flstream.engines.worker_sockets import WorkerSockets
@@ -50,14 +45,15 @@ from flstream.errors import (
     AbortedError,
     ChannelClosedError,
     FlstreamError,
+    ProtocolError,
     SimulationError,
     StreamingError,
 )
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler
+from flstream.text import error_text
 from flstream.transport.authentication import StartToken
 from flstream.transport.channel import AbortSignal, Deadline, wait_readable
-from flstream.transport.messages import PATIENCE
 from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import dial, expect_address
 
@@ -68,8 +64,6 @@ RUN = "the run"
 # file may be on a file system of another machine, and nobody tells when a port is listened on.
 _LOOK_SECONDS = 0.2
 
-# Seconds between two looks for what processes have printed.
-_OUTPUT_SECONDS = 0.25
 # Seconds for the fork server to do its imports.
 _IMPORT_SECONDS = 50.0
 # Length of the longest reason that is sent.
@@ -135,7 +129,6 @@ class NodeAgent:
         self._address = address
         self._host = host
         self._pids: dict[int, int] = {}
-        self._sending_output = threading.Lock()
         self._visible = visible_gpus()
         machine = this_machine()
         self._channel.send(
@@ -156,33 +149,34 @@ class NodeAgent:
         self.job = answer
         self._gpus = GpuDealer(self._visible, answer.gpus)
 
-    def files(self, parent: Path | None = None) -> NodeFiles:
+    def files(self, parent: Path | None, stop: AbortSignal) -> NodeFiles:
         """Return the files of the run, where this node sees them, or as they are sent to it.
 
         Args:
-            parent: Folder to have them in, if they are sent, and to keep them in; None for a
-                temporary one.
+            parent: Absolute path of a folder to have them in, if they are sent, and to keep them
+                in; None for a temporary one.
+            stop: Signal that ends this.
 
         Raises:
-            SimulationError: They cannot be had here; the message says why.
-            StreamingError: The launcher is gone.
+            SimulationError: They cannot be had here, or the launcher is gone; the message says why.
+            AbortedError: The signal was set.
         """
         if sees_run(self.job):
-            return NodeFiles(self.job)
-        self._channel.send(JobWanted())
-        answer = self._channel.receive(PATIENCE)
-        if isinstance(answer, NodeRefused):
-            raise SimulationError(f"this node cannot join: {answer.reason}")
-        if not isinstance(answer, JobArchived):
-            raise SimulationError(f"the run answered {type(answer).__name__}, out of turn")
+            return SharedFiles(self.job)
         try:
-            with tempfile.TemporaryFile(dir=parent if parent and parent.is_dir() else None) as file:
-                self._receive(answer, file)
-                return OwnNodeFiles(self.job, file, parent)
-        except OSError as error:
-            flaw = f"the job's folder cannot be kept here: {error_text(error)} (--folder)"
-            self._channel.send(NodeUnfit(flaw[:_MOST_REASON]))
+            with tempfile.TemporaryFile() as archive:
+                receive_archive(self._channel, archive, stop)
+                return OwnFiles(self.job, archive, parent)
+        except AbortedError:
+            raise
+        except (OSError, ProtocolError) as error:
+            flaw = error_text(error) if isinstance(error, OSError) else str(error)
+            flaw = f"the job's folder cannot be kept here: {flaw} (TMPDIR, --folder)"
+            with suppress(StreamingError):
+                self._channel.send(NodeUnfit(flaw[:_MOST_REASON]))
             raise SimulationError(f"this node cannot join: {flaw}") from error
+        except StreamingError as error:
+            raise SimulationError(f"the run is gone: {error}") from error
 
     def serve(self, start: StartProcess, files: NodeFiles, stop: AbortSignal) -> None:
         """Do what the launcher asks for, until the run is over.
@@ -198,7 +192,8 @@ class NodeAgent:
             SimulationError: The launcher is gone.
             AbortedError: The signal was set.
         """
-        self._host.prepare(self.job.variables)
+        output = OutputSender(self._channel, files)
+        self._host.prepare(files.job.variables)
         with self._host, MemorySampler(keeps=True) as sampler:
             sampler.watch(f"{self.job.node}/{AGENT}", os.getpid())
             sampler.watch(f"{self.job.node}/{FORK_SERVER}", self._host.fork_server_pid() or 0)
@@ -208,72 +203,37 @@ class NodeAgent:
             self._host.take_ended()
             try:
                 self._channel.send(NodeReady(files.sees_run))
-                with self._beating(sampler, files):
-                    over = self._follow(start, sampler, files, stop)
+                with self._beating(sampler), output.sending():
+                    over = self._follow(start, sampler, output, stop)
             except AbortedError:
                 raise
             except StreamingError as error:
                 raise SimulationError(f"the run is gone: {error}") from error
             self._host.wait(over.seconds)
             with suppress(StreamingError):  # the last samples, if somebody still wants them
-                self._send_output(files)
+                output.finish()
                 self._channel.send(Beat(time.time(), sampler.collect()))
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-    def _receive(self, archived: JobArchived, file: IO[bytes]) -> None:
-        """Receive the job's folder as an archive."""
-        digest, missing = xxhash.xxh3_128(), archived.bytes
-        while missing > 0:
-            piece = self._channel.receive(PATIENCE)
-            if not isinstance(piece, Piece):
-                raise SimulationError(f"the run sent {type(piece).__name__}, out of turn")
-            digest.update(piece.data)
-            file.write(piece.data)
-            missing -= len(piece.data)
-        if digest.hexdigest() != archived.digest:
-            raise SimulationError("the job's folder arrived damaged; join once more")
-        file.seek(0)
-
-    def _send_output(self, files: NodeFiles) -> None:
-        with self._sending_output:
-            for each in files.output():
-                self._channel.send(each)
-
     @contextmanager
-    def _beating(self, sampler: MemorySampler, files: NodeFiles) -> Iterator[None]:
-        """Say every second that this node lives, whatever it does until the block ends.
-
-        What its processes print is sent on another thread: it may be much, and a beat is not to
-        wait for it.
-        """
+    def _beating(self, sampler: MemorySampler) -> Iterator[None]:
+        """Say every second that this node lives, whatever it does until the block ends."""
         over = threading.Event()
 
-        def repeat(seconds: float, send: Callable[[], None]) -> None:
-            with suppress(StreamingError):
-                while not over.wait(seconds):
-                    send()
-
         def beat() -> None:
-            self._channel.send(Beat(time.time(), sampler.collect()))
+            with suppress(StreamingError):
+                while not over.wait(BEAT_SECONDS):
+                    self._channel.send(Beat(time.time(), sampler.collect()))
 
-        tasks = [(BEAT_SECONDS, beat), (_OUTPUT_SECONDS, lambda: self._send_output(files))]
-        threads = [
-            threading.Thread(target=repeat, args=task, name="beats", daemon=True) for task in tasks
-        ]
-        for thread in threads:
-            thread.start()
+        thread = threading.Thread(target=beat, name="beats", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             over.set()
-            for thread in threads:
-                thread.join()
+            thread.join()
 
     def _follow(
-        self, start: StartProcess, sampler: MemorySampler, files: NodeFiles, stop: AbortSignal
+        self, start: StartProcess, sampler: MemorySampler, output: OutputSender, stop: AbortSignal
     ) -> LeaveRun:
         seen_at = time.monotonic()
         while True:
@@ -285,7 +245,7 @@ class NodeAgent:
             # First, so that no message is about a process whose number another one may have.
             ended = self._host.take_ended()
             if ended:
-                self._send_output(files)  # which may say why
+                output.send()  # which may say why
             for name, status in ended.items():
                 self._pids.pop(int(name), None)
                 self._gpus.give_back(name)

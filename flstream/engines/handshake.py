@@ -33,7 +33,7 @@ class NodeHandshake:
 
     def __init__(self, job: NodeJob, report: Callable[[NodeLost], None]) -> None:
         self._job = job
-        self._archive = JobArchive(Path(job.folder), Path(job.run), [*map(Path, job.files)])
+        self._archive = JobArchive(Path(job.folder), Path(job.run), job.files)
         self._report = report
         self._machine = this_machine()
         self._naming = threading.Lock()

@@ -5,25 +5,37 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
 import xxhash
 
-from flstream.client.folder_archive import pack_folder
-from flstream.client.folder_content import entries
-from flstream.client.state_versions import error_text
-from flstream.engines.node_messages import PIECE_BYTES, JobArchived, Piece
-from flstream.errors import SimulationError
+from flstream.engines.node_channel import NodeChannel
+from flstream.engines.node_files import digests_of
+from flstream.engines.node_messages import (
+    PIECE_BYTES,
+    JobArchived,
+    JobWanted,
+    NodeRefused,
+    Piece,
+    ToNode,
+)
+from flstream.errors import ProtocolError, SimulationError
+from flstream.model.folder_archive import pack_folder
+from flstream.model.folder_content import entries
+from flstream.text import error_text
+from flstream.transport.channel import AbortSignal
+from flstream.transport.messages import PATIENCE
 from flstream.units import format_bytes
 
 MOST_JOB_BYTES = 100 << 20
 """Most bytes of the files of a job that are sent to a node."""
 
-# Folders that are no part of a job; so are virtual environments of other names.
+# Folders that are no part of a job, and files of which any other folder is one of these: a virtual
+# environment, and a run directory.
 _LEFT_OUT = frozenset({"runs", ".venv", ".git", "__pycache__"})
-_ENVIRONMENT = "pyvenv.cfg"
+_MARKS = ("pyvenv.cfg", "events.jsonl")
 
 
 class JobArchive:
@@ -34,13 +46,14 @@ class JobArchive:
     Args:
         folder: The job's folder.
         run: The run directory, which may be in it, and is left out.
-        needed: Files that workers need, which have to be in it.
+        files: Digests of the files that workers need, by their paths: they have to be in it, and
+            as they were when the run began.
     """
 
-    def __init__(self, folder: Path, run: Path, needed: Collection[Path] = ()) -> None:
+    def __init__(self, folder: Path, run: Path, files: Mapping[str, str]) -> None:
         self._folder = folder
         self._run = str(run)
-        self._needed = needed
+        self._files = files
         self._making = threading.Lock()
         self._made: tuple[IO[bytes], JobArchived] | None = None
 
@@ -65,14 +78,16 @@ class JobArchive:
                 self._made[0].close()
 
     def _make(self) -> tuple[IO[bytes], JobArchived]:
-        for path in self._needed:
-            if not path.is_relative_to(self._folder):
+        for path in map(Path, self._files):
+            if not self._is_sent(path):
                 raise SimulationError(
-                    f"it does not see the run directory, and {path} is not in the job's folder "
-                    f"{self._folder}, which is all that is sent to it; put it there"
+                    f"it does not see the run directory, and {path} is not among what is sent to "
+                    f"it of the job's folder {self._folder}; put it there, in no folder that is "
+                    f"left out ({', '.join(sorted(_LEFT_OUT))})"
                 )
         try:
             self._expect_small()
+            self._expect_unchanged()
             file = tempfile.TemporaryFile()  # noqa: SIM115 (it lasts as long as the run)
             pack_folder(str(self._folder), file, self._is_left_out)
             file.seek(0)
@@ -85,6 +100,15 @@ class JobArchive:
                 "it does not see the run directory, and the job's folder cannot be sent to it: "
                 f"{error_text(error)}"
             ) from error
+
+    def _expect_unchanged(self) -> None:
+        now = digests_of(map(Path, self._files))
+        changed = [path for path, digest in self._files.items() if now.get(path) != digest]
+        if changed:
+            raise SimulationError(
+                f"it has another {changed[0]} than the run, which was changed after the run had "
+                "begun; put that back, or go on with --resume"
+            )
 
     def _expect_small(self) -> None:
         sizes: dict[str, int] = {}
@@ -104,4 +128,47 @@ class JobArchive:
 
     def _is_left_out(self, path: str) -> bool:
         is_named = os.path.basename(path) in _LEFT_OUT or path == self._run
-        return is_named or os.path.isfile(f"{path}/{_ENVIRONMENT}")
+        return is_named or any(os.path.isfile(f"{path}/{name}") for name in _MARKS)
+
+    def _is_sent(self, path: Path) -> bool:
+        """Whether a file is in the folder, neither by a link out of it nor in what is left out."""
+        if not path.is_relative_to(self._folder):
+            return False
+        if not path.resolve().is_relative_to(self._folder.resolve()):
+            return False
+        inside = path.relative_to(self._folder)
+        parents = [self._folder / each for each in (inside, *inside.parents[:-1])]
+        return not any(self._is_left_out(str(each)) for each in parents)
+
+
+def receive_archive(channel: NodeChannel[ToNode], file: IO[bytes], stop: AbortSignal) -> None:
+    """Ask for the archive, and write it to a file, which is at its beginning then.
+
+    Args:
+        channel: Connection to the launcher.
+        file: Where to write.
+        stop: Signal that ends this.
+
+    Raises:
+        SimulationError: The launcher does not send it; the message says why.
+        ProtocolError: It arrived damaged, or the launcher sent something else.
+        StreamingError: The launcher is gone, or the signal was set.
+        OSError: The file cannot be written.
+    """
+    channel.send(JobWanted())
+    answer = channel.receive(PATIENCE, stop)
+    if isinstance(answer, NodeRefused):
+        raise SimulationError(f"this node cannot join: {answer.reason}")
+    if not isinstance(answer, JobArchived):
+        raise ProtocolError(f"the run answered {type(answer).__name__}, out of turn")
+    digest, missing = xxhash.xxh3_128(), answer.bytes
+    while missing > 0:
+        piece = channel.receive(PATIENCE, stop)
+        if not isinstance(piece, Piece):
+            raise ProtocolError(f"the run sent {type(piece).__name__}, out of turn")
+        digest.update(piece.data)
+        file.write(piece.data)
+        missing -= len(piece.data)
+    if digest.hexdigest() != answer.digest:
+        raise ProtocolError("it arrived damaged")
+    file.seek(0)

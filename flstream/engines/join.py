@@ -337,7 +337,12 @@ class JoinEngine:
 
     def _serve(self, channel: SocketChannel) -> None:
         """Have a node join, and follow it to its end."""
-        node = self._handshake.join(channel)
+        try:
+            node = self._handshake.join(channel)
+        except Exception as error:  # a defect, of which nobody else is to suffer
+            node = None
+            why = f"the launcher met a defect, {type(error).__name__}: {error}"
+            self._report(NodeLost(node="a node", reason=why))
         with self._changed:
             self._joining.discard(channel)
             if node is None or self._is_closing:

@@ -74,7 +74,8 @@ class NodeJob(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         run: Path of the run directory.
         folder: Path of the job's folder.
-        files: Paths of the files of training code that the job names.
+        files: Digests of the files of training code, by their paths: a node works with the same
+            ones.
         variables: Environment variables of the workers.
         threads: Number of torch's threads.
         gpus: Number of GPUs that each worker gets; None leaves all visible.
@@ -91,7 +92,7 @@ class NodeJob(msgspec.Struct, tag=True, frozen=True):
     folder: str
     variables: dict[str, str]
     threads: int
-    files: list[str] = []
+    files: dict[str, str] = {}
     gpus: int | None = None
     node: str = ""
     nonce: str = ""

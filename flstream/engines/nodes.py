@@ -34,8 +34,8 @@ _BEATS_OF_CLOCK = 60
 # What is no part of a name that is printed and written to files, and the longest name.
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_NAME = 64
-# Seconds for an agent to begin its fork server and to look at the run directory.
-_READY_SECONDS = 60.0
+# Seconds for an agent to unpack the job and to begin its fork server.
+_READY_SECONDS = 120.0
 
 
 class NodeWorker:

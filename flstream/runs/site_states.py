@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from flstream.client.folder_content import folder_bytes
 from flstream.client.site_folder import WORK_FOLDER
 from flstream.client.state_versions import (
     KEPT_VERSIONS,
     StateFolder,
     StateVersion,
-    error_text,
     is_folder,
 )
 from flstream.errors import ResumeRefusedError, SimulationError
+from flstream.model.folder_content import folder_bytes
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import unused_name
+from flstream.text import error_text
 
 # More states than this that cannot be used are only counted.
 _MOST_NAMED = 3

@@ -186,8 +186,9 @@ class TaskRun:
             SimulationError: Too few sites are left.
         """
         spec, context = self._spec, self._context
-        if spec.kind == "train" and spec.keeps_state:
-            with suppress(SimulationError):  # its process may be ending; a later task does the rest
+        # A later task does the rest: a late one's process may be ending, or its state on its way.
+        if spec.kind == "train" and spec.keeps_state and not late:
+            with suppress(SimulationError):
                 discard_site_state_after(
                     context.run.site(site), spec.effect - 1, spec.sites[site].state
                 )

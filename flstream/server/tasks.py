@@ -28,10 +28,10 @@ from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelHosts, ModelOffer, offers_by_peers, offers_by_server
+from flstream.server.node_states import NodeStates
 from flstream.server.pool_events import Report, SiteLost
 from flstream.server.site_queue import SiteBatch
 from flstream.server.task_waits import START_KEY, UNLIMITED, TaskWaits
-from flstream.server.travelled_states import TravelledStates
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import TIMEOUT_KEY
 from flstream.streaming.receiver import StreamSettings
@@ -164,7 +164,8 @@ def ask(
         worker.expect_run()
     began = monotonic()
     offers = spec.offers(context, worker)
-    states = TravelledStates(context, worker, spec.effect, spec.sites)
+    kept = spec.kind == "train" and spec.keeps_state
+    states = NodeStates(context, worker, spec.effect, spec.sites, kept=kept)
     deadline, key = began + spec.seconds, TIMEOUT_KEY
     if spec.waits.start is not None and spec.waits.start < spec.seconds:
         deadline, key = began + spec.waits.start, START_KEY

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -12,11 +13,12 @@ from flstream.client.code import LearnerCode, ScriptCode, TrainCode, train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.agent import NodeAgent, join
 from flstream.engines.fork_server import needs_of
-from flstream.engines.node_files import NodeFiles
+from flstream.engines.node_files import LeftFiles, NodeFiles, digests_of
 from flstream.engines.node_messages import NodeJob
 from flstream.engines.processes import ProcessHost
 from flstream.engines.worker_sockets import WorkerSockets
 from flstream.job import Job
+from flstream.job.imports import own_files
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.worker_process import worker_main
@@ -27,12 +29,13 @@ def node_job(job: Job, run: RunDirectory) -> NodeJob:
     """Return what the workers of all nodes have in common; the engine fills in the rest."""
     code = train_code(job.train)
     filters = [each.place for each in (*job.filters.up, *job.filters.down)]
+    sources = [path for path in (job.train.source, *filters) if path is not None]
     common = NodeJob(
         run=str(run.path),
         folder=str(job.folder),
         variables=needs_of(job),
         threads=job.clients.threads,
-        files=[str(path) for path in (job.train.source, *filters) if path is not None],
+        files=digests_of(path for each in sources for path in own_files(each, job.folder)),
         gpus=job.engine.gpus,
     )
     if isinstance(code, LearnerCode):
@@ -42,31 +45,39 @@ def node_job(job: Job, run: RunDirectory) -> NodeJob:
     return replace(common, script=str(code.path), args=args, command=command)
 
 
+class NodeSettings(NamedTuple):
+    """What a machine joins a run with.
+
+    Attributes:
+        address: Where the run has nodes join, ``HOST:PORT``.
+        key_file: The file with its key.
+        cpus: How many workers this machine has room for.
+        wait: Seconds to wait for the run to begin.
+        folder: Absolute path of a folder for the files of a run whose directory this machine does
+            not see, which are kept; None for a temporary one.
+    """
+
+    address: str
+    key_file: Path
+    cpus: int
+    wait: float
+    folder: Path | None = None
+
+
 def run_node(
-    address: str,
-    key_file: Path,
-    cpus: int,
-    wait: float,
-    host: ProcessHost,
-    folder: Path | None,
-    on_joined: Callable[[NodeFiles], None],
-) -> list[str]:
+    settings: NodeSettings, host: ProcessHost, on_joined: Callable[[NodeFiles], None]
+) -> LeftFiles:
     """Join a run, and run its workers on this machine until it is over.
 
     SIGINT, SIGTERM and SIGHUP end it.
 
     Args:
-        address: Where the run has nodes join, ``HOST:PORT``.
-        key_file: The file with its key.
-        cpus: How many workers this machine has room for.
-        wait: Seconds to wait for the run to begin.
+        settings: Where, and with what.
         host: Process host that is begun, but not prepared; its owner closes it.
-        folder: Folder for the files of a run whose directory this machine does not see, which are
-            kept; None for a temporary one.
         on_joined: Called once the run has taken the node.
 
     Returns:
-        Paths of what training code has left in a temporary one, relative to the run directory.
+        What training code has left in working folders that are gone.
 
     Raises:
         UsageError: The address is none, or the key file has no key.
@@ -76,16 +87,16 @@ def run_node(
     with (
         closing(Signal()) as stop,
         handling(STOPS, lambda *_: stop.set()),
-        closing(join(address, key_file, wait, stop)) as channel,
+        closing(join(settings.address, settings.key_file, settings.wait, stop)) as channel,
     ):
-        agent = NodeAgent(channel, address, host, cpus)
-        files = agent.files(folder)
+        agent = NodeAgent(channel, settings.address, host, settings.cpus)
+        files = agent.files(settings.folder, stop)
         try:
             run, code = RunDirectory(Path(files.job.run)), _code_of(files.job)
             threads = files.job.threads
 
             def start(number: int, info: WorkerInfo, end: WorkerSockets) -> int:
-                facts = replace(files.moved(info), sees_run=files.sees_run)
+                facts = files.new_worker(info)
                 return host.start(str(number), worker_main, facts, run, code, threads, end)
 
             on_joined(files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from flstream.engines.node_messages import Output
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 
+_WORKER = re.compile(r"worker-([1-9][0-9]{0,8})")
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -23,14 +25,8 @@ class NodeOutput:
     """
 
     def __init__(self, job: Job, run: RunDirectory) -> None:
-        sites = job.clients.site_names
-        # There are never more of them, however many nodes have room for.
-        workers = [f"worker-{number}" for number in range(1, len(sites) + 1)]
-        self._paths: dict[tuple[str, str], Path] = {
-            **{("worker log", name): run.log(name) for name in workers},
-            **{("site log", name): run.site_log(name) for name in sites},
-            **{("split", name): run.site(name) / SPLIT for name in sites},
-        }
+        self._sites = frozenset(job.clients.site_names)
+        self._run = run
 
     def take(self, output: Output) -> None:
         """Take a message of a node; any thread may call this.
@@ -38,7 +34,7 @@ class NodeOutput:
         What cannot be written is left out: the disk's being full ends the run elsewhere, with a
         sentence, and no log is worth a run.
         """
-        path = self._paths.get((output.kind, output.name))
+        path = self._path(output)
         if path is None:
             return
         with suppress(OSError):
@@ -50,3 +46,17 @@ class NodeOutput:
                 return
             with open(os.open(path, _APPEND, 0o644), "ab", buffering=0) as file:
                 file.write(output.data)
+
+    def _path(self, output: Output) -> Path | None:
+        """Where output belongs; None if its name is none of the job's."""
+        match output.kind:
+            case "worker log":
+                # There are never more of them than sites, however many nodes have room for.
+                number = _WORKER.fullmatch(output.name)
+                is_one = number is not None and int(number[1]) <= len(self._sites)
+                return self._run.log(output.name) if is_one else None
+            case "site log" if output.name in self._sites:
+                return self._run.site_log(output.name)
+            case "split" if output.name in self._sites:
+                return self._run.site(output.name) / SPLIT
+        return None

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flstream
-from flstream.client.folder_content import folder_digest
 from flstream.client.state import SiteState, StateVersion
 from flstream.client.state_versions import StateFolder
-from flstream.errors import ClientError
+from flstream.errors import ClientError, ProtocolError
+from flstream.model.folder_content import copy_folder, folder_digest
 
 
 def train(folder: Path, effect: int, base: StateVersion | None, text: str) -> StateVersion:
@@ -467,3 +468,30 @@ def test_a_kill_at_any_instant_leaves_the_old_state_or_the_new_one(tmp_path):
 
 def read(folder: Path, version: StateVersion, name: str) -> str:
     return (folder / "state" / version.folder_name / name).read_text()
+
+
+def test_what_is_not_what_was_announced_is_not_kept(tmp_path):
+    first = SiteState(str(tmp_path), 1, None, kept=True)
+    (first.path / "file").write_text("sound")
+    kept = first.keep()
+    again = SiteState(str(tmp_path), 1, None, kept=True)
+    again.fill(lambda path: os.mkdir(path))
+    with pytest.raises(ProtocolError, match="another one than was announced"):
+        again.keep(kept)
+    assert StateFolder(str(tmp_path)).versions() == [kept]
+    assert StateFolder(str(tmp_path)).flaw(kept) is None
+
+
+def test_where_versions_are_kept_elsewhere_the_base_alone_stays(tmp_path):
+    elsewhere, here = str(tmp_path / "server"), str(tmp_path / "node")
+    base = None
+    for effect in range(1, 9):
+        # Every other task of the site is done on another node.
+        folder = here if effect % 2 else str(tmp_path / "other")
+        fetch = partial(copy_folder, StateFolder(elsewhere).path_of(base)) if base else None
+        state = SiteState(folder, effect, base, kept=True, fetch=fetch or (lambda path: None))
+        (state.path / "file").write_text(f"{effect}")
+        base = state.keep()
+        os.makedirs(elsewhere + "/state", exist_ok=True)
+        copy_folder(StateFolder(folder).path_of(base), StateFolder(elsewhere).path_of(base))
+        assert len(StateFolder(folder).versions()) <= 2

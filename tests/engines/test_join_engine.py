@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from flstream.client.folder_archive import unpack_folder
 from flstream.engines import join, nodes
 from flstream.engines.engine import StartedWorker
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
@@ -43,6 +42,7 @@ from flstream.errors import (
     WorkerLostError,
 )
 from flstream.job import make_job
+from flstream.model.folder_archive import unpack_folder
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.workers import worker_info
 from flstream.telemetry.events import NodeJoined, NodeLost

@@ -84,10 +84,20 @@ def places(cluster, number):
     return set(re.findall("it is in (.*)", (site(cluster, number) / "log.txt").read_text()))
 
 
-@pytest.mark.parametrize("parallel", [4, 2], ids=["own", "shared"])
-def test_all_is_as_on_one_machine(new_cluster, parallel):
+KINDS = {
+    "own": {},
+    "shared": {"clients.parallel": "2"},
+    "push": {"streaming.mode": "push"},
+    "native": {"streaming.mode": "native"},
+    "command": {"train.command": '"python3 -u"'},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_is_as_on_one_machine(new_cluster, kind):
     here = new_cluster()
-    options = ("--set", f"clients.parallel={parallel}", "--set", "workflow.args.evaluate_every=1")
+    values = {"workflow.args.evaluate_every": "1", **KINDS[kind]}
+    options = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     assert here.local(*options).returncode == 0
     for text in run_apart(here, *options):
         assert "joined a run, with its files in" in text
@@ -126,6 +136,18 @@ def test_no_process_of_a_node_has_anything_to_do_with_the_run_directory(
     }
     (tmp_path / "go").touch()
     assert finish(sim)[0] == 0
+
+
+def test_a_site_that_is_late_ends_nothing(new_cluster):
+    here = new_cluster('if round == 1 and site == "site-1":\n    time.sleep(1)\n')
+    (here.folder / "client.py").write_text(
+        (here.folder / "client.py").read_text() + "    time.sleep(0.01)\n"
+    )
+    options = ("--set", "clients.wait_after_min=0.3s")
+    run_apart(here, *options)
+    failures = {(each["site"], each["round"]) for each in here.summary()["failures"]}
+    assert ("site-1", 1) in failures
+    assert printed(here, 1)[-1] == "site-1 in round 3 had '2 '"
 
 
 def test_states_are_thinned_out_as_on_one_machine(new_cluster):
@@ -200,7 +222,10 @@ def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
     ("make", "words"),
     [
         ("large", "has 101.0 MiB, most of it in data, where 100 MiB at most are sent"),
-        ("outside", "other.py is not in the job's folder"),
+        ("outside", "other.py is not among what is sent to it of the job's folder"),
+        ("runs", "client.py is not among what is sent"),
+        ("link", "client.py is not among what is sent"),
+        ("changed", "client.py than the run, which was changed after the run had begun"),
         ("pipe", "pipe: it is neither a file, a folder nor a link"),
     ],
 )
@@ -213,10 +238,20 @@ def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_p
     elif make == "outside":
         (tmp_path / "other.py").write_text((here.folder / "client.py").read_text())
         options = ["--set", "train.script=../other.py"]
-    else:
+    elif make == "runs":
+        (here.folder / "runs").mkdir()
+        (here.folder / "client.py").rename(here.folder / "runs" / "client.py")
+        options = ["--set", "train.script=runs/client.py"]
+    elif make == "link":
+        (here.folder / "client.py").rename(tmp_path / "client.py")
+        (here.folder / "client.py").symlink_to(tmp_path / "client.py")
+    elif make == "pipe":
         os.mkfifo(here.folder / "pipe")
-    sim, agents = begin_apart(here, "--set", "engine.wait=8s", *options, nodes=1)
-    status, text = finish(agents[0])
+    sim = here.simulate("--set", "engine.wait=8s", *options, nodes=1)
+    here.hide(sim)
+    if make == "changed":
+        (here.folder / "client.py").write_text("print('other code')")
+    status, text = finish(here.join(sim))
     assert status == 1
     assert words in " ".join(text.split()), text
     assert finish(here.join(sim))[0] == 1  # whoever tries again is told the same

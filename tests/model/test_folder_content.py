@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flstream
-from flstream.client.folder_content import (
+from flstream.model.folder_content import (
     copy_folder,
     folder_bytes,
     folder_digest,
@@ -118,7 +118,7 @@ def test_names_and_contents_are_not_confused(tmp_path):
 # With less of a stack than there are folders in folders.
 NESTED = """
 import os, sys
-from flstream.client.folder_content import *
+from flstream.model.folder_content import *
 
 os.makedirs("top" + "/x" * 150)
 sys.setrecursionlimit(100)
@@ -168,7 +168,7 @@ def test_the_size_is_that_of_the_files_alone(tmp_path):
 ORDINARY = """
 import os, sys
 from pathlib import Path
-from flstream.client.folder_content import *
+from flstream.model.folder_content import *
 
 if os.geteuid() == 0:
     os.setgroups([])
@@ -206,7 +206,7 @@ def test_permissions_stop_reading_with_a_name_but_neither_copies_nor_removal(tmp
 COUNTED = """
 import os, sys
 from pathlib import Path
-from flstream.client.folder_content import copy_folder, folder_digest
+from flstream.model.folder_content import copy_folder, folder_digest
 
 os.mkdir("top")
 for number in range(int(sys.argv[1])):

@@ -1,9 +1,10 @@
-"""The states of sites on a node that does not see the run directory: they travel with tasks."""
+"""The states of sites where the run directory is on another machine: they travel with tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from flstream.client.context import SiteContext
 from flstream.client.state import FetchState
@@ -13,8 +14,8 @@ from flstream.client.worker import Worker
 from flstream.model.checkpoint import FileSource
 
 
-class StateTravel:
-    """The states of a task's sites, on their ways from the server and back to it.
+class RemoteStates:
+    """A worker's side of the states of a task's sites, which the server keeps.
 
     Where the worker sees the run directory, they are there, and nothing travels. Elsewhere a
     version comes only if training code asks for it and the node does not have it, and each version
@@ -35,10 +36,7 @@ class StateTravel:
         if self._worker.info.sees_run:
             return None
 
-        def fetch(_: StateVersion, path: str) -> None:
-            self._worker.fetch_state(self._effect, site, path)
-
-        return fetch
+        return partial(self._worker.fetch_state, self._effect, site)
 
     def keep(self, site: SiteContext) -> StateVersion | None:
         """Keep what a site leaves in its state, and have it at hand for the server.
