@@ -7,6 +7,7 @@ nothing is left of it whatever ends the processes, where the file system has suc
 from __future__ import annotations
 
 import os
+import platform
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from flstream.model.layout import Layout
 from flstream.model.unnamed_file import UnnamedFile
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.text import error_text
+from flstream.text import error_text, printable_path
 from flstream.units import format_bytes
 
 MOST_STATE_BYTES = 1 << 30
@@ -56,7 +57,8 @@ def pack_state(path: str, site: str) -> FileSource:
             return open_blob(Path(f"/proc/self/fd/{file.fileno()}"))
     except OSError as error:
         raise ClientError(
-            f"the state of {site} cannot be sent to or from its node: {error_text(error)}"
+            f"the state of {site} cannot be packed in {printable_path(os.path.dirname(path))} on "
+            f"{platform.node()}: {error_text(error)}"
         ) from error
 
 

@@ -29,11 +29,14 @@ class NodeHandshake:
     Args:
         job: What all workers have in common; the name of the node is filled in.
         report: Called with a node that could not join.
+        key_file: The file with the run's key, which is sent to nobody; None without one.
     """
 
-    def __init__(self, job: NodeJob, report: Callable[[NodeLost], None]) -> None:
+    def __init__(
+        self, job: NodeJob, report: Callable[[NodeLost], None], key_file: Path | None = None
+    ) -> None:
         self._job = job
-        self._archive = JobArchive(Path(job.folder), Path(job.run), job.files)
+        self._archive = JobArchive(Path(job.folder), Path(job.run), job.files, key_file)
         self._report = report
         self._machine = this_machine()
         self._naming = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -48,11 +49,16 @@ class JobArchive:
         run: The run directory, which may be in it, and is left out.
         files: Digests of the files that workers need, by their paths: they have to be in it, and
             as they were when the run began.
+        secret: A file that is left out; None for none.
     """
 
-    def __init__(self, folder: Path, run: Path, files: Mapping[str, str]) -> None:
-        self._folder = folder
-        self._run = str(run)
+    def __init__(
+        self, folder: Path, run: Path, files: Mapping[str, str], secret: Path | None = None
+    ) -> None:
+        self._given = folder
+        self._folder = folder.resolve()
+        # Under the names that they have in there, whatever links lead to it.
+        self._apart = {str(each.resolve()) for each in (run, secret) if each is not None}
         self._files = files
         self._making = threading.Lock()
         self._made: tuple[IO[bytes], JobArchived] | None = None
@@ -88,9 +94,7 @@ class JobArchive:
         try:
             self._expect_small()
             self._expect_unchanged()
-            file = tempfile.TemporaryFile()  # noqa: SIM115 (it lasts as long as the run)
-            pack_folder(str(self._folder), file, self._is_left_out)
-            file.seek(0)
+            file = self._packed()
             digest = xxhash.xxh3_128()
             while piece := file.read(PIECE_BYTES):
                 digest.update(piece)
@@ -100,6 +104,21 @@ class JobArchive:
                 "it does not see the run directory, and the job's folder cannot be sent to it: "
                 f"{error_text(error)}"
             ) from error
+
+    def _packed(self) -> IO[bytes]:
+        """Return a new file with the archive, at its beginning."""
+        for is_last in (False, False, True):
+            file = tempfile.TemporaryFile()  # noqa: SIM115 (it lasts as long as the run)
+            try:
+                pack_folder(str(self._folder), file, self._is_left_out)
+            except FileNotFoundError:  # something that was removed meanwhile
+                file.close()
+                if is_last:
+                    raise
+            else:
+                file.seek(0)
+                return file
+        raise AssertionError("the last try has returned or raised")
 
     def _expect_unchanged(self) -> None:
         now = digests_of(map(Path, self._files))
@@ -127,16 +146,20 @@ class JobArchive:
             )
 
     def _is_left_out(self, path: str) -> bool:
-        is_named = os.path.basename(path) in _LEFT_OUT or path == self._run
-        return is_named or any(os.path.isfile(f"{path}/{name}") for name in _MARKS)
+        if os.path.basename(path) in _LEFT_OUT or path in self._apart:
+            return True
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode):
+            return any(os.path.isfile(f"{path}/{name}") for name in _MARKS)
+        return not (stat.S_ISREG(mode) or stat.S_ISLNK(mode))  # a pipe or a socket
 
     def _is_sent(self, path: Path) -> bool:
         """Whether a file is in the folder, neither by a link out of it nor in what is left out."""
-        if not path.is_relative_to(self._folder):
+        if not path.is_relative_to(self._given):
             return False
-        if not path.resolve().is_relative_to(self._folder.resolve()):
+        if not path.resolve().is_relative_to(self._folder):
             return False
-        inside = path.relative_to(self._folder)
+        inside = path.relative_to(self._given)
         parents = [self._folder / each for each in (inside, *inside.parents[:-1])]
         return not any(self._is_left_out(str(each)) for each in parents)
 

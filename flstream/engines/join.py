@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -78,14 +79,15 @@ class JoinSettings(NamedTuple):
         key: What they need to join.
         nodes: How many are waited for.
         wait: Seconds to wait for them, and for one where none is left.
-        how: Options with which nodes run ``flstream join``; empty where the engine sees to it.
+        key_file: The file with the key, for nodes to be started with; None where the engine has
+            them join.
     """
 
     address: str
     key: StartToken
     nodes: int
     wait: float
-    how: str = ""
+    key_file: Path | None = None
 
 
 class JoinEngine:
@@ -116,7 +118,8 @@ class JoinEngine:
         self._settings = settings
         self._nonce_file = Path(job.run) / NONCE_FILE
         job = replace(job, nonce=secrets.token_hex())
-        self._handshake = NodeHandshake(job, self._report)
+        self._handshake = NodeHandshake(job, self._note_refusal, settings.key_file)
+        self._refusal = ""
         self._info = info
         self._deals_gpus = bool(job.gpus)
         self._reports = reports
@@ -149,15 +152,21 @@ class JoinEngine:
             SimulationError: They did not in time.
             AbortedError: The run is being stopped.
         """
-        wanted, seconds, how = self._settings.nodes, self._settings.wait, self._settings.how
-        command = f"flstream join {self.address} {how}" if how else ""
+        wanted, seconds = self._settings.nodes, self._settings.wait
+        command, key_file = "", self._settings.key_file
+        if key_file is not None:
+            command = f"flstream join {self.address} --key-file {shlex.quote(str(key_file))}"
         self._reports.event(NodesAwaited(nodes=wanted, command=command))
         fd = self._have_joined.fileno()
         if not wait_readable(fd, Deadline(seconds), stop, "the nodes"):
             with self._changed:
                 there = len(self._nodes)
             reason = f"{there} of {wanted} nodes joined within {seconds:g} s (engine.wait)"
-            raise SimulationError(f"{reason}; each of them runs {command}" if how else reason)
+            if self._refusal:
+                reason += f"; of the last one, {self._refusal}"
+            elif command:
+                reason += f"; each of them runs {command}"
+            raise SimulationError(reason)
 
     @property
     def room(self) -> int | None:
@@ -407,6 +416,10 @@ class JoinEngine:
         node.close()
         self._reports.lost(node.name)
         self._report(NodeLost(node=node.name, reason=reason))
+
+    def _note_refusal(self, event: NodeLost) -> None:
+        self._refusal = event.reason
+        self._report(event)
 
     def _report(self, event: NodeEvent) -> None:
         if not self._is_closing:  # nodes that leave at the end are not lost

@@ -7,6 +7,7 @@ goes to the launcher, which has it where a run on one machine does.
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -121,16 +122,20 @@ class OwnFiles:
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
         self._root = Path(tempfile.mkdtemp(prefix="flstream-", dir=parent))
-        own = {job.run: f"{self._root}/run", job.folder: f"{self._root}/job"}
+        # A job may go by the name of its folder.
+        folder = f"{self._root}/job/{Path(job.folder).name}"
+        own = {job.run: f"{self._root}/run", job.folder: folder}
         self._own = own
-        # The longer one first, as one may be in the other; and whole names alone.
+        # The longer one first, as one may be in the other; and whole names alone, from which no
+        # way leads out.
         either = "|".join(re.escape(each) for each in sorted(own, key=len, reverse=True))
-        self._theirs = re.compile(rf"(?<![\w.~/-])({either})(?![\w.-])")
+        self._theirs = re.compile(rf"(?<![\w.~/-])({either})(?![\w.-]|/\.\.)")
         self.job = self._moved(job)
         self._run = RunDirectory(Path(self.job.run))
         self._sent: dict[Path, int] = {}
         try:
             self._run.sites.mkdir(parents=True)
+            (self._root / "job").mkdir()
             unpack_folder(archive, self.job.folder)
         except BaseException:
             self._is_kept = False
@@ -173,7 +178,8 @@ class OwnFiles:
     ) -> Iterator[Output]:
         # Training code may write anything anywhere; what is no log is none of the run's.
         with suppress(OSError), path.open("rb") as file:
-            file.seek(self._sent.get(path, 0))
+            sent = self._sent.get(path, 0)
+            file.seek(sent if sent <= os.fstat(file.fileno()).st_size else 0)  # it was cut short
             if data := file.read(PIECE_BYTES):
                 self._sent[path] = file.tell()
                 yield Output(kind, name, data)

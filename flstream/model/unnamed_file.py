@@ -50,7 +50,7 @@ class UnnamedFile:
                 self._fd = os.dup(file.fileno())
         except OSError as error:
             raise CheckpointError(
-                f"{folder} has no room for {layout.nbytes} bytes of a model: {error.strerror}; "
+                f"{folder} has no room for {layout.nbytes} bytes: {error.strerror}; "
                 "free some, or choose another disk with --run-dir"
             ) from error
         weakref.finalize(self, os.close, self._fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -104,8 +103,8 @@ def _start_nodes(
             assert section.bind is not None
             assert section.key_file is not None
             key = resources.enter_context(new_key_file(section.key_file))
-            how = f"--key-file {shlex.quote(str(section.key_file))}"
-            settings = JoinSettings(section.bind, key, section.nodes or 1, section.wait, how)
+            nodes, wait = section.nodes or 1, section.wait
+            settings = JoinSettings(section.bind, key, nodes, wait, section.key_file)
         engine = JoinEngine(settings, node_job(job, run), info, reports, resources.close)
     except BaseException:
         resources.close()

@@ -25,7 +25,11 @@ def job(tmp_path):
         files=digests_of([script]),
         nonce="number",
         script=str(script),
-        args={"data": f"{tmp_path}/job/data", "both": [f"--a={tmp_path}/run:{tmp_path}/job"]},
+        args={
+            "data": f"{tmp_path}/job/data",
+            "out": f"{tmp_path}/job/../other",
+            "both": [f"--a={tmp_path}/run:{tmp_path}/job"],
+        },
     )
 
 
@@ -64,11 +68,11 @@ def test_a_node_sees_the_run_if_the_number_and_the_code_are_those_of_the_launche
 def test_paths_become_the_nodes_own(files, job):
     own, theirs = files.job, Path(job.folder).parent
     root = Path(own.run).parent
-    assert Path(own.script) == root / "job" / "client.py"
+    assert Path(own.script) == root / "job" / "job" / "client.py"
     assert Path(own.script).read_text() == "code"
-    assert own.args["data"] == f"{root}/job/data"
-    assert own.args["both"] == [f"--a={root}/run:{root}/job"]
-    assert str(theirs) not in str({**own.args, "files": {}})
+    assert own.args["data"] == f"{root}/job/job/data"
+    assert own.args["both"] == [f"--a={root}/run:{root}/job/job"]
+    assert own.args["out"] == f"{theirs}/job/../other"
 
 
 def test_what_is_added_to_logs_is_sent_once(files):
@@ -80,6 +84,14 @@ def test_what_is_added_to_logs_is_sent_once(files):
     with log.open("a") as file:
         file.write(" more")
     assert sent(files) == [("site log", "site-1", b" more")]
+
+
+def test_a_log_that_is_cut_short_goes_on_from_its_beginning(files):
+    log = site(files) / "log.txt"
+    log.write_text("one and more")
+    assert len(sent(files)) == 1
+    log.write_text("two")
+    assert sent(files) == [("site log", "site-1", b"two")]
 
 
 def test_no_log_keeps_another_from_being_sent(files):

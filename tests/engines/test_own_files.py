@@ -198,13 +198,16 @@ def test_a_killed_run_goes_on_here_with_the_same_bits(new_cluster, tmp_path, mon
     assert printed(here, 1)[-1] == "site-1 in round 3 had '1 2 '"
 
 
-def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, tmp_path):
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, is_relative):
     here = new_cluster(rounds=1)
-    (text,) = run_apart(here, nodes=1, join=("--cpus", "4", "--folder", str(tmp_path / "kept")))
+    (here.folder / "runs").mkdir()
+    where = "runs/kept" if is_relative else str(here.folder / "runs/kept")
+    (text,) = run_apart(here, nodes=1, join=("--cpus", "4", "--folder", where))
     assert "went with them" not in text
-    (kept,) = (tmp_path / "kept").iterdir()
+    (kept,) = (here.folder / "runs/kept").iterdir()
     assert (kept / "run/sites/site-1/work/left.txt").read_text() == "site-1"
-    assert (kept / "job/client.py").is_file()
+    assert (kept / "job/job/client.py").is_file()
 
 
 def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
@@ -226,7 +229,6 @@ def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
         ("runs", "client.py is not among what is sent"),
         ("link", "client.py is not among what is sent"),
         ("changed", "client.py than the run, which was changed after the run had begun"),
-        ("pipe", "pipe: it is neither a file, a folder nor a link"),
     ],
 )
 def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_path, make, words):
@@ -245,8 +247,6 @@ def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_p
     elif make == "link":
         (here.folder / "client.py").rename(tmp_path / "client.py")
         (here.folder / "client.py").symlink_to(tmp_path / "client.py")
-    elif make == "pipe":
-        os.mkfifo(here.folder / "pipe")
     sim = here.simulate("--set", "engine.wait=8s", *options, nodes=1)
     here.hide(sim)
     if make == "changed":
@@ -258,19 +258,30 @@ def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_p
     status, text = finish(sim)
     assert status == 1
     assert "0 of 1 nodes joined" in text
+    assert words in here.summary()["error"]
     assert len(here.summary()["warnings"]) == 1
     assert any(words in each for each in here.summary()["warnings"])
 
 
 def test_what_is_no_part_of_a_job_is_not_sent(new_cluster):
     here = new_cluster(
-        'assert sorted(os.listdir(HERE)) == ["client.py", "job.conf", "key", "model.py"]\n',
+        'assert sorted(os.listdir(HERE)) == ["client.py", "job.conf", "model.py"]\n',
         rounds=1,
     )
     for name in ("runs/old", ".venv/lib", "env/lib", ".git", "__pycache__"):
         (here.folder / name).mkdir(parents=True)
         (here.folder / name / "large").write_bytes(bytes(1000))
     (here.folder / "env" / "pyvenv.cfg").touch()
+    (here.folder / "elsewhere").mkdir()
+    (here.folder / "elsewhere" / "events.jsonl").touch()  # a run directory
+    os.mkfifo(here.folder / "pipe")
+    run_apart(here)  # whose key is in the folder, too
+
+
+def test_a_folder_that_a_link_leads_to_is_sent(new_cluster, tmp_path):
+    here = new_cluster(rounds=1)
+    here.folder.rename(tmp_path / "real")
+    here.folder.symlink_to(tmp_path / "real")
     run_apart(here)
 
 
