@@ -15,6 +15,7 @@ from flstream.engines.local import LocalEngine
 from flstream.engines.spawning import SpawnedWorker, SpawnService, WorkerSpawner
 from flstream.engines.worker_sockets import worker_socket_pairs
 from flstream.errors import AbortedError, WorkerLostError
+from flstream.telemetry.memory import MemorySampler
 from flstream.transport.channel import Signal
 
 
@@ -24,7 +25,7 @@ def connect():
     services, sockets = [], []
 
     def connect_to_server(start):
-        spawn_service = SpawnService(LocalEngine(start))
+        spawn_service = SpawnService(LocalEngine(start, MemorySampler()))
         services.append(spawn_service)
         # Another process has a descriptor of its own, which closing the spawn service leaves open.
         theirs = spawn_service.theirs.dup()
@@ -125,7 +126,7 @@ def test_a_run_that_is_stopped_starts_no_more(connect, never):
 
 
 def test_a_service_that_never_began_can_be_closed():
-    SpawnService(LocalEngine(lambda name, end: 7)).close()
+    SpawnService(LocalEngine(lambda name, end: 7, MemorySampler())).close()
 
 
 def test_a_worker_can_be_killed_more_than_once():
