@@ -13,9 +13,7 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 # Seconds between two looks at the nodes of the cluster, which tells nobody of new ones.
@@ -35,12 +33,13 @@ class Agent:
             key: Text of the run's key.
             room: How many workers the node has room for.
         """
-        with tempfile.TemporaryDirectory(prefix="flstream-") as folder:
-            file = Path(folder) / "key"
-            file.touch(0o600)
-            file.write_text(key)
-            where = [address, "--key-file", str(file), "--cpus", str(room), "--quiet"]
-            return subprocess.call([sys.executable, "-m", "flstream", "join", *where])
+        # In memory alone: an actor is killed at the end, and would leave a file behind.
+        fd = os.memfd_create("key")
+        os.fchmod(fd, 0o600)
+        os.write(fd, key.encode())
+        where = [address, "--key-file", f"/proc/self/fd/{fd}", "--cpus", str(room), "--quiet"]
+        command = [sys.executable, "-m", "flstream", "join", *where]
+        return subprocess.call(command, pass_fds=[fd])
 
 
 def main() -> None:

@@ -169,7 +169,12 @@ while round == 2 and site == "site-1":
     time.sleep(0.02)
 """)
     monkeypatch.setenv("LOG", str(site(here, 1) / "log.txt"))
-    sim, agents = begin_apart(here, "--set", "clients.count=2", join=("--cpus", "1"))
+    sim, agents = begin_apart(
+        here,
+        "--set",
+        "clients.count=2",
+        join=("--cpus", "1", "--folder", str(here.folder / "runs/nodes")),
+    )
     status, text = finish(sim)
     assert status == 0, text
     assert sorted(finish(each)[0] for each in agents) == [-signal.SIGKILL, 0]
@@ -309,7 +314,12 @@ if round == 2 and site == "site-1":
     time.sleep(60)
 """)
     monkeypatch.setenv("STATES", str(site(here, 1) / "state"))
-    sim, _ = begin_apart(here, "--set", "clients.count=2", join=("--cpus", "1"))
+    sim, _ = begin_apart(
+        here,
+        "--set",
+        "clients.count=2",
+        join=("--cpus", "1", "--folder", str(here.folder / "runs/nodes")),
+    )
     status, text = finish(sim)
     assert status == 1
     assert "that of site-1 after effect 1: " in text
