@@ -16,10 +16,10 @@ from flstream.engines.node_channel import NodeChannel
 from flstream.engines.node_files import digests_of
 from flstream.engines.node_messages import (
     PIECE_BYTES,
+    ArchivePiece,
     JobArchived,
     JobWanted,
     NodeRefused,
-    Piece,
     ToNode,
 )
 from flstream.errors import ProtocolError, SimulationError
@@ -63,7 +63,7 @@ class JobArchive:
         self._making = threading.Lock()
         self._made: tuple[IO[bytes], JobArchived] | None = None
 
-    def messages(self) -> Iterator[JobArchived | Piece]:
+    def messages(self) -> Iterator[JobArchived | ArchivePiece]:
         """Yield the archive's digest and length, and then its pieces.
 
         Raises:
@@ -75,7 +75,7 @@ class JobArchive:
             file, archived = self._made
         yield archived
         for start in range(0, archived.bytes, PIECE_BYTES):
-            yield Piece(os.pread(file.fileno(), PIECE_BYTES, start))
+            yield ArchivePiece(os.pread(file.fileno(), PIECE_BYTES, start))
 
     def close(self) -> None:
         """Remove the archive."""
@@ -187,7 +187,7 @@ def receive_archive(channel: NodeChannel[ToNode], file: IO[bytes], stop: AbortSi
     digest, missing = xxhash.xxh3_128(), answer.bytes
     while missing > 0:
         piece = channel.receive(PATIENCE, stop)
-        if not isinstance(piece, Piece):
+        if not isinstance(piece, ArchivePiece):
             raise ProtocolError(f"the run sent {type(piece).__name__}, out of turn")
         digest.update(piece.data)
         file.write(piece.data)

@@ -118,7 +118,7 @@ class JobArchived(msgspec.Struct, tag=True, frozen=True):
     bytes: int
 
 
-class Piece(msgspec.Struct, tag=True, frozen=True):
+class ArchivePiece(msgspec.Struct, tag=True, frozen=True):
     """Launcher: the next bytes of an archive, :data:`PIECE_BYTES` unless it ends with them."""
 
     data: bytes
@@ -237,7 +237,7 @@ ToNode = (
     NodeRefused
     | NodeJob
     | JobArchived
-    | Piece
+    | ArchivePiece
     | StartWorker
     | WatchWorker
     | KillWorker

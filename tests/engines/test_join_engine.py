@@ -16,6 +16,7 @@ from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.node_messages import (
     AGENT,
     NONCE_FILE,
+    ArchivePiece,
     Beat,
     JobArchived,
     JobWanted,
@@ -26,7 +27,6 @@ from flstream.engines.node_messages import (
     NodeRefused,
     NodeUnfit,
     Output,
-    Piece,
     StartWorker,
     ToNode,
     WatchWorker,
@@ -300,7 +300,7 @@ def test_the_job_comes_as_an_archive_that_all_nodes_have_alike(run, tmp_path):
         agent.channel.send(JobWanted())
         archived, data = agent.next(JobArchived), b""
         while len(data) < archived.bytes:
-            data += agent.next(Piece).data
+            data += agent.next(ArchivePiece).data
         archives.append(data)
         assert xxhash.xxh3_128_hexdigest(data) == archived.digest
         # What is changed while a run is going on is for the next one.
