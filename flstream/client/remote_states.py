@@ -35,7 +35,6 @@ class RemoteStates:
         """Return how the version comes here that a site begins with; None where it is here."""
         if self._worker.info.sees_run:
             return None
-
         return partial(self._worker.fetch_state, self._effect, site)
 
     def keep(self, site: SiteContext) -> StateVersion | None:

@@ -26,8 +26,7 @@ __all__ = ["SiteState", "StateVersion"]
 
 
 FetchState = Callable[[str], None]
-"""Function that makes a folder of a path, with the content of the version that a task begins with.
-"""
+"""Function that makes a folder, given its path, with what a task is to begin with."""
 
 
 class SiteState:

@@ -6,10 +6,9 @@ import os
 import platform
 import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from multiprocessing import connection
 from pathlib import Path
 
@@ -40,6 +39,7 @@ from flstream.engines.node_messages import (
 from flstream.engines.output_sender import OutputSender
 from flstream.engines.process_tree import kill_descendants
 from flstream.engines.processes import FORK_SERVER, ProcessHost
+from flstream.engines.repeating import repeating
 from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import (
     AbortedError,
@@ -64,6 +64,8 @@ RUN = "the run"
 # file may be on a file system of another machine, and nobody tells when a port is listened on.
 _LOOK_SECONDS = 0.2
 
+# Seconds between two looks for what processes have printed.
+_OUTPUT_SECONDS = 0.25
 # Seconds for the fork server to do its imports.
 _IMPORT_SECONDS = 50.0
 # Length of the longest reason that is sent.
@@ -195,6 +197,10 @@ class NodeAgent:
         output = OutputSender(self._channel, files)
         self._host.prepare(files.job.variables)
         with self._host, MemorySampler(keeps=True) as sampler:
+
+            def beat() -> None:
+                self._channel.send(Beat(time.time(), sampler.collect()))
+
             sampler.watch(f"{self.job.node}/{AGENT}", os.getpid())
             sampler.watch(f"{self.job.node}/{FORK_SERVER}", self._host.fork_server_pid() or 0)
             # Its imports may take long on a cold file system, and the first process waits for them.
@@ -203,7 +209,11 @@ class NodeAgent:
             self._host.take_ended()
             try:
                 self._channel.send(NodeReady(files.sees_run))
-                with self._beating(sampler), output.sending():
+                # On threads of their own: output may be much, and no beat is to wait for it.
+                with (
+                    repeating("beats", BEAT_SECONDS, beat),
+                    repeating("output", _OUTPUT_SECONDS, output.send),
+                ):
                     over = self._follow(start, sampler, output, stop)
             except AbortedError:
                 raise
@@ -212,25 +222,7 @@ class NodeAgent:
             self._host.wait(over.seconds)
             with suppress(StreamingError):  # the last samples, if somebody still wants them
                 output.finish()
-                self._channel.send(Beat(time.time(), sampler.collect()))
-
-    @contextmanager
-    def _beating(self, sampler: MemorySampler) -> Iterator[None]:
-        """Say every second that this node lives, whatever it does until the block ends."""
-        over = threading.Event()
-
-        def beat() -> None:
-            with suppress(StreamingError):
-                while not over.wait(BEAT_SECONDS):
-                    self._channel.send(Beat(time.time(), sampler.collect()))
-
-        thread = threading.Thread(target=beat, name="beats", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+                beat()
 
     def _follow(
         self, start: StartProcess, sampler: MemorySampler, output: OutputSender, stop: AbortSignal

@@ -7,6 +7,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -37,6 +38,8 @@ MOST_JOB_BYTES = 100 << 20
 # environment, and a run directory.
 _LEFT_OUT = frozenset({"runs", ".venv", ".git", "__pycache__"})
 _MARKS = ("pyvenv.cfg", "events.jsonl")
+# How often a folder is read anew of which something vanishes meanwhile, such as an editor's file.
+_MOST_TRIES = 3
 
 
 class JobArchive:
@@ -92,7 +95,6 @@ class JobArchive:
                     f"left out ({', '.join(sorted(_LEFT_OUT))})"
                 )
         try:
-            self._expect_small()
             self._expect_unchanged()
             file = self._packed()
             digest = xxhash.xxh3_128()
@@ -107,18 +109,21 @@ class JobArchive:
 
     def _packed(self) -> IO[bytes]:
         """Return a new file with the archive, at its beginning."""
-        for is_last in (False, False, True):
-            file = tempfile.TemporaryFile()  # noqa: SIM115 (it lasts as long as the run)
-            try:
-                pack_folder(str(self._folder), file, self._is_left_out)
-            except FileNotFoundError:  # something that was removed meanwhile
-                file.close()
-                if is_last:
-                    raise
-            else:
+        with ExitStack() as stack:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            for tries_left in reversed(range(_MOST_TRIES)):
                 file.seek(0)
-                return file
-        raise AssertionError("the last try has returned or raised")
+                file.truncate()
+                try:
+                    self._expect_small()
+                    pack_folder(str(self._folder), file, self._is_left_out)
+                    break
+                except FileNotFoundError:  # something was removed meanwhile
+                    if not tries_left:
+                        raise
+            file.seek(0)
+            stack.pop_all()  # it lasts as long as the run
+        return file
 
     def _expect_unchanged(self) -> None:
         now = digests_of(map(Path, self._files))
