@@ -27,6 +27,7 @@ class RemoteBody:
         receiver: Receiving side of the channel to the process.
         token: Token of the body.
         settings: How it is streamed.
+        base: The model that it was trained from, for what is the same in it; None for none.
         check: Called with its layout before all of it is fetched at once, which a whole message is;
             raises :class:`UpdateRefusedError` if it does not fit.
     """
@@ -37,12 +38,14 @@ class RemoteBody:
         receiver: Receiver,
         token: bytes,
         settings: StreamSettings,
+        base: Source | None,
         check: Callable[[Layout], None],
     ) -> None:
         self._site = site
         self._receiver = receiver
         self._token = token
         self._settings = settings
+        self._base = base
         self._check = check
         self._remotes: list[RemoteSource] = []
 
@@ -77,6 +80,10 @@ class RemoteBody:
                 # them have been folded.
                 self._check(remote.layout)
                 return BufferSource(remote.layout, remote.receive_whole())
+            if self._base is not None:
+                remote.reuse(self._base)
+            # All updates of a fold are on their way before the first of them is read.
+            remote.begin()
         except (AbortedError, UpdateRefusedError):
             raise
         except FlstreamError as error:

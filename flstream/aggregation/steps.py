@@ -7,6 +7,7 @@ from typing import NamedTuple
 from flstream.aggregation.elements import BLOCK, INTEGERS, unit
 from flstream.aggregation.rules import AggregationRule
 from flstream.job.aggregation_method import is_own
+from flstream.model.digests import BLOCK_BYTES
 from flstream.model.layout import ALIGNMENT, Layout
 
 RANGES_TOGETHER = 2
@@ -95,6 +96,8 @@ def plan_steps(
 def _largest(room: int, cost: int, frames: int, longest: int) -> Steps:
     """Return the largest steps for which ``cost`` bytes for each byte and ``frames`` frames fit."""
     frame = min(longest, room // (cost + frames)) // ALIGNMENT * ALIGNMENT
+    if frame > BLOCK_BYTES:  # so that blocks which are here already are not fetched
+        frame = frame // BLOCK_BYTES * BLOCK_BYTES
     frame = max(frame, ALIGNMENT)
     largest = (room - frames * frame) // cost
     return Steps(step=frame * max(1, min(_ENOUGH, largest) // frame), frame=frame)

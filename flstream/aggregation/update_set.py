@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, cycle
@@ -24,6 +25,8 @@ from flstream.model.layout import Layout, TypeRun
 
 # Least bytes of all updates for which handing work to a thread saves more than it costs.
 _LEAST_READ_AHEAD_BYTES = 8 << 20
+# Updates that are opened at the same time.
+_MOST_OPENED = 8
 
 
 GroupScratch = Sequence[tuple[Scratch, Scratch]]
@@ -103,7 +106,7 @@ class UpdateSet:
         checks_finite: bool = False,
     ) -> None:
         layout = self._layout = base.layout
-        self._readings = [Reading(update, layout, steps.frame) for update in updates]
+        self._readings = _opened(updates, layout, steps.frame)
         self._scales = scales or [1.0] * len(updates)
         self._checks_finite = checks_finite and rule.on_nonfinite == "reject"
         self._group_scratches = [
@@ -202,6 +205,14 @@ class UpdateSet:
 
     def _refuse(self, site: str, region: Region, index: int, value: float) -> None:
         raise not_finite(site, self._layout, region, index, value)
+
+
+def _opened(updates: Sequence[UpdateSource], layout: Layout, frame: int) -> list[Reading]:
+    """Open updates; at once, as far as these are large: each is compared with the model first."""
+    if layout.nbytes * len(updates) < _LEAST_READ_AHEAD_BYTES:
+        return [Reading(update, layout, frame) for update in updates]
+    with ThreadPoolExecutor(_MOST_OPENED, "opening") as threads:
+        return list(threads.map(lambda update: Reading(update, layout, frame), updates))
 
 
 def find_not_finite(

@@ -126,11 +126,13 @@ class Received(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         effect: Number of the task's effect.
         retries: Number of repairs.
+        reused: Bytes that were not sent, since they were here.
         cost: Cost of fetching it, where a peer has offered it; None where the server knows.
     """
 
     effect: int
     retries: int = 0
+    reused: int = 0
     cost: Transfer | None = None
 
 

@@ -168,7 +168,9 @@ class WorkerFold:
             if (difference := self._base.layout.difference(layout)) and not place.partial:
                 raise UpdateRefusedError(place.site, f"does not fit the model: {difference}")
 
-        remote = RemoteBody(place.site, receiver, place.token, self._task.settings, check)
+        base = self._base if place.params_type == "FULL" else None
+        settings = self._task.settings
+        remote = RemoteBody(place.site, receiver, place.token, settings, base, check)
         self._remotes[place.site] = remote
         return remote.open
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from flstream.client.context import SiteContext
 from flstream.client.joined_bodies import JoinedBodies
@@ -16,7 +16,7 @@ from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.model.order import in_order
 from flstream.model.unnamed_file import UnnamedFile
-from flstream.streaming.download import SinkT
+from flstream.streaming.held import KnownBody
 from flstream.telemetry.events import Transfer
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     Into = torch.nn.Module | Mapping[str, torch.Tensor]
     Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
+
+BodyT = TypeVar("BodyT", bound=MemoryBody | UnnamedFile)
 
 SinkFor = Callable[[Layout, Layout], MemoryBody]
 """Function from the layout of a model, and that of the part that code receives, to the sink."""
@@ -89,26 +91,34 @@ class TaskModel:
             tensors = in_order(tensors, self.layout, self.task.order)
         return tensors, bodies
 
-    def _fetch(self, sink_for: Callable[[Layout], SinkT]) -> SinkT:
+    def _fetch(self, sink_for: Callable[[Layout], BodyT]) -> BodyT:
         body, cost = self._fetched(_same_for_all_attempts(sink_for))
         joined = self._note(body.layout)
         if self._worker.selection is not None:
             self.selected = self._worker.selection(joined.model)
         self._filters.check(joined.model)
-        received = Received(self.task.effect, cost.retries, cost if self.task.host else None)
-        self._worker.send(received)
+        of_peer = cost if self.task.host else None
+        self._worker.send(Received(self.task.effect, cost.retries, cost.reused, of_peer))
         return body
 
-    def _fetched(self, sink_for: Callable[[Layout], SinkT]) -> tuple[SinkT, Transfer]:
+    def _fetched(self, sink_for: Callable[[Layout], BodyT]) -> tuple[BodyT, Transfer]:
         """Fetch the model; from another peer if the one that offers it is lost."""
         while True:
             task = self.task
             try:
-                return self._worker.fetch(task.bodies[MODEL], sink_for, task.host)
+                body, cost = self._worker.fetch(
+                    task.bodies[MODEL],
+                    sink_for,
+                    task.host,
+                    held=lambda body: body if body.is_used else None,
+                )
             except StreamingError as error:
                 if not task.host:
                     raise
                 self.task = self._worker.fetch_again(task, str(error))
+            else:
+                self._worker.known = KnownBody.of(body)
+                return body, cost
 
     def _note(self, layout: Layout) -> JoinedBodies:
         """Take the layout of what is received, and find in it the model's."""
@@ -167,6 +177,7 @@ class TaskModel:
             if difference:
                 raise ClientError(f"the model does not fit what it is received into: {difference}")
             whole = joined.beside(body, self._framework)
+            whole.is_used = True
             return whole if part == layout else whole.part(part)
 
         return existing
@@ -179,11 +190,11 @@ class TaskModel:
         return placed
 
 
-def _same_for_all_attempts(sink_for: Callable[[Layout], SinkT]) -> Callable[[Layout], SinkT]:
+def _same_for_all_attempts(sink_for: Callable[[Layout], BodyT]) -> Callable[[Layout], BodyT]:
     """Have later attempts to fetch a model use the memory of the first: it is there once."""
-    sinks: list[SinkT] = []
+    sinks: list[BodyT] = []
 
-    def first(layout: Layout) -> SinkT:
+    def first(layout: Layout) -> BodyT:
         if not sinks:
             sinks.append(sink_for(layout))
         return sinks[0]

@@ -34,7 +34,8 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.folder_archive import unpack_folder
 from flstream.model.layout import Layout
 from flstream.model.reuse import ModelMemory
-from flstream.streaming.download import SinkT, download
+from flstream.streaming.download import AtHand, SinkT, download
+from flstream.streaming.held import KnownBody
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Ref
 from flstream.streaming.service import DownloadService
@@ -44,6 +45,7 @@ from flstream.transport.messages import MessageChannel
 
 # Seconds within which a task normally follows another.
 _SOON_SECONDS = 1.0
+
 
 Selection = Callable[[Layout], Collection[str]]
 """Function that returns the names of a layout's tensors that are aggregated."""
@@ -67,6 +69,7 @@ class Worker:
         selection: Function that selects the tensors to send to the server; None for all.
         enter: Function called with each site whose part of a task begins, and with None at its end.
         memory: Memory for received models, reused from one task to the next.
+        known: The last model that was received, if it is a short one.
     """
 
     def __init__(
@@ -83,12 +86,15 @@ class Worker:
         self.selection = selection
         self.enter = enter
         self.memory = ModelMemory()
+        self.known: KnownBody | None = None
         self._control = control
         self._down = down
         self._service = service
         self._peers = peers
         self._is_ready = False
         self._stopped = False
+        # Seconds that it takes to fetch the last one again.
+        self._fetching = 0.0
 
     @property
     def is_stopped(self) -> bool:
@@ -123,7 +129,9 @@ class Worker:
         """
         if self._stopped:
             return None
-        soon = _SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS)
+        # What takes long to fetch may be of use for as long.
+        soon = max(_SOON_SECONDS, self._fetching)
+        soon = soon if timeout is None else min(timeout, soon)
         if not self._control.wait(soon):
             # A worker without a task for a while must not keep the memory of a model.
             self.memory.release()
@@ -145,14 +153,19 @@ class Worker:
         self._control.send(message)
 
     def fetch(
-        self, token: bytes, sink_for: Callable[[Layout], SinkT], host: str = ""
+        self,
+        token: bytes,
+        sink_for: Callable[[Layout], SinkT],
+        host: str = "",
+        held: Callable[[SinkT], Source | None] = lambda _: None,
     ) -> tuple[SinkT, Transfer]:
-        """Download a model.
+        """Download a model, as far as it is not here already.
 
         Args:
             token: Token of the offered model.
             sink_for: Function that returns the sink for a layout.
             host: Name of the peer that offers it; empty for the server.
+            held: Function that returns a source that may have some of its bytes, given the sink.
 
         Returns:
             The filled sink, and the cost of the download.
@@ -164,7 +177,12 @@ class Worker:
         if host:
             receiver = self._peers.receiver(host)
             receiver.limits = self._down.limits
-        return download(receiver, token, self.info.streaming, sink_for)
+        streaming = self.info.streaming
+        at_hand = AtHand(held, self.known)
+        sink, cost = download(receiver, token, streaming, sink_for, at_hand=at_hand)
+        speed = receiver.speeds.sending
+        self._fetching = sink.layout.nbytes / speed if streaming.reuse else 0.0
+        return sink, cost
 
     def fetch_again(self, task: Task, reason: str) -> Task:
         """Report that the peer that offers a task's model is lost, and wait for another offer.

@@ -395,6 +395,13 @@ class StreamingSection(Section):
     window: Annotated[int, Whole(1, 64)] = 2
     """How many requests may be in flight at once."""
 
+    reuse: Annotated[Literal["auto", "off"], Choice(("auto", "off"))] = "auto"
+    """Whether a receiver fetches only what it lacks: where that pays (auto), or never (off).
+
+    It compares digests of blocks of 64 KiB with those of what it has: the tensors that it receives
+    into, or the model that an update was trained from. It does so in pull mode alone.
+    """
+
 
 class CheckpointsSection(Section):
     """Which models of its rounds a run keeps."""

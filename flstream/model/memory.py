@@ -38,7 +38,9 @@ class MemoryBody:
     Attributes:
         layout: Names, dtypes, shapes, offsets and aliases of the tensors.
         tensors: Tensors by name; an alias has the same tensor as its name. Writing into the body's
-        views writes into them.
+            views writes into them.
+        is_used: Whether the tensors have held a model before, much of which may be in the one that
+            they are to receive.
 
     Args:
         layout: Layout of the body.
@@ -63,6 +65,7 @@ class MemoryBody:
     ) -> None:
         self.layout = layout
         self.tensors = dict(tensors)
+        self.is_used = False
         # Empty tensors are in no range.
         filled = [spec for spec in layout.tensors if spec.nbytes]
         self._pieces = [pieces[spec.name] for spec in filled]

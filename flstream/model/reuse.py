@@ -10,10 +10,9 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,16 +35,17 @@ class ModelMemory:
     released between :meth:`keep` and the next :meth:`allocate` or :meth:`release` is held back for
     that purpose: while a site that has answered waits for the next round. At any other time it is
     freed at once.
+
+    Where it can, a tensor gets the memory of the one that had its name, with what that held.
     """
 
     def __init__(self) -> None:
-        # Memory of the last model, and the array over each piece that its tensor refers to.
-        self._lent: list[tuple[weakref.ref[mmap.mmap], weakref.ref[np.ndarray[Any, Any]]]] = []
+        self._lent: list[_Lent] = []
         self._kept: list[mmap.mmap] = []
 
     def keep(self) -> None:
         """Hold back the memory that is released from now on, for the next model."""
-        self._kept = [memory for each, _ in self._lent if (memory := each()) is not None]
+        self._kept = [memory for each in self._lent if (memory := each.memory()) is not None]
 
     def release(self) -> None:
         """Hold back no memory: the next model is not expected soon, or goes elsewhere."""
@@ -57,28 +57,62 @@ class ModelMemory:
         Raises:
             LayoutError: There is not enough memory, or NumPy lacks one of the dtypes.
         """
-        free: dict[int, list[mmap.mmap]] = defaultdict(list)
-        for each, array in self._lent:
-            memory = each()
-            if memory is not None and array() is None:
-                free[len(memory)].append(memory)
+        free = _FreeMemory()
+        for each in self._lent:
+            memory = each.memory()
+            if memory is not None and each.array() is None:
+                free.add(each.name, memory)
         self.release()
-        return MemoryBody.allocate(layout, framework, partial(self._empty, free))
+        body = MemoryBody.allocate(layout, framework, partial(self._empty, free))
+        body.is_used = free.is_used
+        return body
 
     def _empty(
-        self, free: Mapping[int, list[mmap.mmap]], spec: TensorInfo, framework: Framework
+        self, free: _FreeMemory, spec: TensorInfo, framework: Framework
     ) -> torch.Tensor | np.ndarray[Any, Any]:
         if spec.nbytes < _LEAST_BYTES:
             return empty_tensor(spec, framework)
-        memory = free[spec.nbytes].pop() if free[spec.nbytes] else _mapped(spec.nbytes)
+        memory = free.take(spec.name, spec.nbytes) or _mapped(spec.nbytes)
         # Tensors made of this array keep it alive, and it the memory.
         array = np.frombuffer(memory, np.uint8)
-        self._lent.append((weakref.ref(memory), weakref.ref(array)))
+        self._lent.append(_Lent(spec.name, weakref.ref(memory), weakref.ref(array)))
         if framework == "numpy":
             return array.view(numpy_dtype(spec.dtype, spec.name)).reshape(spec.shape)
         import torch
 
         return torch.from_numpy(array).view(torch_dtype(spec.dtype)).view(spec.shape)
+
+
+class _Lent(NamedTuple):
+    """Memory of a tensor of the last model, and the array over it that the tensor refers to."""
+
+    name: str
+    memory: weakref.ref[mmap.mmap]
+    array: weakref.ref[np.ndarray[Any, Any]]
+
+
+class _FreeMemory:
+    """Memory that nothing refers to, by the names of tensors that it was for.
+
+    Attributes:
+        is_used: Whether some of it was taken.
+    """
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self._by_size: dict[int, dict[str, mmap.mmap]] = defaultdict(dict)
+
+    def add(self, name: str, memory: mmap.mmap) -> None:
+        """Add the memory of a tensor."""
+        self._by_size[len(memory)][name] = memory
+
+    def take(self, name: str, size: int) -> mmap.mmap | None:
+        """Return memory of this size, best that of a name; None if there is none."""
+        memories = self._by_size[size]
+        if not memories:
+            return None
+        self.is_used = True
+        return memories.pop(name) if name in memories else memories.popitem()[1]
 
 
 def _mapped(size: int) -> mmap.mmap:

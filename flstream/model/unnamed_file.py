@@ -36,6 +36,7 @@ class UnnamedFile:
     changed = None
     deliver = None
     resumed = False
+    is_used = False
 
     def __init__(self, layout: Layout, folder: Path) -> None:
         self.layout = layout

@@ -86,16 +86,20 @@ def _mode(summary: Summary) -> str:
 
 
 def _transfer_table(summary: Summary) -> Table:
-    table = new_table("", "bytes", "requests", "chunks", "retries", "seconds", "rate")
-    for name, way in (("down", summary.transfer.down), ("up", summary.transfer.up)):
-        table.add_row(name, *_transfer_row(way))
+    ways = {"down": summary.transfer.down, "up": summary.transfer.up}
+    reuses = any(way.reused for way in ways.values())
+    reused = ["not sent"] if reuses else []
+    table = new_table("", "bytes", *reused, "requests", "chunks", "retries", "seconds", "rate")
+    for name, way in ways.items():
+        saved = [format_bytes(way.reused)] if reuses else []
+        table.add_row(name, format_bytes(way.bytes), *saved, *_transfer_row(way))
     return table
 
 
 def _transfer_row(way: Transfer) -> list[str]:
     rate = format_rate(way.bytes / way.seconds) if way.seconds else "-"
     counts = [f"{count:,}" for count in (way.requests, way.chunks, way.retries)]
-    return [format_bytes(way.bytes), *counts, f"{way.seconds:,.2f}", rate]
+    return [*counts, f"{way.seconds:,.2f}", rate]
 
 
 def _memory_table(summary: Summary) -> Table:

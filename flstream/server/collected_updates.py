@@ -30,13 +30,17 @@ class UpdateCollection(NamedTuple):
         worker: The worker that offers them.
         token: Token of their body.
         settings: How it is streamed.
-        model: Layout of the model that they were trained from.
+        base: The model that they were trained from.
     """
 
     worker: WorkerHandle
     token: bytes
     settings: StreamSettings
-    model: Layout
+    base: Source
+
+    def base_of(self, answer: SiteAnswer) -> Source | None:
+        """Return the model if an update may have some of its bytes; None if it has differences."""
+        return self.base if answer.params_type == "FULL" else None
 
 
 class CollectedUpdate:
@@ -128,12 +132,13 @@ class RemoteUpdate(CollectedUpdate):
     def __init__(self, answer: SiteAnswer, collection: UpdateCollection) -> None:
         self.answer = answer
         self.collection = collection
-        worker, token, settings, model = collection
+        worker, token, settings, base = collection
 
         def check(layout: Layout) -> None:
-            check_fits(answer, layout, model)
+            check_fits(answer, layout, base.layout)
 
-        self._remote = RemoteBody(answer.site, worker.up, token, settings, check)
+        same = collection.base_of(answer)
+        self._remote = RemoteBody(answer.site, worker.up, token, settings, same, check)
 
     @property
     def cost(self) -> Transfer:
@@ -172,7 +177,8 @@ def fetch_into_memory(
     Raises:
         FlstreamError: They did not arrive.
     """
-    worker, token, settings, model = collection
+    worker, token, settings, base = collection
+    model = base.layout
 
     def sink_for(layout: Layout) -> MemoryBody:
         if asked == 1:

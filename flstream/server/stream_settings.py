@@ -25,4 +25,5 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         window=streaming.window,
         request_timeout=streaming.streaming_per_request_timeout,
         push=streaming.mode == "push",
+        reuse=streaming.mode == "pull" and streaming.reuse == "auto",
     )

@@ -240,8 +240,8 @@ class TaskRun:
             return [self._files.take(first, written)]
         token = answered.bodies[MODEL]
         settings = stream_settings(self._context.job, first.framework)
-        model = self._spec.model.layout
-        worker.up.limits = limits_for_updates(model, asked)
+        model = self._spec.model
+        worker.up.limits = limits_for_updates(model.layout, asked)
         collection = UpdateCollection(worker, token, settings, model)
         if self._plan.own:
             return [RemoteUpdate(first, collection)]

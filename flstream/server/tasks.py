@@ -200,8 +200,8 @@ def ask(
                     # Each has as long as if it were alone.
                     at_work, deadline = site, monotonic() + spec.seconds
                     turn.begun, turn.since = turn.begun + 1, time.time()
-                case Received(effect, retries, cost) if effect == spec.effect:
-                    cost = cost or _cost(offer.delivery, retries, began)
+                case Received(effect, cost=cost) if effect == spec.effect:
+                    cost = cost or _cost(offer.delivery, message, began)
                     report(ModelArrived(worker.name, sites, cost))
                 case Failed(site, _, reason) if site in sites and site not in failed:
                     failed.add(site)
@@ -241,7 +241,8 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
         raise WorkerLostError(f"it answered a {spec.kind} task without a model")
 
 
-def _cost(delivery: Delivery, retries: int, began: float) -> Transfer:
+def _cost(sent: Delivery, received: Received, began: float) -> Transfer:
+    seconds = monotonic() - began
     return Transfer(
-        delivery.bytes, delivery.requests, delivery.chunks, retries, monotonic() - began
+        sent.bytes, sent.requests, sent.chunks, received.retries, seconds, received.reused
     )

@@ -132,6 +132,7 @@ def plain_transfer(transfer: Transfer) -> list[float]:
         transfer.chunks,
         transfer.retries,
         transfer.seconds,
+        transfer.reused,
     ]
 
 

@@ -21,7 +21,7 @@ from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
-from flstream.streaming.download import download
+from flstream.streaming.download import AtHand, download
 from flstream.telemetry.events import Transfer
 
 # A record's file begins with the record's digest.
@@ -105,7 +105,11 @@ class UpdateFiles:
         # The sink exists before its bytes do, and must not outlive a download that fails.
         with ExitStack() as stack:
             receiver, token, settings = collection.worker.up, collection.token, collection.settings
-            _, cost = download(receiver, token, settings, sink_for, finish=FileSink.finish)
+            base = collection.base_of(answer)
+            at_hand = AtHand[FileSink](lambda _: base)
+            _, cost = download(
+                receiver, token, settings, sink_for, finish=FileSink.finish, at_hand=at_hand
+            )
         return self._keep(UpdateRecord(answer, self._base, body_digest(FileSource(path)), cost))
 
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:

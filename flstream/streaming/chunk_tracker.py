@@ -11,11 +11,13 @@ class ActiveRequest:
     """A request that the sender is answering, from front to back.
 
     Attributes:
+        size: Bytes that it covers.
         next: Offset in bytes of its next frame in the body.
         stop: Offset in bytes of its end in the body.
         urgent: Whether it is for a chunk that came damaged, which is sent before others.
     """
 
+    size: int
     next: int
     stop: int
     urgent: bool
@@ -24,74 +26,85 @@ class ActiveRequest:
 class ChunkTracker:
     """Tracks the chunks of one download.
 
+    A chunk may be in blocks, some of which are here before it is fetched. The rest of it is then
+    fetched in frames that are parts of the chunk.
+
     Args:
         nbytes: Length of the body in bytes.
         unit: Length of a chunk in bytes; the last one may be shorter.
+        block: Length of a block in bytes, of which a chunk's is a multiple; None for that of a
+            chunk.
 
     Attributes:
         under_way: Requests by their numbers, oldest first.
-        damaged: Offsets of chunks to be fetched again, oldest first.
+        damaged: Ranges of frames to be fetched again, oldest first.
     """
 
-    def __init__(self, nbytes: int, unit: int) -> None:
+    def __init__(self, nbytes: int, unit: int, block: int | None = None) -> None:
         self._nbytes = nbytes
         self._unit = max(unit, 1)
-        self._arrived = bytearray(-(-nbytes // self._unit))
+        self._block = block or self._unit
+        self._arrived = bytearray(-(-nbytes // self._block))
         self._left = len(self._arrived)
         self._attempts: dict[int, int] = {}
         self.under_way: dict[int, ActiveRequest] = {}
-        self.damaged: deque[int] = deque()
+        self.damaged: deque[tuple[int, int]] = deque()
 
     @property
     def complete(self) -> bool:
         """Whether every chunk has arrived."""
         return self._left == 0
 
-    def stop_of(self, start: int) -> int:
-        """Return the offset in bytes of the end of the chunk that begins at ``start``."""
-        return min(start + self._unit, self._nbytes)
-
-    def has_arrived(self, start: int) -> bool:
-        """Whether the chunk that begins at ``start`` is here."""
-        return bool(self._arrived[start // self._unit])
+    def has_arrived(self, start: int, stop: int) -> bool:
+        """Whether all of a range of whole blocks is here."""
+        return self._arrived.find(0, start // self._block, -(-stop // self._block)) < 0
 
     def missing_from(self, start: int, most_bytes: int) -> tuple[int, int] | None:
-        """Return the next run of chunks at or after ``start`` that have not arrived, or None.
+        """Return the next run of blocks at or after ``start`` that have not arrived, or None.
+
+        A run that begins within a chunk ends with it, so that frames never reach from one chunk
+        into the next.
 
         Args:
-            start: Offset in bytes of the beginning of a chunk, or of the end of the body.
+            start: Offset in bytes of the beginning of a block, or of the end of the body.
             most_bytes: Most bytes of the run.
         """
-        first = self._arrived.find(0, -(-start // self._unit))
+        first = self._arrived.find(0, -(-start // self._block))
         if first < 0:
             return None
-        most = first + max(most_bytes // self._unit, 1)
+        begin = first * self._block
+        if begin % self._unit:
+            most_bytes = min(most_bytes, self._unit - begin % self._unit)
+        most = first + max(most_bytes // self._block, 1)
         found = self._arrived.find(1, first, most)
         last = found if found >= 0 else most
-        return first * self._unit, min(last * self._unit, self._nbytes)
+        return begin, min(last * self._block, self._nbytes)
 
     def request(self, number: int, start: int, stop: int, *, urgent: bool) -> None:
         """Record a request that is being sent."""
-        self.under_way[number] = ActiveRequest(start, stop, urgent)
+        self.under_way[number] = ActiveRequest(stop - start, start, stop, urgent)
 
     def take(self, number: int, start: int, stop: int) -> bool:
         """Record that a frame came; return False if it is not the next one of its request."""
         request = self.under_way[number]
-        if start != request.next or start >= request.stop or stop != self.stop_of(start):
+        if start != request.next or start >= request.stop:
+            return False
+        if stop != min(start + self._unit, request.stop):
             return False
         request.next = stop
         if stop == request.stop:
             del self.under_way[number]
         return True
 
-    def arrive(self, start: int) -> None:
-        """Record that a chunk has arrived sound."""
-        self._arrived[start // self._unit] = 1
-        self._left -= 1
+    def arrive(self, start: int, stop: int) -> None:
+        """Record that a range of whole blocks, none of which was here, is here and sound."""
+        first, last = start // self._block, -(-stop // self._block)
+        self._arrived[first:last] = b"\1" * (last - first)
+        self._left -= last - first
 
-    def damage(self, start: int) -> int:
-        """Record that a chunk came damaged, and return how often it has so far."""
-        self.damaged.append(start)
+    def damage(self, start: int, stop: int) -> int:
+        """Record that a frame came damaged, and return how often one from ``start`` on has."""
+        self.damaged.append((start, stop))
         self._attempts[start] = self._attempts.get(start, 0) + 1
         return self._attempts[start]
 

@@ -16,6 +16,8 @@ from flstream.streaming.wire import MESSAGE, PUSHED, Fetch, Header, Refused
 _MOST_REPAIRS = 5
 # Most damaged chunks that are asked for at a time; a sender refuses hundreds of requests.
 _MOST_REPAIRS_UNDER_WAY = 64
+# Requests that may take the place of one in the window if each is for as little.
+_MOST_SHORT_REQUESTS = 32
 
 Place = Callable[[int, int], Sequence[memoryview]]
 """Function that returns the views for the bytes of a range."""
@@ -31,6 +33,8 @@ class Chunks:
 
     Attributes:
         unit: Length of a chunk in bytes; the last one may be shorter.
+        block: Length in bytes of the blocks of a chunk, some of which may be here without being
+            fetched; None where chunks are fetched whole. It is set before anything is fetched.
         bytes: Bytes of the body received so far.
         chunks: Number of chunks received so far.
         requests: Number of requests so far.
@@ -40,6 +44,7 @@ class Chunks:
     def __init__(self, exchange: Exchange, settings: StreamSettings, opened: OpenedRef) -> None:
         self.bytes = self.chunks = self.requests = self.repairs = 0
         self.unit = opened.frame_size or opened.layout.nbytes
+        self.block: int | None = None
         self._exchange = exchange
         self._settings = settings
         self._opened = opened
@@ -52,7 +57,7 @@ class Chunks:
     @cached_property
     def tracker(self) -> ChunkTracker:
         """State of each chunk, made at first use: a sink has refused a false layout by then."""
-        tracker = ChunkTracker(self._layout.nbytes, self.unit)
+        tracker = ChunkTracker(self._layout.nbytes, self.unit, self.block)
         self._exchange.due = self._due
         self._exchange.pending = tracker.under_way.keys
         if self._opened.coming:
@@ -70,6 +75,13 @@ class Chunks:
         """Take nothing more of what was requested or is pushed."""
         self.tracker.restart()
         self._asked = 0
+
+    def begin(self) -> None:
+        """Send the first requests; :meth:`take` sends them too, if nobody has."""
+        try:
+            self._send_due()
+        except BROKEN as error:
+            self._exchange.recover(error)
 
     def take(
         self, place: Place, has_room: Callable[[int], bool] = lambda _: True
@@ -125,17 +137,17 @@ class Chunks:
                 f"{self._exchange.peer} sent bytes {start} to {stop}, which are not what was to "
                 "come next of a request"
             )
-        if tracker.has_arrived(start):
+        if tracker.has_arrived(start, stop):
             self._exchange.count_useless(header.length)
             return None
         if not has_room(start):
-            tracker.damaged.append(start)  # it is to come again
+            tracker.damaged.append((start, stop))  # it is to come again
             return None
         head = [memoryview(bytearray(self._head))] if self._head else []
         if self._exchange.payload([*head, *place(start, stop)]) != header.digest:
-            self._fetch_again(start)
+            self._fetch_again(start, stop)
             return None
-        tracker.arrive(start)
+        tracker.arrive(start, stop)
         self.bytes += stop - start
         self.chunks += 1
         if header.request not in tracker.under_way:
@@ -156,27 +168,35 @@ class Chunks:
         """Send the requests that are due: for damaged chunks, and for the next ones."""
         tracker = self.tracker
         while tracker.damaged and self._repairs_under_way < _MOST_REPAIRS_UNDER_WAY:
-            start = tracker.damaged.popleft()
+            damaged = tracker.damaged.popleft()
             self.repairs += 1
-            self._fetch(start, tracker.stop_of(start), urgent=True)
+            self._fetch(*damaged, urgent=True)
         size = self._settings.bytes_a_request if self._opened.frame_size else self._layout.nbytes
-        while len(tracker.under_way) < self._settings.window:
+        while self._has_window(size):
             missing = tracker.missing_from(self._asked, size)
             if missing is None:
                 return
             self._fetch(*missing, urgent=False)
             self._asked = missing[1]
 
-    def _fetch_again(self, start: int) -> None:
+    def _has_window(self, size: int) -> bool:
+        """Return whether another request may be under way: of blocks, more than of whole chunks."""
+        requests = self.tracker.under_way.values()
+        if self.block is None:
+            return len(requests) < self._settings.window
+        least = size // _MOST_SHORT_REQUESTS
+        return sum(max(each.size, least) for each in requests) < self._settings.window * size
+
+    def _fetch_again(self, start: int, stop: int) -> None:
         """Have a chunk fetched again that came damaged.
 
         Raises:
             IntegrityError: It has too often.
         """
-        attempts = self.tracker.damage(start)
+        attempts = self.tracker.damage(start, stop)
         if attempts > _MOST_REPAIRS:
             raise IntegrityError(
-                f"bytes {start} to {self.tracker.stop_of(start)} from {self._exchange.peer} "
+                f"bytes {start} to {stop} from {self._exchange.peer} "
                 f"(tensor {self._layout.name_at(start)!r}) came {attempts} times, and never "
                 "matched their digest; the sender's memory, or what it offers, is being changed"
             )

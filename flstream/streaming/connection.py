@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from flstream.errors import BrokenStreamError, FlstreamError
 from flstream.model.body import Scratch, Source
+from flstream.model.digests import body_digest
 from flstream.model.layout import ALIGNMENT
 from flstream.streaming import wire
 from flstream.streaming.digesting import Digesting
 from flstream.streaming.frames import Demand, change_of
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.offers import NOT_ON_OFFER, Offers
+from flstream.streaming.opening import MOST_EAGER_BYTES
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Ref
 from flstream.streaming.send_queue import SendQueue
@@ -186,10 +189,12 @@ class Connection:
             case wire.Open():
                 nbytes, most = source.layout.nbytes, ref.max_chunk_size
                 header = source.layout.plain_header[8:]
-                opened = wire.Opened(request.request, header, most, order=ref.order)
-                self._send(opened, ref.token)
                 size = ref.chunk_size(request.chunk_size)
-                if 0 < nbytes <= request.eager and (size or not most):
+                is_eager = 0 < nbytes <= request.eager and bool(size or not most)
+                same = is_eager and _is(source, request.have)
+                opened = wire.Opened(request.request, header, most, order=ref.order, same=same)
+                self._send(opened, ref.token)
+                if is_eager and not same:
                     self._answer(wire.Fetch(ref.token, request.request, 0, nbytes, size))
             case wire.Ping():
                 change = change_of(source, 0, source.layout.nbytes)
@@ -286,6 +291,15 @@ class Connection:
         self.send_queue.post(wire.pack_message(reply, token))
 
 
+def _is(source: Source, digest: str) -> bool:
+    """Return whether a body, if it is a short one, has the digest that a receiver has stated."""
+    if not digest or source.layout.nbytes > MOST_EAGER_BYTES:
+        return False
+    with suppress(FlstreamError):  # of a file that cannot be read any more, which is then found out
+        return body_digest(source) == digest
+    return False
+
+
 def _failure(close: wire.Close, source: Source | None) -> str | None:
     """Return why a receiver that closes does not have the snapshot, or None if it has."""
     if not close.ok:
@@ -302,8 +316,12 @@ def _flaw(request: wire.Fetch | wire.Digest, nbytes: int, most: int = wire.MAX_C
     if request.chunk_size < 0 or request.chunk_size % ALIGNMENT or request.start % ALIGNMENT:
         return f"chunk size and start must be multiples of {ALIGNMENT}"
     if isinstance(request, wire.Digest):
-        length = request.stop - request.start
-        if length > wire.MAX_DIGEST_BYTES or length > wire.MAX_DIGESTS * request.chunk_size:
+        length, size = request.stop - request.start, request.chunk_size
+        if any(number * size >= length for number in request.sample):
+            return f"a chunk of the sample is not among those of {length} bytes"
+        if request.sample:
+            length = min(length, len(request.sample) * size)
+        if not size or length > wire.MAX_DIGEST_BYTES or length > wire.MAX_DIGESTS * size:
             return f"the digests of {length} bytes are too many for one answer"
         return ""
     if request.chunk_size == 0 and (request.start, request.stop) != (0, nbytes):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import xxhash
 
 from flstream.model.body import Scratch, Source
+from flstream.model.digests import ChunkDigests
 from flstream.streaming.wire import Digest
 
 # Bytes that are digested at a time, so that they stay in the processor's cache.
 _PIECE_BYTES = 256 << 10
 # Bytes as which a chunk counts that is digested, however short: to digest it takes as long.
 _CHUNK_COST = 16 << 10
+# Bytes as which one counts whose digest is known.
+_KNOWN_COST = 1 << 10
 
 
 class RangeDigest:
@@ -55,6 +58,8 @@ class RangeDigest:
 class Digesting:
     """A request for digests that is being answered, some in each turn.
 
+    What is known of a file's chunks, such as since they were written, is not read again.
+
     Args:
         request: The request.
         source: The ref's source.
@@ -68,7 +73,10 @@ class Digesting:
         self.request = request
         self.packed = bytearray()
         self._source = source
-        self._next = request.start
+        size = request.chunk_size
+        numbers = request.sample or range(-(-(request.stop - request.start) // size))
+        self._starts = iter([request.start + number * size for number in numbers])
+        self._next = next(self._starts, None)
         self._chunk: RangeDigest | None = None
 
     def go_on(self, most: int, scratch: Scratch) -> bool:
@@ -77,12 +85,27 @@ class Digesting:
         Raises:
             FlstreamError: The source cannot be read.
         """
-        while self._next < self.request.stop and most > 0:
-            stop = min(self._next + self.request.chunk_size, self.request.stop)
-            chunk = self._chunk or RangeDigest(self._source, self._next, stop)
-            most -= max(chunk.go_on(most, scratch), _CHUNK_COST)
-            self._chunk = None if chunk.is_done else chunk
-            if chunk.is_done:
-                self.packed += chunk.value.to_bytes(8, "little")
-                self._next = stop
-        return self._next == self.request.stop
+        request, known = self.request, self._known()
+        while (start := self._next) is not None and most > 0:
+            stop = min(start + request.chunk_size, request.stop)
+            digest = None if known is None else known.get(start, stop)
+            if digest is None:
+                chunk = self._chunk or RangeDigest(self._source, start, stop)
+                most -= max(chunk.go_on(most, scratch), _CHUNK_COST)
+                self._chunk = None if chunk.is_done else chunk
+                if not chunk.is_done:
+                    continue
+                digest = chunk.value
+                if known is not None:
+                    known.note(start, stop, digest)
+            else:
+                most -= _KNOWN_COST
+                self._chunk = None  # another receiver's request has been faster with this one
+            self.packed += digest.to_bytes(8, "little")
+            self._next = next(self._starts, None)
+        return self._next is None
+
+    def _known(self) -> ChunkDigests | None:
+        """Return the digests that are known of a file; raise if it became too short."""
+        extent = self._source.extent
+        return None if extent is None else extent(self.request.start, self.request.stop).digests

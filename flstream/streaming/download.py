@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, ProtocolError
-from flstream.model.body import OnRange, Sink
+from flstream.model.body import OnRange, Sink, Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
+from flstream.streaming.held import KnownBody
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.telemetry.events import Transfer
 from flstream.transport.channel import AbortSignal
 
 SinkT = TypeVar("SinkT", bound=Sink)
+
+
+class AtHand(NamedTuple, Generic[SinkT]):
+    """What a receiver has before it downloads a body.
+
+    Attributes:
+        source_for: Returns a source that may have some of the body's bytes, or None, given the sink
+            that is to receive it. It may be the sink itself.
+        known: A short body, which may be the same.
+    """
+
+    source_for: Callable[[SinkT], Source | None]
+    known: KnownBody | None = None
 
 
 def download(
@@ -26,6 +40,7 @@ def download(
     on_range: OnRange | None = None,
     finish: Callable[[SinkT], object] | None = None,
     abort: AbortSignal | None = None,
+    at_hand: AtHand[SinkT] | None = None,
 ) -> tuple[SinkT, Transfer]:
     """Copy a snapshot from the peer of a channel into a sink, and report its end to the sender.
 
@@ -37,6 +52,7 @@ def download(
         on_range: See :func:`deliver`.
         finish: See :func:`deliver`.
         abort: Signal that cancels the download; by default, that of the receiver.
+        at_hand: What may have some of the bytes, so that they need not be sent.
 
     Returns:
         The sink, filled and finished, and the cost of the transfer.
@@ -44,8 +60,10 @@ def download(
     Raises:
         FlstreamError: See :func:`deliver`.
     """
-    remote = RemoteSource(receiver, token, settings, abort)
-    return deliver(remote, sink_for, on_range, finish), remote.cost
+    known = None if at_hand is None else at_hand.known
+    remote = RemoteSource(receiver, token, settings, abort, known=known)
+    held = None if at_hand is None else at_hand.source_for
+    return deliver(remote, sink_for, on_range, finish, held), remote.cost
 
 
 def deliver(
@@ -53,6 +71,7 @@ def deliver(
     sink_for: Callable[[Layout], SinkT],
     on_range: OnRange | None = None,
     finish: Callable[[SinkT], object] | None = None,
+    held: Callable[[SinkT], Source | None] | None = None,
 ) -> SinkT:
     """Copy a remote source into a sink, and report its end to the sender.
 
@@ -64,6 +83,7 @@ def deliver(
         on_range: Called with the range of each chunk once it is in the sink, in any order.
         finish: Called with the sink once it is filled, to make it durable. The sender is told that
             this receiver has the snapshot after that only.
+        held: Returns a source that may have some of the bytes, given the sink, which it may be.
 
     Returns:
         The sink, filled and finished.
@@ -76,6 +96,9 @@ def deliver(
     """
     try:
         sink = sink_for(remote.layout)
+        source = None if held is None else held(sink)
+        if source is not None:
+            remote.reuse(source)
         copy(remote, sink, on_range=on_range, origin=remote.peer)
         if finish is not None:
             finish(sink)

@@ -121,7 +121,14 @@ class Exchange:
         """Send a request."""
         self._incoming.send(wire.pack_message(request, request.token), Deadline(self._timeout))
 
-    def ask(self, request: wire.Request, answer: type[ReplyT], *, unasked: bool = False) -> ReplyT:
+    def ask(
+        self,
+        request: wire.Request,
+        answer: type[ReplyT],
+        *,
+        unasked: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> ReplyT:
         """Send a request, and wait for its answer; again, if the connection breaks meanwhile.
 
         Args:
@@ -129,6 +136,7 @@ class Exchange:
             answer: Type of the answer.
             unasked: Whether the answer is expected without a request, which is then sent only if
                 the sender is silent.
+            meanwhile: Called once the request is sent, before its answer is read.
 
         Raises:
             RefusedError: The sender refused the request.
@@ -144,6 +152,9 @@ class Exchange:
                 try:
                     if not unasked:
                         self.send(request)
+                    if meanwhile is not None:
+                        meanwhile()
+                        meanwhile = None
                     if (reply := self._answer(numbers, answer)) is not None:
                         return reply
                 except BROKEN as error:

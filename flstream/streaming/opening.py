@@ -20,9 +20,11 @@ from flstream.streaming.wire import (
     pack_message,
 )
 
-# Longest body, in bytes, that comes together with its layout. A receiver that has part of it or no
-# room for it then receives no more than that in vain.
-_MOST_EAGER_BYTES = 64 << 10
+MOST_EAGER_BYTES = 64 << 10
+"""Length in bytes of the longest body that comes together with its layout.
+
+A receiver that has part of it or no room for it then receives no more than that in vain.
+"""
 
 
 class OpenedRef(NamedTuple):
@@ -35,6 +37,7 @@ class OpenedRef(NamedTuple):
         number: Number under which the beginning of the body comes without a further request.
         coming: Offset up to which it does; 0 if it does not.
         names: Names of the tensors and aliases in the order in which the sender lists them.
+        is_same: Whether nothing of the body comes, since it has the digest that was stated.
     """
 
     layout: Layout
@@ -43,10 +46,15 @@ class OpenedRef(NamedTuple):
     number: int
     coming: int
     names: list[str]
+    is_same: bool = False
 
 
 def open_ref(
-    exchange: Exchange, settings: StreamSettings, limits: Limits, part: Part | None = None
+    exchange: Exchange,
+    settings: StreamSettings,
+    limits: Limits,
+    part: Part | None = None,
+    have: str = "",
 ) -> OpenedRef:
     """Open a ref, or take what is pushed of it.
 
@@ -55,14 +63,15 @@ def open_ref(
         settings: Sizes, window and timeouts.
         limits: What the sender may state.
         part: What the token is to stand for, if it is not that of a ref.
+        have: Digest of a short body that is not to be sent; empty for none.
 
     Raises:
         StreamingError: The sender refused, fell silent, or is gone.
     """
     number, frame_size, most_eager = exchange.next_number(), settings.frame_size, 0
     if frame_size and not settings.push:
-        most_eager = min(_MOST_EAGER_BYTES, settings.bytes_a_request)
-    request = Open(exchange.token, number, most_eager, frame_size, part)
+        most_eager = min(MOST_EAGER_BYTES, settings.bytes_a_request)
+    request = Open(exchange.token, number, most_eager, frame_size, part, have)
     if part is not None and len(pack_message(request)) > MAX_REQUEST_BYTES:
         raise RefusedError(
             f"the names of the tensors take more than the {MAX_REQUEST_BYTES} bytes of a request; "
@@ -99,5 +108,6 @@ def open_ref(
         return OpenedRef(layout, frame_size, False, PUSHED, coming, names)
     is_eager = 0 < layout.nbytes <= most_eager
     frame_size = min(frame_size, size or frame_size)
-    coming = layout.nbytes if is_eager else 0
-    return OpenedRef(layout, frame_size, is_eager, number, coming, names)
+    is_same = is_eager and opened.same and bool(have)
+    coming = layout.nbytes if is_eager and not is_same else 0
+    return OpenedRef(layout, frame_size, is_eager, number, coming, names, is_same)

@@ -14,6 +14,7 @@ from flstream.errors import AbortedError, StreamingError
 from flstream.streaming.incoming import IncomingPackets
 from flstream.streaming.limits import DEFAULT_LIMITS, Limits
 from flstream.streaming.settings import StreamSettings as StreamSettings
+from flstream.streaming.speeds import Speeds
 from flstream.streaming.wire import NOBODY, VERSION, Hello, Ping, pack_message
 from flstream.transport.channel import AbortSignal, Channel, Deadline
 
@@ -45,6 +46,7 @@ class Receiver:
         abort: Signal that cancels every download.
         incoming: The packets of the present connection.
         exchanges: Downloads under way, by the tokens of their refs.
+        speeds: What sending and comparing cost.
 
     Args:
         channel: Channel that carries the packets.
@@ -67,6 +69,7 @@ class Receiver:
         self.limits = limits
         self.abort = abort
         self.exchanges: weakref.WeakValueDictionary[bytes, Exchange] = weakref.WeakValueDictionary()
+        self.speeds = Speeds()
         self._connect = connect
         self._hello = pack_message(Hello(VERSION, secrets.token_bytes(16)))
         self._numbering = threading.Lock()

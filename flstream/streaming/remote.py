@@ -7,20 +7,22 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import cast
 
-from flstream.errors import FlstreamError, StreamingError
-from flstream.model.body import OnRange, Scratch, Sink
-from flstream.model.copy import copy
+from flstream.errors import FlstreamError, ProtocolError, StreamingError
+from flstream.model.body import OnRange, Scratch, Sink, Source
+from flstream.model.copy import copy, scatter
 from flstream.model.memory import BufferSource
 from flstream.streaming import wire
 from flstream.streaming.chunks import Chunks, Place
 from flstream.streaming.exchange import Exchange
+from flstream.streaming.held import BlockComparison, HeldBlocks, KnownBody
 from flstream.streaming.opening import open_ref
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.telemetry.events import Transfer
 from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
-from flstream.transport.views import split
+from flstream.transport.views import part_of, split
 
 # Most bytes of chunks that overtake a damaged one and are kept, where the body is read from front
 # to back: as much as a pipe holds when that one is requested again.
@@ -43,6 +45,7 @@ class RemoteSource:
         settings: Sizes, window and timeouts.
         abort: Signal that cancels the download; by default, that of the receiver.
         part: Tensors that are wanted of the ref, or of all that is on offer; None for the ref.
+        known: Short body that is not to be sent if it is what the ref has; None for none.
 
     Attributes:
         layout: Layout of the sender.
@@ -64,6 +67,7 @@ class RemoteSource:
         settings: StreamSettings,
         abort: AbortSignal | None = None,
         part: wire.Part | None = None,
+        known: KnownBody | None = None,
     ) -> None:
         # A part has a token of its own, which its receiver draws.
         token = token if part is None else secrets.token_bytes(wire.TOKEN_BYTES)
@@ -75,13 +79,18 @@ class RemoteSource:
         # Chunks that overtook the one at the cursor, and one more that may come damaged.
         self._early: dict[int, memoryview] = {}
         self._coming = memoryview(b"")
+        self._speeds = receiver.speeds
+        self._held: HeldBlocks | None = None
+        have = known.digest if known is not None and settings.reuse else ""
         try:
-            self._opened = open_ref(self._exchange, settings, receiver.limits, part)
+            self._opened = open_ref(self._exchange, settings, receiver.limits, part, have)
+            self.layout, self.names = self._opened.layout, self._opened.names
+            self._chunks = Chunks(self._exchange, settings, self._opened)
+            if known is not None and self._opened.is_same:
+                self._take_known(known.source)
         except BaseException as error:
             self.fail(error)
             raise
-        self.layout, self.names = self._opened.layout, self._opened.names
-        self._chunks = Chunks(self._exchange, settings, self._opened)
 
     @property
     def peer(self) -> str:
@@ -97,7 +106,55 @@ class RemoteSource:
         """Cost of the download so far, or in all once it is closed."""
         seconds = (self._ended or time.monotonic()) - self._began
         chunks = self._chunks
-        return Transfer(chunks.bytes, chunks.requests, chunks.chunks, chunks.repairs, seconds)
+        reused = 0 if self._held is None else self._held.nbytes
+        return Transfer(
+            chunks.bytes, chunks.requests, chunks.chunks, chunks.repairs, seconds, reused
+        )
+
+    def reuse(self, source: Source) -> None:
+        """Fetch only what a source at hand lacks, if that is expected to pay.
+
+        It is called before anything is received.
+
+        Args:
+            source: The source. One of another layout is of no use. It may be the memory that is
+                received into, and stays as it is until then.
+
+        Raises:
+            StreamingError: The sender refused, fell silent, or is gone.
+            FlstreamError: The source cannot be read.
+        """
+        opened, settings = self._opened, self._settings
+        is_fetched = not (opened.is_eager or opened.coming) and bool(settings.chunk_size)
+        can_compare = {"digests", "samples"} <= self._exchange.capabilities
+        if not (settings.reuse and is_fetched and can_compare and source.layout == self.layout):
+            return
+        comparison = BlockComparison(self._exchange, self.layout, source, self._speeds)
+        unit = comparison.unit(self._chunks.unit)
+        blocks = None if unit is None else comparison.blocks()
+        if blocks is not None and blocks.nbytes:
+            self._chunks.block = unit
+            self._hold(blocks)
+
+    def begin(self) -> None:
+        """Ask for the first chunks, which then come while something else is done.
+
+        Raises:
+            StreamingError: The sender is gone.
+        """
+        self._chunks.begin()
+
+    def _take_known(self, source: Source) -> None:
+        if source.layout != self.layout:
+            raise ProtocolError(f"{self.peer} says that a body of another layout is the same")
+        blocks = HeldBlocks(source, self.layout.nbytes)
+        blocks.add(0, self.layout.nbytes)
+        self._hold(blocks)
+
+    def _hold(self, blocks: HeldBlocks) -> None:
+        self._held = blocks
+        for start, stop in blocks.runs(0, self.layout.nbytes):
+            self._chunks.tracker.arrive(start, stop)
 
     def receive(self, start: int, stop: int, into: Sequence[memoryview]) -> None:
         """Receive the bytes ``[start, stop)`` into views of the same length in all.
@@ -117,7 +174,7 @@ class RemoteSource:
         while self._cursor < stop:
             size = min(self._chunks.unit, self.layout.nbytes - self._cursor)
             target, left = split(left, size)
-            self._receive_next(target)
+            self._receive_next(target, self._cursor + size)
             self._cursor += size
             if self._cursor == self.layout.nbytes:
                 self._expect_unchanged()
@@ -151,7 +208,21 @@ class RemoteSource:
             return
         if sink.resumed:
             self.verify(sink.written, on_range)
+        self._copy_held(sink, commit)
+        began, before = time.monotonic(), self._chunks.bytes
         self.receive_all(sink.views, commit)
+        self._speeds.sent(self._chunks.bytes - before, time.monotonic() - began)
+
+    def _copy_held(self, sink: Sink, commit: OnRange) -> None:
+        """Copy what is at hand to where it belongs, if it is not there."""
+        if self._held is None:
+            return
+        for begin, end in self._held.runs(0, self.layout.nbytes):
+            for start in range(begin, end, self._chunks.unit):
+                stop = min(start + self._chunks.unit, end)
+                if self._held.source is not cast(object, sink):
+                    self._held.copy(start, stop, sink.views(start, stop))
+                commit(start, stop)
 
     def verify(self, local: Place, on_range: OnRange | None = None) -> None:
         """Compare local chunks with the sender's by digest, so that only the others are fetched.
@@ -179,7 +250,7 @@ class RemoteSource:
                 last = min(first + unit, stop)
                 digest = int.from_bytes(digests[8 * index : 8 * index + 8], "little")
                 if wire.digest_of(local(first, last)) == digest:
-                    self._chunks.tracker.arrive(first)
+                    self._chunks.tracker.arrive(first, last)
                     if on_range is not None:
                         on_range(first, last)
 
@@ -242,21 +313,26 @@ class RemoteSource:
         self._exchange.renew()
         self._exchange.ask(wire.Ping(self._exchange.token, self._exchange.next_number()), wire.Pong)
 
-    def _receive_next(self, target: Sequence[memoryview]) -> None:
+    def _receive_next(self, target: Sequence[memoryview], stop: int) -> None:
         """Receive the chunk at the cursor, and keep chunks that overtake it."""
         start = self._cursor
-        arrived = self._early.pop(start, None)
-        while arrived is None:
+
+        def place(begin: int, end: int) -> Sequence[memoryview]:
+            return part_of(target, begin - start, end - start)
+
+        if self._held is not None:
+            for begin, end in self._held.runs(start, stop):
+                self._held.copy(begin, end, place(begin, end))
+        for first in [first for first in self._early if first < stop]:
+            arrived = self._early.pop(first)
+            scatter([arrived], place(first, first + len(arrived)))
+        while not self._chunks.tracker.has_arrived(start, stop):
             first, _ = self._chunks.take(
-                lambda begin, end: target if begin == start else self._keep(begin, end),
+                lambda begin, end: (place if begin < stop else self._keep)(begin, end),
                 self._has_room,
             )
-            if first == start:
-                return
-            self._early[first] = self._coming
-        for view in target:
-            view[:] = arrived[: len(view)]
-            arrived = arrived[len(view) :]
+            if first >= stop:
+                self._early[first] = self._coming
 
     def _keep(self, start: int, stop: int) -> list[memoryview]:
         self._coming = memoryview(bytearray(stop - start))
@@ -264,7 +340,8 @@ class RemoteSource:
 
     def _has_room(self, start: int) -> bool:
         """Return whether a reader from front to back has room for a chunk now."""
-        return len(self._early) * self._chunks.unit <= _MOST_EARLY_BYTES or start == self._cursor
+        is_next = start < self._cursor + self._chunks.unit
+        return is_next or len(self._early) * self._chunks.unit <= _MOST_EARLY_BYTES
 
 
 def close_ref(

@@ -53,6 +53,8 @@ class StreamSettings:
             the request times out.
         push: Whether the sender is to send before it is asked. If it does not, it is asked after
             ``ping_after``.
+        reuse: Whether what is at hand of a body is looked for, and not fetched. It is not where a
+            body is pushed, or comes whole.
 
     Raises:
         ValueError: A setting is none of these; the message names it.
@@ -65,6 +67,7 @@ class StreamSettings:
     ping_after: float = 1.0
     ping_timeout: float = 5.0
     push: bool = False
+    reuse: bool = False
 
     def __post_init__(self) -> None:
         sizes = self.chunk_size, self.request_size, self.window

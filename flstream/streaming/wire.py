@@ -30,11 +30,14 @@ MAX_CHUNK_BYTES = 1 << 30
 MAX_REQUESTS = 256
 """Most requests of one receiver that may wait: far more than a window, to bound a hostile one."""
 
-MAX_DIGEST_BYTES = 16 << 20
-"""Most bytes of a range whose digests may be requested at once: the sender reads all of it."""
+MAX_DIGEST_BYTES = 64 << 20
+"""Most bytes whose digests may be requested at once: the sender reads all of them."""
 
 MAX_DIGESTS = 1 << 16
 """Most digests that may be requested at once."""
+
+MAX_SAMPLE = 256
+"""Most chunks of a sample."""
 
 MAX_NAMES = 10_000
 """Most tensors of a part: to lay them out keeps a sender from others for 0.1 s."""
@@ -48,7 +51,7 @@ NOBODY = bytes(TOKEN_BYTES)
 VERSION = 2
 """Version of the protocol. Peers of another one are refused."""
 
-CAPABILITIES = ("digests", "parts")
+CAPABILITIES = ("digests", "parts", "samples", "same")
 """What a sender can do beyond what every one can."""
 
 _MAGIC = b"FLST"
@@ -157,8 +160,9 @@ class Open(msgspec.Struct, tag=True, frozen=True):
     """Request of a receiver: the layout of a ref.
 
     A body of at most ``eager`` bytes is to be sent at once, in frames of at most ``chunk_size``, as
-    if this request had also fetched it. That saves a round trip for a small body. To open a
-    ``part``, the receiver draws a token for it, which is that of a ref from then on.
+    if this request had also fetched it. That saves a round trip for a small body. If such a body
+    has the digest ``have``, it is not sent. To open a ``part``, the receiver draws a token for it,
+    which is that of a ref from then on.
     """
 
     token: bytes
@@ -166,6 +170,7 @@ class Open(msgspec.Struct, tag=True, frozen=True):
     eager: int = 0
     chunk_size: int = 0
     part: Part | None = None
+    have: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
@@ -186,7 +191,8 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
 class Digest(msgspec.Struct, tag=True, frozen=True):
     """Request of a receiver: the digests of the chunks of ``[start, stop)``.
 
-    So a receiver that has a part of the body finds out which of its chunks are sound.
+    So a receiver that has a part of the body finds out which of its chunks are sound. With a
+    ``sample``, only the chunks with these numbers are digested, counted from ``start`` on.
     """
 
     token: bytes
@@ -194,6 +200,7 @@ class Digest(msgspec.Struct, tag=True, frozen=True):
     start: int
     stop: int
     chunk_size: int
+    sample: Annotated[list[Number], msgspec.Meta(max_length=MAX_SAMPLE)] = []
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
@@ -223,7 +230,8 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
     push, this comes without a request, and states the size of its frames, and the ``limit`` up to
     which the body is sent without a request. ``order`` has the places of the names,
     first of the tensors, then of the aliases, in the order in which the receiver is to have them;
-    none if that is their order.
+    none if that is their order. ``same`` says that the body has the digest that the receiver has,
+    so none of it is sent.
     """
 
     request: Number
@@ -231,6 +239,7 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
     chunk_size: int = 0
     limit: int = 0
     order: Annotated[list[int], msgspec.Meta(max_length=200_000)] = []
+    same: bool = False
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

@@ -38,6 +38,7 @@ class Transfer(msgspec.Struct, frozen=True):
         chunks: Number of frames that carried the bytes.
         retries: Number of the requests that repeated one whose bytes were lost or damaged.
         seconds: Seconds from the first request to the last byte.
+        reused: Bytes of the bodies that were not sent, since the receiver had them.
     """
 
     bytes: int = 0
@@ -45,6 +46,7 @@ class Transfer(msgspec.Struct, frozen=True):
     chunks: int = 0
     retries: int = 0
     seconds: float = 0.0
+    reused: int = 0
 
     def __add__(self, other: Transfer) -> Transfer:
         """Return the sum of two costs, of transfers one after the other."""
@@ -54,6 +56,7 @@ class Transfer(msgspec.Struct, frozen=True):
             self.chunks + other.chunks,
             self.retries + other.retries,
             self.seconds + other.seconds,
+            self.reused + other.reused,
         )
 
 

@@ -21,3 +21,10 @@ def split(views: Sequence[memoryview], count: int) -> tuple[list[memoryview], li
         first.append(rest[0][:count])
         rest[0] = rest[0][count:]
     return first, rest
+
+
+def part_of(views: Sequence[memoryview], start: int, stop: int) -> Sequence[memoryview]:
+    """Return the bytes ``[start, stop)`` of the views."""
+    if start == 0 and stop == sum(map(len, views)):
+        return views
+    return split(advance(views, start), stop - start)[0]

@@ -63,11 +63,17 @@ def test_what_does_not_follow_is_refused():
 
 def test_there_is_room_for_so_many_digests_and_no_more(monkeypatch):
     monkeypatch.setattr(digests_module, "_MOST_CHUNKS", 2)
+    monkeypatch.setattr(digests_module, "_MOST_LENGTHS", 2)
+    monkeypatch.setattr(digests_module, "_MOST_ODD", 1)
     digests = ChunkDigests()
-    for number in range(3):
-        digests.note(number, number + 1, number)
-    digests.note(1, 2, 7)
-    assert [digests.get(number, number + 1) for number in range(3)] == [0, 7, None]
+    for number in range(4):
+        digests.note(16 * number, 16 * number + 16, number + 1)  # all but one are beyond the room
+        digests.note(32 * number, 32 * number + 32, number + 11)
+        digests.note(48 * number, 48 * number + 48, number + 21)
+    digests.note(16, 32, 7)
+    assert [digests.get(16 * number, 16 * number + 16) for number in range(3)] == [1, 7, None]
+    assert [digests.get(32 * number, 32 * number + 32) for number in range(3)] == [11, 12, None]
+    assert [digests.get(48 * number, 48 * number + 48) for number in range(2)] == [21, None]
 
 
 def test_where_there_are_more_chunks_than_room_none_is_digested(monkeypatch):

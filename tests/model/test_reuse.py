@@ -90,3 +90,17 @@ def test_what_was_held_back_can_be_let_go_of() -> None:
     alive = held_back(memory)
     memory.release()
     assert alive() is None
+
+
+def test_tensors_of_the_same_size_get_back_what_they_held() -> None:
+    layout = Layout.of([(f"layer.{i}", "F32", (512, 1024)) for i in range(5)])
+    memory = ModelMemory()
+    first = memory.allocate(layout, "pytorch")
+    assert not first.is_used
+    for number, tensor in enumerate(first.tensors.values()):
+        tensor[:] = number
+    memory.keep()
+    del first, tensor
+    second = memory.allocate(layout, "pytorch")
+    assert second.is_used
+    assert [tensor[0, 0].item() for tensor in second.tensors.values()] == [0, 1, 2, 3, 4]

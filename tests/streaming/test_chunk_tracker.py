@@ -29,8 +29,8 @@ def test_every_chunk_arrives_once_whatever_comes_damaged_and_whenever_it_starts_
     tracker, arrived, number, asked = ChunkTracker(nbytes, UNIT), [], 0, 0
     while not tracker.complete:
         while tracker.damaged:
-            number, start = number + 1, tracker.damaged.popleft()
-            tracker.request(number, start, tracker.stop_of(start), urgent=True)
+            number += 1
+            tracker.request(number, *tracker.damaged.popleft(), urgent=True)
         missing = tracker.missing_from(asked, chunks_a_request * UNIT)
         if missing is not None and len(tracker.under_way) < 2:
             number, asked = number + 1, missing[1]
@@ -41,12 +41,13 @@ def test_every_chunk_arrives_once_whatever_comes_damaged_and_whenever_it_starts_
             continue
         which = random.choice(list(tracker.under_way))
         start = tracker.under_way[which].next
-        assert not tracker.has_arrived(start)
-        assert tracker.take(which, start, tracker.stop_of(start))
+        stop = min(start + UNIT, nbytes)
+        assert not tracker.has_arrived(start, stop)
+        assert tracker.take(which, start, stop)
         if random.random() < rate:
-            tracker.damage(start)
+            tracker.damage(start, stop)
         else:
-            tracker.arrive(start)
+            tracker.arrive(start, stop)
             arrived.append(start)
     assert sorted(arrived) == list(range(0, nbytes, UNIT))
 
@@ -71,7 +72,7 @@ def test_a_request_is_over_with_its_last_frame_which_may_be_shorter():
 def test_runs_of_missing_chunks_are_cut_by_what_has_arrived():
     tracker = ChunkTracker(160, UNIT)
     for start in (32, 48):
-        tracker.arrive(start)
+        tracker.arrive(start, start + UNIT)
     assert tracker.missing_from(0, 1000) == (0, 32)
     assert tracker.missing_from(32, 1000) == (64, 160)
     assert tracker.missing_from(0, 16) == (0, 16)
@@ -81,10 +82,11 @@ def test_runs_of_missing_chunks_are_cut_by_what_has_arrived():
 
 def test_how_often_a_chunk_came_damaged_is_counted_over_all_connections():
     tracker = ChunkTracker(160, UNIT)
-    assert [tracker.damage(32), tracker.damage(48), tracker.damage(32)] == [1, 1, 2]
+    came = [tracker.damage(start, start + UNIT) for start in (32, 48, 32)]
+    assert came == [1, 1, 2]
     tracker.restart()
     assert not tracker.damaged
-    assert tracker.damage(32) == 3
+    assert tracker.damage(32, 48) == 3
 
 
 def test_an_empty_body_is_complete():

@@ -283,6 +283,12 @@ def _transfer_note(run: RunRecord) -> str:
     retries = transfer.down.retries + transfer.up.retries
     if retries:
         note += f" {counted(retries, 'request')} asked again for what had not arrived sound."
+    reused = transfer.down.reused + transfer.up.reused
+    if reused:
+        note += (
+            f" Not sent, since the receiver had them: {format_bytes(transfer.down.reused)} down, "
+            f"{format_bytes(transfer.up.reused)} up."
+        )
     return note
 
 

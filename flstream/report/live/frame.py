@@ -211,6 +211,10 @@ def _footer(state: RunState, memory: Memory, now: float, width: int) -> list[Tex
             f"all processes at most {steady_bytes(memory.peak_total)} so far",
         ),
     ]
+    down, up = state.totals.down.reused, state.totals.up.reused
+    if down or up:
+        saved = f"{format_bytes(down)} down, {format_bytes(up)} up: the receiver had them"
+        lines.append(Text.assemble(("saved".ljust(_LABEL_WIDTH), "dim"), saved))
     if state.scored is not None:
         after = f"after round {state.scored}: "
         scores = format_metrics(state.metrics, max(width - _LABEL_WIDTH - len(after), 1))
