@@ -1,7 +1,8 @@
-"""Parsing and printing of sizes and durations.
+"""Parsing and printing of sizes, durations and rates.
 
 The spellings are those of HOCON: a single letter (`2M`) and an `i` (`2 MiB`) count in
 powers of two, `2 MB` and `2 megabytes` in powers of ten. Letter case does not matter.
+Rates are in bits a second, of which HOCON knows nothing, and always in powers of ten.
 """
 
 import math
@@ -11,6 +12,7 @@ from fractions import Fraction
 
 SIZE_ALLOWED = "a size such as 2097152, 2 MiB or 2 MB"
 DURATION_ALLOWED = "a duration such as 600 s, 500 ms, 10 minutes or 600 (seconds)"
+RATE_ALLOWED = "a rate such as 10 Mbit, 250 kbit/s or 10000000 (bits a second)"
 
 _POWERS = ("kilo", "mega", "giga", "tera", "peta", "exa")
 _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -44,6 +46,7 @@ def _duration_units() -> dict[str, Fraction]:
     return {"": Fraction(1), **units}
 
 
+_RATE_UNITS = {"": 1, "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _SIZE_UNITS = _size_units()
 _DURATION_UNITS = _duration_units()
 
@@ -103,6 +106,30 @@ def parse_seconds(value: str | int | float | timedelta) -> float:
         raise ValueError(f"must be {DURATION_ALLOWED}") from None
 
 
+def parse_rate(value: str | int | float) -> float:
+    """Parse a rate of bits.
+
+    Args:
+        value: a number of bits a second, or text such as `10 Mbit` or `10 Mbit/s`. Units of bytes
+            are refused, since `10 MB` is too easily written for `10 Mbit`.
+
+    Returns:
+        The rate in bits a second.
+
+    Raises:
+        ValueError: the value is no rate or is negative; the message lists what is allowed.
+    """
+    if isinstance(value, str):
+        value = re.sub(r"/\s*s\s*$", "", value, flags=re.IGNORECASE)
+    amount, unit = _split(value, RATE_ALLOWED)
+    if unit not in _RATE_UNITS:
+        raise ValueError(f"must be {RATE_ALLOWED}")
+    try:
+        return float(amount * _RATE_UNITS[unit])
+    except OverflowError:
+        raise ValueError(f"must be {RATE_ALLOWED}") from None
+
+
 def _split(value: str | int | float, allowed: str) -> tuple[Fraction, str]:
     """Split a value into its exact amount and its unit in lower case, `""` without one."""
     if isinstance(value, str):
@@ -153,3 +180,20 @@ def format_seconds(seconds: float) -> str:
 def format_seconds_exact(seconds: float) -> str:
     """Format a duration in seconds without loss, as `600 s` or `0.5 s`, for `parse_seconds`."""
     return f"{int(seconds) if seconds.is_integer() else seconds!r} s"
+
+
+def format_rate(bits: float) -> str:
+    """Format a rate in bits a second for display: `10 Mbit/s`, `1.25 Gbit/s`, `300 bit/s`."""
+    for unit, name in ((10**9, "Gbit"), (10**6, "Mbit"), (10**3, "kbit")):
+        # Compared as printed, so that nothing ever reads "1e+03 kbit/s".
+        if float(f"{bits:.3g}") >= unit:
+            return f"{bits / unit:.3g} {name}/s"
+    return f"{bits:.3g} bit/s"
+
+
+def format_rate_exact(bits: float) -> str:
+    """Format a rate in bits a second without loss, as `10 Mbit` or a number, for `parse_rate`."""
+    for unit, name in ((10**9, "Gbit"), (10**6, "Mbit"), (10**3, "kbit")):
+        if bits and bits % unit == 0:
+            return f"{int(bits // unit)} {name}"
+    return f"{int(bits) if bits.is_integer() else bits!r}"

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from flstream.units import (
     format_bytes,
     format_bytes_exact,
+    format_rate,
+    format_rate_exact,
     format_seconds,
     format_seconds_exact,
     parse_bytes,
+    parse_rate,
     parse_seconds,
 )
 
@@ -117,6 +120,41 @@ def test_a_printed_size_is_within_a_twentieth_of_its_unit(size: int) -> None:
     number, unit = format_bytes(size).split()
     assert float(number) < 1024
     assert abs(float(number) * parse_bytes(f"1 {unit}") - size) <= 0.0501 * parse_bytes(f"1 {unit}")
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("10 Mbit", 1e7),
+        ("10Mbit/s", 1e7),
+        ("0.5 gbit / S", 5e8),
+        ("250 kbit", 2.5e5),
+        ("1 Tbit", 1e12),
+        ("300 bit/s", 300),
+        (1000, 1000),
+        (2.5e6, 2.5e6),
+        ("1e6", 1e6),
+    ],
+)
+def test_rates_are_in_bits_a_second_and_powers_of_ten(text: str | float, bits: float) -> None:
+    assert parse_rate(text) == bits
+
+
+@pytest.mark.parametrize("junk", ["", "10 MB", "10 MiB", "10 M", "Mbit", "-1", -1, True, None, [1]])
+def test_what_is_no_rate_is_refused_with_what_is_allowed(junk: object) -> None:
+    with pytest.raises(ValueError, match="must be a rate such as 10 Mbit"):
+        parse_rate(junk)  # type: ignore[arg-type]
+
+
+@given(st.floats(0, 1e15) | st.integers(0, 10**9).map(lambda n: n * 1e3))
+def test_an_exact_rate_reads_back_as_itself(bits: float) -> None:
+    assert parse_rate(format_rate_exact(bits)) == bits
+
+
+def test_rates_are_printed_for_people() -> None:
+    rates = [300, 999.9, 1e7, 1.25e9, 250e3, 999_999]
+    printed = ["300 bit/s", "1 kbit/s", "10 Mbit/s", "1.25 Gbit/s", "250 kbit/s", "1 Mbit/s"]
+    assert [format_rate(rate) for rate in rates] == printed
 
 
 def test_sizes_are_printed_for_people() -> None:
