@@ -65,6 +65,24 @@ def default_site_names(count: int) -> list[str]:
     return [f"site-{number}" for number in range(1, count + 1)]
 
 
+class LinkFacts(msgspec.Struct, frozen=True):
+    """The emulated link of a site; means where it changes.
+
+    Attributes:
+        up: Bits a second that the site can send; None is without limit.
+        down: Bits a second that it can receive; None is without limit.
+        latency: Seconds that a byte travels, one way.
+        jitter: Seconds that it may travel longer.
+        loss: Fraction of packets that are lost.
+    """
+
+    up: float | None = None
+    down: float | None = None
+    latency: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+
+
 class RunStarted(Event, tag="run_started"):
     """The run began.
 
@@ -77,6 +95,7 @@ class RunStarted(Event, tag="run_started"):
         key_metric_mode: Whether its best value is the largest or the smallest.
         evaluate: For each workflow of the job, what scores its models: tasks of their own, or
             metrics that come with updates; empty in journals of an earlier version, where tasks do.
+        network: Emulated links of the sites by name; empty where there are none.
     """
 
     job: str
@@ -90,6 +109,7 @@ class RunStarted(Event, tag="run_started"):
     key_metric: str = ""
     key_metric_mode: Literal["max", "min"] = "max"
     evaluate: list[Literal["task", "received"]] = []
+    network: dict[str, LinkFacts] = {}
 
     @property
     def sites(self) -> list[str]:
