@@ -19,7 +19,10 @@ class Hand:
     Attributes:
         end: the server's ends of the pipes.
         theirs: its own.
+        is_linked: as of a worker that was spawned.
     """
+
+    is_linked = False
 
     def __init__(self, gets_ready: bool) -> None:
         self.end, self.theirs = worker_socket_pairs()

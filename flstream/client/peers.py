@@ -41,6 +41,7 @@ from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
 from flstream.transport.authentication import StartToken
 from flstream.transport.channel import Deadline
+from flstream.transport.link_relay import LinkRelay
 from flstream.transport.messages import PATIENCE, MessageChannel
 from flstream.transport.passing import receive_socket
 from flstream.transport.sockets import SocketChannel
@@ -68,6 +69,8 @@ class Peers:
         service: Offers bodies to peers.
         settings: How bodies are streamed.
         limits: What a peer may cause.
+        relay: Emulates the link of the worker's site; None where none is emulated.
+        worker: Name of the worker, which reaches itself without a link.
     """
 
     def __init__(
@@ -76,11 +79,15 @@ class Peers:
         service: DownloadService,
         settings: StreamSettings,
         limits: Limits,
+        relay: LinkRelay | None = None,
+        worker: str = "",
     ) -> None:
         self._socket = sock
         self._service = service
         self._settings = settings
         self._limits = limits
+        self._relay = relay
+        self._worker = worker
         self._channel: MessageChannel[PeerRequest] = MessageChannel(
             SocketChannel(sock, SERVER), SERVER, PeerRequest
         )
@@ -166,8 +173,9 @@ class Peers:
     def _meet(self, request: PeerRequest) -> PeerReply:
         match request:
             case Serve(peer):
-                channel = SocketChannel(self._received(), peer, lends=True)
-                self._service.attach(channel, receiver=peer)
+                lends = not self._is_emulated(peer)
+                channel = SocketChannel(self._received(), peer, lends=lends)
+                self._service.attach(self._linked(channel, peer, peer), receiver=peer)
                 return PeerDone()
             case Reach(peer):
                 self._add(peer, SocketChannel(self._received(), _worker_of(peer)))
@@ -205,9 +213,20 @@ class Peers:
     def _serve_peer(self, channel: SocketChannel, admission: Admission) -> None:
         assert self._listener is not None
         self._listener.dismiss(admission.token)  # a token is of use once
-        self._service.attach(channel, receiver=admission.name)
+        peer = admission.name
+        self._service.attach(self._linked(channel, peer, peer), receiver=peer)
+
+    def _is_emulated(self, process: str) -> bool:
+        return self._relay is not None and _worker_of(process) != self._worker
+
+    def _linked(self, channel: SocketChannel, process: str, peer: str) -> SocketChannel:
+        """Return a channel to another worker's process over the link of this worker's site."""
+        if self._relay is None or not self._is_emulated(process):
+            return channel
+        return self._relay.channel(channel.detach(), peer, _worker_of(process))
 
     def _add(self, peer: str, channel: SocketChannel) -> None:
+        channel = self._linked(channel, peer, _worker_of(peer))
         for name in list(self._channels):  # an earlier process of that worker
             if _worker_of(name) == _worker_of(peer):
                 self._receivers.pop(name, None)

@@ -8,6 +8,7 @@ import msgspec
 
 from flstream.job.bodies import OptimizerState
 from flstream.job.filters import FilterSpec
+from flstream.job.link import NetworkLink
 from flstream.model.memory import Framework
 from flstream.streaming.receiver import StreamSettings
 
@@ -38,6 +39,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         optimizer_moments: Value of ``train.optimizer_moments``.
         filters_up: Filters of updates.
         filters_down: Filters of received models.
+        links: Emulated links of its sites by name; empty where none are emulated.
         sees_run: Whether the worker sees the run directory; otherwise its node has a folder of its
             own, in which ``sites_folder`` and ``job_folder`` are.
     """
@@ -63,4 +65,5 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     optimizer_moments: list[str] = []
     filters_up: list[FilterSpec] = []
     filters_down: list[FilterSpec] = []
+    links: dict[str, NetworkLink] = {}
     sees_run: bool = True

@@ -36,11 +36,14 @@ class SpawnedWorker(NamedTuple):
         pid: Pid of the worker's process, on its node.
         end: The server's ends of the sockets to the worker.
         remote: How to end it where it is on another node; None for a process of this machine.
+        is_linked: Whether its site's link is emulated, so that little may wait in the sockets, and
+            nothing be lent.
     """
 
     pid: int
     end: WorkerSockets
     remote: RemoteWorker | None = None
+    is_linked: bool = False
 
     def kill(self) -> None:
         """Kill the worker's process and those that it has started, with SIGKILL."""
@@ -73,10 +76,12 @@ class WorkerSpawner:
 
     Args:
         launcher: Socket that the :class:`SpawnService` serves.
+        is_linked: Whether the links of sites are emulated.
     """
 
-    def __init__(self, launcher: socket.socket) -> None:
+    def __init__(self, launcher: socket.socket, *, is_linked: bool = False) -> None:
         self._launcher = launcher
+        self._is_linked = is_linked
         self._turn = threading.Lock()
 
     def spawn(self, name: str, abort: AbortSignal) -> SpawnedWorker:
@@ -109,7 +114,8 @@ class WorkerSpawner:
         if len(fds) == count:
             ends = WorkerSockets(*(socket.socket(fileno=fd) for fd in fds))
             pid, number = _STARTED.unpack(reply)
-            return SpawnedWorker(pid, ends, RemoteWorker(self, number) if number else None)
+            remote = RemoteWorker(self, number) if number else None
+            return SpawnedWorker(pid, ends, remote, self._is_linked)
         for fd in fds:
             os.close(fd)
         if fds:

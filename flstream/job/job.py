@@ -15,6 +15,7 @@ from flstream.job.conditions import StopCondition, read_condition
 from flstream.job.engine_section import EngineSection
 from flstream.job.filters import FiltersSection
 from flstream.job.key import join, workflow_name
+from flstream.job.network_section import NetworkSection
 from flstream.job.privacy import EPSILON, PrivacySection, privacy_problems
 from flstream.job.problems import Problem, did_you_mean, given
 from flstream.job.rules import Text, Whole, refuse
@@ -79,6 +80,7 @@ class Job(Section):
     server_optimizer: ServerOptimizerSection = ServerOptimizerSection()
     filters: FiltersSection = FiltersSection()
     streaming: StreamingSection = StreamingSection()
+    network: NetworkSection = NetworkSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     engine: EngineSection = EngineSection()
     tracking: TrackingSection = TrackingSection()
@@ -271,6 +273,24 @@ class Job(Section):
                 "submits is no update"
             )
             raise refuse(Problem("up", "given", allowed))
+        return value
+
+    @field_validator("network")
+    @classmethod
+    def _links_of_sites_that_there_are(
+        cls, value: NetworkSection, info: ValidationInfo
+    ) -> NetworkSection:
+        clients = info.data.get("clients")
+        if clients is None or not value.is_on:
+            return value  # the clients' mistakes are reported already
+        problems = list(value.unknown_sites(clients.site_names))
+        stages: tuple[Stage, ...] = info.data.get("stages", ())
+        folding = [stage.name for stage in stages if stage.args.folds_at_sites]
+        if folding and clients.workers < clients.count:
+            allowed = f"{clients.count} where links are emulated in {folding[0]}, whose sites fold"
+            problems.append(Problem("clients.parallel", given(clients.parallel), allowed))
+        if problems:
+            raise refuse(*problems)
         return value
 
     @field_validator("engine")

@@ -24,7 +24,7 @@ _GPUS = re.compile(r"[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*")
 _PROCESS = re.compile(r"server|launcher|fork-server|model-builder|tracker|worker-\d+|\.+")
 
 
-def _site(quoted: str) -> str:
+def site_of(quoted: str) -> str:
     """Return the name of a site that a section has as a key."""
     site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
     if not _NAME.fullmatch(site):
@@ -72,7 +72,7 @@ class SiteArgs(ValueRule):
             raise self.refused(value)
         found = {}
         for quoted, args in value.items():
-            site = _site(quoted)
+            site = site_of(quoted)
             if not isinstance(args, dict):
                 raise refuse(Problem(site, given(args), FreeArgs().allowed))
             found[site] = FreeArgs().parse(args, folder)
@@ -119,7 +119,7 @@ class SiteFactors(ValueRule):
         rule = Real(_LEAST_FACTOR, below=math.nextafter(_MOST_FACTOR, math.inf))
         found = {}
         for quoted, factor in value.items():
-            site = _site(quoted)
+            site = site_of(quoted)
             try:
                 found[site] = float(rule.parse(factor, folder))
             except PydanticCustomError as error:

@@ -72,6 +72,9 @@ class WorkflowArgs(Section):
     only_folds: ClassVar[bool] = False
     """Whether nothing but plain folds brings sites' updates into models, as privacy needs it."""
 
+    folds_at_sites: ClassVar[bool] = False
+    """Whether updates go from site to site, which needs a worker each where links are emulated."""
+
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
         """Yield the problems of these arguments for a job with these clients.
 

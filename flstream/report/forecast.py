@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,9 +12,11 @@ from rich.text import Text
 from flstream.job import Job
 from flstream.report.columns import wrapped
 from flstream.report.console import new_table, print_section
+from flstream.report.network import describe_links
 from flstream.report.text import counted, elide, pieces
 from flstream.simulation.forecasting.fitting import Available, Fit
 from flstream.simulation.forecasting.forecast import Forecast, Traffic
+from flstream.telemetry.events import LinkFacts
 from flstream.text import printable
 from flstream.units import format_bytes
 
@@ -110,7 +113,14 @@ def forecast_json(job: Job, need: Forecast, room: Available, fit: Fit) -> dict[s
         "lacking": list(fit.lacking),
         "advice": list(fit.advice),
         **privacy,
+        **({"network": msgspec.to_builtins(_links(job))} if job.network.is_on else {}),
     }
+
+
+def _links(job: Job) -> dict[str, LinkFacts]:
+    """Return the emulated link of each site."""
+    links = job.network.links(job.clients.site_names, job.seed)
+    return {site: link.facts for site, link in links.items()}
 
 
 def _elsewhere(job: Job, need: Forecast, room: Available) -> dict[str, int]:
@@ -151,6 +161,7 @@ def _facts(job: Job, need: Forecast) -> list[tuple[str, str]]:
         ("sites", f"{sites}, {where}"),
         ("training code", _training(job)),
         *([("filters", "; ".join(filters))] if filters else []),
+        *([("links", describe_links(_links(job).values()))] if job.network.is_on else []),
         ("model", f"{size}, from {_model(job)}"),
     ]
     if need.epsilon is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from flstream.runs.best import Mode
-from flstream.telemetry.events import RunStarted, default_site_names
+from flstream.telemetry.events import LinkFacts, RunStarted, default_site_names
 
 if TYPE_CHECKING:
     from flstream.job import Job
@@ -26,6 +27,7 @@ class JobFacts:
         key_metric: Metric that decides which round is the best.
         key_metric_mode: Whether its best value is the largest or the smallest.
         score_sources: For each workflow, what scores its models; empty where that is not known.
+        network: Emulated links of the sites by name; empty where there are none.
     """
 
     name: str = ""
@@ -36,6 +38,7 @@ class JobFacts:
     key_metric: str = "accuracy"
     key_metric_mode: Mode = "max"
     score_sources: tuple[ScoreSource, ...] = ()
+    network: Mapping[str, LinkFacts] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Job) -> JobFacts:
@@ -60,6 +63,7 @@ class JobFacts:
             seed=event.seed,
             workers=tuple(event.workers),
             score_sources=tuple(event.evaluate),
+            network=event.network,
         )
         if event.clients:
             facts = replace(facts, clients=event.clients, names=tuple(event.names))

@@ -126,7 +126,12 @@ def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
     for index, stage in enumerate(job.stages):
         code[f"{workflow_name(index, len(job.stages))}.type"] = stage.program
     code |= {f"{key}.type": each.type for key, each in job.filters.by_key()}
-    for key, path in (("train.script", job.train.script), ("model.initial", job.model.initial)):
+    traces = None if job.network.traces is None else job.network.traces.path
+    for key, path in (
+        ("train.script", job.train.script),
+        ("model.initial", job.model.initial),
+        ("network.traces", traces),
+    ):
         if path is not None:
             yield key, path
     for key, named in code.items():

@@ -16,6 +16,7 @@ from flstream.runs.site_scores import by_site
 from flstream.telemetry.events import (
     SERVER,
     AnyEvent,
+    LinkFacts,
     PrivacySpent,
     Transfer,
     default_site_names,
@@ -123,6 +124,7 @@ class Summary(msgspec.Struct):
             received, there is one for round 0, none of them under ``train``, and no score of the
             last.
         evaluate: what scores the models of the last workflow: ``task`` or ``received``.
+        network: emulated link of each site by name, in bits a second and seconds; none without.
     """
 
     status: Status = "running"
@@ -143,6 +145,7 @@ class Summary(msgspec.Struct):
     rounds: list[RoundSummary] = msgspec.field(default_factory=list)
     memory: MemorySummary = msgspec.field(default_factory=MemorySummary)
     wall_seconds: float = 0.0
+    network: dict[str, LinkFacts] | UnsetType = UNSET
 
     @property
     def privacy(self) -> PrivacySpent | None:
@@ -236,6 +239,7 @@ def summarize(history: History) -> Summary:
         benched=list(totals.benched),
         transfer=TransferSummary(totals.mode, totals.chunk_size, totals.down, totals.up),
         rounds=[_round(each) for each in history.rounds],
+        network=dict(facts.network) or UNSET,
     )
 
 

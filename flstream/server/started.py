@@ -31,4 +31,8 @@ def run_started(job: Job, score_sources: Sequence[ScoreSource]) -> RunStarted:
         key_metric=job.key_metric,
         key_metric_mode=job.key_metric_mode,
         evaluate=list(score_sources),
+        network={
+            site: link.facts
+            for site, link in job.network.links(clients.site_names, job.seed).items()
+        },
     )

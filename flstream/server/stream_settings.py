@@ -19,11 +19,14 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         "pytorch": streaming.tensor_download_chunk_size,
         "numpy": streaming.np_download_chunk_size,
     }[framework]
+    links = job.network.links(job.clients.site_names, job.seed).values()
+    silence = max((link.silence for link in links), default=0.0)
     return StreamSettings(
         chunk_size=0 if streaming.mode == "native" else chunk_size,
         request_size=streaming.request_size,
         window=streaming.window,
         request_timeout=streaming.streaming_per_request_timeout,
+        ping_timeout=StreamSettings.ping_timeout + silence,
         push=streaming.mode == "push",
         reuse=streaming.mode == "pull" and streaming.reuse == "auto",
     )

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from flstream.aggregation.optimizers import stage_optimizer
 from flstream.aggregation.rules import rule_for
+from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.model.layout import Layout
 from flstream.server.disk import DiskPlan
@@ -51,15 +52,25 @@ def plan_task(
         is_ranked: Whether the aggregation ranks values, and so needs all updates at once.
         at_site: Whether a site folds the updates. Where workers are shared, these write them to
             files: nothing comes to the server.
+
+    Raises:
+        UsageError: Links are emulated, and sites that share workers are to exchange updates.
     """
     workers = job.clients.workers
     if workers == job.clients.count:
         return TaskPlan(own=True, sites=1, in_memory=False, group=0)
+    if at_site and job.network.is_on:
+        raise UsageError(
+            "where sites fold, and links are emulated (network), each site needs a worker of its "
+            f"own; set clients.parallel = {job.clients.count}"
+        )
     if at_site:
         return TaskPlan(own=False, sites=1, in_memory=False, group=0)
     size = max(model_bytes, 1)
     if size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
         sites = min(-(-cohort // workers), _TASK_BYTES // size, _MOST_SITES)
+        if job.network.is_on:
+            sites = 1  # the link is that of the site whose model and update travel
         return TaskPlan(own=False, sites=max(sites, 1), in_memory=True, group=0)
     group = max(4, 2 * workers)
     return TaskPlan(False, 1, False, 0 if is_ranked or cohort <= group else group)

@@ -13,7 +13,7 @@ from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
-from flstream.transport.sockets import SocketChannel
+from flstream.transport.sockets import SMALL_BUFFER, SocketChannel
 
 _numbers = count(1)
 
@@ -54,8 +54,11 @@ class WorkerHandle:
         self._spawned = spawned
         self._service = service
         # A process of the same user, which may look into this one's memory by other means.
-        lends = spawned.end.are_local
-        service.attach(SocketChannel(spawned.end.down, name, lends=lends), receiver=self.receiver)
+        if spawned.is_linked:
+            down = SocketChannel(spawned.end.down, name, buffer=SMALL_BUFFER)
+        else:
+            down = SocketChannel(spawned.end.down, name, lends=spawned.end.are_local)
+        service.attach(down, receiver=self.receiver)
 
     @property
     def lives(self) -> bool:

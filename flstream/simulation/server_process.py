@@ -132,7 +132,8 @@ def server_main(
     )
     with EventLog(run.events) as log:
         reporter = Reporter(log, channel)
-        outcome = _run(job, run, WorkerSpawner(spawn_service), builder, reporter, abort, resume)
+        spawner = WorkerSpawner(spawn_service, is_linked=job.network.is_on)
+        outcome = _run(job, run, spawner, builder, reporter, abort, resume)
         for event in (ProcessEnded(process=SERVER, peak_rss=own_peak_rss()), outcome):
             reporter.emit_last(event)
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import Literal
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.client.alias import install as install_alias
@@ -29,6 +30,8 @@ from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
+from flstream.transport.channel import Channel
+from flstream.transport.link_relay import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
@@ -87,15 +90,49 @@ def serving(
     control: MessageChannel[ToWorker] = MessageChannel(
         SocketChannel(end.control, SERVER), SERVER, ToWorker
     )
-    limits = limits_for(info.streaming)
+    limits, settings = limits_for(info.streaming), info.streaming
     with (
+        _relaying(info) as relay,
         DownloadService(limits=limits) as service,
-        closing(Peers(end.peers, service, info.streaming, limits)) as peers,
+        closing(Peers(end.peers, service, settings, limits, relay, info.name)) as peers,
     ):
         os.register_at_fork(after_in_child=peers.abandon)
-        service.attach(SocketChannel(end.up, SERVER, lends=end.are_local), receiver=SERVER)
-        down = Receiver(SocketChannel(end.down, SERVER), SERVER, limits=limits)
-        yield Worker(info, control, down, service, peers, _selection(info), enter)
+        service.attach(_channel(end, "up", relay), receiver=SERVER)
+        down = Receiver(_channel(end, "down", relay), SERVER, limits=limits)
+        entered = enter if relay is None else _switching(relay, enter)
+        yield Worker(info, control, down, service, peers, _selection(info), entered)
+
+
+@contextmanager
+def _relaying(info: WorkerInfo) -> Iterator[LinkRelay | None]:
+    """Emulate the links of a worker's sites, where there are any."""
+    if not info.links:
+        yield None
+        return
+    with closing(LinkRelay(info.links, info.seed, info.site)) as relay:
+        os.register_at_fork(after_in_child=relay.abandon)
+        yield relay
+
+
+def _channel(end: WorkerSockets, way: Literal["up", "down"], relay: LinkRelay | None) -> Channel:
+    """Return a worker's channel for updates or models, over its link if that is emulated."""
+    sock = end.up if way == "up" else end.down
+    if relay is not None:
+        return relay.channel(sock, SERVER, way)
+    return SocketChannel(sock, SERVER, lends=end.are_local and way == "up")
+
+
+def _switching(
+    relay: LinkRelay, enter: Callable[[str | None], None]
+) -> Callable[[str | None], None]:
+    """Return a function that has the site whose part of a task begins use its own link."""
+
+    def entered(site: str | None) -> None:
+        if site is not None:
+            relay.use(site)
+        enter(site)
+
+    return entered
 
 
 def have_fork_as_default() -> None:

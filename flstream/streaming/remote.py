@@ -99,7 +99,7 @@ class RemoteSource:
 
     @property
     def _close_seconds(self) -> float:
-        return min(_CLOSE_SECONDS, self._settings.request_timeout)
+        return _close_seconds(self._settings)
 
     @property
     def cost(self) -> Transfer:
@@ -358,8 +358,12 @@ def close_ref(
     Raises:
         StreamingError: The sender cannot be informed, or does not agree.
     """
-    seconds = min(_CLOSE_SECONDS, settings.request_timeout)
-    _close(Exchange(receiver, token, settings), seconds, failure)
+    _close(Exchange(receiver, token, settings), _close_seconds(settings), failure)
+
+
+def _close_seconds(settings: StreamSettings) -> float:
+    """Seconds that the answer to a close may take, which is as short as that to a ping."""
+    return min(max(_CLOSE_SECONDS, settings.ping_timeout), settings.request_timeout)
 
 
 def _close(exchange: Exchange, seconds: float, failure: str) -> None:

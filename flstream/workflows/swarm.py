@@ -18,6 +18,7 @@ class SwarmArgs(WorkflowArgs):
     """Arguments of swarm."""
 
     takes_bodies: ClassVar[bool] = False
+    folds_at_sites: ClassVar[bool] = True
 
     aggregators: Annotated[list[str] | None, SiteList()] = None
     """The sites of which one is drawn in each round to fold the updates; null is all of them.

@@ -31,10 +31,18 @@ def added(cluster, run="run"):
     return float(load_file(cluster.folder / run / "global.safetensors")["b"][0, 0])
 
 
-EXCHANGES = [[], ["--set", "workflow.type=swarm"], ["--set", "clients.parallel=2"]]
+LINKS = ["--set", "network={ up = 50 Mbit, latency = 2 ms, loss = 1% }"]
+EXCHANGES = [
+    [],
+    ["--set", "workflow.type=swarm"],
+    ["--set", "clients.parallel=2"],
+    LINKS,
+    [*LINKS, "--set", "workflow.type=swarm"],
+]
+NAMES = ["own", "swarm", "shared", "links", "swarm with links"]
 
 
-@pytest.mark.parametrize("options", EXCHANGES, ids=["own", "swarm", "shared"])
+@pytest.mark.parametrize("options", EXCHANGES, ids=NAMES)
 def test_the_bits_are_those_of_a_run_on_one_machine(cluster, options):
     here = cluster()
     assert here.local(*options).returncode == 0

@@ -1,17 +1,19 @@
 """Who runs which site and where updates wait follows from the job, and stays within bounds."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import a_job
 
+from flstream.errors import UsageError
 from flstream.server.task_plan import TaskPlan, plan_task
 
 MIB = 1 << 20
 
 
-def plan(count, parallel, model, cohort=None, is_ranked=False):
-    job = a_job(clients={"count": count, "parallel": parallel})
-    return plan_task(job, model, cohort or count, is_ranked=is_ranked)
+def plan(count, parallel, model, cohort=None, is_ranked=False, at_site=False, **network):
+    job = a_job(clients={"count": count, "parallel": parallel}, network=network)
+    return plan_task(job, model, cohort or count, is_ranked=is_ranked, at_site=at_site)
 
 
 def test_updates_stay_in_workers_that_are_the_sites_own():
@@ -26,6 +28,14 @@ def test_tiny_models_go_to_many_sites_at_once_and_wait_in_memory():
     assert plan(1000, 2, 2600, cohort=3) == TaskPlan(False, 2, True, 0)
     assert plan(5000, 2, 1000) == TaskPlan(False, 64, True, 0)
     assert plan(3, 2, 0) == TaskPlan(False, 2, True, 0)
+
+
+def test_each_site_has_a_task_of_its_own_where_links_are_emulated():
+    assert plan(1000, 2, 2600, cohort=100, up="1 Mbit") == TaskPlan(False, 1, True, 0)
+    assert plan(4, 2, MIB + 1, up="1 Mbit") == plan(4, 2, MIB + 1)
+    assert plan(4, 4, 8, at_site=True, up="1 Mbit").own
+    with pytest.raises(UsageError, match=r"set clients\.parallel = 4"):
+        plan(4, 2, 8, at_site=True, up="1 Mbit")
 
 
 def test_larger_models_go_to_a_site_at_a_time_and_wait_in_files():

@@ -96,7 +96,8 @@ for _ in range(2):
     assert run.summary.status == "finished", run.summary.error
 
 
-def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own):
+@pytest.mark.parametrize("link", [[], ["network.latency=5 ms"]], ids=["", "emulated link"])
+def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own, link):
     forking = script(
         "import os\n"
         "if os.fork() == 0:\n"
@@ -105,7 +106,7 @@ def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own):
         "os.kill(os.getpid(), 9)"
     )
     run = jobs_of_their_own.run(
-        forking, "clients.round_timeout=15 s", "workflow.args.evaluate_every=0"
+        forking, "clients.round_timeout=15 s", "workflow.args.evaluate_every=0", *link
     )
     assert run.summary.status == "failed"
     assert "site-2 was killed by SIGKILL" in run.summary.error
