@@ -106,3 +106,14 @@ def test_code_that_is_no_workflow_has_exit_status_2_and_no_traceback(
     assert "workflow.type: " in done.stderr
     assert "relay.py line 1 raised ModuleNotFoundError" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_emulated_links_are_in_the_plan(flstream_here: Flstream, write_job: WriteJob) -> None:
+    links = "network={ up = 10 Mbit, latency = 50 ms, sites { site-2 { up = 1 Mbit, loss = 1% } } }"
+    path = write_job()
+    done = flstream_here("validate", path, "--set", links, "--set", "clients.count=3")
+    there = "up 1 Mbit/s to 10 Mbit/s, latency 50 ms, loss 1 % at 1 of 3 sites"
+    assert f"\nlinks          {there}" in done.stdout.replace("\n               ", " ")
+    done = flstream_here("validate", path, "--set", "network.up=10 Mbit", "--json")
+    link = {"up": 1e7, "down": None, "latency": 0.0, "jitter": 0.0, "loss": 0.0}
+    assert json.loads(done.stdout)["network"]["site-1"] == link
