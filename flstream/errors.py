@@ -21,6 +21,10 @@ class CheckpointError(FlstreamError):
     """A checkpoint that cannot be read or written."""
 
 
+class CodecError(FlstreamError):
+    """A tensor that a codec cannot encode, or bytes that none encoded; the message names it."""
+
+
 class ModelError(FlstreamError):
     """A model factory that failed or returned something other than a model."""
 

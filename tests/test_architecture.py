@@ -26,6 +26,7 @@ ROOMS = (
     "client",
     "filters",
     "aggregation",
+    "codecs",
     "streaming",
     "transport",
     "model",

@@ -1,0 +1,162 @@
+"""Exact codecs of frames: every bit comes back, and a payload makes no more than it is due."""
+
+import tracemalloc
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flstream.codecs.frame_codec import FrameCodec, FramePlace
+from flstream.codecs.shuffle import Shuffle
+from flstream.codecs.zstd import Zstd
+from flstream.errors import CodecError
+from flstream.model.layout import Layout
+from tests.codecs.frame_cases import STEPS, codec_of, near
+from tests.support import entries
+
+MANY = 200_000
+
+
+def frame_of(data, name="w", dtype="U8"):
+    layout = Layout.of([(name, dtype, (len(data),))])
+    return FramePlace(layout, 0, len(data))
+
+
+def decoded(codec, payload, data, place, base=None):
+    """What a receiver has of a frame that was sent so, or as it is."""
+    out = bytearray(len(data))
+    if payload is None:
+        return bytes(data)
+    codec.decode(memoryview(payload), memoryview(out), place, base)
+    return bytes(out)
+
+
+def through(codec, data, place, base=None):
+    payload = codec.encode(memoryview(data), place, base)
+    return decoded(codec, payload, data, place, base)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@given(st.data())
+def test_every_bit_of_every_kind_comes_back_however_the_body_is_cut(name, data):
+    layout = Layout.of(data.draw(entries()))
+    body = data.draw(st.binary(min_size=layout.nbytes, max_size=layout.nbytes))
+    base = near(body, 3) if data.draw(st.booleans()) else None
+    step = data.draw(st.integers(1, layout.nbytes + 2))
+    codec = codec_of(name)
+    for start, stop in layout.ranges(step):
+        place = FramePlace(layout, start, stop)
+        own = memoryview(base)[start:stop] if base is not None else None
+        assert through(codec, body[start:stop], place, own) == body[start:stop]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_nans_signed_zeros_and_infinities_come_back(name):
+    numbers = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-45, 3.4e38] * 300, "f4")
+    numbers.view(np.uint32)[2::8] |= 0x1234  # a payload of a NaN
+    numbers.view(np.uint32)[3::8] = 0x7F800001  # a signalling one
+    layout = Layout.of([("w", "F32", numbers.shape)])
+    place = FramePlace(layout, 0, layout.nbytes)
+    base = memoryview((-numbers).tobytes())
+    payload = codec_of(name).encode(memoryview(numbers.tobytes()), place, base)
+    assert payload is not None
+    assert decoded(codec_of(name), payload, numbers.tobytes(), place, base) == numbers.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("F64", 8), ("F32", 4), ("BF16", 2), ("C128", 16)])
+def test_a_shuffle_puts_the_same_bytes_of_all_elements_side_by_side(dtype, itemsize):
+    layout = Layout.of([("a", dtype, (70_000,)), ("b", dtype, (3,))])
+    data = np.random.default_rng(0).integers(0, 256, layout.nbytes, np.uint8)
+    out = bytearray(layout.nbytes)
+    place = FramePlace(layout, 0, layout.nbytes)
+    Shuffle().apply(memoryview(data), memoryview(out), place, None)
+    assert bytes(out) == data.reshape(-1, itemsize).T.tobytes()
+
+
+def test_a_shuffle_is_of_each_size_of_element_by_itself():
+    layout = Layout.of([("a", "F32", (2,)), ("b", "U8", (3,)), ("c", "I16", (2,))])
+    data = bytes(range(layout.nbytes))
+    out = bytearray(layout.nbytes)
+    place = FramePlace(layout, 0, layout.nbytes)
+    Shuffle().apply(memoryview(data), memoryview(out), place, None)
+    assert list(out) == [0, 4, 1, 5, 2, 6, 3, 7, 8, 10, 9, 11, 12, 13, 14]
+
+
+def test_trained_weights_shrink_by_delta_and_shuffle_and_random_bytes_are_sent_as_they_are():
+    random = np.random.default_rng(0)
+    base = (random.standard_normal(MANY) * 0.02).astype(np.float32)
+    trained = base + (random.standard_normal(MANY) * 1e-5).astype(np.float32)
+    layout = Layout.of([("w", "F32", (MANY,))])
+    place = FramePlace(layout, 0, layout.nbytes)
+    ours, theirs = memoryview(trained.tobytes()), memoryview(base.tobytes())
+    sizes = {name: len(codec_of(name).encode(ours, place, theirs)) for name in STEPS}
+    assert sizes["delta, shuffle, zstd"] < 0.6 * len(ours)
+    assert sizes["delta, shuffle, zstd"] < sizes["delta, zstd"] < sizes["zstd"]
+    unchanged = codec_of("delta, zstd").encode(ours, place, ours)
+    assert len(unchanged) < 200
+    noise = random.bytes(10_000)
+    assert codec_of("zstd").encode(memoryview(noise), frame_of(noise)) is None
+
+
+def test_a_bomb_is_refused_and_never_unpacked():
+    bomb = zstandard.ZstdCompressor().compress(bytes(256 << 20))
+    without_size = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(64 << 20))
+    place = frame_of(bytes(1000), "weights")
+    for payload in (bomb, without_size):
+        tracemalloc.start()
+        with pytest.raises(CodecError, match=r"'weights'.*more bytes instead of 1000"):
+            codec_of("zstd").decode(memoryview(payload), memoryview(bytearray(1000)), place)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        tracemalloc.stop()
+
+
+def test_a_payload_that_asks_for_a_large_window_is_refused():
+    params = zstandard.ZstdCompressionParameters.from_level(1, window_log=27)
+    writer = zstandard.ZstdCompressor(compression_params=params).compressobj()
+    payload = writer.compress(bytes(1000)) + writer.flush()
+    with pytest.raises(CodecError, match="no Zstandard frame"):
+        Zstd().expand(memoryview(payload), 1000)
+
+
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_any_payload_is_refused_or_gives_as_many_bytes_as_are_due(payload, size):
+    with suppress(CodecError):
+        assert len(Zstd().expand(memoryview(payload), size)) == size
+
+
+@given(st.integers(0, 400), st.integers(0, 400), st.integers(0, 255))
+def test_a_damaged_payload_is_refused_or_gives_as_many_bytes(cut, at, value):
+    data = bytes(range(200)) * 4
+    payload = bytearray(Zstd().compress(memoryview(data)))[: max(cut, 1)]
+    payload[at % len(payload)] = value
+    with suppress(CodecError):
+        assert len(Zstd().expand(memoryview(payload), len(data))) == len(data)
+
+
+def test_a_frame_longer_than_any_window_comes_back():
+    data = (np.arange(5 << 20, dtype=np.uint32) // 7).tobytes()
+    for level in (1, 19):
+        # The highest level takes its time: a part tells as much.
+        own = data if level == 1 else data[: 9 << 20]
+        codec = FrameCodec((), Zstd(level), "zstd")
+        assert through(codec, own, frame_of(own)) == own
+
+
+class Failing:
+    def compress(self, data):
+        raise KeyError("dictionary")
+
+    def expand(self, payload, size):
+        return b"short"
+
+
+def test_a_compressor_of_the_user_that_fails_is_named_with_the_tensor():
+    codec = FrameCodec((), Failing(), "mine.py:Failing")
+    place = frame_of(bytes(10), "weights")
+    with pytest.raises(CodecError, match=r"mine.py:Failing raised KeyError .*'weights'"):
+        codec.encode(memoryview(bytes(10)), place)
+    with pytest.raises(CodecError, match=r"'weights'.* came as 5 bytes"):
+        codec.decode(memoryview(b""), memoryview(bytearray(10)), place)
