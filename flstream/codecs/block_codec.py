@@ -1,0 +1,164 @@
+"""Codecs with a loss, which take the numbers of a tensor a block at a time.
+
+A block is always the same piece of a tensor, whatever the chunks in which a body is read or sent.
+So the loss is the same, too. An encoded block has a length that is known beforehand and needs no
+other to be decoded: any range of an encoded body can be made from the blocks in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from flstream.codecs.floats import Numbers
+from flstream.errors import CodecError, FlstreamError
+
+BLOCK = 65_536
+"""Numbers of a block; the last one of a tensor may have fewer. 16 bits count its numbers, and what
+is computed from it (256 KiB in float32) stays in the L2 cache."""
+
+
+@dataclass(frozen=True)
+class BlockPlace:
+    """The place of a block.
+
+    Attributes:
+        tensor: Name of the tensor.
+        dtype: Type of its elements as a safetensors code, such as ``BF16``.
+        offset: Place of the block's first number in the tensor, counted in C order.
+        count: How many numbers it has, at least 1.
+    """
+
+    tensor: str
+    dtype: str
+    offset: int
+    count: int
+
+    def refused(self, index: int, value: object, codec: str) -> CodecError:
+        """Return the error for a number that a codec cannot encode.
+
+        Args:
+            index: Place of the number in the block.
+            value: The number.
+            codec: Name of the codec.
+        """
+        return CodecError(
+            f"tensor {self.tensor!r} has {value} as element {self.offset + index}, which the codec "
+            f"{codec} cannot encode; mend the number, or name the tensor in require_lossless"
+        )
+
+    def damaged(self, flaw: str, codec: str) -> CodecError:
+        """Return the error for bytes that a codec has not encoded.
+
+        Args:
+            flaw: What is wrong with them, to follow "have".
+            codec: Name of the codec.
+        """
+        last = self.offset + self.count - 1
+        return CodecError(
+            f"the encoded elements {self.offset} to {last} of tensor {self.tensor!r} have {flaw}, "
+            f"which the codec {codec} never writes"
+        )
+
+
+class BlockCodec(Protocol):
+    """A codec of blocks, a built-in or the user's own.
+
+    Its functions depend on their arguments alone, so that they give the same bits whenever and
+    wherever they are called.
+
+    Attributes:
+        for_updates: Whether it is for differences from a model, with what it leaves out added to
+            the next one (error feedback). A codec of the user's own may lack it: then it is not.
+    """
+
+    @property
+    def for_updates(self) -> bool:
+        """Whether it is for differences alone."""
+        ...
+
+    def nbytes(self, dtype: str, count: int) -> int:
+        """Return the length in bytes of an encoded block.
+
+        Args:
+            dtype: Type of the tensor's elements.
+            count: Numbers of the block.
+        """
+        ...
+
+    def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
+        """Encode a block.
+
+        Args:
+            numbers: Its numbers, read-only: float64 of a tensor of that type, else float32.
+            place: What they are.
+
+        Raises:
+            CodecError: It cannot encode one of them.
+        """
+        ...
+
+    def decode(self, data: memoryview, place: BlockPlace) -> Numbers:
+        """Return the numbers of an encoded block; they are then rounded to the tensor's type.
+
+        Args:
+            data: Bytes of the length that :meth:`nbytes` gives, from a peer that may be anyone.
+            place: What they are.
+
+        Raises:
+            CodecError: :meth:`encode` gives no such bytes.
+        """
+        ...
+
+
+def encode_block(codec: BlockCodec, name: str, numbers: Numbers, place: BlockPlace) -> bytes:
+    """Encode a block with a codec that may be the user's own.
+
+    Raises:
+        CodecError: It raised an error, or returned something else than bytes of the right length.
+    """
+    due = codec.nbytes(place.dtype, place.count)
+    try:
+        data = codec.encode(numbers, place)
+    except FlstreamError:
+        raise
+    except Exception as error:
+        raise _failed(name, place, error) from error
+    if not isinstance(data, bytes) or len(data) != due:
+        what = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+        raise CodecError(
+            f"the codec {name} returned {what} for a block of {place.count} numbers of tensor "
+            f"{place.tensor!r}; return {due} bytes, as its nbytes says"
+        )
+    return data
+
+
+def decode_block(codec: BlockCodec, name: str, data: memoryview, place: BlockPlace) -> Numbers:
+    """Decode a block with a codec that may be the user's own.
+
+    Raises:
+        CodecError: It raised an error, or returned something else than as many numbers.
+    """
+    try:
+        numbers = codec.decode(data, place)
+    except FlstreamError:
+        raise
+    except Exception as error:
+        raise _failed(name, place, error) from error
+    is_real = isinstance(numbers, np.ndarray) and numbers.dtype.kind == "f"
+    if not is_real or numbers.shape != (place.count,):
+        shape = list(np.shape(numbers))
+        raise CodecError(
+            f"the codec {name} returned {type(numbers).__name__} of shape {shape} for a block of "
+            f"tensor {place.tensor!r}; return {place.count} floats"
+        )
+    return numbers
+
+
+def _failed(name: str, place: BlockPlace, error: Exception) -> CodecError:
+    return CodecError(
+        f"the codec {name} raised {type(error).__name__} at tensor {place.tensor!r}: {error}; "
+        "mend the codec"
+    )

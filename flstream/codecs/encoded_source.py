@@ -1,0 +1,117 @@
+"""A source derived from another: a model as a codec encodes it, range by range."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from flstream.codecs.block_codec import BlockCodec, encode_block
+from flstream.codecs.coded_layout import CodedLayout, CodedTensor
+from flstream.codecs.floats import load
+from flstream.model.body import Scratch, Source
+from flstream.model.copy import scatter
+
+
+class EncodedSource:
+    """A body as a codec encodes it.
+
+    It holds a block at a time. Ranges may be read in any order if those of the model may, and by
+    several threads, which wait for each other.
+
+    Args:
+        source: The model.
+        coded: Layouts of both.
+        codec: The codec.
+        name: Its name, for messages.
+
+    Attributes:
+        layout: Tensors of the encoded body.
+        random_access: Whether ranges may be read in any order.
+    """
+
+    lendable = False
+    extent = None
+    deliver = None
+
+    def __init__(self, source: Source, coded: CodedLayout, codec: BlockCodec, name: str) -> None:
+        self.layout = coded.encoded
+        self.random_access = source.random_access
+        self._source = source
+        self._coded = coded
+        self._codec = codec
+        self._name = name
+        self._reading = threading.Lock()
+        self._scratch = Scratch()
+        self._block: tuple[str, int] | None = None
+        self._data = b""
+
+    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
+        """Return the bytes ``[start, stop)``, computed into ``scratch``.
+
+        Raises:
+            CodecError: The codec cannot encode a number; the message has its tensor and place.
+        """
+        room = scratch.take(stop - start)
+        with self._reading:
+            for spec in self.layout.overlapping(start, stop):
+                first, last = max(start, spec.start), min(stop, spec.stop)
+                part = room[first - start : last - start]
+                tensor = self._coded.coded.get(spec.name)
+                if tensor is None:
+                    moved = self._coded.model.by_name[spec.name].start - spec.start
+                    views = self._source.views(first + moved, last + moved, self._scratch)
+                    scatter(views, [part])
+                else:
+                    self._fill(tensor, first - spec.start, part)
+        return [room]
+
+    @property
+    def changed(self) -> Callable[[int, int], str | None] | None:
+        """Function from a range to a sentence on what of the model has changed since."""
+        look = self._source.changed
+        if look is None:
+            return None
+
+        def changed(start: int, stop: int) -> str | None:
+            for first, last in self._origins(start, stop):
+                if sentence := look(first, last):
+                    return sentence
+            return None
+
+        return changed
+
+    def _origins(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the model that a range is made of."""
+        for spec in self.layout.overlapping(start, stop):
+            first, last = max(start, spec.start), min(stop, spec.stop)
+            tensor = self._coded.coded.get(spec.name)
+            if tensor is None:
+                moved = self._coded.model.by_name[spec.name].start - spec.start
+                yield first + moved, last + moved
+            else:
+                size = tensor.block_bytes
+                origin, _ = tensor.model_range((first - spec.start) // size)
+                yield origin, tensor.model_range((last - 1 - spec.start) // size)[1]
+
+    def _fill(self, tensor: CodedTensor, offset: int, room: memoryview) -> None:
+        """Put the bytes of an encoded tensor, from an offset in it on, into a view."""
+        while len(room):
+            index, inside = divmod(offset, tensor.block_bytes)
+            data = memoryview(self._encoded(tensor, index))[inside : inside + len(room)]
+            room[: len(data)] = data
+            room, offset = room[len(data) :], offset + len(data)
+
+    def _encoded(self, tensor: CodedTensor, index: int) -> bytes:
+        """Return the bytes of an encoded block; the last is kept, as the next range may go on."""
+        if self._block != (tensor.spec.name, index):
+            data = joined(self._source.views(*tensor.model_range(index), self._scratch))
+            place = tensor.place(index)
+            made = encode_block(self._codec, self._name, load(place.dtype, data), place)
+            start, stop = tensor.encoded_range(index)
+            self._block, self._data = (tensor.spec.name, index), made.ljust(stop - start, b"\0")
+        return self._data
+
+
+def joined(views: Sequence[memoryview]) -> memoryview:
+    """Return consecutive views as one; a source has a block in more than one seldom."""
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))

@@ -1,0 +1,110 @@
+"""The codecs ``int8`` and ``int4``: whole numbers, and a scale for each few of them.
+
+Symmetric quantisation by the largest magnitude, as in Dettmers et al. 2022, "8-bit optimizers via
+block-wise quantization", arXiv:2110.02861, with steps of one size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from flstream.codecs.block_codec import BLOCK, BlockPlace
+from flstream.codecs.floats import Numbers, number_type, quietly
+
+# Both numbers of a byte of int4, the lower half first; 0 stands for -8, which is never written.
+_PAIRS = np.stack(
+    [np.arange(256, dtype=np.int16) % 16 - 8, np.arange(256, dtype=np.int16) // 16 - 8], axis=1
+).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Rounds every number to a multiple of its group's scale, by at most half of that.
+
+    An encoded block has the scales of its groups, then its whole numbers.
+
+    Attributes:
+        bits: Bits of a whole number.
+        group: Numbers that share a scale, an even divisor of 65536.
+    """
+
+    bits: Literal[4, 8]
+    group: int
+    for_updates = False
+
+    def __post_init__(self) -> None:
+        if self.group < 2 or BLOCK % self.group:
+            raise ValueError(f"a group of {self.group} is no even divisor of {BLOCK}")
+
+    @property
+    def name(self) -> str:
+        """Name of the codec."""
+        return f"int{self.bits}"
+
+    @property
+    def _most(self) -> int:
+        return (1 << (self.bits - 1)) - 1
+
+    def nbytes(self, dtype: str, count: int) -> int:
+        """Return the length in bytes of an encoded block."""
+        return self._scales_bytes(dtype, count) + -(-count * self.bits // 8)
+
+    def _scales_bytes(self, dtype: str, count: int) -> int:
+        return -(-count // self.group) * number_type(dtype).itemsize
+
+    @quietly
+    def encode(self, numbers: Numbers, place: BlockPlace) -> bytes:
+        """Return the scales and the whole numbers.
+
+        Raises:
+            CodecError: A number is infinite or NaN.
+        """
+        count = len(numbers)
+        rest = -count % self.group
+        rows = np.pad(numbers, (0, rest)) if rest else numbers
+        rows = rows.reshape(-1, self.group)
+        # Zeros have two signs, and a scale of no two machines may have another.
+        largest = np.abs(np.maximum(rows.max(axis=1), -rows.min(axis=1)))
+        if not np.isfinite(largest).all():
+            index = int(np.argmin(np.isfinite(numbers)))
+            raise place.refused(index, numbers[index], self.name)
+        scales = largest / self._most
+        # A scale that was rounded down, as the smallest are by half, would cut its largest number.
+        np.nextafter(scales, np.inf, out=scales, where=scales * self._most < largest)
+        divisors = np.where(scales == 0, scales.dtype.type(1), scales)
+        whole = np.rint(rows / divisors[:, None]).astype(np.int8).reshape(-1)
+        return bytes(scales) + self._packed(whole, count)
+
+    def _packed(self, whole: Numbers, count: int) -> bytes:
+        if self.bits == 8:
+            return bytes(whole[:count])
+        halves = (whole + 8).astype(np.uint8)
+        return bytes((halves[::2] | halves[1::2] << 4)[: -(-count // 2)])
+
+    @quietly
+    def decode(self, data: memoryview, place: BlockPlace) -> Numbers:
+        """Return the products of whole numbers and scales.
+
+        Raises:
+            CodecError: A scale is negative, infinite or NaN.
+        """
+        kind = number_type(place.dtype)
+        head = self._scales_bytes(place.dtype, place.count)
+        scales = np.frombuffer(data[:head], kind)
+        if not (np.isfinite(scales).all() and (scales >= 0).all()):
+            wrong = scales[~(scales >= 0) | np.isinf(scales)][0]
+            raise place.damaged(f"a scale of {wrong}", self.name)
+        whole = np.frombuffer(data[head:], np.int8)
+        if self.bits == 4:
+            whole = _PAIRS[whole.view(np.uint8)].reshape(-1)[: place.count]
+        numbers = whole.astype(kind)
+        full = place.count // self.group
+        rows = numbers[: full * self.group].reshape(full, self.group)
+        rows *= scales[:full, None]
+        numbers[full * self.group :] *= scales[-1]
+        if scales.max() > np.finfo(kind).max / 256:  # the last bit may go beyond all numbers
+            np.nan_to_num(numbers, copy=False)
+        return numbers

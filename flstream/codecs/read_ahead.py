@@ -1,0 +1,53 @@
+"""Ranges of any length from a source whose reads must end with a frame, from front to back."""
+
+from __future__ import annotations
+
+from flstream.model.body import Scratch, Source
+from flstream.model.copy import scatter
+
+
+class ReadAhead:
+    """Reads ranges that follow each other, and keeps what was read beyond them.
+
+    That is less than a frame. A source with random access is read where a range lies.
+
+    Args:
+        source: The source.
+        frame: Bytes of which the ends of reads must be multiples, or the end of the body.
+    """
+
+    def __init__(self, source: Source, frame: int) -> None:
+        self._source = source
+        self._frame = frame
+        self._scratch = Scratch()
+        # Bytes [first, reached) of the source are in the buffer from its beginning on.
+        self._buffer = bytearray()
+        self._first = self._reached = 0
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes ``[start, stop)``, valid until the next call.
+
+        Raises:
+            ValueError: They are no longer there, since the source is read once.
+        """
+        if self._source.random_access:
+            views = self._source.views(start, stop, self._scratch)
+            return views[0] if len(views) == 1 else memoryview(b"".join(views))
+        if start < self._first:
+            raise ValueError(f"bytes from {start} on are asked for again; read from front to back")
+        if stop > self._reached:
+            self._refill(start, stop)
+        return memoryview(self._buffer)[start - self._first : stop - self._first]
+
+    def _refill(self, start: int, stop: int) -> None:
+        """Drop what lies before a range, and read up to the frame that ends it."""
+        reach = min(-(-stop // self._frame) * self._frame, self._source.layout.nbytes)
+        keep = min(start, self._reached)
+        rest = self._buffer[keep - self._first : self._reached - self._first]
+        size = len(rest) + reach - self._reached
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        self._buffer[: len(rest)] = rest
+        room = memoryview(self._buffer)[len(rest) : size]
+        scatter(self._source.views(self._reached, reach, self._scratch), [room])
+        self._first, self._reached = keep, reach

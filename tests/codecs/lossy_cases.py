@@ -1,0 +1,108 @@
+"""Codecs with a loss, models for them, and reading both in ranges."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from flstream.codecs.cast import Cast
+from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.quantised import Quantised
+from flstream.codecs.ternary import Ternary
+from flstream.codecs.topk import TopK
+from flstream.model.body import Scratch, Source
+from flstream.model.dtypes import torch_dtype
+from flstream.model.memory import MemoryBody
+from tests.support import PlainSource
+
+CODECS = {
+    "cast bf16": Cast("bf16"),
+    "cast f16": Cast("f16"),
+    "int8": Quantised(8, 256),
+    "int8, large groups": Quantised(8, 4096),
+    "int4": Quantised(4, 64),
+    "topk": TopK(0.01),
+    "topk, a third": TopK(1 / 3),
+    "ternary": Ternary(0.04),
+}
+
+
+def lossy(name: str, *require_lossless: str) -> LossyCodec:
+    return LossyCodec(CODECS[name], name, require_lossless)
+
+
+def model(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Tensors of several blocks, of parts of one, and of kinds that pass."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.02
+
+    return {
+        "embed.weight": normal(411, 333),
+        "lm_head.weight": normal(300, 70),
+        "half": normal(70_001).bfloat16(),
+        "short": normal(65_536 + 16_384).half(),
+        "double": normal(500).double(),
+        "small": normal(500).to(torch.float8_e5m2),
+        "norm.weight": normal(1000) + 1,
+        "scalar": torch.tensor(1.5),
+        "one": normal(1),
+        "odd": normal(17),
+        "empty": torch.empty(0, 3),
+        "complex": torch.randn(70, dtype=torch.complex64, generator=generator),
+        "steps": torch.arange(33),
+        "mask": torch.arange(13) % 3 == 0,
+    }
+
+
+def read(source: Source, step: int) -> bytes:
+    """A body that is read in ranges of ``step`` bytes."""
+    scratch, data = Scratch(), bytearray()
+    for start, stop in source.layout.ranges(step):
+        for view in source.views(start, stop, scratch):
+            data += view
+    return bytes(data)
+
+
+class FrontToBack(PlainSource):
+    """A body that can be read once, in frames, as one that comes from another process."""
+
+    random_access = False
+
+    def __init__(self, source: Source, frame: int) -> None:
+        self.layout = source.layout
+        self._source, self._frame, self.reached = source, frame, 0
+
+    def views(self, start: int, stop: int, scratch: Scratch):
+        assert start == self.reached
+        assert stop % self._frame == 0 or stop == self.layout.nbytes
+        self.reached = stop
+        return self._source.views(start, stop, scratch)
+
+
+class Bytes(PlainSource):
+    """A body that is a string of bytes."""
+
+    def __init__(self, layout, data):
+        self.layout, self.data = layout, bytes(data)
+
+    def views(self, start, stop, scratch):
+        return [memoryview(self.data)[start:stop]]
+
+
+def tensors_of(source: Source) -> dict[str, torch.Tensor]:
+    data = bytearray(read(source, 1 << 20))
+    found = {}
+    for spec in source.layout.tensors:
+        own = data[spec.start : spec.stop]
+        flat = torch.frombuffer(own, dtype=torch_dtype(spec.dtype)) if own else torch.empty(0)
+        found[spec.name] = flat.to(torch_dtype(spec.dtype)).reshape(spec.shape)
+    return found
+
+
+def encoded(name: str, tensors: Mapping[str, torch.Tensor | np.ndarray], *require_lossless: str):
+    """A model's encoded form in memory, whose bytes a test may damage."""
+    codec = lossy(name, *require_lossless)
+    source = codec.encode(MemoryBody.of(tensors))
+    return Bytes(source.layout, read(source, 1 << 20))

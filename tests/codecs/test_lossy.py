@@ -1,0 +1,332 @@
+"""Codecs with a loss: which tensors they change, by how much, and that ranges do not matter."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flstream.codecs.coded_layout import CodedLayout
+from flstream.codecs.lossy import LossyCodec, part_layout_of
+from flstream.errors import CodecError
+from flstream.model.body import Scratch
+from flstream.model.layout import Layout, parse_header
+from flstream.model.memory import MemoryBody
+from tests.codecs.lossy_cases import (
+    CODECS,
+    Bytes,
+    FrontToBack,
+    encoded,
+    lossy,
+    model,
+    read,
+    tensors_of,
+)
+from tests.support import assert_same_tensors, body_of, entries
+
+NAMES = list(CODECS)
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_encoded_body_is_the_same_however_it_is_read(name):
+    source = MemoryBody.of(model())
+    codec = lossy(name)
+    whole = body_of(codec.encode(source))
+    for step in (4 * KIB, 2 * MIB, 16, 1008):
+        assert read(codec.encode(source), step) == whole
+    shuffled = codec.encode(source)
+    ranges = list(shuffled.layout.ranges(48 * KIB))
+    parts = {
+        start: bytes(shuffled.views(start, stop, Scratch())[0]) for start, stop in ranges[::-1]
+    }
+    assert b"".join(parts[start] for start, _ in ranges) == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("frame", [16, 4 * KIB, 2 * MIB])
+def test_a_body_decoded_from_front_to_back_is_that_of_random_access(name, frame):
+    source = MemoryBody.of(model())
+    codec = lossy(name)
+    coded = encoded(name, model())
+    due = body_of(codec.decode(coded, source.layout))
+    assert due == body_of(codec.rounded(source))
+    for step in (4 * KIB, 48, 2 * MIB):
+        remote = FrontToBack(coded, frame)
+        assert read(codec.decode(remote, source.layout, frame), step) == due
+        assert remote.reached == coded.layout.nbytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=20)
+@given(st.data())
+def test_any_cuts_give_the_same_bytes_on_both_sides(name, data):
+    layout = Layout.of([("a", "F32", (70_000,)), ("b", "BF16", (321,)), ("c", "F32", (40,))])
+    numbers = np.random.default_rng(1).standard_normal(layout.nbytes // 4 + 1).astype(np.float32)
+    halves = numbers.view(np.uint16) & 0xBF7F  # no infinities
+    source = Bytes(layout, halves.tobytes()[: layout.nbytes])
+    codec = lossy(name)
+    whole = body_of(codec.encode(source))
+    frame = data.draw(st.integers(1, 5000)) * 16
+    bounds = data.draw(st.lists(st.integers(1, layout.nbytes - 1), max_size=12, unique=True))
+    remote = FrontToBack(Bytes(codec.encoded(layout), whole), frame)
+    made = codec.decode(remote, layout, frame)
+    ends = [0, *sorted(bounds), layout.nbytes]
+    found = b"".join(bytes(made.views(*pair, Scratch())[0]) for pair in pairwise(ends))
+    assert found == body_of(codec.rounded(source))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(entries())
+def test_the_encoded_layout_of_any_model_is_sound_and_no_longer(name, given_entries):
+    layout = Layout.of(given_entries)
+    found = lossy(name).encoded(layout)
+    assert found.names == layout.names
+    assert found.is_canonical
+    assert found.nbytes <= layout.nbytes
+    if all(each.dtype != "C128" for each in found.tensors):
+        assert parse_header(found.header()[8:], "it")[0] == found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_float_or_is_required_passes_to_the_bit(name):
+    tensors = model()
+    found = tensors_of(lossy(name, "norm", "^lm_head").rounded(MemoryBody.of(tensors)))
+    kept = ["norm.weight", "lm_head.weight", "complex", "steps", "mask", "empty", "scalar"]
+    assert_same_tensors(
+        {each: found[each] for each in kept}, {each: tensors[each] for each in kept}
+    )
+    assert not torch.equal(found["embed.weight"], tensors["embed.weight"])
+    assert found.keys() == tensors.keys()
+    # NaNs, infinities and negative zeros in them, too.
+    strange = torch.tensor([float("nan"), float("inf"), -0.0, 1.0] * 100)
+    passed = tensors_of(lossy(name, "^w$").rounded(MemoryBody.of({"w": strange})))
+    assert passed["w"].numpy().tobytes() == strange.numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tied_tensors_stay_tied_and_pass_by_any_of_their_names(name):
+    weight = torch.randn(300, 10, generator=torch.Generator().manual_seed(0))
+    source = MemoryBody.of({"embed": weight, "head": weight})
+    assert source.layout.aliases == {"head": "embed"}
+    codec = lossy(name)
+    assert codec.encoded(source.layout).aliases == {"head": "embed"}
+    assert codec.rounded(source).layout == source.layout
+    assert body_of(lossy(name, "^head").encode(source)) == body_of(source)
+
+
+def numbers_of(found, name):
+    return found[name].double().numpy().reshape(-1)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("cast bf16", 8), ("cast f16", 11)])
+def test_a_cast_is_that_of_torch(name, bits):
+    tensors = model()
+    found = tensors_of(lossy(name).rounded(MemoryBody.of(tensors)))
+    kind = torch.bfloat16 if bits == 8 else torch.float16
+    for each in ("embed.weight", "odd", "norm.weight"):
+        assert torch.equal(found[each], tensors[each].to(kind).float())
+    assert_same_tensors({"half": found["half"]}, {"half": tensors["half"]})
+    change = np.abs(numbers_of(found, "double") - numbers_of(tensors, "double"))
+    assert (change <= np.abs(numbers_of(tensors, "double")) * 2.0**-bits).all()
+
+
+@pytest.mark.parametrize(("name", "bits", "group"), [("int8", 8, 256), ("int4", 4, 64)])
+def test_a_whole_number_is_off_by_half_of_its_scale_at_most(name, bits, group):
+    tensors = model()
+    found = tensors_of(lossy(name).rounded(MemoryBody.of(tensors)))
+    for each in ("embed.weight", "lm_head.weight", "double", "short", "half"):
+        due, got = numbers_of(tensors, each), numbers_of(found, each)
+        for start in range(0, len(due), group):
+            part = slice(start, start + group)
+            largest = np.abs(due[part]).max()
+            scale = largest / (2 ** (bits - 1) - 1)
+            # bfloat16 and float16 round what was decoded, too.
+            own = {"short": 2.0**-11, "half": 2.0**-8}.get(each, 2.0**-22)
+            assert np.abs(due[part] - got[part]).max() <= scale * (0.5 + 1e-5) + largest * own
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=20, max_size=600),
+    st.sampled_from(["int8", "int4"]),
+)
+def test_any_numbers_from_the_smallest_to_the_largest_are_quantised(values, name):
+    numbers = np.array(values, np.float32)
+    codec = lossy(name)
+    found = tensors_of(codec.rounded(MemoryBody.of({"w": numbers})))["w"].double().numpy()
+    group, most = CODECS[name].group, 2 ** (CODECS[name].bits - 1) - 1
+    for start in range(0, len(numbers), group):
+        due = numbers[start : start + group].astype(np.float64)
+        scale = max(np.abs(due).max() / most, 2.0**-149)
+        allowed = scale * (0.5 + 1e-4) if scale > 2.0**-120 else scale
+        assert np.abs(due - found[start : start + group]).max() <= allowed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_stay_zeros(name):
+    zeros = {"w": torch.zeros(1000), "v": torch.zeros(70_000, dtype=torch.bfloat16)}
+    assert not any(body_of(lossy(name).rounded(MemoryBody.of(zeros))))
+
+
+def test_the_largest_changes_are_kept_to_the_bit_and_ties_go_to_the_first():
+    tensors = model()
+    found = tensors_of(lossy("topk").rounded(MemoryBody.of(tensors)))
+    for each in ("embed.weight", "half", "double"):
+        due, got = numbers_of(tensors, each), numbers_of(found, each)
+        for start in range(0, len(due), 65_536):
+            part, kept = due[start : start + 65_536], got[start : start + 65_536]
+            count = int(np.ceil(0.01 * len(part)))
+            order = np.argsort(-np.abs(part), kind="stable")[:count]
+            expected = np.zeros_like(part)
+            expected[order] = part[order]
+            assert np.array_equal(kept, expected)
+    same = np.ones(1000, np.float32)
+    same[::2] = -1
+    kept = tensors_of(lossy("topk").rounded(MemoryBody.of({"w": same})))["w"].numpy()
+    assert np.array_equal(np.flatnonzero(kept), np.arange(10))
+    assert np.array_equal(kept[:10], same[:10])
+
+
+def test_ternary_keeps_signs_and_the_mean_of_the_largest():
+    due = numbers_of(model(), "embed.weight")[:65_536]
+    source = MemoryBody.of({"w": due.astype(np.float32)})
+    got = numbers_of(tensors_of(lossy("ternary").rounded(source)), "w")
+    order = np.argsort(-np.abs(due), kind="stable")[: int(np.ceil(0.04 * len(due)))]
+    mean = np.float32(np.abs(due[order]).mean())
+    assert set(np.flatnonzero(got)) == set(order)
+    assert np.allclose(got[order], np.sign(due[order]) * mean, rtol=1e-7)
+    assert len(set(np.abs(got[order]))) == 1
+    huge = np.full(3000, 3.4e38, np.float32)
+    found = tensors_of(lossy("ternary").rounded(MemoryBody.of({"w": huge})))["w"].numpy()
+    assert found.max() == huge[0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["int8", "int4", "topk", "ternary"])
+def test_a_number_that_is_not_finite_is_refused_by_name_and_place(name, dtype, value):
+    numbers = torch.zeros(70_000, dtype=dtype)
+    numbers[69_999] = value
+    codec = lossy(name)
+    source = codec.encode(MemoryBody.of({"layer.weight": numbers}))
+    with pytest.raises(
+        CodecError, match=rf"'layer.weight' has -?(nan|inf) as element 69999.*{name}"
+    ):
+        body_of(source)
+
+
+def test_a_cast_refuses_what_would_become_infinite_and_passes_what_is():
+    beyond = torch.zeros(2000)
+    beyond[[7, 1999]] = torch.tensor([float("nan"), -65520.0])
+    with pytest.raises(CodecError, match=r"'w' has -65520.0 as element 1999.*cast to f16"):
+        body_of(lossy("cast f16").encode(MemoryBody.of({"w": beyond})))
+    largest = torch.full((10,), 65519.0)
+    assert tensors_of(lossy("cast f16").rounded(MemoryBody.of({"w": largest})))["w"][0] == 65504
+    huge = torch.tensor([3.4e38] * 20)
+    with pytest.raises(CodecError, match="cast to bf16"):
+        body_of(lossy("cast bf16").encode(MemoryBody.of({"w": huge})))
+    strange = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0] * 10)
+    for name in ("cast bf16", "cast f16"):
+        found = tensors_of(lossy(name).rounded(MemoryBody.of({"w": strange})))["w"]
+        assert torch.equal(found.nan_to_num(), strange.nan_to_num())
+        assert torch.equal(found.isnan(), strange.isnan())
+
+
+@pytest.mark.parametrize("name", ["cast bf16", "cast f16"])
+def test_what_was_cast_is_cast_to_the_same_bits(name):
+    codec = lossy(name)
+    once = codec.rounded(MemoryBody.of(model()))
+    assert body_of(codec.encode(once)) == body_of(codec.encode(MemoryBody.of(model())))
+    assert body_of(codec.rounded(once)) == body_of(once)
+
+
+def test_a_model_of_other_tensors_is_refused_and_a_part_of_it_is_read():
+    source = MemoryBody.of(model())
+    codec = lossy("int8")
+    other = {**model(), "embed.weight": torch.zeros(411, 334)}
+    with pytest.raises(CodecError, match=r"the codec int8 encodes it: tensor 'embed.weight' has"):
+        codec.decode(encoded("int8", other), source.layout)
+    with pytest.raises(CodecError, match=r"'embed.weight' has dtype U32 instead of F32|shape"):
+        lossy("int8", "embed").decode(encoded("int8", model()), source.layout)
+    part = {name: model()[name] for name in ("half", "odd", "steps", "embed.weight")}
+    coded = encoded("int8", part)
+    layout = part_layout_of(source.layout, coded.layout)
+    found = tensors_of(codec.decode(coded, layout))
+    assert_same_tensors(found, tensors_of(codec.rounded(MemoryBody.of(part))))
+
+
+class Halving:
+    """A codec of a user's own: float16 of half of each number."""
+
+    def nbytes(self, dtype, count):
+        return 2 * count
+
+    def encode(self, numbers, place):
+        return (numbers / 2).astype(np.float16).tobytes()
+
+    def decode(self, data, place):
+        return np.frombuffer(data, np.float16).astype(np.float32) * 2
+
+
+def test_a_codec_of_the_user_is_used_as_it_is():
+    tensors = {"w": torch.arange(100_000) / 64.0}
+    codec = LossyCodec(Halving(), "mine.py:Halving")
+    assert not codec.for_updates
+    source = MemoryBody.of(tensors)
+    assert codec.encoded(source.layout).nbytes == 200_000
+    found = tensors_of(codec.rounded(source))
+    assert torch.equal(found["w"], (tensors["w"] / 2).half().float() * 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "flaw"),
+    [
+        ("encode", b"12", "returned 2 bytes .* return 200 bytes"),
+        ("encode", [1], "returned list"),
+        ("encode", ZeroDivisionError("zero"), "raised ZeroDivisionError at tensor 'w': zero"),
+        ("decode", np.zeros(3), r"returned ndarray of shape \[3\]"),
+        ("decode", np.zeros(100, int), "return 100 floats"),
+        ("decode", KeyError("x"), "raised KeyError at tensor 'w'"),
+        ("nbytes", -1, "returned -1 for 100 numbers of tensor 'w'"),
+    ],
+)
+def test_a_codec_of_the_user_that_fails_is_named(method, result, flaw):
+    def broken(*_):
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    own = Halving()
+    setattr(own, method, broken)
+    codec = LossyCodec(own, "mine.py:Halving")
+    source = MemoryBody.of({"w": torch.ones(100)})
+    with pytest.raises(CodecError, match=flaw):
+        body_of(codec.rounded(source))
+
+
+def test_a_codec_cannot_write_into_the_model():
+    class Writing(Halving):
+        def encode(self, numbers, place):
+            numbers *= 2
+            return super().encode(numbers, place)
+
+    codec = LossyCodec(Writing(), "mine.py:Writing")
+    for kind in (torch.float32, torch.bfloat16):
+        source = codec.encode(MemoryBody.of({"w": torch.ones(100_000).to(kind)}))
+        if source.layout.nbytes < 200_000 or kind == torch.float32:
+            with pytest.raises(CodecError, match="read-only"):
+                body_of(source)
+
+
+def test_blocks_lie_one_after_another():
+    layout = Layout.of([("a", "F32", (200_000,)), ("b", "F16", (65_536,))])
+    coded = CodedLayout.of(layout, CODECS["topk"], ())
+    a, b = coded.coded["a"], coded.coded["b"]
+    assert a.blocks == 4
+    assert [a.encoded_range(each)[0] for each in range(4)] == [0, 3936, 7872, 11808]
+    assert a.encoded_range(3)[1] == a.encoded.stop == b.encoded.start
+    assert b.encoded_range(0) == (b.encoded.start, b.encoded.stop)
+    assert a.place(3).count == 200_000 - 3 * 65_536
