@@ -14,17 +14,16 @@ import numpy as np
 from flstream.codecs.block_codec import BLOCK, BlockPlace
 from flstream.codecs.floats import Numbers, number_type, quietly
 
-# Both numbers of a byte of int4, the lower half first; 0 stands for -8, which is never written.
-_PAIRS = np.stack(
-    [np.arange(256, dtype=np.int16) % 16 - 8, np.arange(256, dtype=np.int16) // 16 - 8], axis=1
-).astype(np.int8)
+# Groups from here on are reduced row by row; for shorter rows that takes longer than all the rest.
+_LONG_ROW = 256
 
 
 @dataclass(frozen=True)
 class Quantised:
     """Rounds every number to a multiple of its group's scale, by at most half of that.
 
-    An encoded block has the scales of its groups, then its whole numbers.
+    An encoded block has the scales of its groups, then its whole numbers. Those of 4 bits are above
+    by 8, two in a byte, the lower half first.
 
     Attributes:
         bits: Bits of a whole number.
@@ -66,8 +65,7 @@ class Quantised:
         rest = -count % self.group
         rows = np.pad(numbers, (0, rest)) if rest else numbers
         rows = rows.reshape(-1, self.group)
-        # Zeros have two signs, and a scale of no two machines may have another.
-        largest = np.abs(np.maximum(rows.max(axis=1), -rows.min(axis=1)))
+        largest = _largest(rows)
         if not np.isfinite(largest).all():
             index = int(np.argmin(np.isfinite(numbers)))
             raise place.refused(index, numbers[index], self.name)
@@ -81,8 +79,9 @@ class Quantised:
     def _packed(self, whole: Numbers, count: int) -> bytes:
         if self.bits == 8:
             return bytes(whole[:count])
-        halves = (whole + 8).astype(np.uint8)
-        return bytes((halves[::2] | halves[1::2] << 4)[: -(-count // 2)])
+        # Pairs as numbers of 16 bits, whose halves are in as many bits of a byte then.
+        pairs = (whole + 8).view(np.uint16)
+        return bytes((pairs | pairs >> 4).astype(np.uint8)[: -(-count // 2)])
 
     @quietly
     def decode(self, data: memoryview, place: BlockPlace) -> Numbers:
@@ -99,7 +98,8 @@ class Quantised:
             raise place.damaged(f"a scale of {wrong}", self.name)
         whole = np.frombuffer(data[head:], np.int8)
         if self.bits == 4:
-            whole = _PAIRS[whole.view(np.uint8)].reshape(-1)[: place.count]
+            pairs = whole.view(np.uint8).astype(np.uint16)
+            whole = ((pairs | pairs << 4) & 0x0F0F).view(np.int8)[: place.count] - 8
         numbers = whole.astype(kind)
         full = place.count // self.group
         rows = numbers[: full * self.group].reshape(full, self.group)
@@ -108,3 +108,18 @@ class Quantised:
         if scales.max() > np.finfo(kind).max / 256:  # the last bit may go beyond all numbers
             np.nan_to_num(numbers, copy=False)
         return numbers
+
+
+def _largest(rows: Numbers) -> Numbers:
+    """Return the largest magnitude of each row; NaN where there is one.
+
+    Args:
+        rows: Numbers in two dimensions; the length of a row is a power of two.
+    """
+    left = np.abs(rows)
+    if rows.shape[1] >= _LONG_ROW:
+        return np.asarray(left.max(axis=1))
+    left = left.reshape(-1)
+    while len(left) > len(rows):
+        left = np.maximum(left[::2], left[1::2])
+    return left
