@@ -21,16 +21,16 @@ class Cast:
     same bits.
 
     Attributes:
-        dtype: ``bf16``, which has the range of float32 and 8 bits of mantissa, or ``f16``, which
+        to: ``bf16``, which has the range of float32 and 8 bits of mantissa, or ``f16``, which
             has 11 and is refused numbers beyond 65504.
     """
 
-    dtype: str = "bf16"
+    to: str = "bf16"
     for_updates = False
 
     @property
     def _code(self) -> str:
-        return _CODES[self.dtype]
+        return _CODES[self.to]
 
     def nbytes(self, dtype: str, count: int) -> int:
         """Return the length in bytes of an encoded block: two for each number."""
@@ -51,7 +51,7 @@ class Cast:
             beyond = np.isfinite(numbers) & ~np.isfinite(rounded)
             if beyond.any():
                 index = int(np.argmax(beyond))
-                raise place.refused(index, numbers[index], f"cast to {self.dtype}")
+                raise place.refused(index, numbers[index], f"cast to {self.to}")
         return data
 
     @quietly

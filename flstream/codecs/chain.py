@@ -1,0 +1,73 @@
+"""The codecs of one direction, as a job file lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flstream.codecs.block_codec import BlockCodec
+from flstream.codecs.cast import Cast
+from flstream.codecs.delta import Delta
+from flstream.codecs.frame_codec import FrameCodec, FrameCompressor, FrameStep
+from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.quantised import Quantised
+from flstream.codecs.shuffle import Shuffle
+from flstream.codecs.ternary import Ternary
+from flstream.codecs.topk import TopK
+from flstream.codecs.zstd import Zstd
+from flstream.job.codec_code import kind_of
+from flstream.job.codecs import CodecSpec
+from flstream.job.own_class import load_own
+
+BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
+    "cast": Cast,
+    "int8": lambda group: Quantised(8, group),
+    "int4": lambda group: Quantised(4, group),
+    "topk": TopK,
+    "ternary": Ternary,
+}
+"""Built-in codecs with a loss, by name."""
+
+STEPS: Mapping[str, Callable[..., FrameStep]] = {"delta": Delta, "shuffle": Shuffle}
+"""Built-in steps of frames, by name."""
+
+COMPRESSORS: Mapping[str, Callable[..., FrameCompressor]] = {"zstd": Zstd}
+"""Built-in compressors of frames, by name."""
+
+
+class CodecChain(NamedTuple):
+    """The codecs of one direction.
+
+    Attributes:
+        lossy: What makes another body of a body, first; None for none.
+        frames: What makes the frames of that body smaller; None for none.
+    """
+
+    lossy: LossyCodec | None = None
+    frames: FrameCodec | None = None
+
+
+def chain_of(specs: Sequence[CodecSpec], require_lossless: Sequence[str] = ()) -> CodecChain:
+    """Make the codecs of one direction.
+
+    Args:
+        specs: The codecs, in an order that :class:`~flstream.job.codecs.CodecList` accepts.
+        require_lossless: Regular expressions for names of tensors that lose no bits.
+
+    Raises:
+        Exception: Whatever the code of a user's own class raises.
+    """
+    lossy: LossyCodec | None = None
+    steps: list[FrameStep] = []
+    frames: FrameCodec | None = None
+    for spec in specs:
+        own: Any = load_own(spec.type, spec.args) if ":" in spec.type else None
+        if spec.type in STEPS:
+            steps.append(STEPS[spec.type](**spec.args))
+        elif spec.type in COMPRESSORS or kind_of(own) == "compressor":
+            made = own or COMPRESSORS[spec.type](**spec.args)
+            frames = FrameCodec(tuple(steps), made, spec.name)
+        else:
+            codec = own or BLOCK_CODECS[spec.type](**spec.args)
+            lossy = LossyCodec(codec, spec.name, tuple(require_lossless))
+    return CodecChain(lossy, frames)

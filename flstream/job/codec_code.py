@@ -1,0 +1,42 @@
+"""Check of the codecs of the user's own that a job file names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from flstream.job.own_class import try_own
+from flstream.job.problems import Problem, given
+from flstream.job.rules import refuse
+
+CodecKind = Literal["lossy", "step", "compressor"]
+
+_METHODS: Mapping[CodecKind, tuple[str, ...]] = {
+    "lossy": ("nbytes", "encode", "decode"),
+    "compressor": ("compress", "expand"),
+}
+
+
+def kind_of(made: Any) -> CodecKind | None:
+    """Return what kind of codec an object of the user's own class is, by its methods."""
+    for kind, names in _METHODS.items():
+        if all(callable(getattr(made, name, None)) for name in names):
+            return kind
+    return None
+
+
+def check_codec(place: str, args: Mapping[str, Any]) -> tuple[CodecKind, bool]:
+    """Make a codec of the user's own once.
+
+    Returns:
+        Its kind, and whether it is for updates alone.
+
+    Raises:
+        PydanticCustomError: It cannot be made, or is no codec.
+    """
+    made = try_own(place, args)
+    kind = kind_of(made)
+    if kind is None:
+        allowed = "a class with the methods nbytes, encode and decode, or compress and expand"
+        raise refuse(Problem("type", given(place), allowed))
+    return kind, bool(getattr(made, "for_updates", False))

@@ -1,0 +1,118 @@
+"""Section of the job file that lists codecs of what travels between the server and the sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from flstream.job.codec_code import CodecKind, check_codec
+from flstream.job.codec_sections import BUILT_IN, FOR_UPDATES, LOSSY, STEPS
+from flstream.job.free_values import FreeArgs
+from flstream.job.problems import Problem, given
+from flstream.job.rules import Patterns, ValueRule, refuse
+from flstream.job.section import Section
+from flstream.job.typed_sections import TypedSpec, arguments_of, parse_each, type_and_args
+from flstream.job.values import render_value
+
+
+class CodecSpec(TypedSpec):
+    """One codec of a resolved job."""
+
+
+class _Listed(NamedTuple):
+    """A codec of a list.
+
+    Attributes:
+        spec: The codec.
+        kind: What it does to bytes.
+        for_updates: Whether it is for updates alone.
+    """
+
+    spec: CodecSpec
+    kind: CodecKind
+    for_updates: bool
+
+
+@dataclass(frozen=True)
+class CodecList(ValueRule):
+    """A list of codecs, in the order in which a sender applies them."""
+
+    direction: Literal["down", "up"]
+    """Whether models are sent (`down`) or updates (`up`)."""
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values."""
+        return "a list of codecs, each a name or a section { type, and the codec's own keys }"
+
+    def parse(self, value: Any, folder: Path) -> list[CodecSpec]:
+        """Return the codecs with all of their arguments; those of the user's own are imported."""
+        if not isinstance(value, list):
+            raise self.refused(value, "write [zstd]")
+        listed = parse_each(value, lambda each: _parsed(each, folder))
+        problems = [*_misplaced(listed, self.direction)]
+        if problems:
+            raise refuse(*problems)
+        return [each.spec for each in listed]
+
+    def render(self, value: Any) -> str:
+        """Return HOCON text that parses to these codecs."""
+        return render_value([each.as_section() for each in value])
+
+
+class CodecsSection(Section):
+    """How models are made smaller for their way, in the order of the lists.
+
+    A codec that loses bits comes first, if there is one: `cast`, `int8` and `int4`, or of updates
+    also `topk` and `ternary`, which send what they left out later. `delta`, `shuffle` and `zstd`
+    are exact. What a site gets of a model that lost bits is what the server keeps of it, too.
+    """
+
+    down: Annotated[list[CodecSpec], CodecList("down")] = Field(default_factory=list)
+    """The codecs of the models that sites receive, such as `[delta, shuffle, zstd]`."""
+
+    up: Annotated[list[CodecSpec], CodecList("up")] = Field(default_factory=list)
+    """The codecs of updates: cast, int8, int4, topk, ternary, delta, shuffle, zstd or your own.
+
+    One with arguments is a section, such as `{ type = topk, fraction = 0.05 }`. Your own is a
+    class in a file beside the job file, `{ type = "mine.py:Codec" }` with its keyword arguments.
+    """
+
+    require_lossless: Annotated[list[str], Patterns()] = Field(default_factory=list)
+    """Regular expressions: tensors in whose names one is found lose no bits."""
+
+
+def _parsed(value: Any, folder: Path) -> _Listed:
+    kind, args = type_and_args(value, "codec", tuple(BUILT_IN), folder)
+    if kind in BUILT_IN:
+        spec = CodecSpec(kind, arguments_of(BUILT_IN[kind], args, folder))
+        does: CodecKind = "lossy" if kind in LOSSY else "step" if kind in STEPS else "compressor"
+        return _Listed(spec, does, kind in FOR_UPDATES)
+    spec = CodecSpec(kind, FreeArgs().parse(args, folder))
+    return _Listed(spec, *check_codec(spec.type, spec.args))
+
+
+def _misplaced(listed: Sequence[_Listed], direction: str) -> list[Problem]:
+    """Return what is wrong with the order of codecs."""
+    problems = []
+    for index, (spec, kind, for_updates) in enumerate(listed):
+        key, name = f"[{index}]", given(spec.name)
+        if any(spec.type == each.spec.type for each in listed[:index]):
+            problems.append(Problem(key, name, "a codec that is not in the list already"))
+        elif kind == "lossy" and index:
+            hint = "what loses bits comes before what is exact, and there is one at most"
+            problems.append(Problem(key, name, "an exact codec", hint))
+        elif kind == "compressor" and index < len(listed) - 1:
+            problems.append(Problem(key, name, "the last of the list"))
+        elif for_updates and direction == "down":
+            hint = "what it leaves out of a model would be lost; list it in up"
+            problems.append(Problem(key, name, "a codec of models", hint))
+    if not problems and listed and listed[-1].kind == "step":
+        hint = "it makes no bytes fewer by itself"
+        last = listed[-1].spec.name
+        problems.append(Problem(f"[{len(listed) - 1}]", given(last), "followed by zstd", hint))
+    return problems

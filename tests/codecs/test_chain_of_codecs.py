@@ -1,0 +1,166 @@
+"""The codecs of a job file: what may be listed, in which order, and what is made of it."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from pydantic_core import PydanticCustomError
+
+from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS, chain_of
+from flstream.codecs.frame_codec import FramePlace
+from flstream.job import codec_sections
+from flstream.job.codecs import CodecList, CodecSpec, CodecsSection
+from flstream.job.hocon import read_hocon
+from flstream.model.memory import MemoryBody
+from tests.support import body_of
+
+OWN = '''
+import numpy as np
+import zlib
+
+class Halves:
+    """Numbers of 16 bits, divided by a scale."""
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def nbytes(self, dtype, count):
+        return 2 * count
+
+    def encode(self, numbers, place):
+        return (numbers / self.scale).astype(np.float16).tobytes()
+
+    def decode(self, data, place):
+        return np.frombuffer(data, np.float16).astype(np.float32) * self.scale
+
+
+class Sparse(Halves):
+    for_updates = True
+
+
+class Zlib:
+    def compress(self, data):
+        return zlib.compress(data)
+
+    def expand(self, payload, size):
+        made = zlib.decompressobj().decompress(payload, size + 1)
+        return made
+
+
+class NoCodec:
+    pass
+
+
+class Failing:
+    def __init__(self):
+        raise RuntimeError("no device")
+'''
+
+
+@pytest.fixture
+def parse(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+
+    def parse(direction, *listed):
+        return CodecList(direction).parse(list(listed), tmp_path)
+
+    return parse
+
+
+def test_every_built_in_codec_is_registered_once_and_made_of_its_defaults(parse):
+    assert set(codec_sections.LOSSY) == set(BLOCK_CODECS)
+    assert set(codec_sections.STEPS) == set(STEPS)
+    assert set(codec_sections.COMPRESSORS) == set(COMPRESSORS)
+    made = {**BLOCK_CODECS, **STEPS, **COMPRESSORS}
+    assert set(made) == set(codec_sections.BUILT_IN)
+    for name in codec_sections.LOSSY:
+        (spec,) = parse("up", name)
+        chain = chain_of([spec])
+        assert chain.frames is None
+        assert chain.lossy.name == name
+        assert chain.lossy.for_updates == (name in codec_sections.FOR_UPDATES)
+        made = chain.lossy.codec
+        assert made == BLOCK_CODECS[name](**spec.args)
+
+
+def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
+    specs = parse("up", {"type": "topk", "fraction": 0.05}, "shuffle", {"type": "zstd", "level": 3})
+    assert specs[0] == CodecSpec("topk", {"fraction": 0.05})
+    assert specs[2] == CodecSpec("zstd", {"level": 3})
+    chain = chain_of(specs, ["norm"])
+    assert chain.lossy.codec.fraction == 0.05
+    assert chain.lossy.require_lossless == ("norm",)
+    assert [type(step).__name__ for step in chain.frames.steps] == ["Shuffle"]
+    assert chain.frames.compressor.level == 3
+    assert not chain.frames.needs_base
+    down = chain_of(parse("down", "delta", "zstd"))
+    assert down.lossy is None
+    assert down.frames.needs_base
+    assert chain_of([]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("direction", "listed", "line"),
+    [
+        ("up", ["zst"], r'\[0\].type: given "zst"; must be cast, int8, .*; did you mean "?zstd"?'),
+        ("up", [3], r"\[0\]: given 3; must be the name of a codec, or a section with a type"),
+        ("up", [{"level": 3}], r"\[0\].type: missing; must be cast"),
+        ("up", [{"type": "zstd", "level": 20}], r"\[0\].level: given 20; must be a whole number"),
+        ("up", [{"type": "zstd", "lvl": 2}], r"\[0\].lvl: unknown key; did you mean level?"),
+        ("up", [{"type": "int8", "group": 100}], "given 100; must be a power of two from 2 to 655"),
+        ("up", [{"type": "topk", "fraction": 0}], "given 0; must be a number above 0 and at most"),
+        ("up", [{"type": "cast", "to": "fp8"}], r"\[0\].to: given \"fp8\"; must be one of bf16, f16"),
+        ("up", ["zstd", "int8"], r"\[1\]: given \"?int8\"?; must be an exact codec; what loses"),
+        ("up", ["int8", "topk"], "must be an exact codec"),
+        ("up", ["zstd", "delta"], r"\[0\]: given \"?zstd\"?; must be the last of the list"),
+        ("up", ["delta", "delta", "zstd"], r"\[1\]: .* not in the list already"),
+        ("up", ["int8", "shuffle"], r"\[1\]: .* must be followed by zstd; it makes no bytes fewer"),
+        ("down", ["topk"], "must be a codec of models; what it leaves out .* list it in up"),
+        ("down", [{"type": "mine.py:Sparse"}], "must be a codec of models"),
+        ("up", [{"type": "mine.py:NoCodec"}], "a class with the methods nbytes, encode and decode"),
+        ("up", [{"type": "mine.py:Failing"}], "mine.py line 40 raised RuntimeError: no device"),
+        ("up", [{"type": "mine.py:Halves", "scal": 1}], "a class that takes these arguments"),
+        ("up", [{"type": "mine.py:Other"}], "the name of a Class"),
+    ],
+)
+def test_a_list_that_cannot_be_is_refused_in_a_sentence(parse, direction, listed, line):
+    with pytest.raises(PydanticCustomError) as caught:
+        parse(direction, *listed)
+    text = "\n".join(map(str, caught.value.context["problems"]))
+    assert re.search(line, text), text
+
+
+def test_codecs_of_the_user_are_made_with_their_arguments(parse, tmp_path):
+    specs = parse("up", {"type": "mine.py:Halves", "scale": 2.0}, {"type": "mine.py:Zlib"})
+    assert str(specs[0]) == "mine.py:Halves (scale = 2.0)"
+    chain = chain_of(specs)
+    assert chain.lossy.name == "mine.py:Halves"
+    numbers = np.arange(5000, dtype=np.float32)
+    source = MemoryBody.of({"w": torch.from_numpy(numbers)})
+    coded = chain.lossy.encode(source)
+    data = memoryview(body_of(coded))
+    place = FramePlace(coded.layout, 0, len(data))
+    payload, out = chain.frames.encode(data, place), bytearray(len(data))
+    assert len(payload) < len(data)
+    chain.frames.decode(memoryview(payload), memoryview(out), place)
+    assert out == data
+    assert np.frombuffer(body_of(chain.lossy.rounded(source)), np.float32)[10] == 10.0
+
+
+def test_the_section_of_a_job_file_is_read_and_written_out(parse, tmp_path):
+    text = """
+    down = [delta, shuffle, zstd]
+    up = [{ type = topk, fraction = 0.02 }, zstd]
+    require_lossless = ["norm", "^lm_head"]
+    """
+    path = tmp_path / "codecs.conf"
+    path.write_text(text)
+    values = read_hocon(path).values
+    section = CodecsSection.model_validate(values, context={"folder": tmp_path})
+    assert [each.type for each in section.down] == ["delta", "shuffle", "zstd"]
+    assert section.up[0].args == {"fraction": 0.02}
+    path.write_text(f"up = {CodecList('up').render(section.up)}")
+    again = read_hocon(path).values
+    assert CodecsSection.model_validate(again, context={"folder": tmp_path}).up == section.up
+    assert CodecsSection().up == []
