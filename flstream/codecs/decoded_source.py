@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
+
+from flstream.codecs.base_numbers import BaseNumbers
 from flstream.codecs.block_codec import BlockCodec, decode_block
 from flstream.codecs.coded_layout import CodedLayout, CodedTensor
-from flstream.codecs.floats import store
+from flstream.codecs.floats import number_type, quietly, store
 from flstream.codecs.read_ahead import ReadAhead
 from flstream.model.body import Scratch, Source
 
@@ -24,6 +27,7 @@ class DecodedSource:
         name: Its name, for messages.
         frame: Bytes of which the ends of reads must be multiples, where the encoded body is read
             from front to back.
+        base: Numbers that are added to those that are decoded; None for none.
 
     Attributes:
         layout: Tensors of the model.
@@ -36,7 +40,13 @@ class DecodedSource:
     deliver = None
 
     def __init__(
-        self, encoded: Source, coded: CodedLayout, codec: BlockCodec, name: str, frame: int
+        self,
+        encoded: Source,
+        coded: CodedLayout,
+        codec: BlockCodec,
+        name: str,
+        frame: int,
+        base: BaseNumbers | None = None,
     ) -> None:
         self.layout = coded.model
         self.random_access = encoded.random_access
@@ -44,6 +54,7 @@ class DecodedSource:
         self._coded = coded
         self._codec = codec
         self._name = name
+        self._base = base
         self._reading = threading.Lock()
         self._block: tuple[str, int] | None = None
         self._data = bytearray()
@@ -85,8 +96,14 @@ class DecodedSource:
                 room[:count] = memoryview(self._data)[start - first : start - first + count]
             room, start = room[count:], start + count
 
+    @quietly
     def _decode(self, tensor: CodedTensor, index: int, out: memoryview) -> None:
         place = tensor.place(index)
         data = self._reader.read(*tensor.encoded_range(index))
         own = data[: self._codec.nbytes(place.dtype, place.count)]
-        store(place.dtype, decode_block(self._codec, self._name, own, place), out)
+        numbers = decode_block(self._codec, self._name, own, place)
+        if self._base is not None:
+            # So that no change is none of a zero's sign either: -0.0 + 0.0 is 0.0.
+            numbers = np.where(numbers == 0, numbers.dtype.type(-0.0), numbers)
+            numbers = np.add(numbers, self._base.block(place), dtype=number_type(place.dtype))
+        store(place.dtype, numbers, out)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from flstream.codecs.block_codec import BlockCodec, encode_block
+import numpy as np
+
+from flstream.codecs.base_numbers import BaseNumbers
+from flstream.codecs.block_codec import BlockCodec, BlockPlace, encode_block
 from flstream.codecs.coded_layout import CodedLayout, CodedTensor
-from flstream.codecs.floats import load
+from flstream.codecs.floats import Numbers, load, number_type, quietly
+from flstream.codecs.read_ahead import joined
 from flstream.model.body import Scratch, Source
 from flstream.model.copy import scatter
 
@@ -23,6 +27,7 @@ class EncodedSource:
         coded: Layouts of both.
         codec: The codec.
         name: Its name, for messages.
+        base: Numbers from which differences are encoded; None to encode the model's own.
 
     Attributes:
         layout: Tensors of the encoded body.
@@ -33,13 +38,21 @@ class EncodedSource:
     extent = None
     deliver = None
 
-    def __init__(self, source: Source, coded: CodedLayout, codec: BlockCodec, name: str) -> None:
+    def __init__(
+        self,
+        source: Source,
+        coded: CodedLayout,
+        codec: BlockCodec,
+        name: str,
+        base: BaseNumbers | None = None,
+    ) -> None:
         self.layout = coded.encoded
         self.random_access = source.random_access
         self._source = source
         self._coded = coded
         self._codec = codec
         self._name = name
+        self._base = base
         self._reading = threading.Lock()
         self._scratch = Scratch()
         self._block: tuple[str, int] | None = None
@@ -106,12 +119,18 @@ class EncodedSource:
         if self._block != (tensor.spec.name, index):
             data = joined(self._source.views(*tensor.model_range(index), self._scratch))
             place = tensor.place(index)
-            made = encode_block(self._codec, self._name, load(place.dtype, data), place)
+            numbers = difference(load(place.dtype, data), self._base, place)
+            made = encode_block(self._codec, self._name, numbers, place)
             start, stop = tensor.encoded_range(index)
             self._block, self._data = (tensor.spec.name, index), made.ljust(stop - start, b"\0")
         return self._data
 
 
-def joined(views: Sequence[memoryview]) -> memoryview:
-    """Return consecutive views as one; a source has a block in more than one seldom."""
-    return views[0] if len(views) == 1 else memoryview(b"".join(views))
+@quietly
+def difference(numbers: Numbers, base: BaseNumbers | None, place: BlockPlace) -> Numbers:
+    """Return the differences of a block's numbers from the base's; the numbers if there is none."""
+    if base is None:
+        return numbers
+    found = np.subtract(numbers, base.block(place), dtype=number_type(place.dtype))
+    found.flags.writeable = False
+    return found

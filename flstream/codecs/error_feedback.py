@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from flstream.codecs.base_numbers import BaseNumbers
 from flstream.codecs.block_codec import BlockPlace, decode_block, encode_block
 from flstream.codecs.coded_layout import CodedLayout
-from flstream.codecs.encoded_source import joined
-from flstream.codecs.floats import LARGEST, Numbers, load, number_type, stored
+from flstream.codecs.encoded_source import difference
+from flstream.codecs.floats import LARGEST, load, number_type, quietly, stored
 from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.read_ahead import joined
 from flstream.errors import CodecError
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSink, FileSource
@@ -45,6 +47,7 @@ def encode_with_feedback(
     *,
     before: Source | None,
     after: Path,
+    base: Source | None = None,
     durable: bool = False,
 ) -> FileSource:
     """Encode an update and the residual before it into a file, and write the next residual.
@@ -53,11 +56,13 @@ def encode_with_feedback(
     that it can be fetched again while the site's residual is already the next one.
 
     Args:
-        update: Differences from the model that the site was sent.
+        update: Differences from the model that the site was sent; or new weights, if that model is
+            the base.
         codec: The codec.
         path: File of the encoded form, which is replaced.
         before: The site's last residual, with random access; None for none. It is not changed.
         after: File of the next residual, which is replaced; another than that of ``before``.
+        base: Model to take the differences from, with random access: see :meth:`LossyCodec.encode`.
         durable: Whether to wait until the disk has the files.
 
     Returns:
@@ -69,16 +74,17 @@ def encode_with_feedback(
     """
     coded = codec.coded(update.layout)
     layout = residual_layout(coded)
-    if before is not None and (difference := layout.difference(before.layout)):
+    numbers = None if base is None else BaseNumbers(base, coded)
+    if before is not None and (flaw := layout.difference(before.layout)):
         raise CodecError(
             f"the residual of the codec {codec.name} that the site keeps is of another model: "
-            f"{difference}; remove the site's state"
+            f"{flaw}; remove the site's state"
         )
     with (
         FileSink(path, coded.encoded, durable=durable) as sink,
         FileSink(after, layout, durable=durable) as residuals,
     ):
-        feedback = _Feedback(codec, before, residuals)
+        feedback = _Feedback(codec, numbers, before, residuals)
         scratch = Scratch()
         for spec in coded.encoded.tensors:
             tensor = coded.coded.get(spec.name)
@@ -103,27 +109,31 @@ class _Feedback:
 
     Args:
         codec: The codec.
+        base: Numbers to take the differences from; None for none.
         before: The last residual; None for none.
         after: Sink of the next one, of the same layout.
     """
 
-    def __init__(self, codec: LossyCodec, before: Source | None, after: FileSink) -> None:
+    def __init__(
+        self, codec: LossyCodec, base: BaseNumbers | None, before: Source | None, after: FileSink
+    ) -> None:
         self._codec = codec
+        self._base = base
         self._before = before
         self._after = after
         self._scratch = Scratch()
 
+    @quietly
     def encode(self, place: BlockPlace, data: memoryview) -> bytes:
         """Encode a block of the update and its residual, and write the next residual."""
         codec, name = self._codec.codec, self._codec.name
         kind = number_type(place.dtype)
         start = self._after.layout.by_name[place.tensor].start + place.offset * kind.itemsize
         stop = start + place.count * kind.itemsize
-        numbers: Numbers = load(place.dtype, data)
+        numbers = difference(load(place.dtype, data), self._base, place)
         if self._before is not None:
             rest = np.frombuffer(joined(self._before.views(start, stop, self._scratch)), kind)
-            with np.errstate(over="ignore", invalid="ignore"):
-                numbers = numbers + rest  # what is infinite then, the codec refuses
+            numbers = numbers + rest  # what is infinite then, the codec refuses
         given = numbers
         if place.dtype not in ("F32", "F64"):
             # With the residual it may be more than the tensor's type can hold.

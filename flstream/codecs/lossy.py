@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flstream.codecs.base_numbers import BaseNumbers
 from flstream.codecs.block_codec import BlockCodec
 from flstream.codecs.coded_layout import CodedLayout
 from flstream.codecs.decoded_source import DecodedSource
@@ -45,15 +46,27 @@ class LossyCodec:
         """Return the layout of a model's encoded form: no longer than the model."""
         return self.coded(layout).encoded
 
-    def encode(self, source: Source) -> Source:
+    def encode(self, source: Source, base: Source | None = None) -> Source:
         """Return a model's encoded form: a source that is computed range by range.
 
         It has random access if the model has. Nothing is kept for the next one: see
         :func:`~flstream.codecs.error_feedback.encode_with_feedback`.
-        """
-        return EncodedSource(source, self.coded(source.layout), self.codec, self.name)
 
-    def decode(self, encoded: Source, layout: Layout, frame: int = 16) -> Source:
+        Args:
+            source: The model, or an update.
+            base: Model with random access that the receiver has, too. What is encoded is then the
+                difference from it; tensors that pass are still the source's own.
+
+        Raises:
+            CodecError: The base lacks a tensor; the message names it.
+        """
+        coded = self.coded(source.layout)
+        numbers = None if base is None else BaseNumbers(base, coded)
+        return EncodedSource(source, coded, self.codec, self.name, numbers)
+
+    def decode(
+        self, encoded: Source, layout: Layout, frame: int = 16, base: Source | None = None
+    ) -> Source:
         """Return the model that an encoded form stands for: a source, computed range by range.
 
         Args:
@@ -61,6 +74,8 @@ class LossyCodec:
                 back, to its end if the model is.
             layout: Layout of the model.
             frame: Bytes of which the ends of reads of such a body must be multiples.
+            base: Model with which it was encoded, if it was with one. Its numbers are added, and
+                the sum is rounded once to the tensor's type.
 
         Raises:
             CodecError: The encoded form is not laid out as one of such a model; the message names
@@ -72,7 +87,8 @@ class LossyCodec:
             raise CodecError(
                 f"what came is not the model as the codec {self.name} encodes it: {difference}"
             )
-        return DecodedSource(encoded, coded, self.codec, self.name, frame)
+        numbers = None if base is None else BaseNumbers(base, coded)
+        return DecodedSource(encoded, coded, self.codec, self.name, frame, numbers)
 
     def rounded(self, source: Source) -> Source:
         """Return a model as it is once it was encoded and decoded, in its own layout.

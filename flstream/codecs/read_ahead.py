@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flstream.model.body import Scratch, Source
 from flstream.model.copy import scatter
 
@@ -31,8 +33,7 @@ class ReadAhead:
             ValueError: They are no longer there, since the source is read once.
         """
         if self._source.random_access:
-            views = self._source.views(start, stop, self._scratch)
-            return views[0] if len(views) == 1 else memoryview(b"".join(views))
+            return joined(self._source.views(start, stop, self._scratch))
         if start < self._first:
             raise ValueError(f"bytes from {start} on are asked for again; read from front to back")
         if stop > self._reached:
@@ -51,3 +52,8 @@ class ReadAhead:
         room = memoryview(self._buffer)[len(rest) : size]
         scatter(self._source.views(self._reached, reach, self._scratch), [room])
         self._first, self._reached = keep, reach
+
+
+def joined(views: Sequence[memoryview]) -> memoryview:
+    """Return consecutive views as one; a source has a block in more than one seldom."""
+    return views[0] if len(views) == 1 else memoryview(b"".join(views))

@@ -128,6 +128,27 @@ def test_an_update_that_is_not_finite_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_weights_with_a_base_are_sent_as_their_difference(tmp_path):
+    base, change = model(0), model(1)
+    trained = {
+        each: value + change[each] if value.is_floating_point() else value
+        for each, value in base.items()
+        if value.dtype != torch.float8_e5m2
+    }
+    old, new = MemoryBody.of(base), MemoryBody.of(trained)
+    codec = lossy("topk", "norm")
+    paths = {"before": None, "after": tmp_path / "after"}
+    sent = encode_with_feedback(new, codec, tmp_path / "sent", base=old, **paths)
+    assert body_of(sent) == body_of(codec.encode(new, old))
+    found = tensors_of(codec.decode(sent, new.layout, base=old))
+    residual = tensors_of(FileSource(tmp_path / "after"))
+    got = found["embed.weight"].double() + residual["embed.weight"].double()
+    assert (got - trained["embed.weight"].double()).abs().max() < 1e-7
+    assert_same_tensors(
+        {"norm.weight": found["norm.weight"]}, {"norm.weight": trained["norm.weight"]}
+    )
+
+
 class Made(PlainSource):
     """Random numbers that are made as they are read."""
 

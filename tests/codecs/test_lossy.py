@@ -330,3 +330,45 @@ def test_blocks_lie_one_after_another():
     assert a.encoded_range(3)[1] == a.encoded.stop == b.encoded.start
     assert b.encoded_range(0) == (b.encoded.start, b.encoded.stop)
     assert a.place(3).count == 200_000 - 3 * 65_536
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_may_be_encoded_as_its_difference_from_a_base(name):
+    base = model(0)
+    trained = {
+        each: value + 0.01 * model(1)[each] if value.is_floating_point() else value + 1
+        for each, value in base.items()
+        if each not in ("mask", "small")
+    }
+    codec = lossy(name, "norm")
+    old, new = MemoryBody.of(base), MemoryBody.of(trained)
+    encoded = codec.encode(new, old)
+    coded = Bytes(encoded.layout, read(encoded, 4 * KIB))
+    due = body_of(codec.decode(coded, new.layout, base=old))
+    remote = FrontToBack(coded, 4 * KIB)
+    assert read(codec.decode(remote, new.layout, 4 * KIB, old), 48 * KIB) == due
+    found = tensors_of(codec.decode(coded, new.layout, base=old))
+    passed = ("norm.weight", "complex", "steps", "empty", "scalar")
+    assert_same_tensors({n: found[n] for n in passed}, {n: trained[n] for n in passed})
+    for each in ("embed.weight", "double"):
+        change = trained[each].double() - base[each].double()
+        error = (found[each].double() - trained[each].double()).norm() / change.norm()
+        assert error < (0.2 if name in ("int4", "cast bf16") else 0.01) or name[:2] in ("to", "te")
+        assert error < 1
+    # What has not changed is decoded to the same bits.
+    same = tensors_of(codec.decode(codec.encode(old, old), old.layout, base=old))
+    assert_same_tensors(same, base)
+    signed = MemoryBody.of({"w": torch.tensor([0.0, -0.0] * 100)})
+    assert body_of(codec.decode(codec.encode(signed, signed), signed.layout, base=signed)) == (
+        body_of(signed)
+    )
+
+
+def test_a_base_without_a_tensor_of_the_update_is_refused():
+    codec = lossy("int8", "^kept")
+    update = MemoryBody.of({"w": torch.zeros(100), "kept": torch.zeros(100)})
+    for base in ({"v": torch.zeros(100)}, {"w": torch.zeros(101)}, {"w": torch.zeros(100).half()}):
+        with pytest.raises(CodecError, match=r"'w' has no tensor .* dtype F32 and shape \[100\]"):
+            codec.encode(update, MemoryBody.of(base))
+    whole = {"w": torch.ones(100), "more": torch.ones(3)}
+    assert codec.encode(update, MemoryBody.of(whole)).layout == codec.encoded(update.layout)
