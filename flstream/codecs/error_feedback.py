@@ -134,11 +134,10 @@ class _Feedback:
         if self._before is not None:
             rest = np.frombuffer(joined(self._before.views(start, stop, self._scratch)), kind)
             numbers = numbers + rest  # what is infinite then, the codec refuses
-        given = numbers
-        if place.dtype not in ("F32", "F64"):
+        given, most = numbers, LARGEST[place.dtype]
+        if place.dtype not in ("F32", "F64") and np.abs(numbers).max() > most:
             # With the residual it may be more than the tensor's type can hold.
-            most = LARGEST[place.dtype]
-            given = np.clip(numbers, -most, most, where=np.isfinite(numbers), out=numbers.copy())
+            given = np.where(np.isinf(numbers), numbers, np.clip(numbers, -most, most))
         made = encode_block(codec, name, given, place)
         due = decode_block(codec, name, memoryview(made), place)
         received = load(place.dtype, memoryview(stored(place.dtype, due)))
