@@ -99,7 +99,7 @@ def stored(dtype: str, numbers: Numbers) -> bytes:
 
 
 def _store_bf16(numbers: Numbers, out: Numbers) -> None:
-    rounded = numbers.astype(np.float32)
+    rounded = numbers.astype(np.float32, copy=False)  # float32 is only read
     bits = rounded.view(np.uint32)
     if numbers.dtype == np.float64:
         # What is not exact in float32 gets an odd last bit, so that it is no tie below: rounding
