@@ -85,6 +85,14 @@ def test_a_shuffle_is_of_each_size_of_element_by_itself():
     assert list(out) == [0, 4, 1, 5, 2, 6, 3, 7, 8, 10, 9, 11, 12, 13, 14]
 
 
+def test_elements_that_a_frame_cuts_stay_as_they_are():
+    layout = Layout.of([("a", "F32", (5,))])
+    out = bytearray(15)
+    place = FramePlace(layout, 3, 18)
+    Shuffle().apply(memoryview(bytes(range(3, 18))), memoryview(out), place, None)
+    assert list(out) == [3, 4, 8, 12, 5, 9, 13, 6, 10, 14, 7, 11, 15, 16, 17]
+
+
 def test_trained_weights_shrink_by_delta_and_shuffle_and_random_bytes_are_sent_as_they_are():
     random = np.random.default_rng(0)
     base = (random.standard_normal(MANY) * 0.02).astype(np.float32)

@@ -128,9 +128,32 @@ def test_a_cast_is_that_of_torch(name, bits):
     kind = torch.bfloat16 if bits == 8 else torch.float16
     for each in ("embed.weight", "odd", "norm.weight"):
         assert torch.equal(found[each], tensors[each].to(kind).float())
-    assert_same_tensors({"half": found["half"]}, {"half": tensors["half"]})
+    # Those of 16 bits would not become shorter.
+    kept = ("half", "short", "small")
+    assert_same_tensors({n: found[n] for n in kept}, {n: tensors[n] for n in kept})
     change = np.abs(numbers_of(found, "double") - numbers_of(tensors, "double"))
     assert (change <= np.abs(numbers_of(tensors, "double")) * 2.0**-bits).all()
+
+
+def test_a_double_is_rounded_once():
+    # A little more than half way, which float32 cannot tell from half way.
+    above = [1 + 2.0**-8 + 2.0**-40, 1 + 3 * 2.0**-8 - 2.0**-40, -1 - 2.0**-8 - 2.0**-40]
+    found = tensors_of(lossy("cast bf16").rounded(MemoryBody.of({"w": np.array(above * 10)})))
+    assert found["w"][:3].tolist() == [1 + 2.0**-7, 1 + 2.0**-7, -1 - 2.0**-7]
+    above = [1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-11]
+    found = tensors_of(lossy("cast f16").rounded(MemoryBody.of({"w": np.array(above * 10)})))
+    assert found["w"][:2].tolist() == [1 + 2.0**-10, 1]
+
+
+@given(st.lists(st.integers(-600, 600), min_size=40, max_size=300))
+def test_the_smallest_numbers_there_are_are_quantised_by_a_scale_that_holds_them(values):
+    smallest = 2.0**-149
+    numbers = (np.array(values) * smallest).astype(np.float32)
+    found = tensors_of(lossy("int8").rounded(MemoryBody.of({"w": numbers})))["w"].numpy()
+    for start in range(0, len(values), 256):
+        part = np.array(values[start : start + 256])
+        scale = np.ceil(np.abs(part).max() / 127)
+        assert np.abs(found[start : start + 256] / smallest - part).max() <= scale / 2
 
 
 @pytest.mark.parametrize(("name", "bits", "group"), [("int8", 8, 256), ("int4", 4, 64)])
