@@ -142,5 +142,9 @@ class _Feedback:
         due = decode_block(codec, name, memoryview(made), place)
         received = load(place.dtype, memoryview(stored(place.dtype, due)))
         left = np.subtract(numbers, received, dtype=kind)
+        finite = np.isfinite(left)
+        if not finite.all():  # it would be in all residuals from now on
+            index = int(np.argmin(finite))
+            raise place.refused(index, numbers[index], f"{name} with error feedback")
         self._after.write(start, left.view(np.uint8).data)
         return made

@@ -114,13 +114,14 @@ def test_a_residual_of_another_model_is_refused_and_nothing_is_left(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_update_that_is_not_finite_leaves_no_file(tmp_path):
+@pytest.mark.parametrize("name", ["topk", "cast bf16"])
+def test_an_update_that_is_not_finite_leaves_no_file(tmp_path, name):
     wrong = torch.zeros(70_000)
     wrong[66_000] = float("nan")
     with pytest.raises(CodecError, match="'w' has nan as element 66000"):
         encode_with_feedback(
             MemoryBody.of({"w": wrong}),
-            lossy("topk"),
+            lossy(name),
             tmp_path / "sent",
             before=None,
             after=tmp_path / "after",
