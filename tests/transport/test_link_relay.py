@@ -94,8 +94,11 @@ def test_connections_of_a_relay_share_the_rate_of_their_site():
 def test_what_is_sent_after_a_site_begins_goes_over_its_own_link():
     links = {"site-1": NetworkLink(latency=30.0), "site-2": NetworkLink()}
     ours, theirs = socket.socketpair()
-    with closing(LinkRelay(links, 0, "site-2")) as relay, ours:
-        site = relay.channel(theirs, "server", "up")
+    with (
+        ours,
+        closing(LinkRelay(links, 0, "site-2")) as relay,
+        closing(relay.channel(theirs, "server", "up")) as site,
+    ):
         site.send([memoryview(b"at once")], Deadline(5))
         assert ours.recv(7, socket.MSG_WAITALL) == b"at once"
         relay.use("site-1")
