@@ -24,6 +24,8 @@ from flstream.client.peer_messages import (
     Kept,
     UpdatePlace,
 )
+from flstream.codecs.chain import chain_of
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import StreamingError, UpdateRefusedError
 from flstream.job.sections import AggregationSection, ServerOptimizerSection
 from flstream.model.body import Source
@@ -77,6 +79,7 @@ class WorkerFold:
         with ExitStack() as stack:
             self._base = FileSource(Path(task.base), immutable=True)
             layout = self._base.layout
+            self._form = UpdateForm(self._base, chain_of(task.codecs).lossy)
             digester = None
             if task.sent_in >= LEAST_LENT:  # see ModelStore.writing
                 digester = ChunkDigester(layout.nbytes, task.sent_in)
@@ -148,12 +151,16 @@ class WorkerFold:
     def _source(self, place: UpdatePlace) -> UpdateSource:
         return UpdateSource(
             place.site,
-            self._opener(place),
+            self._decoder(place),
             place.weight,
             place.params_type,
             place.partial,
             lambda: self._changed.add(place.site),
         )
+
+    def _decoder(self, place: UpdatePlace) -> Callable[[], Source]:
+        opener, site, kind = self._opener(place), place.site, place.params_type
+        return lambda: self._form.decoded(site, opener(), kind, self._task.settings.frame_size)
 
     def _opener(self, place: UpdatePlace) -> Callable[[], Source]:
         if place.path:
@@ -165,7 +172,8 @@ class WorkerFold:
         receiver.limits = limits_for_updates(self._base.layout, 1)
 
         def check(layout: Layout) -> None:
-            if (difference := self._base.layout.difference(layout)) and not place.partial:
+            difference = self._form.difference(layout, partial=place.partial)
+            if difference:
                 raise UpdateRefusedError(place.site, f"does not fit the model: {difference}")
 
         base = self._base if place.params_type == "FULL" else None

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from flstream.job.codecs import CodecPlan
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 
@@ -145,6 +146,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
         frame: Length in bytes of the longest frame in which updates are fetched.
         settings: How updates are streamed.
         sent_in: Length in bytes of the chunks in which the model will be sent.
+        codecs: Codecs of the updates.
     """
 
     base: str
@@ -159,6 +161,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
     frame: int
     settings: StreamSettings
     sent_in: int
+    codecs: CodecPlan = CodecPlan()
 
 
 class Keep(msgspec.Struct, tag=True, frozen=True):

@@ -35,16 +35,18 @@ class SiteFilters(NamedTuple):
         up: Filters of updates.
         down: Filters of received models.
         folder: Folder of the file.
+        compares: Whether a codec encodes updates as their differences from the received model.
     """
 
     up: Sequence[FilterSpec]
     down: Sequence[FilterSpec]
     folder: Path
+    compares: bool = False
 
     def keep_model(self, kind: TaskKind) -> bool:
         """Whether the model of a task is kept as it was received."""
-        needs_changes = kind == "train" and any(each.changes_numbers for each in self.up)
-        return bool(self.down) or needs_changes
+        changes = self.compares or any(each.changes_numbers for each in self.up)
+        return bool(self.down) or (kind == "train" and changes)
 
     def check(self, layout: Layout) -> None:
         """Check that the model has all tensors that filters name.

@@ -42,6 +42,7 @@ from flstream.client.remote_states import RemoteStates
 from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
 from flstream.client.task_model import TaskModel
+from flstream.client.update_codec import encoded_update
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
 from flstream.model.body import Source
@@ -115,7 +116,9 @@ class TaskExecution:
         self._personal: PersonalTensors | None = None
         info = worker.info
         folder = Path(info.sites_folder)
-        self._filters = SiteFilters(info.filters_up, info.filters_down, folder)
+        self._codec = worker.codec if task.kind == "train" else None
+        compares = self._codec is not None
+        self._filters = SiteFilters(info.filters_up, info.filters_down, folder, compares)
         self._model = TaskModel(worker, task, self._filters)
         self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
@@ -274,7 +277,7 @@ class TaskExecution:
         joint = self._model.joint
         tied = None if joint is None else joint.aliases
         update: Source | None = None
-        if self._has_several_sites and not self._filters.up:
+        if self._has_several_sites and not (self._filters.up or self._codec):
             pieces = copied(params, tied)
             check_kinds((piece[:3] for piece in pieces), joint)
         else:
@@ -282,6 +285,9 @@ class TaskExecution:
             check_kinds((spec[:3] for spec in whole.layout.tensors), joint)
             update = self._filters.sent(whole, self._model.kept, model, site)
             partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
+            if self._codec is not None:
+                received, sent_as = self._model.kept, ParamsType(model.params_type)
+                update = encoded_update(self._codec, update, received, sent_as, site)
             pieces = read_pieces(update) if self._has_several_sites else []
         state = self._states.keep(site)
         if self._has_several_sites:

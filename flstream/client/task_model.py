@@ -123,9 +123,11 @@ class TaskModel:
     def _note(self, layout: Layout) -> JoinedBodies:
         """Take the layout of what is received, and find in it the model's."""
         if self.joined is None:
-            if self.task.joined and (self._filters.up or self._filters.down):
+            filters = self._filters
+            if self.task.joined and (filters.up or filters.down or filters.compares):
+                what = "codecs with a loss" if filters.compares else "filters"
                 raise ClientError(
-                    f"the workflow sends {self.task.joined[0]!r} beside the model, which filters "
+                    f"the workflow sends {self.task.joined[0]!r} beside the model, which {what} "
                     "pass over; leave them out, or take another workflow"
                 )
             self.joined = JoinedBodies(self.task.joined, layout)

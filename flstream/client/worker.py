@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from flstream.client.messages import (
@@ -22,6 +23,8 @@ from flstream.client.messages import (
 from flstream.client.peers import Peers
 from flstream.client.state_archive import receive_state
 from flstream.client.worker_info import WorkerInfo
+from flstream.codecs.chain import chain_of
+from flstream.codecs.lossy import LossyCodec
 from flstream.errors import (
     ChannelClosedError,
     ClientError,
@@ -95,6 +98,11 @@ class Worker:
         self._stopped = False
         # Seconds that it takes to fetch the last one again.
         self._fetching = 0.0
+
+    @cached_property
+    def codec(self) -> LossyCodec | None:
+        """What encodes updates with a loss; None for nothing."""
+        return chain_of(self.info.codecs_up).lossy
 
     @property
     def is_stopped(self) -> bool:

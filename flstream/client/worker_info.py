@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from flstream.job.bodies import OptimizerState
+from flstream.job.codecs import CodecPlan
 from flstream.job.filters import FilterSpec
 from flstream.job.link import NetworkLink
 from flstream.model.memory import Framework
@@ -39,6 +40,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         optimizer_moments: Value of ``train.optimizer_moments``.
         filters_up: Filters of updates.
         filters_down: Filters of received models.
+        codecs_up: Codecs of updates.
         links: Emulated links of its sites by name; empty where none are emulated.
         sees_run: Whether the worker sees the run directory; otherwise its node has a folder of its
             own, in which ``sites_folder`` and ``job_folder`` are.
@@ -65,5 +67,6 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     optimizer_moments: list[str] = []
     filters_up: list[FilterSpec] = []
     filters_down: list[FilterSpec] = []
+    codecs_up: CodecPlan = CodecPlan()
     links: dict[str, NetworkLink] = {}
     sees_run: bool = True

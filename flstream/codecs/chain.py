@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from flstream.codecs.block_codec import BlockCodec
@@ -16,7 +16,7 @@ from flstream.codecs.ternary import Ternary
 from flstream.codecs.topk import TopK
 from flstream.codecs.zstd import Zstd
 from flstream.job.codec_code import kind_of
-from flstream.job.codecs import CodecSpec
+from flstream.job.codecs import CodecPlan
 from flstream.job.own_class import load_own
 
 BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
@@ -47,12 +47,11 @@ class CodecChain(NamedTuple):
     frames: FrameCodec | None = None
 
 
-def chain_of(specs: Sequence[CodecSpec], require_lossless: Sequence[str] = ()) -> CodecChain:
+def chain_of(plan: CodecPlan) -> CodecChain:
     """Make the codecs of one direction.
 
     Args:
-        specs: The codecs, in an order that :class:`~flstream.job.codecs.CodecList` accepts.
-        require_lossless: Regular expressions for names of tensors that lose no bits.
+        plan: The codecs, in an order that :class:`~flstream.job.codecs.CodecList` accepts.
 
     Raises:
         Exception: Whatever the code of a user's own class raises.
@@ -60,7 +59,7 @@ def chain_of(specs: Sequence[CodecSpec], require_lossless: Sequence[str] = ()) -
     lossy: LossyCodec | None = None
     steps: list[FrameStep] = []
     frames: FrameCodec | None = None
-    for spec in specs:
+    for spec in plan.specs:
         own: Any = load_own(spec.type, spec.args) if ":" in spec.type else None
         if spec.type in STEPS:
             steps.append(STEPS[spec.type](**spec.args))
@@ -69,5 +68,5 @@ def chain_of(specs: Sequence[CodecSpec], require_lossless: Sequence[str] = ()) -
             frames = FrameCodec(tuple(steps), made, spec.name)
         else:
             codec = own or BLOCK_CODECS[spec.type](**spec.args)
-            lossy = LossyCodec(codec, spec.name, tuple(require_lossless))
+            lossy = LossyCodec(codec, spec.name, tuple(plan.require_lossless))
     return CodecChain(lossy, frames)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from flstream.job.codec_code import CodecKind, check_codec
-from flstream.job.codec_sections import BUILT_IN, FOR_UPDATES, LOSSY, STEPS
+from flstream.job.codec_sections import BUILT_IN, COMPRESSORS, FOR_UPDATES, LOSSY, STEPS
 from flstream.job.free_values import FreeArgs
 from flstream.job.problems import Problem, given
 from flstream.job.rules import Patterns, ValueRule, refuse
@@ -21,6 +21,25 @@ from flstream.job.values import render_value
 
 class CodecSpec(TypedSpec):
     """One codec of a resolved job."""
+
+
+@dataclass(frozen=True)
+class CodecPlan:
+    """The codecs of one direction.
+
+    Attributes:
+        specs: The codecs, in the order in which a sender applies them.
+        require_lossless: Regular expressions for names of tensors that lose no bits.
+    """
+
+    specs: list[CodecSpec] = field(default_factory=list)
+    require_lossless: list[str] = field(default_factory=list)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the first of them loses bits."""
+        first = self.specs[0] if self.specs else None
+        return first is not None and first.type not in (*STEPS, *COMPRESSORS)
 
 
 class _Listed(NamedTuple):
@@ -84,6 +103,17 @@ class CodecsSection(Section):
 
     require_lossless: Annotated[list[str], Patterns()] = Field(default_factory=list)
     """Regular expressions: tensors in whose names one is found lose no bits."""
+
+    def by_key(self) -> Iterator[tuple[str, CodecSpec]]:
+        """Yield all codecs, each with its key, such as `streaming.codecs.up[0]`."""
+        for direction, specs in (("up", self.up), ("down", self.down)):
+            for place, spec in enumerate(specs):
+                yield f"streaming.codecs.{direction}[{place}]", spec
+
+    @property
+    def of_updates(self) -> CodecPlan:
+        """The codecs of updates."""
+        return CodecPlan(self.up, self.require_lossless)
 
 
 def _parsed(value: Any, folder: Path) -> _Listed:

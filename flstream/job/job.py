@@ -275,6 +275,18 @@ class Job(Section):
             raise refuse(Problem("up", "given", allowed))
         return value
 
+    @field_validator("streaming")
+    @classmethod
+    def _codecs_of_all_that_is_sent(
+        cls, value: StreamingSection, info: ValidationInfo
+    ) -> StreamingSection:
+        stages: tuple[Stage, ...] = info.data.get("stages", ())
+        beside = list(senders(stages, info.data.get("train")))
+        if beside and value.codecs.of_updates.is_lossy:
+            allowed = f"without a loss in {beside[0]}, which sends tensors beside the model"
+            raise refuse(Problem("codecs.up", given(value.codecs.up[0].name), allowed))
+        return value
+
     @field_validator("network")
     @classmethod
     def _links_of_sites_that_there_are(
@@ -340,6 +352,11 @@ class Job(Section):
     def key_metric_mode(self) -> Literal["max", "min"]:
         """Whether the largest or the smallest value of the key metric is the best."""
         return _judged(self.stages).args.key_metric_mode
+
+    @property
+    def keep_models(self) -> bool:
+        """Whether sites keep a model as they received it, since it is needed after training."""
+        return self.filters.keep_models or self.streaming.codecs.of_updates.is_lossy
 
     @property
     def collects_models(self) -> bool:

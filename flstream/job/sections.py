@@ -18,6 +18,7 @@ from flstream.job.aggregation_method import (
     find_own_rule,
     is_own,
 )
+from flstream.job.codecs import CodecsSection
 from flstream.job.files import Factory, File
 from flstream.job.free_values import FreeArgs
 from flstream.job.problems import MISSING, Problem, did_you_mean, given
@@ -394,6 +395,8 @@ class StreamingSection(Section):
 
     window: Annotated[int, Whole(1, 64)] = 2
     """How many requests may be in flight at once."""
+
+    codecs: CodecsSection = CodecsSection()
 
     reuse: Annotated[Literal["auto", "off"], Choice(("auto", "off"))] = "auto"
     """Whether a receiver fetches only what it lacks: where that pays (auto), or never (off).

@@ -126,6 +126,7 @@ def _named_files(job: Job) -> Iterator[tuple[str, Path]]:
     for index, stage in enumerate(job.stages):
         code[f"{workflow_name(index, len(job.stages))}.type"] = stage.program
     code |= {f"{key}.type": each.type for key, each in job.filters.by_key()}
+    code |= {f"{key}.type": each.type for key, each in job.streaming.codecs.by_key()}
     traces = None if job.network.traces is None else job.network.traces.path
     for key, path in (
         ("train.script", job.train.script),

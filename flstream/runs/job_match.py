@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from flstream.errors import UsageError
 from flstream.job import Job, JobError, Key, job_keys
+from flstream.job.codecs import CodecList
 from flstream.job.engine_section import EngineSection
 from flstream.job.filters import FilterList
 from flstream.job.free_values import PlainValue
@@ -79,7 +80,7 @@ def _differences(
         here = key.render(key.value_in(job)) if name in own else _NOT_GIVEN
         if name in files:
             is_same = _inside_file(there) == _inside_file(here)
-        elif isinstance(key.rule, FilterList):
+        elif isinstance(key.rule, FilterList | CodecList):
             # Their files are compared by contents, unless an earlier version made the run.
             is_same = _without_folders(here) == _without_folders(there)
         else:

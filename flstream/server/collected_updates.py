@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
 from flstream.client.messages import SiteAnswer
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
 from flstream.model.body import Source
 from flstream.model.layout import Layout
@@ -30,17 +31,17 @@ class UpdateCollection(NamedTuple):
         worker: The worker that offers them.
         token: Token of their body.
         settings: How it is streamed.
-        base: The model that they were trained from.
+        form: The model that they were trained from, and how they are encoded.
     """
 
     worker: WorkerHandle
     token: bytes
     settings: StreamSettings
-    base: Source
+    form: UpdateForm
 
     def base_of(self, answer: SiteAnswer) -> Source | None:
         """Return the model if an update may have some of its bytes; None if it has differences."""
-        return self.base if answer.params_type == "FULL" else None
+        return self.form.model if answer.params_type == "FULL" else None
 
 
 class CollectedUpdate:
@@ -48,11 +49,13 @@ class CollectedUpdate:
 
     Args:
         answer: What the site answered beside it.
-        body: Its bytes.
+        body: Its bytes, as they were sent.
         cost: Cost of fetching it.
+        form: How they were encoded, and what they are an update of.
 
     Attributes:
         answer: What the site answered beside it.
+        body: As given.
         has_changed: Whether a fold has found that it is not the model that was received.
         is_clipped: Whether the last fold has scaled it down.
     """
@@ -60,10 +63,11 @@ class CollectedUpdate:
     has_changed = False
     is_clipped = False
 
-    def __init__(self, answer: SiteAnswer, body: Source, cost: Transfer) -> None:
+    def __init__(self, answer: SiteAnswer, body: Source, cost: Transfer, form: UpdateForm) -> None:
         self.answer = answer
+        self.body = body
+        self._form = form
         self._cost = cost
-        self._body = body
 
     @property
     def cost(self) -> Transfer:
@@ -91,7 +95,11 @@ class CollectedUpdate:
         self.is_clipped = is_clipped
 
     def _open(self) -> Source:
-        return self._body
+        return self._decoded(self.body)
+
+    def _decoded(self, sent: Source) -> Source:
+        answer = self.answer
+        return self._form.decoded(answer.site, sent, answer.params_type, self.frame_size)
 
     @property
     def frame_size(self) -> int:
@@ -105,20 +113,13 @@ class CollectedUpdate:
         """Let go of it: it is in a model that is durable, or, for a reason, in none."""
 
 
-def check_fits(answer: SiteAnswer, layout: Layout, model: Layout) -> None:
+def check_fits(answer: SiteAnswer, layout: Layout, form: UpdateForm) -> None:
     """Refuse an update that is not of the model, before any of its bytes are fetched.
 
     Raises:
         UpdateRefusedError: it is not; the message names the tensor.
     """
-    if answer.partial:
-        # What it says of tensors that the model has is looked at when it is folded.
-        unknown = [name for name in layout.by_name if name not in model.by_name]
-        difference = f"tensor {unknown[0]!r} is not part of the model" if unknown else None
-        if difference is None and layout.nbytes > model.nbytes:
-            difference = "its tensors are larger"
-    else:
-        difference = model.difference(layout)
+    difference = form.difference(layout, partial=answer.partial)
     if difference is not None:
         raise UpdateRefusedError(answer.site, f"does not fit the model: {difference}")
 
@@ -132,10 +133,11 @@ class RemoteUpdate(CollectedUpdate):
     def __init__(self, answer: SiteAnswer, collection: UpdateCollection) -> None:
         self.answer = answer
         self.collection = collection
-        worker, token, settings, base = collection
+        worker, token, settings, form = collection
+        self._form = form
 
         def check(layout: Layout) -> None:
-            check_fits(answer, layout, base.layout)
+            check_fits(answer, layout, form)
 
         same = collection.base_of(answer)
         self._remote = RemoteBody(answer.site, worker.up, token, settings, same, check)
@@ -155,7 +157,7 @@ class RemoteUpdate(CollectedUpdate):
         self._remote.fetch_in_frames(size)
 
     def _open(self) -> Source:
-        return self._remote.open()
+        return self._decoded(self._remote.open())
 
     def release(self, failure: str = "") -> None:
         """Let the worker go on."""
@@ -177,12 +179,12 @@ def fetch_into_memory(
     Raises:
         FlstreamError: They did not arrive.
     """
-    worker, token, settings, base = collection
-    model = base.layout
+    worker, token, settings, form = collection
+    model = form.model.layout
 
     def sink_for(layout: Layout) -> MemoryBody:
         if asked == 1:
-            check_fits(answers[0], layout, model)
+            check_fits(answers[0], layout, form)
         elif layout.nbytes > asked * model.nbytes:
             # Whose it is is found out when each is asked alone.
             raise LayoutError(
@@ -202,7 +204,7 @@ def fetch_into_memory(
         own = MemoryBody.of(tensors[index], tied=ties)
         first = cost if index == 0 else Transfer()
         counted = share + Transfer(0, first.requests, first.chunks, first.retries)
-        collected.append(CollectedUpdate(answer, own, counted))
+        collected.append(CollectedUpdate(answer, own, counted, form))
     return collected
 
 

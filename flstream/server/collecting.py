@@ -166,7 +166,7 @@ class ModelCollection:
             meta=pack_values(_ASKED_FOR, None),
         )
         plan = plan_task(context.job, source.layout.nbytes, len(sites), is_ranked=True)
-        files = UpdateFiles(context.run.updates(effect.number), effect.arguments, source.layout)
+        files = UpdateFiles(context.run.updates(effect.number), effect.arguments, spec.form)
         run = TaskRun(context, spec, plan, collector, files)
         if plan.waits_in_files:
             for found in files.recover(run.unsettled).values():

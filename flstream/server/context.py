@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from flstream.aggregation.rules import AggregationRule
+from flstream.codecs.chain import chain_of
+from flstream.codecs.lossy import LossyCodec
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.accountant_process import AccountantProcess
@@ -55,6 +58,11 @@ class ServerContext:
         """
         workers = self.job.clients.worker_names
         return workers[self.job.clients.site_names.index(site) % len(workers)]
+
+    @cached_property
+    def update_codec(self) -> LossyCodec | None:
+        """What encodes updates with a loss; None for nothing."""
+        return chain_of(self.job.streaming.codecs.of_updates).lossy
 
     @property
     def model_settings(self) -> StreamSettings:

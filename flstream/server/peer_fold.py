@@ -213,6 +213,7 @@ class PeerFold:
             frame=steps.frame,
             settings=settings,
             sent_in=self._context.model_settings.frame_size,
+            codecs=job.streaming.codecs.of_updates,
         )
         folded = self._folded(worker, task)
         # Also of a site that is refused: its file is another one now.

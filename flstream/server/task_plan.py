@@ -105,6 +105,6 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
         sums,
         max(states, default=0),
         # Tiny models stay in the workers' memory.
-        received=job.clients.workers if job.filters.keep_models and not plan.in_memory else 0,
+        received=job.clients.workers if job.keep_models and not plan.in_memory else 0,
         site_models=of_sites,
     )

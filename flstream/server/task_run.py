@@ -242,7 +242,7 @@ class TaskRun:
         settings = stream_settings(self._context.job, first.framework)
         model = self._spec.model
         worker.up.limits = limits_for_updates(model.layout, asked)
-        collection = UpdateCollection(worker, token, settings, model)
+        collection = UpdateCollection(worker, token, settings, self._spec.form)
         if self._plan.own:
             return [RemoteUpdate(first, collection)]
         if self._plan.waits_in_files and self._files is not None:

@@ -23,6 +23,8 @@ from flstream.client.messages import (
     TaskKind,
 )
 from flstream.client.personal_part import PersonalPart
+from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
@@ -61,6 +63,7 @@ class TaskSpec:
         folder: Folder in which workers write updates as files; empty where they are on offer.
         waits: How long there may be nothing from the sites.
         personal: What each site has a version of its own of; None for nothing.
+        codec: What encodes updates; None for nothing.
     """
 
     kind: TaskKind
@@ -80,6 +83,12 @@ class TaskSpec:
     folder: str = ""
     waits: TaskWaits = UNLIMITED
     personal: PersonalPart | None = None
+    codec: LossyCodec | None = None
+
+    @property
+    def form(self) -> UpdateForm:
+        """The form in which updates come."""
+        return UpdateForm(self.model, self.codec)
 
     @property
     def has_updates(self) -> bool:

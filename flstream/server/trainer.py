@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from flstream.aggregation.steps import plan_steps
 from flstream.client.messages import SiteTask
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import FlstreamError
 from flstream.model.order import ORDER
 from flstream.runs.site_states import check_states
@@ -172,8 +173,8 @@ class Trainer:
     def files(self, training: SiteTraining) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""
         folder = self._context.run.updates(training.number)
-        layout = self._store.joined(training.base).layout
-        return UpdateFiles(folder, training.effect.arguments, layout)
+        form = UpdateForm(self._store.joined(training.base), self._context.update_codec)
+        return UpdateFiles(folder, training.effect.arguments, form)
 
     def free(self, sites: Iterable[str]) -> None:
         """Pull the updates that lie in these sites' workers into files, so that they can work.
@@ -235,6 +236,7 @@ class Trainer:
             folder=self._folder(training),
             waits=self.waits,
             personal=training.personal,
+            codec=context.update_codec,
         )
 
     def _hosts(self, training: SiteTraining) -> ModelHosts | None:

@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from flstream.client.messages import SiteAnswer, WrittenUpdate
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
@@ -50,13 +51,14 @@ class UpdateFile(CollectedUpdate):
     Args:
         record: The update's record.
         path: Path of the update's file.
+        form: How it was encoded, and what it is an update of.
 
     Attributes:
         path: As given.
     """
 
-    def __init__(self, record: UpdateRecord, path: Path) -> None:
-        super().__init__(record.answer, FileSource(path, immutable=True), record.cost)
+    def __init__(self, record: UpdateRecord, path: Path, form: UpdateForm) -> None:
+        super().__init__(record.answer, FileSource(path, immutable=True), record.cost, form)
         self.path = path
 
     def release(self, failure: str = "") -> None:
@@ -76,13 +78,14 @@ class UpdateFiles:
     Args:
         folder: Path of the folder, which belongs to this training alone.
         base: Digest of the training's arguments; updates with another base are ignored.
-        model: Layout of the model that the training starts from.
+        form: The model that the training starts from, and how updates are encoded. They lie in the
+            files as they were sent.
     """
 
-    def __init__(self, folder: Path, base: str, model: Layout) -> None:
+    def __init__(self, folder: Path, base: str, form: UpdateForm) -> None:
         self.folder = folder
         self._base = base
-        self._model = model
+        self._form = form
 
     def fetch(self, answer: SiteAnswer, collection: UpdateCollection) -> UpdateFile:
         """Fetch an update into a file, whole or not at all; safe to call from several threads.
@@ -99,7 +102,7 @@ class UpdateFiles:
         path = self._path(answer.site)
 
         def sink_for(layout: Layout) -> FileSink:
-            check_fits(answer, layout, self._model)
+            check_fits(answer, layout, self._form)
             return stack.enter_context(FileSink(path, layout, durable=False))
 
         # The sink exists before its bytes do, and must not outlive a download that fails.
@@ -123,12 +126,12 @@ class UpdateFiles:
             UpdateRefusedError: Its layout does not fit the model's.
             CheckpointError: A file cannot be read or written.
         """
-        check_fits(answer, FileSource(self._path(answer.site)).layout, self._model)
+        check_fits(answer, FileSource(self._path(answer.site)).layout, self._form)
         return self._keep(UpdateRecord(answer, self._base, written.digest, written.cost))
 
     def store(self, update: CollectedUpdate) -> UpdateFile:
         """Write an update that is in memory to its file, for another process to read."""
-        source, path = update.update.open(), self._path(update.answer.site)
+        source, path = update.body, self._path(update.answer.site)
         digest = BodyDigest(source.layout)
         with FileSink(path, source.layout, durable=False) as sink:
             copy(source, sink, digest=digest)
@@ -146,7 +149,7 @@ class UpdateFiles:
             temporary.replace(_beside(path))
         except OSError as error:
             raise CheckpointError(f"{temporary} cannot be written: {error.strerror}") from error
-        return UpdateFile(record, path)
+        return UpdateFile(record, path, self._form)
 
     def size(self) -> int:
         """Total size of the folder's files in bytes."""
@@ -168,7 +171,7 @@ class UpdateFiles:
             path, record = self._path(site), self.record(site)
             with suppress(CheckpointError):
                 if record is not None and body_digest(FileSource(path)) == record.digest:
-                    found[site] = UpdateFile(record, path)
+                    found[site] = UpdateFile(record, path, self._form)
         return found
 
     def record(self, site: str) -> UpdateRecord | None:

@@ -28,14 +28,14 @@ from flstream.transport.channel import Signal
 def node_job(job: Job, run: RunDirectory) -> NodeJob:
     """Return what the workers of all nodes have in common; the engine fills in the rest."""
     code = train_code(job.train)
-    filters = [each.place for each in (*job.filters.up, *job.filters.down)]
-    sources = [path for path in (job.train.source, *filters) if path is not None]
+    listed = [each for _, each in (*job.filters.by_key(), *job.streaming.codecs.by_key())]
+    sources = [job.train.source, *(each.place for each in listed)]
     common = NodeJob(
         run=str(run.path),
         folder=str(job.folder),
         variables=needs_of(job),
         threads=job.clients.threads,
-        files=digests_of(path for each in sources for path in own_files(each, job.folder)),
+        files=digests_of(path for each in sources if each for path in own_files(each, job.folder)),
         gpus=job.engine.gpus,
     )
     if isinstance(code, LearnerCode):

@@ -144,5 +144,6 @@ def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         optimizer_moments=job.train.optimizer_moments,
         filters_up=job.filters.up,
         filters_down=job.filters.down,
+        codecs_up=job.streaming.codecs.of_updates,
         links=job.network.links([name] if is_own else job.clients.site_names, job.seed),
     )

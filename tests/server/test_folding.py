@@ -8,6 +8,7 @@ from support import PlainSource, assert_same_tensors, tensor
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.client.messages import SiteAnswer
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
@@ -32,7 +33,7 @@ class Kept(CollectedUpdate):
     """An update that notes how it was let go of."""
 
     def __init__(self, site, body, weight):
-        super().__init__(SiteAnswer(site, weight, {}), body, Transfer())
+        super().__init__(SiteAnswer(site, weight, {}), body, Transfer(), UpdateForm(body))
         self.released = []
 
     def release(self, failure=""):

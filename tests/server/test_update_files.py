@@ -9,6 +9,7 @@ import torch
 from support import PlainSource, body_of
 
 from flstream.client.messages import SiteAnswer
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError, RefusedError, StreamingError, UpdateRefusedError
 from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
@@ -32,7 +33,7 @@ def answer(site):
 
 
 def collection(worker, token):
-    return UpdateCollection(worker, token, SETTINGS, BODY.layout)
+    return UpdateCollection(worker, token, SETTINGS, UpdateForm(BODY))
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def offering():
 
 @pytest.fixture
 def update_files(tmp_path):
-    return UpdateFiles(tmp_path / "updates" / "round-0003", "base-digest", BODY.layout)
+    return UpdateFiles(tmp_path / "updates" / "round-0003", "base-digest", UpdateForm(BODY))
 
 
 @pytest.fixture
@@ -89,17 +90,17 @@ def test_an_update_is_fetched_into_a_file_beside_which_lies_what_its_site_said(
 
 
 def test_what_an_earlier_server_fetched_is_recovered_with_all_that_was_said(fetched):
-    again = UpdateFiles(fetched.folder, "base-digest", BODY.layout)
+    again = UpdateFiles(fetched.folder, "base-digest", UpdateForm(BODY))
     found = again.recover(["site-1", "site-2", "site-3"])
     assert list(found) == ["site-1", "site-2"]
     assert found["site-2"].answer == answer("site-2")
     assert found["site-2"].cost.bytes == 400_008
     assert body_of(found["site-2"].update.open()) == body_of(BODY)
-    assert UpdateFiles(fetched.folder, "base-digest", BODY.layout).recover(["site-3"]) == {}
+    assert UpdateFiles(fetched.folder, "base-digest", UpdateForm(BODY)).recover(["site-3"]) == {}
 
 
 def test_an_update_that_was_trained_from_another_model_is_not_taken_up(fetched):
-    other = UpdateFiles(fetched.folder, "another-digest", BODY.layout)
+    other = UpdateFiles(fetched.folder, "another-digest", UpdateForm(BODY))
     assert other.recover(["site-1", "site-2"]) == {}
     assert other.record("site-1") is None
 
@@ -204,7 +205,7 @@ def test_an_update_that_was_refused_leaves_nothing(fetched):
 
 def test_a_round_that_is_durable_takes_its_folder_along_but_no_other(fetched, offering):
     worker, offer = offering
-    other = UpdateFiles(fetched.folder.with_name("round-0004"), "base-digest", BODY.layout)
+    other = UpdateFiles(fetched.folder.with_name("round-0004"), "base-digest", UpdateForm(BODY))
     other.fetch(answer("site-1"), collection(worker, offer().token))
     fetched.discard()
     assert not fetched.folder.exists()

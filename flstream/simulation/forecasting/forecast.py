@@ -397,7 +397,7 @@ def _memory(
     server = _STREAMING_BYTES + workers * _LINE_BYTES + job.aggregation.memory_budget
     if plan.in_memory:
         server += job.clients.cohort_size * update
-    client = _STREAMING_BYTES + model + (_FILTERS_BYTES if job.filters.keep_models else 0)
+    client = _STREAMING_BYTES + model + (_FILTERS_BYTES if job.keep_models else 0)
     if plan.sites > 1:
         # The received model, and the updates: one by one, and then in one piece.
         client += model + 2 * plan.sites * update

@@ -1,0 +1,98 @@
+"""The form in which updates of a model travel: as they are, or as a codec has encoded them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from flstream.codecs.lossy import LossyCodec, part_layout_of
+from flstream.errors import CodecError, UpdateRefusedError
+from flstream.model.body import Scratch, Source
+from flstream.model.layout import Layout
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class UpdateForm:
+    """The form of the updates that were trained from a model.
+
+    Attributes:
+        model: The model, with random access.
+        codec: What encodes them; None for nothing.
+    """
+
+    model: Source
+    codec: LossyCodec | None = None
+
+    def difference(self, sent: Layout, *, partial: bool) -> str | None:
+        """Return how the layout of what was sent differs from that of an update, or None.
+
+        Args:
+            sent: Layout of what was sent.
+            partial: Whether it may lack tensors of the model. Those that it has and that are not
+                encoded are then looked at when it is folded.
+        """
+        layout = self.model.layout
+        if partial:
+            unknown = [name for name in sent.by_name if name not in layout.by_name]
+            if unknown:
+                return f"tensor {unknown[0]!r} is not part of the model"
+            if sent.nbytes > layout.nbytes:
+                return "its tensors are larger"
+            if self.codec is None:
+                return None
+            layout = part_layout_of(layout, sent)
+        if self.codec is not None:
+            layout = self.codec.encoded(layout)
+        return layout.difference(sent)
+
+    def decoded(
+        self, site: str, sent: Source, params_type: Literal["FULL", "DIFF"], frame: int
+    ) -> Source:
+        """Return an update whose bytes are as they were sent.
+
+        Args:
+            site: Name of the site that has sent it.
+            sent: What it has sent.
+            params_type: Whether it has weights, or differences from the model.
+            frame: Bytes of which the ends of reads must be multiples, if it is read once.
+
+        Raises:
+            UpdateRefusedError: It is none of the codec's.
+        """
+        if self.codec is None:
+            return sent
+        codec = self.codec
+        base = self.model if params_type == "FULL" else None
+        layout = part_layout_of(self.model.layout, sent.layout)
+        return _SiteUpdate(
+            site, _of_site(site, lambda: codec.decode(sent, layout, frame or 16, base))
+        )
+
+
+class _SiteUpdate:
+    """A decoded update, whose errors name the site."""
+
+    lendable = False
+    extent = None
+    changed = None
+    deliver = None
+
+    def __init__(self, site: str, decoded: Source) -> None:
+        self.layout = decoded.layout
+        self.random_access = decoded.random_access
+        self._site = site
+        self._decoded = decoded
+
+    def views(self, start: int, stop: int, scratch: Scratch) -> Sequence[memoryview]:
+        """Return the bytes ``[start, stop)``."""
+        return _of_site(self._site, lambda: self._decoded.views(start, stop, scratch))
+
+
+def _of_site(site: str, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except CodecError as error:
+        raise UpdateRefusedError(site, f"cannot be decoded: {error}") from error

@@ -1,0 +1,147 @@
+"""Codecs of updates: what is lost is the same, however the bytes travel, and is sent later."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_scripts import QUIET
+
+MODEL = """
+import torch
+
+
+def build():
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "w": torch.randn(300, 300, generator=generator),
+        "norm": torch.randn(300, generator=generator),
+        "half": torch.randn(70_000, generator=generator).bfloat16(),
+        "b": torch.randn(3, 5, generator=generator, dtype=torch.float64),
+        "steps": torch.tensor(0),
+    }
+"""
+TRAIN = """
+import torch
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    changes = {{
+        name: torch.randn(each.shape).to(each.dtype) if each.is_floating_point()
+        else torch.ones_like(each)
+        for name, each in model.params.items()
+    }}
+    if {differences}:
+        flare.send(flare.FLModel(params=changes, params_type="DIFF"))
+    else:
+        params = {{name: each + changes[name] for name, each in model.params.items()}}
+        flare.send(flare.FLModel(params=params, meta={{"partial": {partial}}}))
+"""
+WEIGHTS = TRAIN.format(differences=False, partial=False)
+DIFFERENCES = TRAIN.format(differences=True, partial=False)
+CODECS = ("cast", "int8", "int4", "topk", "ternary")
+
+
+def using(codec):
+    return f"streaming.codecs.up=[{codec}]", "streaming.codecs.require_lossless=[norm]"
+
+
+def digest(jobs, script, *overrides):
+    run = jobs.run(script, QUIET, *overrides, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    shutil.rmtree(run.directory.path)
+    return run.summary.model.digest
+
+
+@pytest.mark.parametrize("script", [WEIGHTS, DIFFERENCES], ids=["weights", "differences"])
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
+    common = ("clients.count=4", *using(codec))
+    first = digest(jobs, script, *common)
+    for overrides in (
+        ("streaming.tensor_download_chunk_size=4 KiB",),
+        ("clients.parallel=1",),
+        ("clients.parallel=2", "aggregation.memory_budget=2 MiB"),
+        ("streaming.mode=push",),
+        ("streaming.mode=native",),
+        ("workflow.type=swarm",),
+    ):
+        assert digest(jobs, script, *common, *overrides) == first, overrides
+    assert digest(jobs, script, "clients.count=4") != first
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_after_a_resume_what_was_left_out_is_sent_as_it_would_have_been(jobs, codec):
+    whole = jobs.run(WEIGHTS, QUIET, "rounds=4", *using(codec), model=MODEL)
+    part = jobs.run(WEIGHTS, QUIET, "rounds=2", *using(codec), model=MODEL)
+    again = jobs.go_on(part, WEIGHTS, QUIET, "rounds=4", *using(codec), model=MODEL)
+    assert again.summary.model.digest == whole.summary.model.digest
+
+
+def moved(run):
+    """How far each tensor of a run has come from its first model."""
+    before, after = load_file(run.directory.checkpoint(0)), load_file(run.directory.final_model)
+    return {name: after[name].double() - before[name].double() for name in before}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_may_lose_nothing_loses_nothing(jobs, codec):
+    exact = moved(jobs.run(WEIGHTS, QUIET, model=MODEL))
+    lossy = moved(jobs.run(WEIGHTS, QUIET, *using(codec), model=MODEL))
+    for name in ("norm", "steps"):
+        assert torch.equal(exact[name], lossy[name])
+    assert not torch.equal(exact["w"], lossy["w"])
+
+
+def test_what_topk_leaves_out_comes_with_later_updates(jobs):
+    """The same change each round: with what was left out, it has come after some rounds."""
+    script = WEIGHTS.replace(
+        "torch.randn(each.shape)", "torch.linspace(1, 2, each.numel()).view(each.shape)"
+    )
+    run = jobs.run(
+        script, QUIET, "rounds=10", "streaming.codecs.up=[{type=topk,fraction=0.25}]", model=MODEL
+    )
+    change = torch.linspace(1, 2, 90_000).view(300, 300)
+    # A quarter is sent each time: what waits longest has waited for some rounds.
+    rest = 10 * change - moved(run)["w"]
+    assert (rest.abs() <= 5.01 * change).all()
+    assert rest.mean() < 3
+    assert run.summary.transfer.up.bytes < 0.6 * 20 * run.summary.model.bytes
+
+
+def test_bytes_of_updates_are_those_that_are_sent(jobs):
+    run = jobs.run(WEIGHTS, QUIET, *using("int8"), model=MODEL)
+    up, size = run.summary.transfer.up, run.summary.model.bytes
+    assert up.bytes < 0.36 * 4 * size  # a quarter of float32, and half of bfloat16
+    assert run.summary.transfer.down.bytes == 4 * size
+
+
+def test_an_update_of_some_tensors_is_encoded_too(jobs):
+    script = (
+        TRAIN.format(differences=False, partial=True)
+        .replace("params = {", "params = {")
+        .replace(
+            "for name, each in model.params.items()}\n        flare",
+            "for name, each in model.params.items() if name != 'half'}\n        flare",
+        )
+    )
+    run = jobs.run(script, QUIET, *using("int8"), model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    change = moved(run)
+    assert not change["half"].any()
+    assert change["w"].any()
+
+
+def test_a_number_that_cannot_be_encoded_fails_its_site_alone(jobs):
+    script = WEIGHTS.replace(
+        "        flare.send(flare.FLModel(params=params",
+        "        if flare.get_site_name() == 'site-2':\n"
+        "            params['w'][7, 3] = float('nan')\n"
+        "        flare.send(flare.FLModel(params=params",
+    )
+    run = jobs.run(script, QUIET, "clients.min_updates=1", *using("topk"), model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    assert {each.site for each in run.summary.failures} == {"site-2"}
+    assert "tensor 'w'" in run.summary.failures[0].reason
