@@ -14,6 +14,7 @@ from flstream.errors import (
 from flstream.model.body import OnRange, Scratch, Sink, Source
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
+from flstream.streaming.coding import DecoderFor
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource, close_ref
 from flstream.telemetry.events import Transfer
@@ -30,6 +31,7 @@ class RemoteBody:
         base: The model that it was trained from, for what is the same in it; None for none.
         check: Called with its layout before all of it is fetched at once, which a whole message is;
             raises :class:`UpdateRefusedError` if it does not fit.
+        decoder_for: Makes what gives encoded frames back; None to have them as they are.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class RemoteBody:
         settings: StreamSettings,
         base: Source | None,
         check: Callable[[Layout], None],
+        decoder_for: DecoderFor | None = None,
     ) -> None:
         self._site = site
         self._receiver = receiver
@@ -47,6 +50,7 @@ class RemoteBody:
         self._settings = settings
         self._base = base
         self._check = check
+        self._decoder_for = decoder_for
         self._remotes: list[RemoteSource] = []
 
     @property
@@ -71,7 +75,9 @@ class RemoteBody:
             UpdateRefusedError: It cannot be fetched.
         """
         try:
-            remote = RemoteSource(self._receiver, self._token, self._settings)
+            remote = RemoteSource(
+                self._receiver, self._token, self._settings, decoder_for=self._decoder_for
+            )
             self._remotes.append(remote)
             # What was pushed is on its way once. A second walk has to ask.
             self._settings = replace(self._settings, push=False)

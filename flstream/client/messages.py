@@ -56,6 +56,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         round: Number of the round, from 1.
         total_rounds: Rounds of the job.
         bodies: Token of each body on offer, by its name.
+        model: Name of the model, its digest, by which both sides know that they have it.
         chunk_size: Longest frame in bytes in which the update may be pushed.
         sites: One or more. With more than one, each works on a copy of the model, so this is for
             models that are small.
@@ -85,6 +86,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     host: str = ""
     folder: str = ""
     personal: PersonalPart | None = None
+    model: str = ""
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):

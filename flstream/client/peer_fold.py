@@ -79,7 +79,7 @@ class WorkerFold:
         with ExitStack() as stack:
             self._base = FileSource(Path(task.base), immutable=True)
             layout = self._base.layout
-            self._form = UpdateForm(self._base, chain_of(task.codecs).lossy)
+            self._form = UpdateForm(self._base, chain_of(task.codecs))
             digester = None
             if task.sent_in >= LEAST_LENT:  # see ModelStore.writing
                 digester = ChunkDigester(layout.nbytes, task.sent_in)
@@ -178,6 +178,7 @@ class WorkerFold:
 
         base = self._base if place.params_type == "FULL" else None
         settings = self._task.settings
+        # Sites send each other frames as they are.
         remote = RemoteBody(place.site, receiver, place.token, settings, base, check)
         self._remotes[place.site] = remote
         return remote.open

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,18 +35,20 @@ class SiteFilters(NamedTuple):
         up: Filters of updates.
         down: Filters of received models.
         folder: Folder of the file.
-        compares: Whether a codec encodes updates as their differences from the received model.
+        kept_for: Tasks of which codecs need the model as it was received.
+        is_lossy: Whether a codec encodes updates with a loss.
     """
 
     up: Sequence[FilterSpec]
     down: Sequence[FilterSpec]
     folder: Path
-    compares: bool = False
+    kept_for: Collection[TaskKind] = ()
+    is_lossy: bool = False
 
     def keep_model(self, kind: TaskKind) -> bool:
         """Whether the model of a task is kept as it was received."""
-        changes = self.compares or any(each.changes_numbers for each in self.up)
-        return bool(self.down) or (kind == "train" and changes)
+        needs_changes = kind == "train" and any(each.changes_numbers for each in self.up)
+        return bool(self.down) or needs_changes or kind in self.kept_for
 
     def check(self, layout: Layout) -> None:
         """Check that the model has all tensors that filters name.

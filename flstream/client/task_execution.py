@@ -42,8 +42,10 @@ from flstream.client.remote_states import RemoteStates
 from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
 from flstream.client.task_model import TaskModel
-from flstream.client.update_codec import encoded_update
+from flstream.client.update_codec import encoded_update, kept_for
 from flstream.client.worker import Worker
+from flstream.codecs.chain import CodecChain
+from flstream.codecs.coded_frames import encoder_for
 from flstream.errors import ClientError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink
@@ -116,9 +118,14 @@ class TaskExecution:
         self._personal: PersonalTensors | None = None
         info = worker.info
         folder = Path(info.sites_folder)
-        self._codec = worker.codec if task.kind == "train" else None
-        compares = self._codec is not None
-        self._filters = SiteFilters(info.filters_up, info.filters_down, folder, compares)
+        self._codecs = worker.update_codecs if task.kind == "train" else CodecChain()
+        self._filters = SiteFilters(
+            info.filters_up,
+            info.filters_down,
+            folder,
+            kept_for(info),
+            is_lossy=worker.update_codecs.lossy is not None,
+        )
         self._model = TaskModel(worker, task, self._filters)
         self._bundle = Bundle()
         self._answers: list[SiteAnswer] = []
@@ -277,7 +284,7 @@ class TaskExecution:
         joint = self._model.joint
         tied = None if joint is None else joint.aliases
         update: Source | None = None
-        if self._has_several_sites and not (self._filters.up or self._codec):
+        if self._has_several_sites and not (self._filters.up or self._codecs.lossy):
             pieces = copied(params, tied)
             check_kinds((piece[:3] for piece in pieces), joint)
         else:
@@ -285,9 +292,9 @@ class TaskExecution:
             check_kinds((spec[:3] for spec in whole.layout.tensors), joint)
             update = self._filters.sent(whole, self._model.kept, model, site)
             partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
-            if self._codec is not None:
+            if (codec := self._codecs.lossy) is not None:
                 received, sent_as = self._model.kept, ParamsType(model.params_type)
-                update = encoded_update(self._codec, update, received, sent_as, site)
+                update = encoded_update(codec, update, received, sent_as, site)
             pieces = read_pieces(update) if self._has_several_sites else []
         state = self._states.keep(site)
         if self._has_several_sites:
@@ -369,7 +376,12 @@ class TaskExecution:
 
     def _offer(self, update: Source, answered: Answered) -> None:
         """Send the answer with an update on offer, and wait until it was used."""
-        with self._worker.offering(answered.effect, update, self.task.chunk_size) as ref:
+        encoder, codec, kept = None, self._codecs.frames, self._model.kept
+        if codec is not None:
+            bases = {} if kept is None else {self.task.model: kept}
+            encoder = encoder_for(codec, update.layout, bases)
+        task = self.task
+        with self._worker.offering(answered.effect, update, task.chunk_size, encoder) as ref:
             self._worker.send(structs.replace(answered, bodies={MODEL: ref.token}))
             outcome = ref.wait()
         if not outcome.ok:

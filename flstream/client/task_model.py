@@ -9,7 +9,7 @@ from flstream.client.context import SiteContext
 from flstream.client.joined_bodies import JoinedBodies
 from flstream.client.messages import MODEL, Received, Task
 from flstream.client.site_filters import SiteFilters
-from flstream.client.worker import Worker
+from flstream.client.worker import KnownModel, Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
@@ -110,7 +110,7 @@ class TaskModel:
                     task.bodies[MODEL],
                     sink_for,
                     task.host,
-                    held=lambda body: body if body.is_used else None,
+                    held=lambda body: body if body.is_used else self._worker.base.source,
                 )
             except StreamingError as error:
                 if not task.host:
@@ -124,8 +124,8 @@ class TaskModel:
         """Take the layout of what is received, and find in it the model's."""
         if self.joined is None:
             filters = self._filters
-            if self.task.joined and (filters.up or filters.down or filters.compares):
-                what = "codecs with a loss" if filters.compares else "filters"
+            if self.task.joined and (filters.up or filters.down or filters.is_lossy):
+                what = "codecs with a loss" if filters.is_lossy else "filters"
                 raise ClientError(
                     f"the workflow sends {self.task.joined[0]!r} beside the model, which {what} "
                     "pass over; leave them out, or take another workflow"
@@ -154,6 +154,8 @@ class TaskModel:
                 raise StreamingError(f"the model did not arrive: {self._failure}")
             raise self._failure
         assert self.kept is not None
+        if self._worker.needs_base:
+            self._worker.base = KnownModel(self.task.model, self.kept)
         return self.kept
 
     def _received_into(self, sink_for: SinkFor, site: SiteContext) -> Params:

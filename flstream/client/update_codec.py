@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import ParamsType
+from flstream.client.messages import TaskKind
 from flstream.client.personal import OWN_FOLDER
+from flstream.client.worker_info import WorkerInfo
 from flstream.codecs.error_feedback import encode_with_feedback
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import ClientError, CodecError
@@ -15,6 +18,16 @@ from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 
 _RESIDUAL = "residual.safetensors"
+
+
+def kept_for(info: WorkerInfo) -> Collection[TaskKind]:
+    """Return the tasks of which codecs need the model as it was received."""
+    kinds: list[TaskKind] = []
+    if info.codecs_down.needs_base or info.codecs_up.is_lossy or info.codecs_up.needs_base:
+        kinds.append("train")
+    if info.codecs_down.needs_base:
+        kinds.append("evaluate")
+    return kinds
 
 
 def encoded_update(

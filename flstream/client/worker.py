@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from flstream.client.messages import (
     Acknowledged,
@@ -23,8 +24,8 @@ from flstream.client.messages import (
 from flstream.client.peers import Peers
 from flstream.client.state_archive import receive_state
 from flstream.client.worker_info import WorkerInfo
-from flstream.codecs.chain import chain_of
-from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.chain import CodecChain, chain_of
+from flstream.codecs.coded_frames import decoder_for
 from flstream.errors import (
     ChannelClosedError,
     ClientError,
@@ -37,6 +38,7 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.folder_archive import unpack_folder
 from flstream.model.layout import Layout
 from flstream.model.reuse import ModelMemory
+from flstream.streaming.coding import EncoderFor
 from flstream.streaming.download import AtHand, SinkT, download
 from flstream.streaming.held import KnownBody
 from flstream.streaming.receiver import Receiver
@@ -48,6 +50,18 @@ from flstream.transport.messages import MessageChannel
 
 # Seconds within which a task normally follows another.
 _SOON_SECONDS = 1.0
+
+
+class KnownModel(NamedTuple):
+    """A model that was received before.
+
+    Attributes:
+        name: Its name; empty for none.
+        source: The model as it was received; None for none.
+    """
+
+    name: str = ""
+    source: Source | None = None
 
 
 Selection = Callable[[Layout], Collection[str]]
@@ -73,6 +87,7 @@ class Worker:
         enter: Function called with each site whose part of a task begins, and with None at its end.
         memory: Memory for received models, reused from one task to the next.
         known: The last model that was received, if it is a short one.
+        base: The last one, where later ones are encoded with it.
     """
 
     def __init__(
@@ -90,6 +105,7 @@ class Worker:
         self.enter = enter
         self.memory = ModelMemory()
         self.known: KnownBody | None = None
+        self.base = KnownModel()
         self._control = control
         self._down = down
         self._service = service
@@ -100,9 +116,19 @@ class Worker:
         self._fetching = 0.0
 
     @cached_property
-    def codec(self) -> LossyCodec | None:
-        """What encodes updates with a loss; None for nothing."""
-        return chain_of(self.info.codecs_up).lossy
+    def update_codecs(self) -> CodecChain:
+        """What encodes updates."""
+        return chain_of(self.info.codecs_up)
+
+    @cached_property
+    def model_codecs(self) -> CodecChain:
+        """What encodes received models."""
+        return chain_of(self.info.codecs_down)
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the last received model is kept, since later ones are encoded with it."""
+        return self.info.codecs_down.needs_base
 
     @property
     def is_stopped(self) -> bool:
@@ -186,7 +212,9 @@ class Worker:
             receiver = self._peers.receiver(host)
             receiver.limits = self._down.limits
         streaming = self.info.streaming
-        at_hand = AtHand(held, self.known)
+        base = self.base
+        decoder = decoder_for(self.model_codecs.frames, base.source, base.name)
+        at_hand = AtHand(held, self.known, None if host else decoder)
         sink, cost = download(receiver, token, streaming, sink_for, at_hand=at_hand)
         speed = receiver.speeds.sending
         self._fetching = sink.layout.nbytes / speed if streaming.reuse else 0.0
@@ -242,7 +270,9 @@ class Worker:
         return self._service.offer(archive, [SERVER])
 
     @contextmanager
-    def offering(self, effect: int, source: Source, chunk_size: int) -> Iterator[Ref]:
+    def offering(
+        self, effect: int, source: Source, chunk_size: int, encoder: EncoderFor | None = None
+    ) -> Iterator[Ref]:
         """Offer an update to the server, and to the peers that the server names meanwhile.
 
         Args:
@@ -250,6 +280,7 @@ class Worker:
             source: Body of the update, which must not change as long as the block lasts.
             chunk_size: Longest frame in bytes in which it may be pushed to the server; 0 if it may
                 not.
+            encoder: What makes its frames smaller for the server; None for nothing.
 
         Yields:
             The ref, which settles once the update was used or rejected.
@@ -258,6 +289,6 @@ class Worker:
         push = replace(streaming, chunk_size=chunk_size) if streaming.push else None
         self._peers.hold(effect, source)
         try:
-            yield self._service.offer(source, [SERVER], push=push)
+            yield self._service.offer(source, [SERVER], push=push, encoder=encoder)
         finally:
             self._peers.release(effect)

@@ -41,6 +41,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         filters_up: Filters of updates.
         filters_down: Filters of received models.
         codecs_up: Codecs of updates.
+        codecs_down: Codecs of received models.
         links: Emulated links of its sites by name; empty where none are emulated.
         sees_run: Whether the worker sees the run directory; otherwise its node has a folder of its
             own, in which ``sites_folder`` and ``job_folder`` are.
@@ -68,5 +69,6 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     filters_up: list[FilterSpec] = []
     filters_down: list[FilterSpec] = []
     codecs_up: CodecPlan = CodecPlan()
+    codecs_down: CodecPlan = CodecPlan()
     links: dict[str, NetworkLink] = {}
     sees_run: bool = True

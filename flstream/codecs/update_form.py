@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from flstream.codecs.chain import CodecChain
+from flstream.codecs.coded_frames import decoder_for
 from flstream.codecs.lossy import LossyCodec, part_layout_of
 from flstream.errors import CodecError, UpdateRefusedError
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout
+from flstream.streaming.coding import DecoderFor
 
 T = TypeVar("T")
+_PLAIN = CodecChain()
 
 
 @dataclass(frozen=True)
@@ -20,11 +24,23 @@ class UpdateForm:
 
     Attributes:
         model: The model, with random access.
-        codec: What encodes them; None for nothing.
+        codecs: What encodes them.
+        name: Name of the model, by which sites know it.
     """
 
     model: Source
-    codec: LossyCodec | None = None
+    codecs: CodecChain = _PLAIN
+    name: str = ""
+
+    @property
+    def codec(self) -> LossyCodec | None:
+        """What encodes them with a loss; None for nothing."""
+        return self.codecs.lossy
+
+    @property
+    def decoder_for(self) -> DecoderFor | None:
+        """What gives frames of updates back; None where they come as they are."""
+        return decoder_for(self.codecs.frames, self.model, self.name)
 
     def difference(self, sent: Layout, *, partial: bool) -> str | None:
         """Return how the layout of what was sent differs from that of an update, or None.

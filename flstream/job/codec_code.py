@@ -25,11 +25,8 @@ def kind_of(made: Any) -> CodecKind | None:
     return None
 
 
-def check_codec(place: str, args: Mapping[str, Any]) -> tuple[CodecKind, bool]:
-    """Make a codec of the user's own once.
-
-    Returns:
-        Its kind, and whether it is for updates alone.
+def check_codec(place: str, args: Mapping[str, Any]) -> CodecKind:
+    """Make a codec of the user's own once, and return its kind.
 
     Raises:
         PydanticCustomError: It cannot be made, or is no codec.
@@ -39,4 +36,4 @@ def check_codec(place: str, args: Mapping[str, Any]) -> tuple[CodecKind, bool]:
     if kind is None:
         allowed = "a class with the methods nbytes, encode and decode, or compress and expand"
         raise refuse(Problem("type", given(place), allowed))
-    return kind, bool(getattr(made, "for_updates", False))
+    return kind

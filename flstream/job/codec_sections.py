@@ -107,8 +107,6 @@ BUILT_IN: Mapping[str, type[Section]] = {
 
 LOSSY = ("cast", "int8", "int4", "topk", "ternary")
 """Codecs that change numbers."""
-FOR_UPDATES = ("topk", "ternary")
-"""Those of them that are for updates alone."""
 STEPS = ("delta", "shuffle")
 """Exact codecs that leave as many bytes as there were."""
 COMPRESSORS = ("zstd",)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from flstream.job.codec_code import CodecKind, check_codec
-from flstream.job.codec_sections import BUILT_IN, COMPRESSORS, FOR_UPDATES, LOSSY, STEPS
+from flstream.job.codec_sections import BUILT_IN, COMPRESSORS, LOSSY, STEPS
 from flstream.job.free_values import FreeArgs
 from flstream.job.problems import Problem, given
 from flstream.job.rules import Patterns, ValueRule, refuse
@@ -36,6 +36,11 @@ class CodecPlan:
     require_lossless: list[str] = field(default_factory=list)
 
     @property
+    def needs_base(self) -> bool:
+        """Whether a model that is known to both sides is of use."""
+        return any(each.type == "delta" for each in self.specs)
+
+    @property
     def is_lossy(self) -> bool:
         """Whether the first of them loses bits."""
         first = self.specs[0] if self.specs else None
@@ -48,12 +53,10 @@ class _Listed(NamedTuple):
     Attributes:
         spec: The codec.
         kind: What it does to bytes.
-        for_updates: Whether it is for updates alone.
     """
 
     spec: CodecSpec
     kind: CodecKind
-    for_updates: bool
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,17 @@ class CodecsSection(Section):
                 yield f"streaming.codecs.{direction}[{place}]", spec
 
     @property
+    def keep_models(self) -> bool:
+        """Whether sites keep a model as they received it, since others are compared with it."""
+        up, down = self.of_updates, self.of_models
+        return up.is_lossy or up.needs_base or down.needs_base
+
+    @property
+    def of_models(self) -> CodecPlan:
+        """The codecs of models."""
+        return CodecPlan(self.down, self.require_lossless)
+
+    @property
     def of_updates(self) -> CodecPlan:
         """The codecs of updates."""
         return CodecPlan(self.up, self.require_lossless)
@@ -121,15 +135,15 @@ def _parsed(value: Any, folder: Path) -> _Listed:
     if kind in BUILT_IN:
         spec = CodecSpec(kind, arguments_of(BUILT_IN[kind], args, folder))
         does: CodecKind = "lossy" if kind in LOSSY else "step" if kind in STEPS else "compressor"
-        return _Listed(spec, does, kind in FOR_UPDATES)
+        return _Listed(spec, does)
     spec = CodecSpec(kind, FreeArgs().parse(args, folder))
-    return _Listed(spec, *check_codec(spec.type, spec.args))
+    return _Listed(spec, check_codec(spec.type, spec.args))
 
 
 def _misplaced(listed: Sequence[_Listed], direction: str) -> list[Problem]:
     """Return what is wrong with the order of codecs."""
     problems = []
-    for index, (spec, kind, for_updates) in enumerate(listed):
+    for index, (spec, kind) in enumerate(listed):
         key, name = f"[{index}]", given(spec.name)
         if any(spec.type == each.spec.type for each in listed[:index]):
             problems.append(Problem(key, name, "a codec that is not in the list already"))
@@ -138,9 +152,12 @@ def _misplaced(listed: Sequence[_Listed], direction: str) -> list[Problem]:
             problems.append(Problem(key, name, "an exact codec", hint))
         elif kind == "compressor" and index < len(listed) - 1:
             problems.append(Problem(key, name, "the last of the list"))
-        elif for_updates and direction == "down":
-            hint = "what it leaves out of a model would be lost; list it in up"
-            problems.append(Problem(key, name, "a codec of models", hint))
+        elif kind == "lossy" and direction == "down":
+            hint = "a model that loses bits would be another one than the server keeps"
+            problems.append(Problem(key, name, "an exact codec", hint))
+        elif spec.type == "delta" and listed[0].kind == "lossy":
+            hint = f"{listed[0].spec.name} encodes differences already"
+            problems.append(Problem(key, name, "left out", hint))
     if not problems and listed and listed[-1].kind == "step":
         hint = "it makes no bytes fewer by itself"
         last = listed[-1].spec.name

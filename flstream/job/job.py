@@ -356,7 +356,7 @@ class Job(Section):
     @property
     def keep_models(self) -> bool:
         """Whether sites keep a model as they received it, since it is needed after training."""
-        return self.filters.keep_models or self.streaming.codecs.of_updates.is_lossy
+        return self.filters.keep_models or self.streaming.codecs.keep_models
 
     @property
     def collects_models(self) -> bool:

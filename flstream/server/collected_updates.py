@@ -19,7 +19,7 @@ from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
 from flstream.server.worker_handle import WorkerHandle
-from flstream.streaming.download import download
+from flstream.streaming.download import AtHand, download
 from flstream.streaming.receiver import StreamSettings
 from flstream.telemetry.events import Transfer
 
@@ -140,7 +140,8 @@ class RemoteUpdate(CollectedUpdate):
             check_fits(answer, layout, form)
 
         same = collection.base_of(answer)
-        self._remote = RemoteBody(answer.site, worker.up, token, settings, same, check)
+        decoder = form.decoder_for
+        self._remote = RemoteBody(answer.site, worker.up, token, settings, same, check, decoder)
 
     @property
     def cost(self) -> Transfer:
@@ -193,7 +194,8 @@ def fetch_into_memory(
             )
         return MemoryBody.allocate(layout)
 
-    body, cost = download(worker.up, token, settings, sink_for)
+    at_hand = AtHand[MemoryBody](lambda _: None, decoder_for=form.decoder_for)
+    body, cost = download(worker.up, token, settings, sink_for, at_hand=at_hand)
     share = Transfer(cost.bytes // len(answers), 0, 0, 0, cost.seconds / len(answers))
     if asked == 1:
         tensors, ties = [body.tensors], body.layout.aliases

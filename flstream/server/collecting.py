@@ -12,6 +12,7 @@ from flstream.aggregation.site_model import write_site_model
 from flstream.aggregation.steps import Steps, plan_steps
 from flstream.client.messages import SUBMIT_MODEL, SiteTask
 from flstream.client.meta import pack_values
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.small_files import temporary_of
@@ -160,6 +161,7 @@ class ModelCollection:
             model=source,
             sites=tasks,
             settings=settings,
+            form=UpdateForm(source, name=base.digest),
             frame=steps.frame,
             seconds=seconds,
             keeps_state=False,

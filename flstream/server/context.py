@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Protocol
 
 from flstream.aggregation.rules import AggregationRule
-from flstream.codecs.chain import chain_of
-from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.chain import CodecChain, chain_of
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.accountant_process import AccountantProcess
@@ -60,9 +59,14 @@ class ServerContext:
         return workers[self.job.clients.site_names.index(site) % len(workers)]
 
     @cached_property
-    def update_codec(self) -> LossyCodec | None:
-        """What encodes updates with a loss; None for nothing."""
-        return chain_of(self.job.streaming.codecs.of_updates).lossy
+    def update_codecs(self) -> CodecChain:
+        """What encodes updates."""
+        return chain_of(self.job.streaming.codecs.of_updates)
+
+    @cached_property
+    def model_codecs(self) -> CodecChain:
+        """What encodes models on their way to sites."""
+        return chain_of(self.job.streaming.codecs.of_models)
 
     @property
     def model_settings(self) -> StreamSettings:

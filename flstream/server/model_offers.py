@@ -12,6 +12,7 @@ from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.server.context import ServerContext
 from flstream.server.worker_handle import WorkerHandle
+from flstream.streaming.coding import EncoderFor
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery
 
@@ -43,7 +44,11 @@ class ModelOffer(NamedTuple):
 
 
 def offers_by_server(
-    context: ServerContext, model: Source, worker: WorkerHandle, settings: StreamSettings
+    context: ServerContext,
+    model: Source,
+    worker: WorkerHandle,
+    settings: StreamSettings,
+    encoder: EncoderFor | None = None,
 ) -> Generator[ModelOffer]:
     """Offer a model to a worker, once; closing the iterator withdraws it.
 
@@ -52,9 +57,10 @@ def offers_by_server(
         model: The model.
         worker: Who receives it.
         settings: How models are streamed.
+        encoder: What makes its frames smaller; None for nothing.
     """
     push = settings if settings.push else None
-    ref = context.service.offer(model, [worker.receiver], push=push)
+    ref = context.service.offer(model, [worker.receiver], push=push, encoder=encoder)
     try:
         yield ModelOffer(ref.token, "", ref.deliveries[worker.receiver])
     finally:

@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 
 from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
-from flstream.errors import SimulationError
+from flstream.codecs.coded_frames import encoder_for
+from flstream.errors import CheckpointError, SimulationError
 from flstream.job.bodies import BodyKind
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
@@ -33,8 +34,12 @@ from flstream.server.stored_model import (
     opened,
     verify,
 )
+from flstream.streaming.coding import EncoderFor
 from flstream.streaming.frames import LEAST_LENT
 from flstream.telemetry.events import ModelRecord, ModelWritten, Warned
+
+# Models that sites may have received last, and are then sent what differs from them.
+_MOST_BASES = 4
 
 
 class ModelStore:
@@ -166,6 +171,25 @@ class ModelStore:
             verify(stored, source, bodies_beside(stored.record)[name])
             stored.verified.add(name)
         return source
+
+    def encoder(self, digest: str, source: Source) -> EncoderFor | None:
+        """What makes frames of a model smaller for sites; None for nothing.
+
+        Args:
+            digest: Digest of the model.
+            source: The model, with the bodies beside it.
+        """
+        codec = self._context.model_codecs.frames
+        if codec is None:
+            return None
+        bases: dict[str, Source] = {}
+        for stored in self._models[-_MOST_BASES:] if codec.needs_base else ():
+            if stored.record.digest != digest:
+                with suppress(CheckpointError):  # it may have had to go
+                    bases[stored.record.digest] = FileSource(
+                        self.path(stored.record), immutable=True
+                    )
+        return encoder_for(codec, source.layout, bases)
 
     def hosts(self, model: Model) -> ModelHosts | None:
         """The site whose worker offers a model; None where the server does.

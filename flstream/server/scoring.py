@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from flstream.client.messages import SiteTask
 from flstream.client.meta import pack_values
 from flstream.client.personal_part import PersonalPart
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import FlstreamError
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
@@ -118,12 +120,13 @@ class Scoring:
         hosts = self._store.hosts(model)
         is_beside = personal is not None and personal.is_beside
         shared = None if is_beside else personal
-        run = self._ask(source, tasks, task, hosts, is_auto=is_auto, personal=shared)
+        ask = partial(self._ask, model, source, tasks, task, hosts, is_auto=is_auto)
+        run = ask(personal=shared)
         found = {site: dict(answer.metrics) for site, answer in run.in_order.items()}
         metrics = weighted_metrics(list(run.in_order.values()))
         failures, down = dict(run.collector.failures), run.down
         if is_beside:
-            other = self._ask(source, tasks, task, hosts, is_auto=is_auto, personal=personal)
+            other = ask(personal=personal)
             for site, answer in other.in_order.items():
                 found.setdefault(site, {}).update(_of_own_models(answer.metrics))
             metrics |= _of_own_models(weighted_metrics(list(other.in_order.values())))
@@ -162,7 +165,7 @@ class Scoring:
         began = time.monotonic()
         hosts = self._store.hosts(model) if isinstance(model, Model) else None
         meta = pack_values(_meta_of(owner))
-        run = self._ask(source, tasks, task, hosts, is_auto=False, meta=meta)
+        run = self._ask(model, source, tasks, task, hosts, is_auto=False, meta=meta)
         for site, answer in run.in_order.items():
             if not answer.metrics:
                 run.fail(site, "it has answered an evaluation without metrics")
@@ -191,6 +194,7 @@ class Scoring:
 
     def _ask(
         self,
+        model: Model | SiteModel,
         source: FileSource,
         tasks: Mapping[str, SiteTask],
         task: ScoringTask,
@@ -213,6 +217,8 @@ class Scoring:
             model=source,
             sites=tasks,
             settings=context.model_settings,
+            form=UpdateForm(source, name=model.digest),
+            encoder=self._store.encoder(model.digest, source),
             frame=0,
             seconds=task.seconds,
             meta=meta,

@@ -23,7 +23,6 @@ from flstream.client.messages import (
     TaskKind,
 )
 from flstream.client.personal_part import PersonalPart
-from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
@@ -36,6 +35,7 @@ from flstream.server.site_queue import SiteBatch
 from flstream.server.task_waits import START_KEY, UNLIMITED, TaskWaits
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import TIMEOUT_KEY
+from flstream.streaming.coding import EncoderFor
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import Transfer
@@ -52,6 +52,7 @@ class TaskSpec:
         total_rounds: Rounds of the job.
         model: The model that the sites receive.
         sites: Each site's own part, in the order in which updates are folded.
+        form: The form in which updates come.
         settings: How models are streamed.
         frame: Longest frame in bytes in which updates may be pushed.
         seconds: How long a site may take.
@@ -63,7 +64,7 @@ class TaskSpec:
         folder: Folder in which workers write updates as files; empty where they are on offer.
         waits: How long there may be nothing from the sites.
         personal: What each site has a version of its own of; None for nothing.
-        codec: What encodes updates; None for nothing.
+        encoder: What makes frames of the model smaller; None for nothing.
     """
 
     kind: TaskKind
@@ -72,6 +73,7 @@ class TaskSpec:
     total_rounds: int
     model: Source
     sites: Mapping[str, SiteTask]
+    form: UpdateForm
     settings: StreamSettings
     frame: int
     seconds: float
@@ -83,12 +85,7 @@ class TaskSpec:
     folder: str = ""
     waits: TaskWaits = UNLIMITED
     personal: PersonalPart | None = None
-    codec: LossyCodec | None = None
-
-    @property
-    def form(self) -> UpdateForm:
-        """The form in which updates come."""
-        return UpdateForm(self.model, self.codec)
+    encoder: EncoderFor | None = None
 
     @property
     def has_updates(self) -> bool:
@@ -104,7 +101,7 @@ class TaskSpec:
     def offers(self, context: ServerContext, worker: WorkerHandle) -> Generator[ModelOffer]:
         """Offers of the model to a worker, to be closed once its task is over."""
         if self.hosts is None:
-            return offers_by_server(context, self.model, worker, self.settings)
+            return offers_by_server(context, self.model, worker, self.settings, self.encoder)
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)
 
@@ -116,6 +113,7 @@ class TaskSpec:
             round=self.round,
             total_rounds=self.total_rounds,
             bodies={MODEL: offer.token},
+            model=self.form.name,
             chunk_size=self.frame,
             sites=[self.sites[site] for site in sites],
             keeps_state=self.keeps_state,

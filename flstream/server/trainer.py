@@ -173,8 +173,12 @@ class Trainer:
     def files(self, training: SiteTraining) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""
         folder = self._context.run.updates(training.number)
-        form = UpdateForm(self._store.joined(training.base), self._context.update_codec)
+        form = self._form(training)
         return UpdateFiles(folder, training.effect.arguments, form)
+
+    def _form(self, training: SiteTraining) -> UpdateForm:
+        model = self._store.joined(training.base)
+        return UpdateForm(model, self._context.update_codecs, training.base.digest)
 
     def free(self, sites: Iterable[str]) -> None:
         """Pull the updates that lie in these sites' workers into files, so that they can work.
@@ -236,7 +240,8 @@ class Trainer:
             folder=self._folder(training),
             waits=self.waits,
             personal=training.personal,
-            codec=context.update_codec,
+            form=self._form(training),
+            encoder=self._store.encoder(training.base.digest, source),
         )
 
     def _hosts(self, training: SiteTraining) -> ModelHosts | None:

@@ -109,7 +109,8 @@ class UpdateFiles:
         with ExitStack() as stack:
             receiver, token, settings = collection.worker.up, collection.token, collection.settings
             base = collection.base_of(answer)
-            at_hand = AtHand[FileSink](lambda _: base)
+            decoder = collection.form.decoder_for
+            at_hand = AtHand[FileSink](lambda _: base, decoder_for=decoder)
             _, cost = download(
                 receiver, token, settings, sink_for, finish=FileSink.finish, at_hand=at_hand
             )

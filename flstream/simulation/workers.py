@@ -145,5 +145,6 @@ def worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         filters_up=job.filters.up,
         filters_down=job.filters.down,
         codecs_up=job.streaming.codecs.of_updates,
+        codecs_down=job.streaming.codecs.of_models,
         links=job.network.links([name] if is_own else job.clients.site_names, job.seed),
     )

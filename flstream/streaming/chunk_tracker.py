@@ -84,12 +84,15 @@ class ChunkTracker:
         """Record a request that is being sent."""
         self.under_way[number] = ActiveRequest(stop - start, start, stop, urgent)
 
+    def next_stop(self, number: int) -> int:
+        """Return the offset in bytes of the end of a request's next frame."""
+        request = self.under_way[number]
+        return min(request.next + self._unit, request.stop)
+
     def take(self, number: int, start: int, stop: int) -> bool:
         """Record that a frame came; return False if it is not the next one of its request."""
         request = self.under_way[number]
-        if start != request.next or start >= request.stop:
-            return False
-        if stop != min(start + self._unit, request.stop):
+        if start != request.next or start >= request.stop or stop != self.next_stop(number):
             return False
         request.next = stop
         if stop == request.stop:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from flstream.errors import BrokenStreamError, IntegrityError
+from flstream.errors import BrokenStreamError, CodecError, IntegrityError
+from flstream.model.copy import scatter
 from flstream.streaming.chunk_tracker import ChunkTracker
+from flstream.streaming.coding import HEAD_BYTES, FrameDecoder, unpack_head
 from flstream.streaming.exchange import BROKEN, Exchange
 from flstream.streaming.opening import OpenedRef
 from flstream.streaming.settings import StreamSettings
-from flstream.streaming.wire import MESSAGE, PUSHED, Fetch, Header, Refused
+from flstream.streaming.wire import (
+    ENCODED,
+    MESSAGE,
+    PUSHED,
+    Fetch,
+    Header,
+    Refused,
+    digest_of,
+)
 
 # Times that one chunk is fetched again before the download fails: more failures are not by chance.
 _MOST_REPAIRS = 5
@@ -30,6 +40,7 @@ class Chunks:
         exchange: Messages of the download.
         settings: Sizes, window and timeouts.
         opened: The ref, as it was opened.
+        decoder: What gives frames back that were encoded; None to have them as they are.
 
     Attributes:
         unit: Length of a chunk in bytes; the last one may be shorter.
@@ -41,14 +52,22 @@ class Chunks:
         repairs: Number of these requests that were for bytes that had come before or been lost.
     """
 
-    def __init__(self, exchange: Exchange, settings: StreamSettings, opened: OpenedRef) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        settings: StreamSettings,
+        opened: OpenedRef,
+        decoder: FrameDecoder | None = None,
+    ) -> None:
         self.bytes = self.chunks = self.requests = self.repairs = 0
         self.unit = opened.frame_size or opened.layout.nbytes
         self.block: int | None = None
         self._exchange = exchange
         self._settings = settings
         self._opened = opened
+        self._decoder = decoder if opened.frame_size else None
         self._layout = opened.layout
+        self._decoder_is_sound = True
         # A model in one frame has its header before it.
         self._head = 0 if settings.chunk_size else len(opened.layout.plain_header)
         # Offset up to which the body was requested, or comes without.
@@ -128,10 +147,14 @@ class Chunks:
     ) -> tuple[int, int] | None:
         """Receive a frame into its place; return its range if it was wanted and is sound."""
         tracker = self.tracker
-        start, stop = header.start, header.start + header.length - self._head
         if header.request not in tracker.under_way:
             self._exchange.count_useless(header.length)  # of a request that was given up
             return None
+        start, stop = header.start, header.start + header.length - self._head
+        if header.kind == ENCODED:
+            stop = tracker.next_stop(header.request)
+            if self._decoder is None or header.length >= stop - start:
+                raise BrokenStreamError(f"{self._exchange.peer} sent an encoded frame unasked")
         if not tracker.take(header.request, start, stop):
             raise BrokenStreamError(
                 f"{self._exchange.peer} sent bytes {start} to {stop}, which are not what was to "
@@ -143,16 +166,45 @@ class Chunks:
         if not has_room(start):
             tracker.damaged.append((start, stop))  # it is to come again
             return None
-        head = [memoryview(bytearray(self._head))] if self._head else []
-        if self._exchange.payload([*head, *place(start, stop)]) != header.digest:
+        if header.kind == ENCODED:
+            is_sound = self._decode(header, place(start, stop), stop)
+        else:
+            head = [memoryview(bytearray(self._head))] if self._head else []
+            is_sound = self._exchange.payload([*head, *place(start, stop)]) == header.digest
+        if not is_sound:
             self._fetch_again(start, stop)
             return None
         tracker.arrive(start, stop)
-        self.bytes += stop - start
+        self.bytes += header.length - self._head
         self.chunks += 1
         if header.request not in tracker.under_way:
             self._exchange.renew()  # a request has been answered in full
         return start, stop
+
+    def _decode(self, header: Header, views: Sequence[memoryview], stop: int) -> bool:
+        """Receive an encoded frame into its place; return whether it is what was encoded.
+
+        Where it is not, though it came as it was sent, the sides have other models or codecs; then
+        nothing more is fetched encoded.
+        """
+        payload = memoryview(bytearray(header.length))
+        if self._exchange.payload([payload]) != header.digest:
+            return False
+        assert self._decoder is not None
+        digest, has_base = unpack_head(payload, self._exchange.peer)
+        out = views[0] if len(views) == 1 else memoryview(bytearray(stop - header.start))
+        try:
+            data = payload[HEAD_BYTES:]
+            self._decoder.decode(data, out, header.start, stop, has_base=has_base)
+        except CodecError:
+            is_sound = False
+        else:
+            is_sound = digest_of([out]) == digest
+        if not is_sound:
+            self._decoder_is_sound = False
+        elif len(views) > 1:
+            scatter([out], views)
+        return is_sound
 
     def _handle(self, header: Header) -> None:
         reply = self._exchange.message(header)
@@ -209,8 +261,12 @@ class Chunks:
         number = self._exchange.next_number()
         self.tracker.request(number, start, stop, urgent=urgent)
         self.requests += 1
-        token = self._exchange.token
-        self._exchange.send(Fetch(token, number, start, stop, self._opened.frame_size, urgent))
+        token, size = self._exchange.token, self._opened.frame_size
+        decoder = self._decoder if self._decoder_is_sound else None
+        base = "" if decoder is None else decoder.base
+        self._exchange.send(
+            Fetch(token, number, start, stop, size, urgent, decoder is not None, base)
+        )
 
     def _due(self) -> str:
         """Describe the first bytes that have not come, for the message of an error."""

@@ -216,7 +216,9 @@ class Connection:
                 delivery.requests += 1
                 delivery.is_confirmed = False
                 number, start, stop = request.request, request.start, request.stop
-                demand = Demand(ref.token, number, start, stop, request.chunk_size)
+                encoder = ref.options.get("encoder") if request.encoded else None
+                made = None if encoder is None else encoder(request.base)
+                demand = Demand(ref.token, number, start, stop, request.chunk_size, made)
                 self.send_queue.add(demand, urgent=request.urgent)
 
     def _excess(self, request: wire.Fetch, source: Source) -> str:

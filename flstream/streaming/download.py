@@ -10,6 +10,7 @@ from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, Pro
 from flstream.model.body import OnRange, Sink, Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
+from flstream.streaming.coding import DecoderFor
 from flstream.streaming.held import KnownBody
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
@@ -26,10 +27,13 @@ class AtHand(NamedTuple, Generic[SinkT]):
         source_for: Returns a source that may have some of the body's bytes, or None, given the sink
             that is to receive it. It may be the sink itself.
         known: A short body, which may be the same.
+        decoder_for: Makes what gives frames back that the sender has encoded; None to have them as
+            they are.
     """
 
     source_for: Callable[[SinkT], Source | None]
     known: KnownBody | None = None
+    decoder_for: DecoderFor | None = None
 
 
 def download(
@@ -60,10 +64,11 @@ def download(
     Raises:
         FlstreamError: See :func:`deliver`.
     """
-    known = None if at_hand is None else at_hand.known
-    remote = RemoteSource(receiver, token, settings, abort, known=known)
-    held = None if at_hand is None else at_hand.source_for
-    return deliver(remote, sink_for, on_range, finish, held), remote.cost
+    here = at_hand or AtHand(lambda _: None)
+    remote = RemoteSource(
+        receiver, token, settings, abort, known=here.known, decoder_for=here.decoder_for
+    )
+    return deliver(remote, sink_for, on_range, finish, here.source_for), remote.cost
 
 
 def deliver(

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from flstream.errors import SourceChangedError
 from flstream.model.body import Extent, Scratch, Source
+from flstream.streaming.coding import HEAD_BYTES, FrameEncoder, pack_head
 from flstream.streaming.content import Content, Copied, Gathered, InFile, Lent
 from flstream.streaming.digesting import RangeDigest
 from flstream.streaming.refs import Ref
-from flstream.streaming.wire import FRAME, Header, digest_of
+from flstream.streaming.wire import ENCODED, FRAME, Header, digest_of
 from flstream.transport.channel import Channel
 from flstream.transport.lending import Lending, PrivateMemory
 
@@ -43,6 +44,7 @@ class Demand:
         next: Offset in bytes of its next chunk.
         stop: Offset in bytes of its end.
         chunk_size: Length in bytes of the longest frame; 0 is the whole model serialised into one.
+        encoder: What makes its frames smaller; None for nothing.
     """
 
     token: bytes
@@ -50,6 +52,7 @@ class Demand:
     next: int
     stop: int
     chunk_size: int
+    encoder: FrameEncoder | None = None
 
 
 @dataclass(eq=False)
@@ -60,6 +63,7 @@ class Frame:
         demand: Demand that it is a part of.
         start: Offset in bytes of the chunk.
         stop: Offset in bytes of the chunk's end.
+        length: Length of its payload in bytes.
         parts: Content still to be sent: the header, and the payload.
         has_begun: Whether some of it has been sent.
     """
@@ -67,6 +71,7 @@ class Frame:
     demand: Demand
     start: int
     stop: int
+    length: int
     parts: list[Content]
     has_begun: bool = False
     _lent: Lending | None = None
@@ -126,7 +131,8 @@ class Preparation:
 
     def begin(self, threads: Executor, most: int) -> None:
         """Digest a chunk of up to ``2 * most`` bytes in memory beside this thread."""
-        if self._source.lendable and LEAST_LENT <= self._length <= 2 * most:
+        is_plain = self.demand.encoder is None
+        if is_plain and self._source.lendable and LEAST_LENT <= self._length <= 2 * most:
             self._views = list(self._source.views(self.start, self._stop, self._staged))
             self._begun = threads.submit(digest_of, self._views)
 
@@ -142,6 +148,8 @@ class Preparation:
         """
         if self.demand.chunk_size == 0:
             return self._whole(scratch)
+        if self.demand.encoder is not None and (frame := self._encoded(self.demand.encoder)):
+            return frame
         if self._length <= 2 * most:
             most = self._length
         if self._length >= LEAST_LENT and self._source.extent is not None:
@@ -165,6 +173,18 @@ class Preparation:
             return None
         self._length = len(self._gathered)
         return self._frame(digest_of([self._gathered]), [Copied([self._gathered])])
+
+    def _encoded(self, encoder: FrameEncoder) -> Frame | None:
+        """Make a frame of a chunk that is encoded; None where that makes it no smaller."""
+        views = self._source.views(self.start, self._stop, self._staged)
+        data = views[0] if len(views) == 1 else memoryview(b"".join(views))
+        made = encoder(data, self.start, self._stop)
+        if made is None or len(made.data) + HEAD_BYTES >= self._length:
+            return None
+        head = pack_head(digest_of([data]), made)
+        payload = [memoryview(head), memoryview(made.data)]
+        self._length = len(head) + len(made.data)
+        return self._frame(digest_of(payload), [Copied(payload)], ENCODED)
 
     def _in_file(self, extent: Extent, most: int, scratch: Scratch) -> Frame | None:
         """Make a frame of a chunk in a file, digested when it was written or first sent."""
@@ -209,18 +229,18 @@ class Preparation:
         self._digest.go_on(most, scratch)
         return self._digest.value if self._digest.is_done else None
 
-    def _frame(self, digest: int, payload: list[Content]) -> Frame:
+    def _frame(self, digest: int, payload: list[Content], kind: int = FRAME) -> Frame:
         # Afterwards: what is changed from here on is found out by the digest.
         expect_unchanged(self._source, self.start, self._stop)
         demand = self.demand
-        header = Header(FRAME, demand.request, demand.token, self.start, self._length, digest)
+        header = Header(kind, demand.request, demand.token, self.start, self._length, digest)
         head = memoryview(header.pack())
         first = payload[0]
         if isinstance(first, Copied):  # in one call
             payload[0] = first.after(head)
         else:
             payload.insert(0, Copied([head], more=True))
-        return Frame(demand, self.start, self._stop, payload)
+        return Frame(demand, self.start, self._stop, self._length, payload)
 
 
 def expect_unchanged(source: Source, start: int, stop: int) -> None:

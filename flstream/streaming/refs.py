@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from flstream.model.body import Source
 from flstream.model.layout import ALIGNMENT, Layout
+from flstream.streaming.coding import EncoderFor
 from flstream.streaming.settings import StreamSettings, expect_options, expect_seconds
 from flstream.streaming.wire import TOKEN_BYTES
 from flstream.transport.lending import PrivateMemory
@@ -123,6 +124,8 @@ class OfferOptions(TypedDict, total=False):
         round: Number of the round that the tensors are of, for receivers that look them up by
             :class:`~flstream.streaming.wire.TensorSpec`.
         tags: What the tensors are, likewise, such as ``trained``.
+        encoder: What makes frames smaller for receivers that can give them back; by default,
+            nothing.
         order: Names in the order in which receivers are to have them; by default, that of the body.
     """
 
@@ -133,6 +136,7 @@ class OfferOptions(TypedDict, total=False):
     max_chunk_size: int | None
     round: int
     tags: Collection[str]
+    encoder: EncoderFor | None
     order: Iterable[str]
 
 

@@ -15,6 +15,7 @@ from flstream.model.copy import copy, scatter
 from flstream.model.memory import BufferSource
 from flstream.streaming import wire
 from flstream.streaming.chunks import Chunks, Place
+from flstream.streaming.coding import DecoderFor
 from flstream.streaming.exchange import Exchange
 from flstream.streaming.held import BlockComparison, HeldBlocks, KnownBody
 from flstream.streaming.opening import open_ref
@@ -46,6 +47,8 @@ class RemoteSource:
         abort: Signal that cancels the download; by default, that of the receiver.
         part: Tensors that are wanted of the ref, or of all that is on offer; None for the ref.
         known: Short body that is not to be sent if it is what the ref has; None for none.
+        decoder_for: Makes what gives frames back that the sender has encoded; None to have them as
+            they are.
 
     Attributes:
         layout: Layout of the sender.
@@ -68,6 +71,7 @@ class RemoteSource:
         abort: AbortSignal | None = None,
         part: wire.Part | None = None,
         known: KnownBody | None = None,
+        decoder_for: DecoderFor | None = None,
     ) -> None:
         # A part has a token of its own, which its receiver draws.
         token = token if part is None else secrets.token_bytes(wire.TOKEN_BYTES)
@@ -85,7 +89,8 @@ class RemoteSource:
         try:
             self._opened = open_ref(self._exchange, settings, receiver.limits, part, have)
             self.layout, self.names = self._opened.layout, self._opened.names
-            self._chunks = Chunks(self._exchange, settings, self._opened)
+            decoder = None if decoder_for is None else decoder_for(self.layout)
+            self._chunks = Chunks(self._exchange, settings, self._opened, decoder)
             if known is not None and self._opened.is_same:
                 self._take_known(known.source)
         except BaseException as error:

@@ -239,4 +239,4 @@ class SendQueue:
         if ref is not None:
             delivery = ref.deliveries[self._receiver]
             delivery.chunks += 1
-            delivery.bytes += frame.stop - frame.start
+            delivery.bytes += frame.length

@@ -51,7 +51,7 @@ NOBODY = bytes(TOKEN_BYTES)
 VERSION = 2
 """Version of the protocol. Peers of another one are refused."""
 
-CAPABILITIES = ("digests", "parts", "samples", "same")
+CAPABILITIES = ("digests", "encoded", "parts", "samples", "same")
 """What a sender can do beyond what every one can."""
 
 _MAGIC = b"FLST"
@@ -61,7 +61,7 @@ _FIELDS = struct.Struct("<4sBB2xI16sQQQ4x")
 _CHECKED = struct.Struct("<56sQ")
 HEADER_BYTES = _CHECKED.size
 
-MESSAGE, FRAME = 1, 2
+MESSAGE, FRAME, ENCODED = 1, 2, 3
 
 # Largest numbers that a packet's header holds. A larger one, copied into an answer, would not fit.
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -71,7 +71,7 @@ class Header(NamedTuple):
     """The header of a packet.
 
     Attributes:
-        kind: :data:`MESSAGE` or :data:`FRAME`.
+        kind: :data:`MESSAGE`, :data:`FRAME`, or :data:`ENCODED` for a frame that a codec encoded.
         request: Number of the request that this answers.
         token: Token of the ref.
         start: For a frame, offset in bytes of its first byte in the body.
@@ -105,7 +105,7 @@ class Header(NamedTuple):
             raise BrokenStreamError(f"{peer} sent bytes that are no packet")
         expect_version(version, peer)
         header = cls(*values)
-        if header.kind not in (MESSAGE, FRAME):
+        if header.kind not in (MESSAGE, FRAME, ENCODED):
             raise BrokenStreamError(f"{peer} sent a packet of the unknown kind {header.kind}")
         return header
 
@@ -178,6 +178,8 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
 
     A ``chunk_size`` of 0 requests the whole model serialised into one message, with its header. An
     ``urgent`` request is for bytes that were requested before and lost: it precedes all others.
+    Where frames may be ``encoded``, ``base`` names the model that the receiver has for that; empty
+    for none.
     """
 
     token: bytes
@@ -186,6 +188,8 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
     stop: int
     chunk_size: int
     urgent: bool = False
+    encoded: bool = False
+    base: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Digest(msgspec.Struct, tag=True, frozen=True):

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS, chain_of
 from flstream.codecs.frame_codec import FramePlace
 from flstream.job import codec_sections
-from flstream.job.codecs import CodecList, CodecSpec, CodecsSection
+from flstream.job.codecs import CodecList, CodecPlan, CodecSpec, CodecsSection
 from flstream.job.hocon import read_hocon
 from flstream.model.memory import MemoryBody
 from tests.support import body_of
@@ -76,10 +76,10 @@ def test_every_built_in_codec_is_registered_once_and_made_of_its_defaults(parse)
     assert set(made) == set(codec_sections.BUILT_IN)
     for name in codec_sections.LOSSY:
         (spec,) = parse("up", name)
-        chain = chain_of([spec])
+        chain = chain_of(CodecPlan([spec]))
         assert chain.frames is None
         assert chain.lossy.name == name
-        assert chain.lossy.for_updates == (name in codec_sections.FOR_UPDATES)
+        assert chain.lossy.for_updates == (name in ("topk", "ternary"))
         made = chain.lossy.codec
         assert made == BLOCK_CODECS[name](**spec.args)
 
@@ -88,16 +88,16 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
     specs = parse("up", {"type": "topk", "fraction": 0.05}, "shuffle", {"type": "zstd", "level": 3})
     assert specs[0] == CodecSpec("topk", {"fraction": 0.05})
     assert specs[2] == CodecSpec("zstd", {"level": 3})
-    chain = chain_of(specs, ["norm"])
+    chain = chain_of(CodecPlan(specs, ["norm"]))
     assert chain.lossy.codec.fraction == 0.05
     assert chain.lossy.require_lossless == ("norm",)
     assert [type(step).__name__ for step in chain.frames.steps] == ["Shuffle"]
     assert chain.frames.compressor.level == 3
     assert not chain.frames.needs_base
-    down = chain_of(parse("down", "delta", "zstd"))
+    down = chain_of(CodecPlan(parse("down", "delta", "zstd")))
     assert down.lossy is None
     assert down.frames.needs_base
-    assert chain_of([]) == (None, None)
+    assert chain_of(CodecPlan()) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,10 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
         ("up", ["zstd", "delta"], r"\[0\]: given \"?zstd\"?; must be the last of the list"),
         ("up", ["delta", "delta", "zstd"], r"\[1\]: .* not in the list already"),
         ("up", ["int8", "shuffle"], r"\[1\]: .* must be followed by zstd; it makes no bytes fewer"),
-        ("down", ["topk"], "must be a codec of models; what it leaves out .* list it in up"),
-        ("down", [{"type": "mine.py:Sparse"}], "must be a codec of models"),
+        ("down", ["topk"], "must be an exact codec; a model that loses bits would be another"),
+        ("down", ["int8", "zstd"], "must be an exact codec"),
+        ("down", [{"type": "mine.py:Sparse"}], "must be an exact codec"),
+        ("up", ["int8", "delta", "zstd"], "must be left out; int8 encodes differences already"),
         ("up", [{"type": "mine.py:NoCodec"}], "a class with the methods nbytes, encode and decode"),
         ("up", [{"type": "mine.py:Failing"}], "mine.py line 40 raised RuntimeError: no device"),
         ("up", [{"type": "mine.py:Halves", "scal": 1}], "a class that takes these arguments"),
@@ -138,7 +140,7 @@ def test_a_list_that_cannot_be_is_refused_in_a_sentence(parse, direction, listed
 def test_codecs_of_the_user_are_made_with_their_arguments(parse, tmp_path):
     specs = parse("up", {"type": "mine.py:Halves", "scale": 2.0}, {"type": "mine.py:Zlib"})
     assert str(specs[0]) == "mine.py:Halves (scale = 2.0)"
-    chain = chain_of(specs)
+    chain = chain_of(CodecPlan(specs))
     assert chain.lossy.name == "mine.py:Halves"
     numbers = np.arange(5000, dtype=np.float32)
     source = MemoryBody.of({"w": torch.from_numpy(numbers)})

@@ -185,4 +185,4 @@ def test_memory_does_not_grow_with_the_model(tmp_path, name):
     from flstream.model.body import Scratch
 
     body_scratch = Scratch()
-    assert peak(8 << 20) < peak(1 << 20) + (256 << 10)
+    assert peak(8 << 20) < peak(1 << 20) + (2 << 20)

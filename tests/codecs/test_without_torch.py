@@ -6,7 +6,7 @@ import sys
 SCRIPT = """
 import sys
 from flstream.codecs.chain import chain_of
-from flstream.job.codecs import CodecSpec
+from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.model.body import Scratch
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
@@ -15,7 +15,7 @@ entries = [("a", "F32", (70_000,)), ("b", "BF16", (500,)), ("c", "F64", (90,)), 
 layout = Layout.of(entries)
 body = BufferSource(layout, memoryview(bytearray(layout.nbytes)))
 for name, args in (("cast", {"to": "bf16"}), ("int8", {"group": 64}), ("topk", {"fraction": 0.1})):
-    source = chain_of([CodecSpec(name, args)]).lossy.rounded(body)
+    source = chain_of(CodecPlan([CodecSpec(name, args)])).lossy.rounded(body)
     source.views(0, layout.nbytes, Scratch())
 print("torch" in sys.modules)
 """

@@ -145,3 +145,96 @@ def test_a_number_that_cannot_be_encoded_fails_its_site_alone(jobs):
     assert run.summary.status == "finished", run.summary.error
     assert {each.site for each in run.summary.failures} == {"site-2"}
     assert "tensor 'w'" in run.summary.failures[0].reason
+
+
+EXACT = "[delta, shuffle, zstd]"
+# Numbers of which exclusive ors, byte orders and compressors must keep every bit.
+ODD = """
+import torch
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    params = {name: each.clone() for name, each in model.params.items()}
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"score": float(params["b"].sum())}))
+        continue
+    w = params["w"]
+    w.mul_(1 + 1e-6 * torch.randn(w.shape))
+    w[0] = -w[0]
+    w[1] = -0.0
+    bits = params["half"].view(torch.int16)
+    bits[:50] = 0x7FC1 + torch.arange(50, dtype=torch.int16)
+    params["b"].view(torch.int64)[0] = 0x7FF8_0000_0000_1234
+    flare.send(flare.FLModel(params=params))
+"""
+ANY_BITS = ("aggregation.on_nonfinite=allow", "clients.count=1")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param((), id="own worker"),
+        pytest.param(("clients.count=4",), id="four sites"),
+        pytest.param(("clients.count=4", "clients.parallel=1"), id="a shared worker"),
+        pytest.param(("streaming.tensor_download_chunk_size=4 KiB",), id="chunks of 4 KiB"),
+        pytest.param(("streaming.reuse=off",), id="without reuse"),
+        pytest.param(("checkpoints.keep=1",), id="without earlier models"),
+        pytest.param(("workflow.type=cyclic", "clients.count=3"), id="cyclic"),
+        pytest.param(("workflow.type=swarm", "clients.count=3"), id="swarm"),
+    ],
+)
+def test_exact_codecs_leave_no_trace(jobs, overrides):
+    common = (*ANY_BITS, "rounds=4", "workflow.args.evaluate_every=1", *overrides)
+    plain = jobs.run(ODD, *common, model=MODEL)
+    coded = jobs.run(ODD, *common, *_codecs(EXACT), model=MODEL)
+    assert coded.summary.status == plain.summary.status == "finished", coded.summary.error
+    assert coded.summary.model.digest == plain.summary.model.digest
+    down = coded.summary.transfer.down
+    assert "swarm" in str(overrides) or down.bytes < plain.summary.transfer.down.bytes
+
+
+def _codecs(listed):
+    return f"streaming.codecs.up={listed}", f"streaming.codecs.down={listed}"
+
+
+def test_exact_codecs_make_small_changes_small(jobs):
+    common = (*ANY_BITS, "rounds=6", "workflow.args.evaluate_every=0")
+    plain = jobs.run(ODD, *common, model=MODEL).summary.transfer
+    coded = jobs.run(ODD, *common, *_codecs(EXACT), model=MODEL).summary.transfer
+    # The first model comes whole; noise of float32 does not get much smaller by itself.
+    assert coded.up.bytes < 0.6 * plain.up.bytes
+    assert coded.down.bytes < 0.7 * plain.down.bytes
+
+
+# Changes nothing in half of each tensor, so that there is something to compress.
+HALF = WEIGHTS.replace("each + changes[name]", "each + changes[name] * (changes[name] > 0)")
+
+
+def test_exact_codecs_after_one_with_a_loss_change_nothing(jobs):
+    common = (QUIET, "clients.count=2")
+    alone = jobs.run(HALF, *common, *using("int8"), model=MODEL).summary
+    both = jobs.run(HALF, *common, *using("int8, zstd"), model=MODEL).summary
+    assert both.model.digest == alone.model.digest
+    assert both.transfer.up.bytes < 0.99 * alone.transfer.up.bytes
+
+
+def test_a_site_that_has_lost_its_model_gets_the_next_one_whole(jobs):
+    """Its process dies: the next one has no model to compare with."""
+    died = jobs.folder / "died"
+    script = ODD.replace(
+        "    w = params",
+        "    mine = flare.get_site_name() == 'site-1' and model.current_round == 2\n"
+        f"    if mine and not __import__('os').path.exists({str(died)!r}):\n"
+        f"        open({str(died)!r}, 'w').close()\n"
+        "        __import__('os')._exit(1)\n"
+        "    w = params",
+    )
+    common = ("rounds=4", "clients.count=2", "clients.min_updates=1", ANY_BITS[0])
+    coded = jobs.run(script, *common, *_codecs(EXACT), model=MODEL)
+    assert coded.summary.status == "finished", coded.summary.error
+    assert died.exists()
+    died.unlink()
+    plain = jobs.run(script, *common, model=MODEL)
+    assert coded.summary.model.digest == plain.summary.model.digest

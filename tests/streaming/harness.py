@@ -10,6 +10,7 @@ from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.streaming.wire import (
+    ENCODED,
     FRAME,
     HEADER_BYTES,
     Header,
@@ -128,7 +129,7 @@ class WatchedChannel:
                 break
             packet = self._arriving[:size]
             del self._arriving[:size]
-            if header.kind == FRAME:
+            if header.kind in (FRAME, ENCODED):
                 self._watch.frames.append(header)
                 self._watch.on_frame(header, packet)
             else:

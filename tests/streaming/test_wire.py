@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from flstream.errors import BrokenStreamError, ProtocolError
 from flstream.streaming.wire import (
+    ENCODED,
     FRAME,
     HEADER_BYTES,
     MESSAGE,
@@ -32,7 +33,7 @@ numbers = st.integers(0, 2**32 - 1)
 offsets = st.integers(0, 2**63 - 1)
 digests = st.integers(0, 2**64 - 1)
 headers = st.builds(
-    Header, st.sampled_from([MESSAGE, FRAME]), numbers, tokens, offsets, offsets, digests
+    Header, st.sampled_from([MESSAGE, FRAME, ENCODED]), numbers, tokens, offsets, offsets, digests
 )
 requests = st.one_of(
     st.builds(Open, tokens, numbers),
@@ -88,7 +89,7 @@ def test_another_magic_version_or_kind_is_refused_although_its_digest_is_right(
     fields[place] ^= change
     data = fields + digest_of([fields]).to_bytes(8, "little")
     kind = header.kind ^ change
-    if place == 5 and kind in (MESSAGE, FRAME):
+    if place == 5 and kind in (MESSAGE, FRAME, ENCODED):
         assert Header.parse(data, "peer") == header._replace(kind=kind)
         return
     sentence = f"version {VERSION ^ change} of the streaming" if place == 4 else "peer sent "

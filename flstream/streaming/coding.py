@@ -1,0 +1,98 @@
+"""Frames that a codec makes smaller: what a sender and a receiver of such frames agree on.
+
+An encoded frame has a head of its own before what the codec made: the digest of the frame's bytes,
+and whether a model was used that both sides have. So a receiver whose model is another one finds
+that out, and fetches the frame as it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from flstream.errors import BrokenStreamError
+from flstream.model.layout import Layout
+
+_HEAD = struct.Struct("<QB7x")
+HEAD_BYTES = _HEAD.size
+
+
+class EncodedBytes(NamedTuple):
+    """What a codec made of a frame.
+
+    Attributes:
+        data: The bytes, fewer than the frame's.
+        has_base: Whether the model that the receiver named was used.
+    """
+
+    data: bytes
+    has_base: bool
+
+
+class FrameEncoder(Protocol):
+    """Makes frames of a body smaller."""
+
+    def __call__(self, data: memoryview, start: int, stop: int) -> EncodedBytes | None:
+        """Encode the bytes ``[start, stop)``; return None where that makes them no fewer.
+
+        Raises:
+            FlstreamError: The codec failed, or the model cannot be read.
+        """
+        ...
+
+
+class FrameDecoder(Protocol):
+    """Gives the frames of a body back.
+
+    Attributes:
+        base: Name of the model that this side has, by which a sender finds it; empty for none.
+    """
+
+    base: str
+
+    def decode(
+        self, data: memoryview, out: memoryview, start: int, stop: int, *, has_base: bool
+    ) -> None:
+        """Write the bytes ``[start, stop)`` into ``out``.
+
+        Args:
+            data: What a sender says that its codec made.
+            out: Writable memory, as long as the range.
+            start: Offset in bytes of the first byte in the body.
+            stop: Offset in bytes after the last byte.
+            has_base: Whether the sender has used the model.
+
+        Raises:
+            FlstreamError: It is no such range.
+        """
+        ...
+
+
+DecoderFor = Callable[[Layout], FrameDecoder]
+"""Function from the layout of a body to what gives its frames back."""
+
+EncoderFor = Callable[[str], FrameEncoder]
+"""Function from the name of a receiver's model, which may be empty, to what encodes for it."""
+
+
+def pack_head(digest: int, encoded: EncodedBytes) -> bytes:
+    """Return what comes before the encoded bytes of a frame.
+
+    Args:
+        digest: xxh3-64 of the frame's bytes.
+        encoded: What the codec made of them.
+    """
+    return _HEAD.pack(digest, encoded.has_base)
+
+
+def unpack_head(payload: memoryview, peer: str) -> tuple[int, bool]:
+    """Return the digest of a frame's bytes, and whether the model was used.
+
+    Raises:
+        BrokenStreamError: The payload is too short.
+    """
+    if len(payload) <= HEAD_BYTES:
+        raise BrokenStreamError(f"{peer} sent an encoded frame of {len(payload)} bytes")
+    digest, has_base = _HEAD.unpack(payload[:HEAD_BYTES])
+    return digest, bool(has_base)
