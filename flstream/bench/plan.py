@@ -12,8 +12,8 @@ import flstream
 from flstream.job import Job, load_job
 from flstream.units import format_bytes
 
-Mode = Literal["pull", "push", "native", "file"]
-MODES: tuple[Mode, ...] = ("pull", "push", "native", "file")
+Mode = Literal["pull", "push", "native", "map", "file"]
+MODES: tuple[Mode, ...] = ("pull", "push", "native", "map", "file")
 """Transfer modes. In ``file``, clients pull the model into a file and send the update from it."""
 
 _JOB = Path(flstream.__file__).parent / "templates" / "exchange" / "job.conf"

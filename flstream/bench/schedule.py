@@ -16,7 +16,13 @@ from flstream.bench.plan import ROUNDS, Case, Mode, Plan
 
 # Observed times of a round of each mode, as multiples of the bare pipe's, on machines with few
 # cores. They only have to be good enough for the first minute.
-_TIMES_PIPE: dict[Mode, float] = {"pull": 4.0, "push": 3.5, "native": 13.0, "file": 9.0}
+_TIMES_PIPE: dict[Mode, float] = {
+    "pull": 4.0,
+    "push": 3.5,
+    "native": 13.0,
+    "map": 6.0,
+    "file": 9.0,
+}
 # Time of a run for starting and ending processes.
 _START_SECONDS = 4.0
 # The share of a run from which on its own pace enters the prediction.

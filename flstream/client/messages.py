@@ -70,6 +70,8 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         host: Name of the peer that offers the bodies; empty for the server.
         folder: Folder in which the worker writes the update as a file; empty where it is offered.
         personal: What each site has a version of its own of; None for nothing.
+        mapped: Whether the descriptor of the model's checkpoint was handed over, so that the model
+            is mapped instead of fetched.
     """
 
     kind: TaskKind
@@ -87,6 +89,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     folder: str = ""
     personal: PersonalPart | None = None
     model: str = ""
+    mapped: bool = False
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -227,6 +230,8 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
             where nothing is.
         states: Token of an archive of the state that a site has left, by site, from a worker that
             does not see the run directory.
+        copied: Bytes of a mapped model's pages that training wrote to, each of which was then
+            copied; 0 for a model that was not mapped, or is small.
     """
 
     effect: int
@@ -234,6 +239,7 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     sites: list[SiteAnswer]
     written: WrittenUpdate | None = None
     states: dict[str, bytes] = {}
+    copied: int = 0
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

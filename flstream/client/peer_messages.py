@@ -3,7 +3,8 @@
 They travel on a socket of their own. The server asks for one thing at a time, and the worker
 answers each request with one message; only while it folds, :class:`Folding` comes before the
 answer. With :class:`Serve` and :class:`Reach`, a socket to the peer follows the request; workers
-of other nodes dial each other, by :class:`Listen` and :class:`Dial`.
+of other nodes dial each other, by :class:`Listen` and :class:`Dial`. With :class:`MapModel`, a
+descriptor of a checkpoint follows.
 """
 
 from __future__ import annotations
@@ -87,6 +88,20 @@ class OfferModel(msgspec.Struct, tag=True, frozen=True):
     path: str
     digest: str
     peer: str
+
+
+class MapModel(msgspec.Struct, tag=True, frozen=True):
+    """Server: a descriptor of a model's checkpoint follows, for the worker's next task.
+
+    It takes the place of one that no task has asked for.
+
+    Attributes:
+        token: Token under which the server offers the model, too.
+        fingerprint: That of the model's layout, which the checkpoint has to have.
+    """
+
+    token: bytes
+    fingerprint: str
 
 
 class Withdraw(msgspec.Struct, tag=True, frozen=True):
@@ -252,5 +267,7 @@ class PeerFailed(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
-PeerRequest = Serve | Reach | Listen | Dial | OfferUpdate | OfferModel | Withdraw | FoldTask | Keep
+PeerRequest = (
+    Serve | Reach | Listen | Dial | OfferUpdate | OfferModel | MapModel | Withdraw | FoldTask | Keep
+)
 PeerReply = PeerDone | Listening | Offered | Folding | Folded | FoldRefused | Kept | PeerFailed

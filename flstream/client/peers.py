@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flstream.client.handed_models import HandedModels
 from flstream.client.peer_fold import WorkerFold
 from flstream.client.peer_messages import (
     Dial,
@@ -20,6 +21,7 @@ from flstream.client.peer_messages import (
     Keep,
     Listen,
     Listening,
+    MapModel,
     Offered,
     OfferModel,
     OfferUpdate,
@@ -43,7 +45,7 @@ from flstream.transport.authentication import StartToken
 from flstream.transport.channel import Deadline
 from flstream.transport.link_relay import LinkRelay
 from flstream.transport.messages import PATIENCE, MessageChannel
-from flstream.transport.passing import receive_socket
+from flstream.transport.passing import receive_descriptor, receive_socket
 from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import Admission, TcpListener, dial
 
@@ -71,6 +73,9 @@ class Peers:
         limits: What a peer may cause.
         relay: Emulates the link of the worker's site; None where none is emulated.
         worker: Name of the worker, which reaches itself without a link.
+
+    Attributes:
+        handed: Models whose checkpoints the server has handed over.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Peers:
         # The model that was offered or made last: its header was read, its digests are known.
         self._newest: tuple[str, FileSource] | None = None
         self._fold: WorkerFold | None = None
+        self.handed = HandedModels()
         self._thread = threading.Thread(target=self._serve, name="peers", daemon=True)
         self._thread.start()
 
@@ -146,6 +152,7 @@ class Peers:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self.handed.close()
         if self._listener is not None:
             self._listener.close()
 
@@ -189,6 +196,9 @@ class Peers:
                 return self._offer_update(effect, peer, chunk_size)
             case OfferModel():
                 return self._offer_model(request)
+            case MapModel():
+                self.handed.put(request, receive_descriptor(self._socket, Deadline(PATIENCE)))
+                return PeerDone()
             case Withdraw(token, reason):
                 self._withdraw(token, reason)
                 return PeerDone()

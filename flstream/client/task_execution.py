@@ -366,7 +366,13 @@ class TaskExecution:
     def _deliver(self, update: Source | None) -> None:
         self._is_delivered = True
         with self._states.offered() as states:
-            answered = Answered(self.task.effect, {}, self._answers, states=dict(states))
+            answered = Answered(
+                self.task.effect,
+                {},
+                self._answers,
+                states=dict(states),
+                copied=self._model.copied_bytes(),
+            )
             if update is None:
                 self._worker.send(answered)
             elif self.task.folder:

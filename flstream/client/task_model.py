@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flstream.client.context import SiteContext
 from flstream.client.joined_bodies import JoinedBodies
+from flstream.client.mapped_model import copied_bytes, received_mapped
 from flstream.client.messages import MODEL, Received, Task
 from flstream.client.site_filters import SiteFilters
 from flstream.client.worker import KnownModel, Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
-from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.model.mapped import MappedModel
+from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
 from flstream.model.order import in_order
 from flstream.model.unnamed_file import UnnamedFile
 from flstream.streaming.held import KnownBody
@@ -57,7 +59,8 @@ class TaskModel:
         self.joined: JoinedBodies | None = None
         self.selected: Collection[str] | None = None
         self.held_back: Collection[str] = ()
-        self.kept: MemoryBody | UnnamedFile | None = None
+        self.kept: MemoryBody | UnnamedFile | BufferSource | None = None
+        self._mapped: MappedModel | None = None
         self._worker = worker
         self._filters = filters
         self._has_several_sites = len(task.sites) > 1
@@ -79,7 +82,9 @@ class TaskModel:
             ClientError: It does not fit ``into``.
             StreamingError: It did not arrive.
         """
-        if into is not None:
+        if self.task.mapped and not self._is_kept:
+            tensors = received_mapped(self._map(), into, place, self._framework)
+        elif into is not None:
             tensors = self._received_into(self._existing(into), site)
         elif place is not None:
             tensors = self._received_into(self._placed(place), site)
@@ -93,13 +98,29 @@ class TaskModel:
 
     def _fetch(self, sink_for: Callable[[Layout], BodyT]) -> BodyT:
         body, cost = self._fetched(_same_for_all_attempts(sink_for))
-        joined = self._note(body.layout)
-        if self._worker.selection is not None:
-            self.selected = self._worker.selection(joined.model)
-        self._filters.check(joined.model)
+        self._take(body.layout)
         of_peer = cost if self.task.host else None
         self._worker.send(Received(self.task.effect, cost.retries, cost.reused, of_peer))
         return body
+
+    def _map(self) -> MappedModel:
+        self._mapped = self._worker.map(self.task.bodies[MODEL])
+        self._take(self._mapped.layout)
+        # Its bytes are here, as those of blocks are that need not be sent.
+        self._worker.send(Received(self.task.effect, reused=self._mapped.layout.nbytes))
+        return self._mapped
+
+    def copied_bytes(self) -> int:
+        """Return how much of a mapped model training wrote to, and let go of the mapping."""
+        mapped, self._mapped = self._mapped, None
+        return 0 if mapped is None or self.task.kind != "train" else copied_bytes(mapped)
+
+    def _take(self, layout: Layout) -> None:
+        """Take the layout of what has arrived, and check what is to be done with the model."""
+        joined = self._note(layout)
+        if self._worker.selection is not None:
+            self.selected = self._worker.selection(joined.model)
+        self._filters.check(joined.model)
 
     def _fetched(self, sink_for: Callable[[Layout], BodyT]) -> tuple[BodyT, Transfer]:
         """Fetch the model; from another peer if the one that offers it is lost."""
@@ -138,11 +159,18 @@ class TaskModel:
     def _framework(self) -> Framework:
         return self._worker.info.exchange_format
 
-    def _arrived(self) -> MemoryBody | UnnamedFile:
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the received model is kept, and code gets a copy."""
+        return self._has_several_sites or self._filters.keep_model(self.task.kind)
+
+    def _arrived(self) -> MemoryBody | UnnamedFile | BufferSource:
         """Return the received model, of which code gets a copy."""
         if self.kept is None and self._failure is None:
             try:
-                if self._has_several_sites:
+                if self.task.mapped:
+                    self.kept = self._map().source()
+                elif self._has_several_sites:
                     self.kept = self._fetch(lambda layout: self._new(layout, layout))
                 else:
                     self.kept = self._fetch(self._filters.place)
@@ -159,7 +187,7 @@ class TaskModel:
         return self.kept
 
     def _received_into(self, sink_for: SinkFor, site: SiteContext) -> Params:
-        if not (self._has_several_sites or self._filters.keep_model(self.task.kind)):
+        if not self._is_kept:
             return self._fetch(lambda layout: sink_for(layout, layout)).tensors
         model = self._arrived()
         seen = self._filters.received(model, site)

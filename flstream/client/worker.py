@@ -37,6 +37,7 @@ from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.folder_archive import unpack_folder
 from flstream.model.layout import Layout
+from flstream.model.mapped import MappedModel
 from flstream.model.reuse import ModelMemory
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.download import AtHand, SinkT, download
@@ -219,6 +220,19 @@ class Worker:
         speed = receiver.speeds.sending
         self._fetching = sink.layout.nbytes / speed if streaming.reuse else 0.0
         return sink, cost
+
+    def map(self, token: bytes) -> MappedModel:
+        """Map a model whose checkpoint the server has handed over.
+
+        Args:
+            token: Token of the offered model.
+
+        Raises:
+            FlstreamError: See :meth:`~flstream.client.handed_models.HandedModels.take`.
+        """
+        # It is not expected soon that a model is received into memory again.
+        self.memory.release()
+        return self._peers.handed.take(token)
 
     def fetch_again(self, task: Task, reason: str) -> Task:
         """Report that the peer that offers a task's model is lost, and wait for another offer.

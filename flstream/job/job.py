@@ -35,6 +35,8 @@ from flstream.job.tracking import RUN, TrackingSection
 from flstream.job.train_section import TrainSection
 
 _ONE_BEST = "the best round is that of all workflows"
+_WHERE_MAPPED = "where streaming.mode is map, since no network carries descriptors"
+_PULL = "set streaming.mode = pull"
 _OWN_STEP = "its own step counts every site alike, and is the server's"
 
 
@@ -303,6 +305,20 @@ class Job(Section):
             problems.append(Problem("clients.parallel", given(clients.parallel), allowed))
         if problems:
             raise refuse(*problems)
+        return value
+
+    @field_validator("network", "engine")
+    @classmethod
+    def _descriptors_where_models_are_mapped(
+        cls, value: NetworkSection | EngineSection, info: ValidationInfo
+    ) -> NetworkSection | EngineSection:
+        streaming = info.data.get("streaming")
+        if streaming is None or not streaming.maps:
+            return value
+        if isinstance(value, NetworkSection) and value.is_on:
+            raise refuse(Problem("", "given", f"left out {_WHERE_MAPPED}", _PULL))
+        if isinstance(value, EngineSection) and not value.is_local:
+            raise refuse(Problem("type", given(value.type), f"local {_WHERE_MAPPED}", _PULL))
         return value
 
     @field_validator("engine")

@@ -374,11 +374,17 @@ class ServerOptimizerSection(Section):
 class StreamingSection(Section):
     """How models move between the server and its clients."""
 
-    mode: Annotated[Literal["pull", "push", "native"], Choice(("pull", "push", "native"))] = "pull"
-    """How a model moves: in chunks its receiver asks for (pull) or not (push), or whole (native).
+    mode: Annotated[
+        Literal["pull", "push", "native", "map"], Choice(("pull", "push", "native", "map"))
+    ] = "pull"
+    """How a model moves: in chunks its receiver asks for (pull) or not (push), whole (native), or
+    not at all (map).
 
     The model that results is the same, bit for bit. In push mode the sender streams at once, and
-    the receiver grants how far; in native mode the model is serialised into one message.
+    the receiver grants how far; in native mode the model is serialised into one message. In map
+    mode the clients of this machine map the server's checkpoint, and pay for what training writes
+    to alone: it is for evaluation, and for models most of which is frozen. Updates are pulled. The
+    page [mapping.md](mapping.md) says more.
     """
 
     tensor_download_chunk_size: Annotated[int, _CHUNK_SIZE] = 2 * MIB
@@ -402,8 +408,14 @@ class StreamingSection(Section):
     """Whether a receiver fetches only what it lacks: where that pays (auto), or never (off).
 
     It compares digests of blocks of 64 KiB with those of what it has: the tensors that it receives
-    into, or the model that an update was trained from. It does so in pull mode alone.
+    into, or the model that an update was trained from. It does so in pull mode, and in map mode
+    with updates.
     """
+
+    @property
+    def maps(self) -> bool:
+        """Whether workers map models instead of fetching them."""
+        return self.mode == "map"
 
 
 class CheckpointsSection(Section):

@@ -44,19 +44,36 @@ def read_header(path: Path) -> FileHeader:
     """
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(8)
-            length = header_length(prefix, size - len(prefix), str(path))
-            layout, metadata = parse_header(file.read(length), str(path))
-            expect_in_format(layout, str(path))
-    except LayoutError as error:
-        raise CheckpointError(f"{error}; fetch the file again or save it anew") from error
+            return header_of(file.fileno(), str(path))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def header_of(fd: int, origin: str) -> FileHeader:
+    """Read the header of an open safetensors file, and check it against the file's length.
+
+    The descriptor's offset stays as it is, since other processes may share it.
+
+    Args:
+        fd: Descriptor of the file.
+        origin: Name of the file, for messages.
+
+    Raises:
+        CheckpointError: It is not a sound safetensors file.
+        OSError: It cannot be read.
+    """
+    size = os.fstat(fd).st_size
+    prefix = os.pread(fd, 8, 0)
+    try:
+        length = header_length(prefix, size - len(prefix), origin)
+        layout, metadata = parse_header(os.pread(fd, length, len(prefix)), origin)
+        expect_in_format(layout, origin)
+    except LayoutError as error:
+        raise CheckpointError(f"{error}; fetch the file again or save it anew") from error
     body = size - 8 - length
     if body != layout.nbytes:
         raise CheckpointError(
-            f"{path} has {body} bytes of tensors where its header promises {layout.nbytes}; "
+            f"{origin} has {body} bytes of tensors where its header promises {layout.nbytes}; "
             "it is truncated or damaged, so fetch it again or save it anew"
         )
     return FileHeader(layout, metadata, 8 + length)

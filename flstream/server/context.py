@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
-from flstream.telemetry.events import AnyEvent
+from flstream.telemetry.events import AnyEvent, Warned
 from flstream.transport.channel import AbortSignal
 
 
@@ -39,6 +39,7 @@ class ServerContext:
         emit: Takes every event.
         abort: Set once the run is to stop.
         accountant: Computes what a private job spends; None for other jobs.
+        hints: Names of the hints that this process has given.
     """
 
     job: Job
@@ -49,6 +50,13 @@ class ServerContext:
     emit: Emit
     abort: AbortSignal
     accountant: AccountantProcess | None = None
+    hints: set[str] = field(default_factory=set)
+
+    def hint(self, name: str, message: str) -> None:
+        """Emit a warning, unless one of that name was emitted before."""
+        if name not in self.hints:
+            self.hints.add(name)
+            self.emit(Warned(message=message))
 
     def worker_of(self, site: str) -> str:
         """Name of the worker that does what is not a task on behalf of a site.

@@ -11,6 +11,7 @@ from flstream.errors import AbortedError, StreamingError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
 from flstream.server.context import ServerContext
+from flstream.server.model_handover import hand_over
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.receiver import StreamSettings
@@ -36,11 +37,13 @@ class ModelOffer(NamedTuple):
         token: Token of the model.
         host: Name of the worker's process that offers it; empty for the server.
         delivery: What the worker was sent so far; nothing is known of what a peer sends.
+        is_mapped: Whether the worker has the model's checkpoint, to map it.
     """
 
     token: bytes
     host: str
     delivery: Delivery
+    is_mapped: bool = False
 
 
 def offers_by_server(
@@ -62,7 +65,8 @@ def offers_by_server(
     push = settings if settings.push else None
     ref = context.service.offer(model, [worker.receiver], push=push, encoder=encoder)
     try:
-        yield ModelOffer(ref.token, "", ref.deliveries[worker.receiver])
+        is_mapped = settings.chunk_size > 0 and hand_over(context, model, worker, ref.token)
+        yield ModelOffer(ref.token, "", ref.deliveries[worker.receiver], is_mapped)
     finally:
         ref.abort("the task is over")
 

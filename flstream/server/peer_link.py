@@ -17,6 +17,7 @@ from flstream.client.peer_messages import (
     FoldTask,
     Listen,
     Listening,
+    MapModel,
     PeerFailed,
     PeerReply,
     PeerRequest,
@@ -35,7 +36,7 @@ from flstream.errors import (
 )
 from flstream.transport.channel import AbortSignal, Deadline
 from flstream.transport.messages import PATIENCE, MessageChannel
-from flstream.transport.passing import send_socket
+from flstream.transport.passing import send_descriptor
 from flstream.transport.sockets import SocketChannel
 
 # What a worker may answer with that is not the fault of its process.
@@ -93,8 +94,8 @@ class PeerLink:
                 if self._is_local and other._is_local:
                     ours, theirs = socket.socketpair()
                     with ours, theirs:
-                        self._ask(Serve(other._process), ours)
-                        other._ask(Reach(self._process), theirs)
+                        self._ask(Serve(other._process), ours.fileno())
+                        other._ask(Reach(self._process), theirs.fileno())
                 else:
                     there = self.ask(Listen(other._process), Listening)
                     other._ask(Dial(self._process, there.address, there.key))
@@ -147,6 +148,19 @@ class PeerLink:
             raise _out_of_turn(reply)
         return reply
 
+    def hand_over(self, request: MapModel, fd: int) -> None:
+        """Hand a descriptor to the worker, which is on this machine.
+
+        Args:
+            request: What the descriptor is of.
+            fd: The descriptor, which stays open here.
+
+        Raises:
+            AbortedError: The run is being stopped.
+            StreamingError: The worker is gone or silent, or did not take it.
+        """
+        self._ask(request, fd)
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
@@ -154,7 +168,7 @@ class PeerLink:
     def _ask(
         self,
         request: PeerRequest,
-        handed: socket.socket | None = None,
+        handed: int | None = None,
         seconds: float | None = PATIENCE,
         on_folding: Callable[[int], None] = lambda done: None,
     ) -> PeerReply:
@@ -162,7 +176,7 @@ class PeerLink:
             try:
                 self._channel.send(request)
                 if handed is not None:
-                    send_socket(self._socket, handed, Deadline(PATIENCE))
+                    send_descriptor(self._socket, handed, Deadline(PATIENCE))
                 while isinstance(reply := self._channel.receive(seconds, self._abort), Folding):
                     on_folding(reply.done)
             except StreamingError:

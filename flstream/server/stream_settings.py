@@ -28,5 +28,5 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         request_timeout=streaming.streaming_per_request_timeout,
         ping_timeout=StreamSettings.ping_timeout + silence,
         push=streaming.mode == "push",
-        reuse=streaming.mode == "pull" and streaming.reuse == "auto",
+        reuse=streaming.mode in ("pull", "map") and streaming.reuse == "auto",
     )

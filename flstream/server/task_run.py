@@ -19,6 +19,7 @@ from flstream.server.collected_updates import (
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief
+from flstream.server.model_handover import hint_at_pull
 from flstream.server.pool_events import Report, SiteLost, WorkerAbandoned
 from flstream.server.reporting import TaskReport, report_message, report_replaced
 from flstream.server.sampling import brief_names
@@ -117,6 +118,8 @@ class TaskRun:
         self._given: set[str] = set()
         self._report = TaskReport(spec.kind, spec.round, spec.model.layout.nbytes, context.emit)
         self._fetching = 0.0
+        # Bytes of a mapped model that each site's training wrote to.
+        self._copied: dict[str, int] = {}
         self._queue = self._new_queue()
 
     @property
@@ -162,6 +165,11 @@ class TaskRun:
                     yield
         assert self.collector.settled == len(self._spec.cohort)
         self.seconds = self._elapsed(began, len(workers))
+        hint = hint_at_pull(
+            self._context, self._spec.round, self._spec.model.layout.nbytes, self._copied
+        )
+        if hint is not None:
+            self._context.hint("pull", hint)
 
     def take_up(self, answer: SiteAnswer, update: CollectedUpdate | None) -> None:
         """Take a result that an earlier server has had; before :meth:`progress` alone.
@@ -217,6 +225,8 @@ class TaskRun:
         answer = ask(self._context, self._spec, worker, sites, report)
         if not answer.sites:
             return
+        if self._spec.kind == "train":
+            self._copied[answer.sites[0].site] = answer.copied
         if not self._spec.has_updates:
             results = [SiteResult(each) for each in answer.sites]
             report(ResultsDelivered(results), *(each.site for each in answer.sites))

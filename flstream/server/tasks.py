@@ -123,6 +123,7 @@ class TaskSpec:
             host=offer.host,
             folder=self.folder,
             personal=self.personal,
+            mapped=offer.is_mapped,
         )
 
 

@@ -101,7 +101,7 @@ class RunStarted(Event, tag="run_started"):
     job: str
     seed: int
     rounds: int
-    mode: Literal["pull", "push", "native"]
+    mode: Literal["pull", "push", "native", "map"]
     chunk_size: int
     clients: int = 0
     names: list[str] = []

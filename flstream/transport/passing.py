@@ -1,7 +1,8 @@
-"""Sockets handed from process to process: a file descriptor beside a byte of a Unix socket."""
+"""File descriptors handed from process to process, each beside a byte of a Unix socket."""
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 
@@ -9,14 +10,16 @@ from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.transport.channel import Deadline
 
 _BYTE = b"\0"
+# More than one is against the rules; what comes beyond this the kernel closes.
+_MOST_DESCRIPTORS = 4
 
 
-def send_socket(over: socket.socket, handed: socket.socket, deadline: Deadline) -> None:
-    """Hand a socket to the peer of another, after the messages that were sent before.
+def send_descriptor(over: socket.socket, handed: int, deadline: Deadline) -> None:
+    """Hand a descriptor to the peer of a socket, after the messages that were sent before.
 
     Args:
         over: Socket to the peer, which does not block.
-        handed: The socket; the caller still has to close its own descriptor.
+        handed: The descriptor; the caller still has to close its own.
         deadline: Time for the peer to make room.
 
     Raises:
@@ -26,22 +29,25 @@ def send_socket(over: socket.socket, handed: socket.socket, deadline: Deadline) 
     poll.register(over, select.POLLOUT)
     while True:
         try:
-            socket.send_fds(over, [_BYTE], [handed.fileno()])
+            socket.send_fds(over, [_BYTE], [handed])
         except BlockingIOError:
             if not deadline.wait(poll):
-                raise DeadlineError("a worker did not take a socket in time") from None
+                raise DeadlineError("a worker did not take a descriptor in time") from None
         except OSError as error:
             raise ChannelClosedError("the channel is closed; its process has ended") from error
         else:
             return
 
 
-def receive_socket(over: socket.socket, deadline: Deadline) -> socket.socket:
-    """Receive a socket that the peer hands over now, after the messages before it.
+def receive_descriptor(over: socket.socket, deadline: Deadline) -> int:
+    """Receive a descriptor that the peer hands over now, after the messages before it.
 
     Args:
         over: Socket to the peer, which does not block.
         deadline: Time for the peer to send it.
+
+    Returns:
+        The descriptor, which the caller has to close.
 
     Raises:
         StreamingError: The peer is gone, or sent none in time.
@@ -50,13 +56,27 @@ def receive_socket(over: socket.socket, deadline: Deadline) -> socket.socket:
     poll.register(over, select.POLLIN)
     while True:
         try:
-            data, descriptors, _, _ = socket.recv_fds(over, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(
+                over, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             if not deadline.wait(poll):
-                raise DeadlineError("no socket was handed over in time") from None
+                raise DeadlineError("no descriptor was handed over in time") from None
         except OSError as error:
             raise ChannelClosedError("the channel is closed; its process has ended") from error
         else:
-            if not data or not descriptors:
-                raise ChannelClosedError("no socket was handed over; its process has ended")
-            return socket.socket(fileno=descriptors[0])
+            if data and len(descriptors) == 1:
+                return descriptors[0]
+            for each in descriptors:
+                os.close(each)
+            raise ChannelClosedError("no descriptor was handed over; its process has ended")
+
+
+def send_socket(over: socket.socket, handed: socket.socket, deadline: Deadline) -> None:
+    """Hand a socket to the peer of another: see :func:`send_descriptor`."""
+    send_descriptor(over, handed.fileno(), deadline)
+
+
+def receive_socket(over: socket.socket, deadline: Deadline) -> socket.socket:
+    """Receive a socket that the peer hands over now: see :func:`receive_descriptor`."""
+    return socket.socket(fileno=receive_descriptor(over, deadline))

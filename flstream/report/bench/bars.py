@@ -19,6 +19,7 @@ _STYLES: dict[Mode, str] = {
     "pull": "cyan",
     "push": "magenta",
     "native": "yellow",
+    "map": "blue",
     "file": "green",
 }
 

@@ -23,6 +23,7 @@ from flstream.job import Job
 from flstream.job.bodies import stage_bodies
 from flstream.model.joined import MAIN, joint_layout, zeros_beside
 from flstream.model.layout import Layout
+from flstream.server.model_handover import is_worth_mapping
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.simulation.forecasting.optimizers import optimizer_of
@@ -48,7 +49,7 @@ _FILTERS_BYTES = 8 << 20
 # Memory of the server for each worker: threads, channels and messages.
 _LINE_BYTES = 256 << 10
 
-Mode = Literal["pull", "push", "native"]
+Mode = Literal["pull", "push", "native", "map"]
 
 
 class Traffic(NamedTuple):
@@ -80,7 +81,8 @@ class Forecast:
     Attributes:
         model_bytes: size of the model's body in bytes.
         tensors: number of tensors of the model.
-        mode: transfer mode; native also where a chunk size of 0 turns streaming off.
+        mode: transfer mode; native also where a chunk size of 0 turns streaming off. In map mode,
+            the memory of a client is that of one whose training writes to the whole model.
         chunk_size: maximum frame size to the sites in bytes; 0 in native mode.
         sites: number of sites that train in a round.
         workers: number of worker processes.
@@ -204,7 +206,9 @@ def forecast(job: Job, layout: Layout) -> Forecast:
     training = 0 if use is None else use.training_bytes(_trained_bytes(layout, selected))
     worker = _PROCESS_BYTES + client + training
     one, alone = (
-        _download(nbytes, settings, settings.frame_size, pushed=settings.push)
+        Traffic()
+        if _is_mapped(job, settings, nbytes) and nbytes == layout.nbytes
+        else _download(nbytes, settings, settings.frame_size, pushed=settings.push)
         for nbytes in (joint.nbytes, layout.nbytes)
     )
     # The global model goes to a site once more where one of the site's own is drawn to it.
@@ -243,9 +247,31 @@ def forecast(job: Job, layout: Layout) -> Forecast:
             + clients.workers * worker
         ),
         round_disk_bytes=sum(part.size for part in disk.of_a_round),
-        disk_bytes=disk.model + more * (disk.model + disk.optimizer_state) + passing,
+        disk_bytes=(
+            disk.model
+            + more * (disk.model + disk.optimizer_state)
+            + passing
+            + _dropped_but_mapped(job, settings, layout.nbytes)
+        ),
         epsilon=_epsilon(job),
     )
+
+
+def _is_mapped(job: Job, settings: StreamSettings, nbytes: int) -> bool:
+    """Return whether workers map a model of so many bytes, if it is alone in its file."""
+    return job.streaming.maps and settings.chunk_size > 0 and is_worth_mapping(nbytes)
+
+
+def _dropped_but_mapped(job: Job, settings: StreamSettings, nbytes: int) -> int:
+    """Return the bytes of checkpoints that the run drops, and workers may still have mapped.
+
+    A worker has the model of its last task mapped until its next one.
+    """
+    if job.checkpoints.keep == "all" or not _is_mapped(job, settings, nbytes):
+        return 0
+    clients = job.clients
+    all_train = clients.cohort_size == clients.workers == clients.count
+    return nbytes * min(1 if all_train else clients.workers, job.planned_rounds)
 
 
 def _epsilon(job: Job) -> float | None:

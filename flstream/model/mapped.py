@@ -1,0 +1,167 @@
+"""A checkpoint in a private mapping of its file, by the descriptor that another process has opened.
+
+The tensors are views of the page cache, which all processes share. A page is copied by the kernel
+when it is written to, for the writing process alone. Measured: 1 GiB is mapped in 0.2 ms, and read
+in 0.1 s; to write all of it takes 1.7 s, page by page, where a copy takes 0.3 s.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flstream.errors import CheckpointError, LayoutError
+from flstream.model.checkpoint_header import header_of
+from flstream.model.copy import scatter
+from flstream.model.dtypes import numpy_dtype, torch_dtype
+from flstream.model.header import TensorInfo
+from flstream.model.memory import BufferSource, Framework, MemoryBody, empty_tensor
+from flstream.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from flstream.model.memory import Params
+
+# Bytes that are copied at a time.
+_STEP = 2 << 20
+# Where torch's allocator begins tensors. Libraries of linear algebra take other paths for other
+# addresses, whose sums differ in the last bit: so do products with one row, 8 bytes off.
+_ALIGNMENT = 64
+_SMAPS = Path("/proc/self/smaps")
+# Pages of a private mapping of a file that were written to, in memory and swapped out.
+_OWN_PAGES = (b"Anonymous:", b"Swap:")
+
+
+class MappedModel:
+    """A model in a private mapping of its checkpoint.
+
+    Attributes:
+        layout: Tensors of the model.
+
+    Args:
+        fd: Descriptor of the checkpoint, opened to read alone; the caller still has to close it.
+        origin: Name of the file, for messages.
+
+    Raises:
+        CheckpointError: It is not the descriptor of a sound checkpoint.
+        LayoutError: The system has no room for the mapping.
+    """
+
+    def __init__(self, fd: int, origin: str) -> None:
+        try:
+            status, flags = os.fstat(fd), fcntl.fcntl(fd, fcntl.F_GETFL)
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{origin} is no regular file, so it cannot be mapped")
+            if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_PATH:
+                raise CheckpointError(f"{origin} was not opened to be read alone; open it so")
+            self.layout, _, self._body = header_of(fd, origin)
+        except OSError as error:
+            raise CheckpointError(f"{origin} cannot be read: {error.strerror}") from error
+        try:
+            # The mapping keeps the file open, and so on the disk, also without a name. As long as
+            # it does, the file is not overwritten in place: see descriptors.open_to_write.
+            memory = mmap.mmap(
+                fd,
+                status.st_size,
+                flags=mmap.MAP_PRIVATE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
+        except (OSError, ValueError, OverflowError) as error:
+            raise LayoutError(
+                f"a model of {format_bytes(self.layout.nbytes)} cannot be mapped: {error}; set "
+                "streaming.mode = pull, or allow the process more memory"
+            ) from error
+        # Tensors made of this array keep it alive, and it the mapping.
+        self._bytes = np.frombuffer(memory, np.uint8)
+
+    def source(self) -> BufferSource:
+        """Return the model as a source, over the mapping."""
+        return BufferSource(self.layout, self._bytes[self._body :].data)
+
+    def views(self, framework: Framework) -> Params:
+        """Return tensors over the mapping, by name: those that may be such.
+
+        They begin at a multiple of 64 bytes of the file. That of others is no multiple of what
+        torch's own memory begins at, and training would end in other bits.
+
+        Args:
+            framework: Kind of the tensors: torch tensors or NumPy arrays.
+
+        Raises:
+            LayoutError: NumPy lacks one of the dtypes.
+        """
+        views = {}
+        for spec in self.layout.tensors:
+            array = self._array(spec)
+            if spec.nbytes and not array.ctypes.data % _ALIGNMENT:
+                views[spec.name] = _shaped(array, spec, framework)
+        return views
+
+    def tensors(self, framework: Framework) -> Params:
+        """Return all tensors, with all aliases: over the mapping, or copies where they must be.
+
+        Args:
+            framework: Kind of the tensors: torch tensors or NumPy arrays.
+
+        Raises:
+            LayoutError: NumPy lacks one of the dtypes.
+        """
+        tensors = dict(self.views(framework))
+        for spec in self.layout.tensors:
+            if spec.name not in tensors:
+                tensors[spec.name] = empty_tensor(spec, framework)
+                self._copy(spec, MemoryBody.of({spec.name: tensors[spec.name]}, writable=True))
+        return tensors | {alias: tensors[name] for alias, name in self.layout.aliases.items()}
+
+    def copy_into(self, body: MemoryBody) -> None:
+        """Copy the tensors that a body has into it, by their names."""
+        for spec in body.layout.tensors:
+            self._copy(self.layout.by_name[spec.name], body)
+
+    def written_bytes(self) -> int:
+        """Return how much of the mapping was written to, and so copied; 0 where that is unknown."""
+        first, count = self._address, 0
+        last = first + len(self._bytes)
+        is_inside = False
+        with suppress(OSError, ValueError), _SMAPS.open("rb") as lines:
+            for line in lines:
+                key, *rest = line.split()
+                if not key.endswith(b":"):
+                    start, _, stop = key.partition(b"-")
+                    is_inside = first <= int(start, 16) and int(stop, 16) <= last + mmap.PAGESIZE
+                elif is_inside and key in _OWN_PAGES:
+                    count += int(rest[0]) << 10
+        return count
+
+    @property
+    def _address(self) -> int:
+        return int(self._bytes.ctypes.data)
+
+    def _array(self, spec: TensorInfo) -> np.ndarray[Any, Any]:
+        return self._bytes[self._body + spec.start : self._body + spec.stop]
+
+    def _copy(self, spec: TensorInfo, body: MemoryBody) -> None:
+        start, array = body.layout.by_name[spec.name].start, self._array(spec)
+        for first in range(0, spec.nbytes, _STEP):
+            last = min(first + _STEP, spec.nbytes)
+            scatter([array[first:last].data], body.views(start + first, start + last))
+            body.commit(start + first, start + last)
+
+
+def _shaped(
+    array: np.ndarray[Any, Any], spec: TensorInfo, framework: Framework
+) -> torch.Tensor | np.ndarray[Any, Any]:
+    """Return the bytes of a tensor as the tensor, over the same memory."""
+    if framework == "numpy":
+        return array.view(numpy_dtype(spec.dtype, spec.name)).reshape(spec.shape)
+    import torch
+
+    return torch.from_numpy(array).view(torch_dtype(spec.dtype)).view(spec.shape)
