@@ -8,8 +8,9 @@ read more often (a twentieth for each process and a fifth together) while a proc
 highest reading, or was last read before the newest process started, with which it shares pages;
 and at once where there are more than twice as many processes since.
 Between two readings, PSS is estimated from RSS: the difference in RSS since the last reading is
-taken to be the process's own pages, such as a model. The kernel's own high-water mark of RSS also
-includes peaks between two ticks.
+taken to be the process's own pages, such as a model, but for pages of files, which all processes
+that map a checkpoint share. Where one maps many more of them, the others are read again, too. The
+kernel's own high-water mark of RSS also includes peaks between two ticks.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ _FULL_READ_SHARE = 0.02
 # A process counts as growing above this multiple of its highest RSS at a reading. It is read as
 # early if another process started since.
 _GROWTH = 1.02
+# Bytes of files that a process maps beyond what it had, before the others are read again: they may
+# share them.
+_MAPPED_MORE = 64 << 20
 # Shares while processes grow: for each of them, and for all.
 _GROWING_SHARE_OF_ONE = 0.05
 _GROWING_SHARE_OF_ALL = 0.2
@@ -110,17 +114,34 @@ class _Watched:
     def __init__(self, pid: int, others: Sequence[int] = ()) -> None:
         self.process = ProcessGroup(pid, others)
         self.rss = 0
+        self.of_files = 0  # pages of files at the last tick, in bytes
+        self._files_when_read = 0  # the same at the last reading
+        self.most_of_files = 0  # the same when the others were last to be read again
+        self.mappings_when_read = 0  # number of times that was so before the last reading
         self.shared = 0  # RSS minus PSS at the last reading, in bytes
         self.started_when_read = 0  # number of processes started before the last reading
         self._highest_read = 0  # highest RSS at a reading, in bytes
         self._next_read = self._next_growing_read = 0.0
 
-    def is_to_be_read(self, rss: int, started: int) -> bool:
-        """Return whether USS and PSS are due to be read, given how many processes were started."""
+    @property
+    def pss(self) -> int:
+        """Estimate of PSS, in bytes."""
+        more_of_files = max(self.of_files - self._files_when_read, 0)
+        return max(self.rss - self.shared - more_of_files, 0)
+
+    def is_to_be_read(self, rss: int, started: int, mappings: int) -> bool:
+        """Return whether USS and PSS are due to be read.
+
+        Args:
+            rss: RSS now, in bytes.
+            started: How many processes were started.
+            mappings: How often one has mapped many more pages of files.
+        """
         # What it shares may be shared by twice as many now: it cannot wait, nor is that often so.
         if started > 2 * self.started_when_read:
             return True
         is_urgent = rss > _GROWTH * self._highest_read or started > self.started_when_read
+        is_urgent = is_urgent or mappings > self.mappings_when_read
         return time.monotonic() >= (self._next_growing_read if is_urgent else self._next_read)
 
     def read(self, processes: int) -> FullMemory:
@@ -136,6 +157,7 @@ class _Watched:
         growing = min(_GROWING_SHARE_OF_ONE, _GROWING_SHARE_OF_ALL / processes)
         self._next_growing_read = ended + cost / growing
         self._highest_read = max(self._highest_read, info.rss)
+        self._files_when_read = self.of_files
         return info
 
 
@@ -182,6 +204,7 @@ class MemorySampler:
         self._pss_elsewhere: dict[str, int] = {}
         self._peak_elsewhere = 0  # highest sum of those of nodes that were there together
         self._started = 0  # number of processes so far
+        self._mappings = 0  # how often one has mapped many more pages of files
         self._peak_total_pss = 0
         self._rough_peak = _RoughPeak()
         self._stopping = threading.Event()
@@ -271,7 +294,8 @@ class MemorySampler:
         """Return the highest sum over all processes of PSS (USS where there is no PSS), in bytes.
 
         Where PSS was not read at a tick, it is estimated from RSS. While some processes were last
-        read before the newest one started, a sum counts twice the pages that they share with it.
+        read before the newest one started, or before one mapped many more pages of files, a sum
+        counts twice the pages that they share with it.
         Such a sum counts only until there is a better one of as many processes. The peaks of nodes
         that were there together are added, though they may have been at other times.
         """
@@ -293,10 +317,13 @@ class MemorySampler:
                 self._write(self._encoder.encode(sample) + b"\n")
                 if self._kept is not None:
                     self._kept.append(sample)
-            total = sum(max(each.rss - each.shared, 0) for each in self._watched.values())
+            total = sum(each.pss for each in self._watched.values())
             count = len(self._watched)
             rough = self._rough_peak
-            if any(each.started_when_read < self._started for each in self._watched.values()):
+            if any(
+                each.started_when_read < self._started or each.mappings_when_read < self._mappings
+                for each in self._watched.values()
+            ):
                 self._rough_peak = _RoughPeak(max(rough.total, total), max(rough.processes, count))
                 return
             self._peak_total_pss = max(self._peak_total_pss, total)
@@ -315,10 +342,14 @@ class MemorySampler:
     def _sample(self, name: str, watched: _Watched) -> Sample:
         now = time.time()
         peak = self._peaks[name]
-        rss = watched.process.rss()
-        if watched.is_to_be_read(rss, self._started):
+        rss, watched.of_files = watched.process.resident()
+        if watched.of_files > watched.most_of_files + _MAPPED_MORE:
+            watched.most_of_files = watched.of_files
+            self._mappings += 1
+        if watched.is_to_be_read(rss, self._started, self._mappings):
             info = watched.read(len(self._watched))
             watched.started_when_read = self._started
+            watched.mappings_when_read = self._mappings
             sample = Sample(now, name, info.rss, info.uss, info.pss)
             watched.shared = info.rss - (info.uss if sample.pss is None else sample.pss)
             peak.peak_uss = max(peak.peak_uss, info.uss)

@@ -20,6 +20,13 @@ class FullMemory(NamedTuple):
     pss: int | None
 
 
+class Resident(NamedTuple):
+    """Resident memory in bytes: all of it, and pages of files and of shared memory among it."""
+
+    rss: int
+    of_files: int
+
+
 class ProcessGroup:
     """A process, and others whose memory is added to its own, such as a site's other ranks.
 
@@ -39,13 +46,14 @@ class ProcessGroup:
                 self._others.append(psutil.Process(each))
         self._status = Path(f"/proc/{pid}/status")
 
-    def rss(self) -> int:
-        """Read RSS, in bytes.
+    def resident(self) -> Resident:
+        """Read RSS, and how much of it is pages of files.
 
         Raises:
             psutil.Error: The process has ended.
         """
-        return _rss(self._process) + sum(self._of_others(_rss))
+        found = [_resident(self._process), *self._of_others(_resident)]
+        return Resident(sum(each.rss for each in found), sum(each.of_files for each in found))
 
     def memory_full_info(self) -> FullMemory:
         """Read RSS, USS and PSS.
@@ -80,8 +88,9 @@ class ProcessGroup:
         return found
 
 
-def _rss(process: psutil.Process) -> int:
-    return int(process.memory_info().rss)
+def _resident(process: psutil.Process) -> Resident:
+    info: Any = process.memory_info()
+    return Resident(int(info.rss), int(getattr(info, "shared", 0)))
 
 
 def _full_memory(process: psutil.Process) -> FullMemory:
