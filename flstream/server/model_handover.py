@@ -33,18 +33,19 @@ def hand_over(context: ServerContext, model: Source, worker: WorkerHandle, token
         AbortedError: The run is being stopped.
     """
     layout = model.layout
-    maps = context.job.streaming.maps and is_worth_mapping(layout.nbytes)
-    if maps and model.extent is not None:
-        try:
-            extent = model.extent(0, layout.nbytes)
-            if extent.immutable:
-                worker.peers.hand_over(MapModel(token, layout.fingerprint), extent.fd)
-                return True
-        except AbortedError:
-            raise
-        except (CheckpointError, StreamingError):
-            pass  # it is fetched, which says what is wrong
-    return False
+    if model.extent is None or not is_worth_mapping(layout.nbytes):
+        return False
+    if not context.job.streaming.maps:
+        return False
+    try:
+        extent = model.extent(0, layout.nbytes)
+        if extent.immutable:
+            worker.peers.hand_over(MapModel(token, layout.fingerprint), extent.fd)
+        return extent.immutable
+    except AbortedError:
+        raise
+    except (CheckpointError, StreamingError):
+        return False  # it is fetched, which says what is wrong
 
 
 def hint_at_pull(

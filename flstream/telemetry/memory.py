@@ -129,7 +129,7 @@ class _Watched:
         more_of_files = max(self.of_files - self._files_when_read, 0)
         return max(self.rss - self.shared - more_of_files, 0)
 
-    def is_to_be_read(self, rss: int, started: int, mappings: int) -> bool:
+    def is_to_be_read(self, rss: int, started: int, mappings: int = 0) -> bool:
         """Return whether USS and PSS are due to be read.
 
         Args:

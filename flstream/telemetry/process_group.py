@@ -21,7 +21,7 @@ class FullMemory(NamedTuple):
 
 
 class Resident(NamedTuple):
-    """Resident memory in bytes: all of it, and pages of files and of shared memory among it."""
+    """Resident memory in bytes: all of it, and pages of files among it."""
 
     rss: int
     of_files: int
@@ -68,14 +68,7 @@ class ProcessGroup:
 
     def high_water(self) -> int:
         """Return the kernel's high-water mark of the process's RSS, or 0 where it does not tell."""
-        try:
-            text = self._status.read_text()
-        except OSError:
-            return 0
-        for line in text.splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return 0
+        return _kib(self._status, "VmHWM:") << 10
 
     def _of_others(self, read: Callable[[psutil.Process], ReadT]) -> list[ReadT]:
         """Read something of each of the others, and forget those that have ended."""
@@ -89,8 +82,17 @@ class ProcessGroup:
 
 
 def _resident(process: psutil.Process) -> Resident:
-    info: Any = process.memory_info()
-    return Resident(int(info.rss), int(getattr(info, "shared", 0)))
+    of_files = _kib(Path(f"/proc/{process.pid}/status"), "RssFile:") << 10
+    return Resident(int(process.memory_info().rss), of_files)
+
+
+def _kib(status: Path, key: str) -> int:
+    """Read a number of KiB from a process's status; 0 where that does not have it."""
+    try:
+        text = status.read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(key)), 0)
 
 
 def _full_memory(process: psutil.Process) -> FullMemory:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import socket
+from array import array
 
 from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.transport.channel import Deadline
 
 _BYTE = b"\0"
-# More than one is against the rules; what comes beyond this the kernel closes.
-_MOST_DESCRIPTORS = 4
+# More than one is against the rules; what comes beyond four the kernel closes.
+_SPACE = socket.CMSG_SPACE(4 * array("i").itemsize)
 
 
 def send_descriptor(over: socket.socket, handed: int, deadline: Deadline) -> None:
@@ -56,20 +57,29 @@ def receive_descriptor(over: socket.socket, deadline: Deadline) -> int:
     poll.register(over, select.POLLIN)
     while True:
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                over, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            # Before Python 3.13, socket.recv_fds passes its flags over.
+            data, beside, _, _ = over.recvmsg(1, _SPACE, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             if not deadline.wait(poll):
                 raise DeadlineError("no descriptor was handed over in time") from None
         except OSError as error:
             raise ChannelClosedError("the channel is closed; its process has ended") from error
         else:
+            descriptors = [fd for each in beside for fd in _descriptors_in(*each)]
             if data and len(descriptors) == 1:
                 return descriptors[0]
             for each in descriptors:
                 os.close(each)
             raise ChannelClosedError("no descriptor was handed over; its process has ended")
+
+
+def _descriptors_in(level: int, kind: int, data: bytes) -> list[int]:
+    """Return the descriptors in what came beside a byte."""
+    if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+        return []
+    found = array("i")
+    found.frombytes(data[: len(data) // found.itemsize * found.itemsize])
+    return found.tolist()
 
 
 def send_socket(over: socket.socket, handed: socket.socket, deadline: Deadline) -> None:

@@ -123,7 +123,7 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
          "4100; must be 0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB; nearest: "
          "4096 or 4112"),
         ("streaming.mode = Pull", 'streaming.mode: given "Pull"; must be one of pull, push, '
-         "native; did you mean pull?"),
+         "native, map; did you mean pull?"),
         ("aggregation.memory_budget = 1 KiB", 'aggregation.memory_budget: given "1 KiB"; must be '
          "a size of at least 1 MiB"),
         ("aggregation.method = Krum", 'aggregation.method: given "Krum"; must be mean, median, '

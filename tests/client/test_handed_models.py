@@ -1,0 +1,79 @@
+"""What the server hands to a worker: a checkpoint of the task's model, and nothing else."""
+
+import os
+import socket
+
+import pytest
+import torch
+
+from flstream.client.handed_models import HandedModels
+from flstream.client.peer_messages import MapModel
+from flstream.errors import ChannelClosedError, CheckpointError, RefusedError
+from flstream.model.checkpoint import FileSource, write_checkpoint
+from flstream.model.memory import MemoryBody
+from flstream.transport.channel import Deadline
+from flstream.transport.passing import receive_descriptor, send_descriptor
+
+
+@pytest.fixture
+def path(tmp_path):
+    found = tmp_path / "model.safetensors"
+    write_checkpoint(found, MemoryBody.of({"w": torch.ones(100)}))
+    return found
+
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_model_is_mapped_once_and_its_descriptor_closed(path):
+    handed, fd = HandedModels(), os.open(path, os.O_RDONLY)
+    handed.put(MapModel(b"token", FileSource(path).layout.fingerprint), fd)
+    assert handed.take(b"token").tensors("pytorch")["w"].eq(1).all()
+    assert not is_open(fd)
+    with pytest.raises(RefusedError, match="not handed over"):
+        handed.take(b"token")
+
+
+def test_the_checkpoint_of_another_model_is_refused(path):
+    handed, fd = HandedModels(), os.open(path, os.O_RDONLY)
+    handed.put(MapModel(b"token", "0" * 32), fd)
+    with pytest.raises(CheckpointError, match="other tensors"):
+        handed.take(b"token")
+    assert not is_open(fd)
+
+
+def test_what_no_task_asked_for_is_closed_when_the_next_comes(path):
+    handed, first = HandedModels(), os.open(path, os.O_RDONLY)
+    handed.put(MapModel(b"first", ""), first)
+    second = os.open(os.devnull, os.O_RDONLY)
+    handed.put(MapModel(b"second", ""), second)
+    with pytest.raises(RefusedError):
+        handed.take(b"first")
+    handed.close()
+    assert not is_open(second)
+
+
+def test_a_descriptor_is_handed_from_process_to_process(path):
+    ours, theirs = socket.socketpair()
+    with ours, theirs, path.open("rb") as file:
+        send_descriptor(ours, file.fileno(), Deadline(5))
+        found = receive_descriptor(theirs, Deadline(5))
+        assert os.path.samestat(os.fstat(found), path.stat())
+        assert not os.get_inheritable(found)
+        os.close(found)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_anything_but_one_descriptor_is_refused_and_closed(path, count):
+    ours, theirs = socket.socketpair()
+    with ours, theirs, path.open("rb") as file:
+        before = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(ours, [b"\0"], [file.fileno()] * count)
+        with pytest.raises(ChannelClosedError, match="no descriptor"):
+            receive_descriptor(theirs, Deadline(5))
+        assert len(os.listdir("/proc/self/fd")) == before
