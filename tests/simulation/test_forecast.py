@@ -76,6 +76,8 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
         ),
         # Each site has a model of its own beside the global one.
         (*CUT, LARGE, "workflow={type=ditto,args{key_metric=loss}}"),
+        (*CUT, LARGE, "streaming.mode=map"),
+        (*CUT, LARGE, "streaming.mode=map", "clients.count=4", "clients.parallel=2"),
     ],
     ids=[
         "a process each, pushed",
@@ -83,6 +85,8 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
         "one of them is chosen",
         "scored across sites",
         "a model of each site's own",
+        "mapped",
+        "mapped by shared processes",
     ],
 )
 def test_a_run_moves_to_the_byte_what_was_foretold(jobs, overrides):
@@ -169,6 +173,31 @@ def test_fewer_processes_take_less_memory_and_more_disk():
     # Two groups of four updates in waiting, and the sum in float64 with its successor.
     assert few.round_disk_bytes - own.round_disk_bytes == (2 * 4 + 2 * 2) * layout.nbytes
     assert few.down == own.down
+
+
+def test_what_is_mapped_moves_no_bytes_down_and_as_many_up():
+    pulled, mapped = (forecast(streaming(mode=mode), plain_layout(MIB)) for mode in ("pull", "map"))
+    assert mapped.mode == "map"
+    assert mapped.down == Traffic()
+    assert mapped.up == pulled.up
+    # Training may write to all of it.
+    assert mapped.total_bytes == pulled.total_bytes
+    small = [forecast(streaming(mode=mode), plain_layout(1 << 16)).down for mode in ("pull", "map")]
+    assert small[0] == small[1] != Traffic()
+
+
+def test_disk_is_for_dropped_checkpoints_that_are_still_mapped():
+    layout, keep = plain_layout(MIB), {"keep": 1}
+    needs = [
+        forecast(a_job(9, checkpoints=keep, streaming={"mode": mode}, **more), layout).disk_bytes
+        for mode, more in (
+            ("pull", {}),
+            ("map", {}),
+            ("map", {"clients": {"count": 6, "per_round": 2}}),
+        )
+    ]
+    assert needs[1] - needs[0] == MIB  # that of the round before, until all have the next one
+    assert needs[2] - needs[0] >= 6 * MIB
 
 
 def test_disk_is_for_the_checkpoints_that_stay():

@@ -259,7 +259,9 @@ def forecast(job: Job, layout: Layout) -> Forecast:
 
 def _is_mapped(job: Job, settings: StreamSettings, nbytes: int) -> bool:
     """Return whether workers map a model of so many bytes, if it is alone in its file."""
-    return job.streaming.maps and settings.chunk_size > 0 and is_worth_mapping(nbytes)
+    from_sites = job.stages[0].args.folds_at_sites  # which offer the model to each other
+    maps = job.streaming.maps and settings.chunk_size > 0 and not from_sites
+    return maps and is_worth_mapping(nbytes)
 
 
 def _dropped_but_mapped(job: Job, settings: StreamSettings, nbytes: int) -> int:
