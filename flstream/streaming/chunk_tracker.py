@@ -100,10 +100,10 @@ class ChunkTracker:
         return True
 
     def arrive(self, start: int, stop: int) -> None:
-        """Record that a range of whole blocks, none of which was here, is here and sound."""
+        """Record that a range of whole blocks is here and sound."""
         first, last = start // self._block, -(-stop // self._block)
+        self._left -= self._arrived.count(0, first, last)
         self._arrived[first:last] = b"\1" * (last - first)
-        self._left -= last - first
 
     def damage(self, start: int, stop: int) -> int:
         """Record that a frame came damaged, and return how often one from ``start`` on has."""

@@ -14,6 +14,7 @@ from flstream.streaming.opening import OpenedRef
 from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import (
     ENCODED,
+    MAX_REQUESTS,
     MESSAGE,
     PUSHED,
     Fetch,
@@ -28,6 +29,8 @@ _MOST_REPAIRS = 5
 _MOST_REPAIRS_UNDER_WAY = 64
 # Requests that may take the place of one in the window if each is for as little.
 _MOST_SHORT_REQUESTS = 32
+# Most requests for blocks under way, whatever the window, so that a sender takes repairs as well.
+_MOST_FOR_BLOCKS = MAX_REQUESTS - _MOST_REPAIRS_UNDER_WAY
 
 Place = Callable[[int, int], Sequence[memoryview]]
 """Function that returns the views for the bytes of a range."""
@@ -219,7 +222,7 @@ class Chunks:
     def _send_due(self) -> None:
         """Send the requests that are due: for damaged chunks, and for the next ones."""
         tracker = self.tracker
-        while tracker.damaged and self._repairs_under_way < _MOST_REPAIRS_UNDER_WAY:
+        while tracker.damaged and self._may_repair:
             damaged = tracker.damaged.popleft()
             self.repairs += 1
             self._fetch(*damaged, urgent=True)
@@ -236,6 +239,8 @@ class Chunks:
         requests = self.tracker.under_way.values()
         if self.block is None:
             return len(requests) < self._settings.window
+        if len(requests) >= _MOST_FOR_BLOCKS:
+            return False
         least = size // _MOST_SHORT_REQUESTS
         return sum(max(each.size, least) for each in requests) < self._settings.window * size
 
@@ -254,8 +259,10 @@ class Chunks:
             )
 
     @property
-    def _repairs_under_way(self) -> int:
-        return sum(request.urgent for request in self.tracker.under_way.values())
+    def _may_repair(self) -> bool:
+        requests = self.tracker.under_way.values()
+        urgent = sum(request.urgent for request in requests)
+        return urgent < _MOST_REPAIRS_UNDER_WAY and len(requests) < MAX_REQUESTS
 
     def _fetch(self, start: int, stop: int, *, urgent: bool) -> None:
         number = self._exchange.next_number()

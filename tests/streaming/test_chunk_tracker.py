@@ -52,6 +52,15 @@ def test_every_chunk_arrives_once_whatever_comes_damaged_and_whenever_it_starts_
     assert sorted(arrived) == list(range(0, nbytes, UNIT))
 
 
+def test_a_chunk_that_arrives_again_counts_once():
+    tracker = ChunkTracker(4 * UNIT, UNIT)
+    tracker.arrive(0, 2 * UNIT)
+    tracker.arrive(UNIT, 3 * UNIT)
+    assert not tracker.complete
+    tracker.arrive(3 * UNIT, 4 * UNIT)
+    assert tracker.complete
+
+
 @pytest.mark.parametrize(
     ("start", "stop"), [(16, 32), (0, 8), (0, 32), (0, 0), (8, 24), (2**63, 2**63 + 16), (48, 64)]
 )
