@@ -209,7 +209,8 @@ class TaskModel:
             if difference:
                 raise ClientError(f"the model does not fit what it is received into: {difference}")
             whole = joined.beside(body, self._framework)
-            whole.is_used = True
+            # Of memory in two tensors, what was fetched last is to stay.
+            whole.is_used = not whole.overlaps
             return whole if part == layout else whole.part(part)
 
         return existing

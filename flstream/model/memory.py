@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -158,6 +159,18 @@ class MemoryBody:
         tensors |= {alias: tensors[name] for alias, name in layout.aliases.items()}
         return cls(layout, tensors, pieces)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether tensors of a writable body share memory, but are not tied.
+
+        Such memory keeps what is written last.
+        """
+        places = sorted((*_place(piece), len(piece)) for piece in self._pieces)
+        return any(
+            device == other and start + size > place
+            for (device, start, size), (other, place, _) in pairwise(places)
+        )
+
     def part(self, layout: Layout) -> MemoryBody:
         """Return the writable body of some of the tensors, in their own storage.
 
@@ -236,6 +249,13 @@ class MemoryBody:
         """Copy what was written to other devices; the rest was written in place."""
         for piece, first, view in self._incoming.pop((start, stop), ()):
             piece.put(first, view)
+
+
+def _place(piece: Piece) -> tuple[str, int]:
+    """Return the device and the address of a tensor's bytes; 0 for one that is not in one place."""
+    if isinstance(piece, DeviceTensor):
+        return str(piece.place[0]), piece.place[1]
+    return "", np.frombuffer(piece, np.uint8).ctypes.data if isinstance(piece, memoryview) else 0
 
 
 class _Versions:

@@ -60,6 +60,15 @@ def test_a_modules_parameters_are_written_in_place():
     assert module.weight.requires_grad
 
 
+def test_tensors_that_share_memory_without_being_tied_overlap():
+    flat = torch.rand(100)
+    halves = {"a": flat[:50], "b": flat[50:], "tied": flat[:50], "none": flat[10:10]}
+    assert not MemoryBody.over(halves).overlaps
+    assert MemoryBody.over({**halves, "c": flat[49:51]}).overlaps
+    array = np.zeros(8, np.uint8)
+    assert MemoryBody.over({"a": array, "b": array[4:]}).overlaps
+
+
 def test_arrays_that_were_allocated_are_writable():
     body = MemoryBody.allocate(MemoryBody.of({"a": np.zeros((2, 3))}).layout, "numpy")
     (view,) = body.views(0, 48)

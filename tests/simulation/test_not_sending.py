@@ -126,3 +126,36 @@ def test_a_model_that_was_evaluated_is_not_sent_again_to_be_trained(jobs, width)
     down, size = done.summary.transfer.down, done.summary.model.bytes
     # Two sites receive six models: those of rounds 1 and 2 were evaluated before they were trained.
     assert (down.bytes, down.reused) == (2 * 4 * size, 2 * 2 * size)
+
+
+# A buffer that shows part of a parameter, and is left as it is where the parameter is averaged.
+OVERLAPPING = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.rand(64, 1024), requires_grad=False)
+        self.rest = nn.Parameter(torch.rand(1000, 1024), requires_grad=False)
+        self.register_buffer("z", self.a.detach()[:32])
+
+
+def build():
+    torch.manual_seed(3)
+    return Net()
+"""
+
+
+def test_a_module_with_overlapping_tensors_ends_up_the_same(jobs):
+    def run(reuse):
+        training = TRAIN.format(**{**IN_PLACE, "trains": "name == 'rest'"}).replace(
+            "    params = net", "    net.a.data += 1\n    params = net"
+        )
+        how = "rounds=3", "aggregation.exclude=[z]", "workflow.args.evaluate_every=1", reuse
+        done = jobs.run(training, QUIET, *how, model=OVERLAPPING)
+        assert done.summary.status == "finished", done.summary.error
+        return done.summary.model.digest
+
+    assert run("streaming.reuse=auto") == run("streaming.reuse=off")
