@@ -21,6 +21,7 @@ from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.streaming import wire
 from flstream.streaming.exchange import Exchange
+from flstream.streaming.frames import expect_unchanged
 from flstream.streaming.opening import MOST_EAGER_BYTES
 from flstream.streaming.speeds import Speeds
 
@@ -94,9 +95,10 @@ class HeldBlocks:
         """Copy the bytes ``[start, stop)``, which the source has.
 
         Raises:
-            FlstreamError: It cannot be read.
+            FlstreamError: It cannot be read, or has changed since it was compared.
         """
         scatter(self.source.views(start, stop, self._scratch), target)
+        expect_unchanged(self.source, start, stop)
 
 
 class BlockComparison:
@@ -127,7 +129,7 @@ class BlockComparison:
             A divisor of a chunk's and a block's length; None if there is none of any use.
         """
         unit = gcd(frame, self._size)
-        return unit if unit >= _LEAST_BLOCK else None
+        return unit if unit >= _LEAST_BLOCK and self._size <= wire.MAX_DIGEST_BYTES else None
 
     def blocks(self) -> HeldBlocks | None:
         """Return the blocks that the source has, or None if too few are expected to be.
@@ -136,12 +138,15 @@ class BlockComparison:
             StreamingError: The sender refused, fell silent, or is gone.
             FlstreamError: The source cannot be read.
         """
-        sample = self._sample()
+        if not self._speeds.is_due(self._nbytes):
+            return None
+        began, sample = time.monotonic(), self._sample()
         if sample:
-            same = sum(self._same(0, self._nbytes, sample))
-            if not self._speeds.worth(same / len(sample)):
+            share = sum(self._same(0, self._nbytes, sample)) / len(sample)
+            self._speeds.looked(share, time.monotonic() - began)
+            if not self._speeds.worth(share):
                 return None
-        began = time.monotonic()
+            began = time.monotonic()
         step = min(wire.MAX_DIGEST_BYTES // self._size, wire.MAX_DIGESTS) * self._size
         for start in range(0, self._nbytes, step):
             stop = min(start + step, self._nbytes)
@@ -149,7 +154,10 @@ class BlockComparison:
                 if is_same:
                     first = start + index * self._size
                     self._blocks.add(first, min(first + self._size, self._nbytes))
-        self._speeds.digested(self._nbytes, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self._speeds.digested(self._nbytes, seconds)
+        if not sample:
+            self._speeds.looked(self._blocks.nbytes / max(self._nbytes, 1), seconds)
         return self._blocks
 
     def _sample(self) -> list[int]:
@@ -158,7 +166,8 @@ class BlockComparison:
         They are drawn, since adapters that are spread over a model come at regular places.
         """
         count = -(-self._nbytes // self._size)
-        size = min(max(count // _SAMPLED, _LEAST_SAMPLE), _MOST_SAMPLE)
+        most = min(_MOST_SAMPLE, wire.MAX_DIGEST_BYTES // self._size)
+        size = min(max(count // _SAMPLED, _LEAST_SAMPLE), most)
         return sorted(random.Random(count).sample(range(count), size)) if count > 2 * size else []
 
     def _same(self, start: int, stop: int, sample: Sequence[int] = ()) -> list[bool]:

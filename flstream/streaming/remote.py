@@ -80,6 +80,8 @@ class RemoteSource:
         self._began = time.monotonic()
         self._ended: float | None = None
         self._cursor = 0
+        # Seconds that a reader from front to back has waited for the sender.
+        self._receiving = 0.0
         # Chunks that overtook the one at the cursor, and one more that may come damaged.
         self._early: dict[int, memoryview] = {}
         self._coming = memoryview(b"")
@@ -175,7 +177,7 @@ class RemoteSource:
         """
         if start != self._cursor:
             raise ValueError(f"a download goes on at byte {self._cursor}, not at {start}")
-        left = list(into)
+        began, left = time.monotonic(), list(into)
         while self._cursor < stop:
             size = min(self._chunks.unit, self.layout.nbytes - self._cursor)
             target, left = split(left, size)
@@ -183,6 +185,9 @@ class RemoteSource:
             self._cursor += size
             if self._cursor == self.layout.nbytes:
                 self._expect_unchanged()
+        self._receiving += time.monotonic() - began
+        if self._cursor == self.layout.nbytes and self._held is None:
+            self._speeds.sent(self._chunks.bytes, self._receiving)
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
         """Receive the next bytes into ``scratch``: see :meth:`receive`."""

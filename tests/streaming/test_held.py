@@ -1,8 +1,10 @@
 """What a receiver has is not sent: found by digests of blocks, never taken for what it is not."""
 
 import itertools
+import os
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import assert_same_tensors, tensor
 
+from flstream.errors import SourceChangedError
 from flstream.model.body import Scratch
-from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.checkpoint import FileSink, FileSource, open_blob
 from flstream.model.copy import copy
 from flstream.model.digests import BLOCK_BYTES, block_size, chunk_digest
 from flstream.model.memory import MemoryBody
@@ -25,7 +28,7 @@ from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.streaming.speeds import Speeds
-from flstream.streaming.wire import Close, Digest, Fetch, Open, Refused
+from flstream.streaming.wire import MAX_DIGEST_BYTES, Close, Digest, Fetch, Open, Refused
 from flstream.telemetry.events import Transfer
 from flstream.transport.sockets import pipe
 
@@ -176,6 +179,44 @@ def test_what_is_worth_a_comparison_depends_on_the_channel():
     assert not fast.worth(0.4)
 
 
+def test_how_fast_a_body_comes_is_measured_from_front_to_back_too(harness):
+    receiver, nbytes = harness.receiver(), 8 << 20
+    for _ in range(2):
+        before = receiver.speeds.sending
+        ref = harness.service.offer(body(1, nbytes), ["site-1"])
+        _Read(RemoteSource(receiver, ref.token, REUSING))
+        assert receiver.speeds.sending != before
+
+
+def test_what_is_never_here_is_looked_for_seldom_if_that_takes_long():
+    local, distant = Speeds(), Speeds()
+    for _ in range(20):
+        local.looked(0.0, 0.002)
+        distant.looked(0.0, 0.1)
+    assert all(local.is_due(1 << 30) for _ in range(20))
+    assert sum(distant.is_due(1 << 20) for _ in range(80)) == 10
+    distant.looked(1.0, 0.1)
+    assert all(distant.is_due(1 << 20) for _ in range(20))
+
+
+def test_what_is_here_every_second_time_is_looked_for_each_time():
+    speeds = Speeds()
+    for number in range(40):
+        assert speeds.is_due(1 << 10)
+        speeds.looked(number % 2, 0.1)
+
+
+def test_short_bodies_of_which_nothing_is_ever_here_are_fetched_without_further_ado(harness):
+    receiver, watch = harness.watched()
+    for seed in range(20):
+        ref = harness.service.offer(body(seed), ["site-1"])
+        sink = body(seed + 1)
+        receiver.speeds.looking = 0.1  # as over a link with a long latency
+        download(receiver, ref.token, REUSING, lambda _, sink=sink: sink, at_hand=in_place(sink))
+        assert bits(sink) == bits(body(seed))
+    assert 5 <= len(requests(watch, Digest)) <= 8
+
+
 @pytest.mark.parametrize(
     ("change", "others"),
     [
@@ -193,6 +234,54 @@ def test_elsewhere_nothing_is_compared(harness, change, others):
     how = replace(REUSING, ping_after=5.0, **change)
     _, cost = download(receiver, ref.token, how, lambda _: sink, at_hand=in_place(sink))
     assert (cost.reused, requests(watch, Digest)) == (0, [])
+
+
+@pytest.mark.parametrize("window", [1, 16, 256])
+def test_any_number_of_single_blocks_is_fetched_in_any_window(harness, window):
+    nbytes = 600 * BLOCK_BYTES
+    ref = harness.service.offer(body(1, nbytes), ["site-1"])
+    sink = changed(set(range(0, 600, 2)), nbytes)
+    how = replace(REUSING, window=window, request_size=64 << 20)
+    receiver = harness.receiver()
+    receiver.speeds.worth = lambda share: True
+    _, cost = download(receiver, ref.token, how, lambda _: sink, at_hand=in_place(sink))
+    assert bits(sink) == bits(body(1, nbytes))
+    assert cost.bytes == nbytes // 2
+
+
+def written(path, source) -> FileSource:
+    with FileSink(path, source.layout) as sink:
+        copy(source, sink)
+        return sink.finish()
+
+
+@pytest.mark.parametrize("reads", ["into a sink", "front to back"])
+def test_a_file_that_changes_after_it_was_compared_is_found_out(harness, tmp_path, reads):
+    ref = harness.service.offer(body(), ["site-1"])
+    here = written(tmp_path / "here.safetensors", body())
+    remote = RemoteSource(harness.receiver(), ref.token, REUSING)
+    remote.reuse(here)
+    with here.path.open("r+b") as file:
+        file.seek(here.header_bytes + 100)
+        file.write(b"other")
+    into = MemoryBody.allocate(remote.layout)
+    read = partial(remote.deliver, into, None) if reads == "into a sink" else partial(_Read, remote)
+    with pytest.raises(SourceChangedError, match="changed after it was opened"):
+        read()
+
+
+def test_a_body_of_a_tebibyte_is_compared_too(harness, tmp_path):
+    offered, here = tmp_path / "offered", tmp_path / "here"
+    for path in (offered, here):
+        path.touch()
+        os.truncate(path, 1 << 40)
+    receiver, watch = harness.watched()
+    receiver.speeds.worth = lambda share: share < 1
+    ref = harness.service.offer(open_blob(offered), ["site-1"])
+    remote = RemoteSource(receiver, ref.token, replace(REUSING, chunk_size=4 << 20))
+    remote.reuse(open_blob(here))
+    (asked,) = requests(watch, Digest)
+    assert len(asked.sample) * asked.chunk_size <= MAX_DIGEST_BYTES
 
 
 def test_a_source_of_another_layout_is_of_no_use(harness):
