@@ -13,9 +13,9 @@ _DIGEST_SPEED = 4e9
 _NEWEST = 0.5
 # Bytes below which a download says little about the channel's speed.
 _MEASURED_BYTES = 4 << 20
-# Share of what was here lately below which nothing is expected to be: four looks in vain. A model
-# that is evaluated and then trained is there every second time.
-_LEAST_HITS = 1 / 16
+# Share of looks that were of use below which the next is expected to be in vain: three in a row. A
+# model that is evaluated and then trained is there every second time.
+_LEAST_HITS = 1 / 4
 # Share of the time to send a body that a look in vain may take, again and again.
 _UNNOTICED = 0.01
 # Where it takes more, one body of so many is looked for all the same.
@@ -29,7 +29,7 @@ class Speeds:
     Attributes:
         sending: Bytes a second that are downloaded.
         digesting: Bytes a second that are compared by their digests.
-        hits: Share of a body that was here when it was looked for.
+        hits: Share of the bodies of which enough was here when they were looked for.
         looking: Seconds that it took to find that out.
         passed_over: Number of bodies that were not looked for.
     """
@@ -52,7 +52,7 @@ class Speeds:
 
     def looked(self, share: float, seconds: float) -> None:
         """Note which share of a body's blocks was here, and how long it took to find out."""
-        self.hits += _NEWEST * (share - self.hits)
+        self.hits += _NEWEST * (self.worth(share) - self.hits)
         self.looking += _NEWEST * (seconds - self.looking)
 
     def is_due(self, count: int) -> bool:

@@ -195,7 +195,8 @@ def test_what_is_never_here_is_looked_for_seldom_if_that_takes_long():
         distant.looked(0.0, 0.1)
     assert all(local.is_due(1 << 30) for _ in range(20))
     assert sum(distant.is_due(1 << 20) for _ in range(80)) == 10
-    distant.looked(1.0, 0.1)
+    distant.sending = 1e6  # so that a tenth is worth a comparison
+    distant.looked(0.1, 0.1)
     assert all(distant.is_due(1 << 20) for _ in range(20))
 
 
@@ -214,7 +215,7 @@ def test_short_bodies_of_which_nothing_is_ever_here_are_fetched_without_further_
         receiver.speeds.looking = 0.1  # as over a link with a long latency
         download(receiver, ref.token, REUSING, lambda _, sink=sink: sink, at_hand=in_place(sink))
         assert bits(sink) == bits(body(seed))
-    assert 5 <= len(requests(watch, Digest)) <= 8
+    assert 4 <= len(requests(watch, Digest)) <= 6
 
 
 @pytest.mark.parametrize(
