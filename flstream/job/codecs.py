@@ -89,9 +89,10 @@ class CodecList(ValueRule):
 class CodecsSection(Section):
     """How models are made smaller for their way, in the order of the lists.
 
-    A codec that loses bits comes first, if there is one: `cast`, `int8` and `int4`, or of updates
-    also `topk` and `ternary`, which send what they left out later. `delta`, `shuffle` and `zstd`
-    are exact. What a site gets of a model that lost bits is what the server keeps of it, too.
+    Of updates, a codec that loses bits may come first: `cast`, `int8`, `int4`, or `topk` and
+    `ternary`, which send later what they left out. They encode the difference from the model.
+    `delta`, `shuffle` and `zstd` are exact, and work in pull mode; between sites that exchange
+    updates with each other, and in short bodies, they are passed over.
     """
 
     down: Annotated[list[CodecSpec], CodecList("down")] = Field(default_factory=list)

@@ -409,7 +409,8 @@ class StreamingSection(Section):
 
     It compares digests of blocks of 64 KiB with those of what it has: the tensors that it receives
     into, or the model that an update was trained from. It does so in pull mode, and in map mode
-    with updates.
+    with updates. The page [fewer-bytes.md](fewer-bytes.md) says what it costs, and when there is
+    nothing to compare.
     """
 
     @property
