@@ -45,7 +45,7 @@ def print_forecast(console: Console, job: Job, need: Forecast, room: Available, 
     for name, value in _facts(job, need):
         line = name.ljust(_LABEL_WIDTH) + printable(value)
         console.print(Text(line if width is None else elide(line, width)), soft_wrap=True)
-    print_section(console, f"A round ({_mode(need)})", _traffic_table(need))
+    print_section(console, f"A round ({_mode(job, need)})", _traffic_table(need))
     memory = _memory_table(job, need, room)
     print_section(console, "Peak memory (over idle; of all processes, all they have)", memory)
     remark = _COUNTED.format(need.optimizer) if need.optimizer else _TRAINING
@@ -185,8 +185,12 @@ def _short(job: Job, path: str) -> str:
     return path.removeprefix(f"{job.folder}/")
 
 
-def _mode(need: Forecast) -> str:
-    return f"{need.mode} mode, {pieces(need.chunk_size)}"
+def _mode(job: Job, need: Forecast) -> str:
+    streaming = job.streaming
+    # What receivers have, and what codecs make of it, shows only in the run.
+    is_most = streaming.codecs.up or streaming.codecs.down or streaming.reuse == "auto"
+    most = ", at most" if is_most and need.mode in ("pull", "map") else ""
+    return f"{need.mode} mode, {pieces(need.chunk_size)}{most}"
 
 
 def _traffic_table(need: Forecast) -> Table:

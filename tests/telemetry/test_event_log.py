@@ -18,6 +18,7 @@ from flstream.errors import SimulationError
 from flstream.telemetry.event_log import EventLog, WholeLines
 from flstream.telemetry.events import (
     AnyEvent,
+    LinkFacts,
     Metrics,
     ModelRecord,
     PrivacySpent,
@@ -50,6 +51,9 @@ VALUES = {
         st.text(), st.lists(st.none() | st.floats(-1e9, 1e9), max_size=3), max_size=2
     ),
     dict[str, int]: st.dictionaries(st.text(), st.integers(0, 2**62), max_size=3),
+    dict[str, LinkFacts]: st.dictionaries(
+        st.text(), st.builds(LinkFacts, st.none() | st.floats(1, 1e12)), max_size=2
+    ),
     Transfer: st.builds(
         Transfer, st.integers(0, 2**62), st.integers(0, 99), seconds=st.floats(0, 9)
     ),
@@ -201,6 +205,7 @@ def test_a_round_keeps_its_transfers():
         "chunks": 3,
         "retries": 4,
         "seconds": 5.0,
+        "reused": 0,
     }
 
 
