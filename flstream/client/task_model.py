@@ -182,7 +182,7 @@ class TaskModel:
                 raise StreamingError(f"the model did not arrive: {self._failure}")
             raise self._failure
         assert self.kept is not None
-        if self._worker.needs_base:
+        if self._worker.needs_base and not self.task.mapped:
             self._worker.base = KnownModel(self.task.model, self.kept)
         return self.kept
 

@@ -75,8 +75,13 @@ def _with_feedback(
     residual, following = own / _RESIDUAL, own / f"next.{_RESIDUAL}"
     before = FileSource(residual) if residual.exists() else None
     path = Path(site.folder, "update.encoded")
-    encoded = encode_with_feedback(update, codec, path, before=before, after=following, base=base)
-    # It is read by its descriptor from here on, and gone with it.
-    path.unlink()
-    os.replace(following, residual)
+    try:
+        encoded = encode_with_feedback(
+            update, codec, path, before=before, after=following, base=base
+        )
+        os.replace(following, residual)
+    except OSError as error:
+        raise ClientError(f"{residual} cannot be written: {error.strerror}") from error
+    finally:  # it is read by its descriptor from here on, and gone with it
+        path.unlink(missing_ok=True)
     return encoded

@@ -119,8 +119,8 @@ def encode_block(codec: BlockCodec, name: str, numbers: Numbers, place: BlockPla
     Raises:
         CodecError: It raised an error, or returned something else than bytes of the right length.
     """
-    due = codec.nbytes(place.dtype, place.count)
     try:
+        due = codec.nbytes(place.dtype, place.count)
         data = codec.encode(numbers, place)
     except FlstreamError:
         raise

@@ -119,7 +119,13 @@ def _lengths(codec: BlockCodec, spec: TensorInfo) -> tuple[int, int]:
 
 
 def _padded(codec: BlockCodec, spec: TensorInfo, count: int) -> int:
-    size = codec.nbytes(spec.dtype, count)
+    try:
+        size = codec.nbytes(spec.dtype, count)
+    except Exception as error:  # of the user's code
+        raise CodecError(
+            f"nbytes of {type(codec).__name__} raised {type(error).__name__} for tensor "
+            f"{spec.name!r}: {error}; mend the codec"
+        ) from error
     if not isinstance(size, int) or size < 1:
         raise CodecError(
             f"nbytes of {type(codec).__name__} returned {size!r} for {count} numbers of tensor "

@@ -77,8 +77,9 @@ def encode_with_feedback(
     numbers = None if base is None else BaseNumbers(base, coded)
     if before is not None and (flaw := layout.difference(before.layout)):
         raise CodecError(
-            f"the residual of the codec {codec.name} that the site keeps is of another model: "
-            f"{flaw}; remove the site's state"
+            f"what the codec {codec.name} has left out before is of other tensors than this "
+            f"update: {flaw}; send the same tensors each time, or take a codec that leaves out "
+            "nothing"
         )
     with (
         FileSink(path, coded.encoded, durable=durable) as sink,

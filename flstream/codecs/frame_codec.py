@@ -166,7 +166,12 @@ class FrameCodec:
         """
         size = len(out)
         made = self._called(lambda: self.compressor.expand(payload, size), place)
-        data = memoryview(made).cast("B")
+        try:
+            data = memoryview(made).cast("B")
+        except TypeError as error:
+            raise CodecError(
+                f"the codec {self.name} returned {type(made).__name__} for a frame; return bytes"
+            ) from error
         if len(data) != size:
             raise CodecError(
                 f"{place}, came as {len(data)} bytes from the codec {self.name}; the sender and "

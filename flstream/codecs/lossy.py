@@ -113,5 +113,6 @@ def part_layout_of(model: Layout, encoded: Layout) -> Layout:
         if spec.name in encoded.by_name:
             start = specs[-1].stop if specs else 0
             specs.append(spec._replace(start=start, stop=start + spec.nbytes))
-    aliases = {a: n for a, n in model.aliases.items() if a in encoded.aliases}
+    there = encoded.by_name
+    aliases = {a: n for a, n in model.aliases.items() if a in encoded.aliases and n in there}
     return Layout(specs, aliases)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from flstream.job.codec_code import CodecKind, check_codec
-from flstream.job.codec_sections import BUILT_IN, COMPRESSORS, LOSSY, STEPS
+from flstream.job.codec_sections import BUILT_IN, LOSSY, STEPS
 from flstream.job.free_values import FreeArgs
 from flstream.job.problems import Problem, given
 from flstream.job.rules import Patterns, ValueRule, refuse
@@ -36,6 +36,11 @@ class CodecPlan:
     require_lossless: list[str] = field(default_factory=list)
 
     @property
+    def leaves_out(self) -> bool:
+        """Whether the first of them leaves numbers out, which come with later updates."""
+        return bool(self.specs) and self.specs[0].type in ("topk", "ternary")
+
+    @property
     def needs_base(self) -> bool:
         """Whether a model that is known to both sides is of use."""
         return any(each.type == "delta" for each in self.specs)
@@ -44,7 +49,9 @@ class CodecPlan:
     def is_lossy(self) -> bool:
         """Whether the first of them loses bits."""
         first = self.specs[0] if self.specs else None
-        return first is not None and first.type not in (*STEPS, *COMPRESSORS)
+        if first is None or ":" not in first.type:
+            return first is not None and first.type in LOSSY
+        return check_codec(first.type, first.args) == "lossy"
 
 
 class _Listed(NamedTuple):

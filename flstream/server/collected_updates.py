@@ -75,6 +75,11 @@ class CollectedUpdate:
         return self._cost
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether reading it keeps bytes beyond a range: of a partial one, or one to be decoded."""
+        return self.answer.partial or self._form.codec is not None
+
+    @property
     def update(self) -> UpdateSource:
         """The update as a fold takes it."""
         answer = self.answer

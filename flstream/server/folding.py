@@ -240,7 +240,7 @@ class UpdateFold:
             updates=len(updates),
             chunk_size=min(frames, default=0),
             memory_budget=self._memory_budget,
-            partial=sum(each.answer.partial for each in updates),
+            partial=sum(each.reads_ahead for each in updates),
             summing=self._sums is not None,
         )
         for each in updates:

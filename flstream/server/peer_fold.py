@@ -74,6 +74,11 @@ class PlacedUpdate(CollectedUpdate):
         """Bytes of the longest frame in which it is fetched; 0 where it is not, or comes whole."""
         return self.placed.frame_size
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether reading it keeps bytes beyond a range: see :class:`CollectedUpdate`."""
+        return self.placed.reads_ahead
+
     def fetched(self, cost: Transfer, *, has_changed: bool) -> None:
         """Note what the process that folds it has found.
 

@@ -76,6 +76,10 @@ def plan_task(
     return TaskPlan(False, 1, False, 0 if is_ranked or cohort <= group else group)
 
 
+# Files with what a codec has left out that a site has at most: of its last states, and the next.
+_RESIDUALS = 6
+
+
 def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = None) -> DiskPlan:
     """Plan the disk space of a run.
 
@@ -105,6 +109,14 @@ def plan_disk(job: Job, layout: Layout, cohort: int, plan: TaskPlan | None = Non
         sums,
         max(states, default=0),
         # Tiny models stay in the workers' memory.
-        received=job.clients.workers if job.keep_models and not plan.in_memory else 0,
+        received=_kept_models(job) if not plan.in_memory else 0,
         site_models=of_sites,
     )
+
+
+def _kept_models(job: Job) -> int:
+    """Return how many models sites keep in files at most, beside their own states."""
+    codecs, workers, sites = job.streaming.codecs, job.clients.workers, job.clients.count
+    # The one before, until the next one has come with what differs from it.
+    received = workers * (2 if codecs.of_models.needs_base else 1) if job.keep_models else 0
+    return received + (_RESIDUALS * sites if codecs.of_updates.leaves_out else 0)

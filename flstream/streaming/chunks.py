@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from flstream.errors import BrokenStreamError, CodecError, IntegrityError
+from flstream.errors import BrokenStreamError, FlstreamError, IntegrityError
 from flstream.model.copy import scatter
 from flstream.streaming.chunk_tracker import ChunkTracker
 from flstream.streaming.coding import HEAD_BYTES, FrameDecoder, unpack_head
@@ -49,7 +49,8 @@ class Chunks:
         unit: Length of a chunk in bytes; the last one may be shorter.
         block: Length in bytes of the blocks of a chunk, some of which may be here without being
             fetched; None where chunks are fetched whole. It is set before anything is fetched.
-        bytes: Bytes of the body received so far.
+        bytes: Bytes of frames received so far, as they came.
+        body_bytes: Bytes of the body that they stand for.
         chunks: Number of chunks received so far.
         requests: Number of requests so far.
         repairs: Number of these requests that were for bytes that had come before or been lost.
@@ -62,7 +63,7 @@ class Chunks:
         opened: OpenedRef,
         decoder: FrameDecoder | None = None,
     ) -> None:
-        self.bytes = self.chunks = self.requests = self.repairs = 0
+        self.bytes = self.body_bytes = self.chunks = self.requests = self.repairs = 0
         self.unit = opened.frame_size or opened.layout.nbytes
         self.block: int | None = None
         self._exchange = exchange
@@ -179,6 +180,7 @@ class Chunks:
             return None
         tracker.arrive(start, stop)
         self.bytes += header.length - self._head
+        self.body_bytes += stop - start
         self.chunks += 1
         if header.request not in tracker.under_way:
             self._exchange.renew()  # a request has been answered in full
@@ -199,7 +201,7 @@ class Chunks:
         try:
             data = payload[HEAD_BYTES:]
             self._decoder.decode(data, out, header.start, stop, has_base=has_base)
-        except CodecError:
+        except FlstreamError:  # of a codec, or of a file with a model: the bytes come without
             is_sound = False
         else:
             is_sound = digest_of([out]) == digest
@@ -269,7 +271,8 @@ class Chunks:
         self.tracker.request(number, start, stop, urgent=urgent)
         self.requests += 1
         token, size = self._exchange.token, self._opened.frame_size
-        decoder = self._decoder if self._decoder_is_sound else None
+        can_encode = self._decoder_is_sound and "encoded" in self._exchange.capabilities
+        decoder = self._decoder if can_encode else None
         base = "" if decoder is None else decoder.base
         self._exchange.send(
             Fetch(token, number, start, stop, size, urgent, decoder is not None, base)

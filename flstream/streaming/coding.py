@@ -92,7 +92,7 @@ def unpack_head(payload: memoryview, peer: str) -> tuple[int, bool]:
     Raises:
         BrokenStreamError: The payload is too short.
     """
-    if len(payload) <= HEAD_BYTES:
+    if len(payload) < HEAD_BYTES:
         raise BrokenStreamError(f"{peer} sent an encoded frame of {len(payload)} bytes")
     digest, has_base = _HEAD.unpack(payload[:HEAD_BYTES])
     return digest, bool(has_base)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from flstream.errors import SourceChangedError
+from flstream.errors import CodecError, FlstreamError, SourceChangedError
 from flstream.model.body import Extent, Scratch, Source
 from flstream.streaming.coding import HEAD_BYTES, FrameEncoder, pack_head
 from flstream.streaming.content import Content, Copied, Gathered, InFile, Lent
@@ -32,6 +32,8 @@ _MAX_GATHER = 128
 _GATHERED_BYTES = 1 << 20
 # Bytes of a whole model that are gathered in a turn: between two of them, others are answered.
 _TURN_BYTES = 16 << 20
+# Bytes of the longest frame that is encoded.
+_MOST_ENCODED_BYTES = 8 << 20
 
 
 @dataclass(eq=False)
@@ -121,6 +123,8 @@ class Preparation:
         self._ref = ref
         self._source = source
         self._digest: RangeDigest | None = None
+        # A frame that is longer is sent as it is: to encode it keeps the others waiting.
+        self._encoder = demand.encoder if self._length <= _MOST_ENCODED_BYTES else None
         # What another thread digests, and what had to be gathered of it.
         self._begun: Future[int] | None = None
         self._views: list[memoryview] = []
@@ -131,8 +135,11 @@ class Preparation:
 
     def begin(self, threads: Executor, most: int) -> None:
         """Digest a chunk of up to ``2 * most`` bytes in memory beside this thread."""
-        is_plain = self.demand.encoder is None
-        if is_plain and self._source.lendable and LEAST_LENT <= self._length <= 2 * most:
+        if (
+            self._encoder is None
+            and self._source.lendable
+            and LEAST_LENT <= self._length <= 2 * most
+        ):
             self._views = list(self._source.views(self.start, self._stop, self._staged))
             self._begun = threads.submit(digest_of, self._views)
 
@@ -148,7 +155,7 @@ class Preparation:
         """
         if self.demand.chunk_size == 0:
             return self._whole(scratch)
-        if self.demand.encoder is not None and (frame := self._encoded(self.demand.encoder)):
+        if self._encoder is not None and (frame := self._encoded(self._encoder)) is not None:
             return frame
         if self._length <= 2 * most:
             most = self._length
@@ -178,7 +185,15 @@ class Preparation:
         """Make a frame of a chunk that is encoded; None where that makes it no smaller."""
         views = self._source.views(self.start, self._stop, self._staged)
         data = views[0] if len(views) == 1 else memoryview(b"".join(views))
-        made = encoder(data, self.start, self._stop)
+        self._encoder = None  # it is encoded once, whatever comes of it
+        try:
+            made = encoder(data, self.start, self._stop)
+        except FlstreamError:
+            raise
+        except (Exception, SystemExit) as error:  # of the user's code, on the thread of all others
+            raise CodecError(
+                f"a frame cannot be encoded: {type(error).__name__}: {error}"
+            ) from error
         if made is None or len(made.data) + HEAD_BYTES >= self._length:
             return None
         head = pack_head(digest_of([data]), made)

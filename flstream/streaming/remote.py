@@ -187,7 +187,7 @@ class RemoteSource:
                 self._expect_unchanged()
         self._receiving += time.monotonic() - began
         if self._cursor == self.layout.nbytes and self._held is None:
-            self._speeds.sent(self._chunks.bytes, self._receiving)
+            self._speeds.sent(self._chunks.body_bytes, self._receiving)
 
     def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
         """Receive the next bytes into ``scratch``: see :meth:`receive`."""
@@ -219,9 +219,9 @@ class RemoteSource:
         if sink.resumed:
             self.verify(sink.written, on_range)
         self._copy_held(sink, commit)
-        began, before = time.monotonic(), self._chunks.bytes
+        began, before = time.monotonic(), self._chunks.body_bytes
         self.receive_all(sink.views, commit)
-        self._speeds.sent(self._chunks.bytes - before, time.monotonic() - began)
+        self._speeds.sent(self._chunks.body_bytes - before, time.monotonic() - began)
 
     def _copy_held(self, sink: Sink, commit: OnRange) -> None:
         """Copy what is at hand to where it belongs, if it is not there."""

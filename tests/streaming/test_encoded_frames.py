@@ -180,7 +180,7 @@ def test_short_payloads_are_no_encoded_frames(harness):
     def cut(header, packet):
         from flstream.streaming.wire import HEADER_BYTES, digest_of
 
-        del packet[HEADER_BYTES + HEAD_BYTES :]
+        del packet[HEADER_BYTES + HEAD_BYTES - 1 :]
         payload = bytes(packet[HEADER_BYTES:])
         made = header._replace(kind=ENCODED, length=len(payload), digest=digest_of([payload]))
         packet[:HEADER_BYTES] = made.pack()
@@ -188,7 +188,7 @@ def test_short_payloads_are_no_encoded_frames(harness):
     receiver, _ = harness.watched(cut)
     ref = harness.service.offer(BODY, ["site-1"])
     at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
-    with pytest.raises(StreamingError, match="an encoded frame of 16 bytes"):
+    with pytest.raises(StreamingError, match="an encoded frame of 15 bytes"):
         download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
 
 
@@ -208,3 +208,52 @@ def test_a_codec_that_fails_refuses_the_request_alone(harness):
     other = harness.service.offer(BODY, ["site-1"])
     sink, _ = download(receiver, other.token, StreamSettings(), MemoryBody.allocate)
     assert bits(sink) == bits(BODY)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(3)])
+def test_an_encoder_of_whatever_errors_does_not_end_the_service(harness, error):
+    class Failing(Halving):
+        def encoder(self, name):
+            def encode(data, start, stop):
+                raise error
+
+            return encode
+
+    ref = harness.service.offer(BODY, ["site-1"], encoder=Failing().encoder)
+    at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
+    with pytest.raises(StreamingError, match="a frame cannot be encoded"):
+        download(harness.receiver(), ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
+    fetched(harness, Halving())
+
+
+def test_a_frame_of_nothing_but_its_digest_is_decoded(harness):
+    class Empty(Halving):
+        def encoder(self, name):
+            return lambda data, start, stop: EncodedBytes(b"", has_base=True)
+
+        def decode(self, data, out, start, stop, *, has_base):
+            assert not len(data)
+            out[:] = self._bits[start:stop]
+
+    cost, _, _ = fetched(harness, Empty())
+    assert cost.bytes == cost.chunks * HEAD_BYTES
+
+
+def test_each_frame_is_encoded_once_and_long_ones_are_not(harness):
+    class Counting(Halving):
+        calls = 0
+
+        def encoder(self, name):
+            def encode(data, start, stop):
+                Counting.calls += 1
+
+            return encode
+
+    fetched(harness, Counting())
+    assert Counting.calls == len(sizes())
+    long = MemoryBody.of({"w": np.zeros(20 << 20, np.uint8)})
+    ref = harness.service.offer(long, ["site-1"], encoder=Counting().encoder)
+    at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
+    how = StreamSettings(chunk_size=16 << 20)
+    download(harness.receiver(), ref.token, how, MemoryBody.allocate, at_hand=at_hand)
+    assert Counting.calls == len(sizes()) + 1  # the last one has 4 MiB

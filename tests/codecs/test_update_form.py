@@ -1,0 +1,91 @@
+"""Updates as a codec encoded them: what does not fit is refused by its site's name."""
+
+import numpy as np
+import pytest
+from support import tensor
+
+from flstream.codecs.chain import CodecChain, chain_of
+from flstream.codecs.update_form import UpdateForm
+from flstream.errors import CodecError, UpdateRefusedError
+from flstream.job.codecs import CodecPlan, CodecSpec
+from flstream.model.body import Scratch
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource, MemoryBody
+
+EMBED = tensor("F32", (300, 100))
+MODEL = MemoryBody.of({"embed": EMBED, "head": EMBED, "x": tensor("F32", (400,))})
+INT8 = chain_of(CodecPlan([CodecSpec("int8", {"group": 64})]))
+
+
+def form(codecs: CodecChain = INT8) -> UpdateForm:
+    return UpdateForm(MODEL, codecs)
+
+
+def test_what_was_encoded_fits_and_is_decoded_to_the_model_s_layout() -> None:
+    sent = INT8.lossy.encode(MODEL, MODEL)
+    assert form().difference(sent.layout, partial=False) is None
+    decoded = form().decoded("site-1", sent, "FULL", 4096)
+    assert decoded.layout == MODEL.layout
+    assert b"".join(decoded.views(0, MODEL.layout.nbytes, Scratch())) == b"".join(
+        MODEL.views(0, MODEL.layout.nbytes)
+    )
+
+
+def test_what_was_not_encoded_does_not_fit() -> None:
+    assert "'embed'" in form().difference(MODEL.layout, partial=False)
+    assert form(CodecChain()).difference(MODEL.layout, partial=False) is None
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_further_name_of_a_tensor_that_is_not_there_is_refused_by_the_site_s_name(
+    partial: bool,
+) -> None:
+    """A peer may state any layout: ``head`` as another name of ``x``, without ``embed``."""
+    layout = Layout.of([("x", "U32", (120,))], {"head": "x"})
+    sent = BufferSource(layout, memoryview(bytearray(layout.nbytes)))
+    assert form().difference(layout, partial=partial)
+    with pytest.raises(UpdateRefusedError, match="the update of site-1 cannot be decoded"):
+        form().decoded("site-1", sent, "FULL", 16)
+
+
+def test_bytes_that_the_codec_never_writes_are_refused_by_the_site_s_name() -> None:
+    layout = INT8.lossy.encoded(MODEL.layout)
+    body = np.full(layout.nbytes, 255, np.uint8)  # scales that are NaN
+    sent = BufferSource(layout, body.data)
+    decoded = form().decoded("site-1", sent, "DIFF", 16)
+    with pytest.raises(UpdateRefusedError, match=r"site-1 cannot be decoded: .*'embed'"):
+        decoded.views(0, MODEL.layout.nbytes, Scratch())
+
+
+OWN = """
+class Upper:
+    def compress(self, data): return bytes(data)[:1]
+    def expand(self, payload, size): return [0] * size
+
+
+class NoLength:
+    def nbytes(self, dtype, count): raise KeyError(dtype)
+    def encode(self, numbers, place): return b""
+    def decode(self, data, place): return numbers
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    return lambda name: CodecPlan([CodecSpec(f"{tmp_path / 'mine.py'}:{name}")])
+
+
+def test_of_one_s_own_codecs_those_of_blocks_alone_lose_bits(own) -> None:
+    assert not own("Upper").is_lossy
+    assert own("NoLength").is_lossy
+
+
+def test_errors_of_one_s_own_codecs_are_named(own) -> None:
+    with pytest.raises(CodecError, match=r"nbytes of NoLength raised KeyError for tensor 'embed'"):
+        chain_of(own("NoLength")).lossy.encoded(MODEL.layout)
+    from flstream.codecs.frame_codec import FramePlace
+
+    frames = chain_of(own("Upper")).frames
+    with pytest.raises(CodecError, match=r"mine.py:Upper returned list for a frame; return bytes"):
+        frames.decode(memoryview(b"x"), memoryview(bytearray(64)), FramePlace(MODEL.layout, 0, 64))
