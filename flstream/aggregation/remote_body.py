@@ -74,6 +74,9 @@ class RemoteBody:
         Raises:
             UpdateRefusedError: It cannot be fetched.
         """
+        if self._remotes:
+            # A walk that was given up, or that is done, read it last; this one is on any thread.
+            self._remotes[-1].leave()
         try:
             remote = RemoteSource(
                 self._receiver, self._token, self._settings, decoder_for=self._decoder_for

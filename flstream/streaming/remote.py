@@ -284,6 +284,10 @@ class RemoteSource:
         self.receive_all(lambda start, stop: [body[start:stop]], lambda _start, _stop: None)
         return body
 
+    def leave(self) -> None:
+        """Take nothing more of what comes, so that the ref can be fetched again."""
+        self._exchange.end()
+
     def fail(self, error: BaseException) -> None:
         """Inform the sender that the download has failed, without waiting for its answer."""
         reason = str(error)

@@ -32,7 +32,7 @@ def test_a_mode_that_does_not_fit_is_shown_but_not_run(flstream):
     [
         ({"model_size": "much"}, "--model-size much"),
         ({"model_size": "3"}, "multiple of 4"),
-        ({"modes": "pull,warp"}, "no mode 'warp'; known are pull, push, native, file"),
+        ({"modes": "pull,warp"}, "no mode 'warp'; known are pull, push, native, map, file"),
         ({"modes": ","}, "no mode is named"),
         ({"chunk_size": "100"}, "multiple of 16"),
         ({"chunk_size": "2MiB,,1MiB"}, "--chunk-size"),

@@ -16,6 +16,7 @@ from flstream.client.messages import (
     SiteAnswer,
     SiteTask,
 )
+from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
@@ -36,6 +37,7 @@ TASK = TaskSpec(
     9,
     MODEL_BODY,
     {site: SiteTask(site, 0, 7) for site in SITES},
+    UpdateForm(MODEL_BODY),
     StreamSettings(),
     1 << 20,
     SECONDS,

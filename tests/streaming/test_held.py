@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -437,3 +438,17 @@ def replace_seconds(cost: Transfer) -> Transfer:
 def test_the_digests_of_a_large_body_take_little_memory():
     assert block_size(1 << 30) == BLOCK_BYTES
     assert (1 << 40) // block_size(1 << 40) <= 1 << 18
+
+
+def test_a_ref_that_one_thread_has_left_is_fetched_anew_by_another(harness):
+    """A fold that walks twice reads on whatever thread."""
+    receiver = harness.receiver()
+    ref = harness.service.offer(body(), ["site-1"])
+    first = RemoteSource(receiver, ref.token, REUSING)
+    first.views(0, REUSING.chunk_size, Scratch())
+    first.leave()
+    with ThreadPoolExecutor(1) as threads:
+        again = threads.submit(RemoteSource, receiver, ref.token, REUSING).result()
+        data = threads.submit(bits, _Read(again)).result()
+    assert data == bits(body())
+    again.close()
