@@ -103,7 +103,7 @@ def test_a_residual_of_another_model_is_refused_and_nothing_is_left(tmp_path):
     other = MemoryBody.of({"w": torch.zeros(1001)})
     layout = residual_layout(codec.coded(other.layout))
     before = UnnamedFile(layout, tmp_path)
-    with pytest.raises(CodecError, match=r"another model: tensor 'w' has shape \[1001\]"):
+    with pytest.raises(CodecError, match=r"than this update: tensor 'w' has shape \[1001\]"):
         encode_with_feedback(
             MemoryBody.of({"w": torch.zeros(1000)}),
             codec,
