@@ -7,6 +7,7 @@ Rates are in bits a second, of which HOCON knows nothing, and always in powers o
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from fractions import Fraction
 
@@ -97,13 +98,7 @@ def parse_seconds(value: str | int | float | timedelta) -> float:
     """
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    amount, unit = _split(value, DURATION_ALLOWED)
-    if unit not in _DURATION_UNITS:
-        raise ValueError(f"must be {DURATION_ALLOWED}")
-    try:
-        return float(amount * _DURATION_UNITS[unit])
-    except OverflowError:
-        raise ValueError(f"must be {DURATION_ALLOWED}") from None
+    return _scaled(value, _DURATION_UNITS, DURATION_ALLOWED)
 
 
 def parse_rate(value: str | int | float) -> float:
@@ -121,13 +116,17 @@ def parse_rate(value: str | int | float) -> float:
     """
     if isinstance(value, str):
         value = re.sub(r"/\s*s\s*$", "", value, flags=re.IGNORECASE)
-    amount, unit = _split(value, RATE_ALLOWED)
-    if unit not in _RATE_UNITS:
-        raise ValueError(f"must be {RATE_ALLOWED}")
+    return _scaled(value, _RATE_UNITS, RATE_ALLOWED)
+
+
+def _scaled(value: str | int | float, units: Mapping[str, int | Fraction], allowed: str) -> float:
+    amount, unit = _split(value, allowed)
+    if unit not in units:
+        raise ValueError(f"must be {allowed}")
     try:
-        return float(amount * _RATE_UNITS[unit])
+        return float(amount * units[unit])
     except OverflowError:
-        raise ValueError(f"must be {RATE_ALLOWED}") from None
+        raise ValueError(f"must be {allowed}") from None
 
 
 def _split(value: str | int | float, allowed: str) -> tuple[Fraction, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from flstream.codecs.frame_codec import FrameCodec, FramePlace
+from flstream.codecs.read_ahead import joined
 from flstream.model.body import Scratch, Source
 from flstream.model.layout import Layout
 from flstream.streaming.coding import EncodedBytes, EncoderFor, FrameEncoder
@@ -99,5 +100,4 @@ def decoder_for(
 def _bytes_of(source: Source | None, start: int, stop: int, scratch: Scratch) -> memoryview | None:
     if source is None:
         return None
-    views = source.views(start, stop, scratch)
-    return views[0] if len(views) == 1 else memoryview(b"".join(views))
+    return joined(source.views(start, stop, scratch))

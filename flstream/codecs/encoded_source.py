@@ -12,7 +12,7 @@ from flstream.codecs.block_codec import BlockCodec, BlockPlace, encode_block
 from flstream.codecs.coded_layout import CodedLayout, CodedTensor
 from flstream.codecs.floats import Numbers, load, number_type, quietly
 from flstream.codecs.read_ahead import joined
-from flstream.model.body import Scratch, Source
+from flstream.model.body import Scratch, Source, changed_through
 from flstream.model.copy import scatter
 
 
@@ -81,17 +81,7 @@ class EncodedSource:
     @property
     def changed(self) -> Callable[[int, int], str | None] | None:
         """Function from a range to a sentence on what of the model has changed since."""
-        look = self._source.changed
-        if look is None:
-            return None
-
-        def changed(start: int, stop: int) -> str | None:
-            for first, last in self._origins(start, stop):
-                if sentence := look(first, last):
-                    return sentence
-            return None
-
-        return changed
+        return changed_through(self._source, self._origins)
 
     def _origins(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges of the model that a range is made of."""

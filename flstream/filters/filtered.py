@@ -10,7 +10,7 @@ import numpy as np
 from flstream.aggregation.elements import Elements, unit
 from flstream.filters.block import BLOCK, Values, is_filtered
 from flstream.filters.numbers import block_range, load_block
-from flstream.model.body import Scratch, Source
+from flstream.model.body import Scratch, Source, changed_through
 from flstream.model.copy import scatter
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
@@ -66,17 +66,7 @@ class FilteredSource:
     @property
     def changed(self) -> Callable[[int, int], str | None] | None:
         """Function from a range to a sentence on what of the unfiltered body has changed since."""
-        look = self._source.changed
-        if look is None:
-            return None
-
-        def changed(start: int, stop: int) -> str | None:
-            for first, last in self._origins(start, stop):
-                if sentence := look(first, last):
-                    return sentence
-            return None
-
-        return changed
+        return changed_through(self._source, self._origins)
 
     def _origins(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield where the bytes of a range come from, a range of the unfiltered body for each."""

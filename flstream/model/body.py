@@ -7,7 +7,7 @@ or a sink can do is stated by attributes of its protocol, so that no caller depe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from flstream.model.layout import Layout
@@ -157,3 +157,23 @@ class Sink(Protocol):
     def commit(self, start: int, stop: int) -> None:
         """Take over what was written into the views of ``[start, stop)``, the last requested."""
         ...
+
+
+def changed_through(
+    source: Source, origins: Callable[[int, int], Iterable[tuple[int, int]]]
+) -> Callable[[int, int], str | None] | None:
+    """Return the :attr:`Source.changed` of a source that is derived from another.
+
+    Args:
+        source: The other one.
+        origins: Returns the ranges of it that a range is made of.
+    """
+    look = source.changed
+    if look is None:
+        return None
+
+    def changed(start: int, stop: int) -> str | None:
+        sentences = (look(first, last) for first, last in origins(start, stop))
+        return next((each for each in sentences if each), None)
+
+    return changed
