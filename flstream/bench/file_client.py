@@ -56,7 +56,7 @@ def serve(worker: Worker, task: Task, path: Path) -> None:
         def sink_for(layout: Layout) -> FileSink:
             return stack.enter_context(closing(FileSink(path, layout, durable=False)))
 
-        sink, cost = worker.fetch(task.bodies[MODEL], sink_for)
+        sink, cost = worker.fetch(task.bodies, sink_for)
         source = sink.finish()
     worker.send(Received(task.effect, cost.retries))
     (site,) = task.sites

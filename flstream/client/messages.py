@@ -28,6 +28,9 @@ SUBMIT_MODEL: Literal["submit_model"] = "submit_model"
 MODEL = "model"
 """The name of the body that every training task and answer has."""
 
+LAYOUT = "layout"
+"""The name of the body with a model's header, which tells the layout of one that comes encoded."""
+
 
 class SiteTask(msgspec.Struct, frozen=True):
     """One site's part of a task.

@@ -25,6 +25,7 @@ from flstream.client.peer_messages import (
     UpdatePlace,
 )
 from flstream.codecs.chain import chain_of
+from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import StreamingError, UpdateRefusedError
 from flstream.job.sections import AggregationSection, ServerOptimizerSection
@@ -86,6 +87,8 @@ class WorkerFold:
             self._sink = stack.enter_context(
                 FileSink(Path(task.path), layout, task.metadata, digester=digester)
             )
+            lossy = chain_of(task.codecs_down).lossy
+            self._rounded = None if lossy is None else RoundedWriter(self._sink, lossy)
             self._state: FileSink | None = None
             self._optimization = self._optimization_of(stack)
             self._stack = stack.pop_all()
@@ -101,10 +104,13 @@ class WorkerFold:
         steps = Steps(self._task.step, self._task.frame)
         try:
             sources = [self._kept_source(place, steps) for place in self._task.updates]
-            with closing(WriteBehind(self._sink.layout, self._sink.write)) as sink:
+            target = self._rounded or self._sink
+            with closing(WriteBehind(target.layout, target.write)) as sink:
                 digest = fold_updates(
                     self._base, sources, self._rule, sink, steps, self._done, self._optimization
                 )
+            if self._rounded is not None:
+                digest = self._rounded.digest
         except UpdateRefusedError as error:
             self.close()
             return FoldRefused(error.site, error.reason, self._kept)

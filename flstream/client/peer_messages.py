@@ -162,6 +162,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
         settings: How updates are streamed.
         sent_in: Length in bytes of the chunks in which the model will be sent.
         codecs: Codecs of the updates.
+        codecs_down: Codecs of the model.
     """
 
     base: str
@@ -177,6 +178,7 @@ class FoldTask(msgspec.Struct, tag=True, frozen=True):
     settings: StreamSettings
     sent_in: int
     codecs: CodecPlan = CodecPlan()
+    codecs_down: CodecPlan = CodecPlan()
 
 
 class Keep(msgspec.Struct, tag=True, frozen=True):

@@ -36,7 +36,7 @@ class SiteFilters(NamedTuple):
         down: Filters of received models.
         folder: Folder of the file.
         kept_for: Tasks of which codecs need the model as it was received.
-        is_lossy: Whether a codec encodes updates with a loss.
+        is_lossy: Whether a codec encodes updates or models with a loss.
     """
 
     up: Sequence[FilterSpec]

@@ -124,7 +124,9 @@ class TaskExecution:
             info.filters_down,
             folder,
             kept_for(info),
-            is_lossy=worker.update_codecs.lossy is not None,
+            is_lossy=any(
+                each.lossy is not None for each in (worker.update_codecs, worker.model_codecs)
+            ),
         )
         self._model = TaskModel(worker, task, self._filters)
         self._bundle = Bundle()

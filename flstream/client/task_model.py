@@ -128,7 +128,7 @@ class TaskModel:
             task = self.task
             try:
                 body, cost = self._worker.fetch(
-                    task.bodies[MODEL],
+                    task.bodies,
                     sink_for,
                     task.host,
                     held=lambda body: body if body.is_used else self._worker.base.source,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flstream.client.messages import (
+    LAYOUT,
+    MODEL,
     Acknowledged,
     FromWorker,
     HostLost,
@@ -21,6 +23,7 @@ from flstream.client.messages import (
     Task,
     ToWorker,
 )
+from flstream.client.model_form import ModelForm
 from flstream.client.peers import Peers
 from flstream.client.state_archive import receive_state
 from flstream.client.worker_info import WorkerInfo
@@ -189,7 +192,7 @@ class Worker:
 
     def fetch(
         self,
-        token: bytes,
+        bodies: Mapping[str, bytes],
         sink_for: Callable[[Layout], SinkT],
         host: str = "",
         held: Callable[[SinkT], Source | None] = lambda _: None,
@@ -197,7 +200,8 @@ class Worker:
         """Download a model, as far as it is not here already.
 
         Args:
-            token: Token of the offered model.
+            bodies: Token of each body on offer, by its name: the model's, and the layout's where
+                the model comes encoded.
             sink_for: Function that returns the sink for a layout.
             host: Name of the peer that offers it; empty for the server.
             held: Function that returns a source that may have some of its bytes, given the sink.
@@ -213,10 +217,19 @@ class Worker:
             receiver = self._peers.receiver(host)
             receiver.limits = self._down.limits
         streaming = self.info.streaming
-        base = self.base
-        decoder = decoder_for(self.model_codecs.frames, base.source, base.name)
-        at_hand = AtHand(held, self.known, None if host else decoder)
-        sink, cost = download(receiver, token, streaming, sink_for, at_hand=at_hand)
+        frames, lossy = self.model_codecs.frames, self.model_codecs.lossy
+        form = ModelForm(None, None, streaming)
+        if LAYOUT in bodies and lossy is not None:
+            form = ModelForm.fetched(lossy, receiver, bodies[LAYOUT], streaming)
+        decoder = decoder_for(frames, form.encoded(self.base.source), self.base.name)
+        at_hand: AtHand[SinkT] = AtHand(
+            lambda sink: form.encoded(held(sink)),
+            form.known(self.known),
+            None if host else decoder,
+        )
+        sink, cost = download(
+            receiver, bodies[MODEL], streaming, sink_for, at_hand=at_hand, decode=form.decode
+        )
         speed = receiver.speeds.sending
         self._fetching = sink.layout.nbytes / speed if streaming.reuse else 0.0
         return sink, cost

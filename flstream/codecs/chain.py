@@ -26,7 +26,15 @@ BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
     "topk": TopK,
     "ternary": Ternary,
 }
-"""Built-in codecs with a loss, by name."""
+"""Built-in codecs of updates with a loss, by name."""
+
+MODEL_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
+    "cast": Cast,
+    "int8": lambda group: Quantised(8, group, of_models=True),
+    "int4": lambda group: Quantised(4, group, of_models=True),
+}
+"""Built-in codecs of models with a loss, by name: they encode what they decoded to the same bytes.
+"""
 
 STEPS: Mapping[str, Callable[..., FrameStep]] = {"delta": Delta, "shuffle": Shuffle}
 """Built-in steps of frames, by name."""
@@ -57,6 +65,7 @@ def chain_of(plan: CodecPlan) -> CodecChain:
         Exception: Whatever the code of a user's own class raises.
     """
     lossy: LossyCodec | None = None
+    block_codecs = MODEL_CODECS if plan.of_models else BLOCK_CODECS
     steps: list[FrameStep] = []
     frames: FrameCodec | None = None
     for spec in plan.specs:
@@ -67,6 +76,6 @@ def chain_of(plan: CodecPlan) -> CodecChain:
             made = own or COMPRESSORS[spec.type](**spec.args)
             frames = FrameCodec(tuple(steps), made, spec.name)
         else:
-            codec = own or BLOCK_CODECS[spec.type](**spec.args)
-            lossy = LossyCodec(codec, spec.name, tuple(plan.require_lossless))
+            codec = own or block_codecs[spec.type](**spec.args)
+            lossy = LossyCodec(codec, spec.name, tuple(plan.require_lossless), own is not None)
     return CodecChain(lossy, frames)

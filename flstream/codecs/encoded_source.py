@@ -12,6 +12,7 @@ from flstream.codecs.block_codec import BlockCodec, BlockPlace, encode_block
 from flstream.codecs.coded_layout import CodedLayout, CodedTensor
 from flstream.codecs.floats import Numbers, load, number_type, quietly
 from flstream.codecs.read_ahead import joined
+from flstream.errors import CodecError
 from flstream.model.body import Scratch, Source, changed_through
 from flstream.model.copy import scatter
 
@@ -28,6 +29,7 @@ class EncodedSource:
         codec: The codec.
         name: Its name, for messages.
         base: Numbers from which differences are encoded; None to encode the model's own.
+        blanks: Whether a block that cannot be encoded is zeros.
 
     Attributes:
         layout: Tensors of the encoded body.
@@ -45,6 +47,8 @@ class EncodedSource:
         codec: BlockCodec,
         name: str,
         base: BaseNumbers | None = None,
+        *,
+        blanks: bool = False,
     ) -> None:
         self.layout = coded.encoded
         self.random_access = source.random_access
@@ -53,6 +57,7 @@ class EncodedSource:
         self._codec = codec
         self._name = name
         self._base = base
+        self._blanks = blanks
         self._reading = threading.Lock()
         self._scratch = Scratch()
         self._block: tuple[str, int] | None = None
@@ -110,7 +115,12 @@ class EncodedSource:
             data = joined(self._source.views(*tensor.model_range(index), self._scratch))
             place = tensor.place(index)
             numbers = difference(load(place.dtype, data), self._base, place)
-            made = encode_block(self._codec, self._name, numbers, place)
+            try:
+                made = encode_block(self._codec, self._name, numbers, place)
+            except CodecError:
+                if not self._blanks:
+                    raise
+                made = b""
             start, stop = tensor.encoded_range(index)
             self._block, self._data = (tensor.spec.name, index), made.ljust(stop - start, b"\0")
         return self._data

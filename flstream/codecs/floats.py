@@ -35,6 +35,31 @@ Complex numbers and powers of two that scale others (``F8_E8M0``) are no such ty
 codecs unchanged.
 """
 
+MANTISSA_BITS = {
+    "F64": 53,
+    "F32": 24,
+    "F16": 11,
+    "BF16": 8,
+    "F8_E4M3": 4,
+    "F8_E5M2": 3,
+    "F8_E4M3FNUZ": 4,
+    "F8_E5M2FNUZ": 3,
+}
+"""Bits of the mantissa of each type of floats, the leading one included, by its code in a header.
+"""
+
+SMALLEST = {
+    "F64": 2.0**-1074,
+    "F32": 2.0**-149,
+    "F16": 2.0**-24,
+    "BF16": 2.0**-133,
+    "F8_E4M3": 2.0**-9,
+    "F8_E5M2": 2.0**-16,
+    "F8_E4M3FNUZ": 2.0**-10,
+    "F8_E5M2FNUZ": 2.0**-17,
+}
+"""Smallest number above zero of each type of floats, by its code in a header."""
+
 
 def number_type(dtype: str) -> np.dtype[Any]:
     """Return the type in which the numbers of a tensor are taken; both hold them exactly."""

@@ -27,11 +27,13 @@ class LossyCodec:
         name: Its name, for messages: `int8`, or `mine.py:Codec`.
         require_lossless: Regular expressions; a tensor passes unchanged if one is found in its
             name, or in one that is tied to it.
+        is_own: Whether the codec is the user's own.
     """
 
     codec: BlockCodec
     name: str
     require_lossless: Sequence[str] = ()
+    is_own: bool = False
 
     @property
     def for_updates(self) -> bool:
@@ -46,7 +48,7 @@ class LossyCodec:
         """Return the layout of a model's encoded form: no longer than the model."""
         return self.coded(layout).encoded
 
-    def encode(self, source: Source, base: Source | None = None) -> Source:
+    def encode(self, source: Source, base: Source | None = None, *, blanks: bool = False) -> Source:
         """Return a model's encoded form: a source that is computed range by range.
 
         It has random access if the model has. Nothing is kept for the next one: see
@@ -56,13 +58,14 @@ class LossyCodec:
             source: The model, or an update.
             base: Model with random access that the receiver has, too. What is encoded is then the
                 difference from it; tensors that pass are still the source's own.
+            blanks: Whether a block that cannot be encoded is zeros, for what is only compared.
 
         Raises:
             CodecError: The base lacks a tensor; the message names it.
         """
         coded = self.coded(source.layout)
         numbers = None if base is None else BaseNumbers(base, coded)
-        return EncodedSource(source, coded, self.codec, self.name, numbers)
+        return EncodedSource(source, coded, self.codec, self.name, numbers, blanks=blanks)
 
     def decode(
         self, encoded: Source, layout: Layout, frame: int = 16, base: Source | None = None

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from flstream.codecs.block_codec import BLOCK, BlockPlace
-from flstream.codecs.floats import Numbers, number_type, quietly
+from flstream.codecs.floats import LARGEST, MANTISSA_BITS, SMALLEST, Numbers, number_type, quietly
 
 # Groups from here on are reduced row by row; for shorter rows that takes longer than all the rest.
 _LONG_ROW = 256
@@ -28,10 +28,15 @@ class Quantised:
     Attributes:
         bits: Bits of a whole number.
         group: Numbers that share a scale, an even divisor of 65536.
+        of_models: Whether scales are such that decoded numbers are encoded to the same bytes again:
+            rounded up to so few bits that their products are exact in the tensor's type. That makes
+            errors larger by 1/65536 in float32; in types of few bits scales become powers of two,
+            and errors up to twice as large.
     """
 
     bits: Literal[4, 8]
     group: int
+    of_models: bool = False
     for_updates = False
 
     def __post_init__(self) -> None:
@@ -72,6 +77,8 @@ class Quantised:
         scales = largest / self._most
         # A scale that was rounded down, as the smallest are by half, would cut its largest number.
         np.nextafter(scales, np.inf, out=scales, where=scales * self._most < largest)
+        if self.of_models:
+            scales = _with_exact_products(scales, place.dtype, self.bits)
         divisors = np.where(scales == 0, scales.dtype.type(1), scales)
         whole = np.rint(rows / divisors[:, None]).astype(np.int8).reshape(-1)
         return bytes(scales) + self._packed(whole, count)
@@ -105,9 +112,32 @@ class Quantised:
         rows = numbers[: full * self.group].reshape(full, self.group)
         rows *= scales[:full, None]
         numbers[full * self.group :] *= scales[-1]
-        if scales.max() > np.finfo(kind).max / 256:  # the last bit may go beyond all numbers
-            np.nan_to_num(numbers, copy=False)
+        most = LARGEST[place.dtype] if self.of_models else float(np.finfo(kind).max)
+        if scales.max() > most / 256:  # what was rounded up may go beyond all numbers
+            np.clip(numbers, -most, most, out=numbers)
         return numbers
+
+
+def _with_exact_products(scales: Numbers, dtype: str, bits: int) -> Numbers:
+    """Round scales up, so that their products with whole numbers are numbers of a type.
+
+    The largest whole number of a group times its scale then has the same scale again. That holds
+    where as many bits are left as let the largest be the largest of all (127 of 8 bits), and for
+    powers of two, where the half of a scale is that of half the largest.
+
+    Args:
+        scales: Scales, 0 or above.
+        dtype: Type of the products.
+        bits: Bits of a whole number, its sign included.
+    """
+    kept = MANTISSA_BITS[dtype] - (bits - 1)
+    least = SMALLEST[dtype]
+    _, exponents = np.frexp(scales)
+    one = scales.dtype.type(1)
+    units = np.ldexp(one, exponents - kept)
+    is_coarse = (units < least) | (kept <= bits)
+    units = np.where(is_coarse, np.maximum(np.ldexp(one, exponents - 1), least), units)
+    return np.asarray(np.ceil(scales / units) * units, scales.dtype)
 
 
 def _largest(rows: Numbers) -> Numbers:

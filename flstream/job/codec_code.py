@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from flstream.job.own_class import try_own
 from flstream.job.problems import Problem, given
@@ -25,8 +25,20 @@ def kind_of(made: Any) -> CodecKind | None:
     return None
 
 
-def check_codec(place: str, args: Mapping[str, Any]) -> CodecKind:
-    """Make a codec of the user's own once, and return its kind.
+class CodecTraits(NamedTuple):
+    """What a codec does.
+
+    Attributes:
+        kind: What it does to bytes.
+        for_updates: Whether it is for changes of a model alone.
+    """
+
+    kind: CodecKind
+    for_updates: bool = False
+
+
+def check_codec(place: str, args: Mapping[str, Any]) -> CodecTraits:
+    """Make a codec of the user's own once, and return what it does.
 
     Raises:
         PydanticCustomError: It cannot be made, or is no codec.
@@ -36,4 +48,4 @@ def check_codec(place: str, args: Mapping[str, Any]) -> CodecKind:
     if kind is None:
         allowed = "a class with the methods nbytes, encode and decode, or compress and expand"
         raise refuse(Problem("type", given(place), allowed))
-    return kind
+    return CodecTraits(kind, bool(getattr(made, "for_updates", False)))

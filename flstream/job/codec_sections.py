@@ -107,6 +107,8 @@ BUILT_IN: Mapping[str, type[Section]] = {
 
 LOSSY = ("cast", "int8", "int4", "topk", "ternary")
 """Codecs that change numbers."""
+FEEDBACK = ("topk", "ternary")
+"""Those of them that leave numbers out, and send them later."""
 STEPS = ("delta", "shuffle")
 """Exact codecs that leave as many bytes as there were."""
 COMPRESSORS = ("zstd",)

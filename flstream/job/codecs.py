@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from flstream.job.codec_code import CodecKind, check_codec
-from flstream.job.codec_sections import BUILT_IN, LOSSY, STEPS
+from flstream.job.codec_code import CodecTraits, check_codec
+from flstream.job.codec_sections import BUILT_IN, FEEDBACK, LOSSY, STEPS
 from flstream.job.free_values import FreeArgs
 from flstream.job.problems import Problem, given
 from flstream.job.rules import Patterns, ValueRule, refuse
@@ -30,15 +30,17 @@ class CodecPlan:
     Attributes:
         specs: The codecs, in the order in which a sender applies them.
         require_lossless: Regular expressions for names of tensors that lose no bits.
+        of_models: Whether models are sent, and not updates.
     """
 
     specs: list[CodecSpec] = field(default_factory=list)
     require_lossless: list[str] = field(default_factory=list)
+    of_models: bool = False
 
     @property
     def leaves_out(self) -> bool:
         """Whether the first of them leaves numbers out, which come with later updates."""
-        return bool(self.specs) and self.specs[0].type in ("topk", "ternary")
+        return bool(self.specs) and self.specs[0].type in FEEDBACK
 
     @property
     def needs_base(self) -> bool:
@@ -51,7 +53,7 @@ class CodecPlan:
         first = self.specs[0] if self.specs else None
         if first is None or ":" not in first.type:
             return first is not None and first.type in LOSSY
-        return check_codec(first.type, first.args) == "lossy"
+        return check_codec(first.type, first.args).kind == "lossy"
 
 
 class _Listed(NamedTuple):
@@ -59,11 +61,11 @@ class _Listed(NamedTuple):
 
     Attributes:
         spec: The codec.
-        kind: What it does to bytes.
+        traits: What it does.
     """
 
     spec: CodecSpec
-    kind: CodecKind
+    traits: CodecTraits
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,19 @@ class CodecList(ValueRule):
 class CodecsSection(Section):
     """How models are made smaller for their way, in the order of the lists.
 
-    Of updates, a codec that loses bits may come first: `cast`, `int8`, `int4`, or `topk` and
-    `ternary`, which send later what they left out. They encode the difference from the model.
-    `delta`, `shuffle` and `zstd` are exact, and work in pull mode; between sites that exchange
-    updates with each other, and in short bodies, they are passed over.
+    A codec that loses bits may come first: `cast`, `int8` or `int4`, and of updates also `topk` and
+    `ternary`, which send later what they left out. Of updates, the difference from the model is
+    encoded. A model is rounded before it is kept, so that the server's file, what is evaluated and
+    what sites receive are the same bits. `delta`, `shuffle` and `zstd` are exact, and work in pull
+    mode; between sites that exchange updates with each other, and in short bodies, they are passed
+    over.
     """
 
     down: Annotated[list[CodecSpec], CodecList("down")] = Field(default_factory=list)
-    """The codecs of the models that sites receive, such as `[delta, shuffle, zstd]`."""
+    """The codecs of models: cast, int8, int4, delta, shuffle, zstd or your own.
+
+    Your own gives numbers that it has decoded back as they are.
+    """
 
     up: Annotated[list[CodecSpec], CodecList("up")] = Field(default_factory=list)
     """The codecs of updates: cast, int8, int4, topk, ternary, delta, shuffle, zstd or your own.
@@ -130,7 +137,7 @@ class CodecsSection(Section):
     @property
     def of_models(self) -> CodecPlan:
         """The codecs of models."""
-        return CodecPlan(self.down, self.require_lossless)
+        return CodecPlan(self.down, self.require_lossless, of_models=True)
 
     @property
     def of_updates(self) -> CodecPlan:
@@ -142,8 +149,9 @@ def _parsed(value: Any, folder: Path) -> _Listed:
     kind, args = type_and_args(value, "codec", tuple(BUILT_IN), folder)
     if kind in BUILT_IN:
         spec = CodecSpec(kind, arguments_of(BUILT_IN[kind], args, folder))
-        does: CodecKind = "lossy" if kind in LOSSY else "step" if kind in STEPS else "compressor"
-        return _Listed(spec, does)
+        if kind in LOSSY:
+            return _Listed(spec, CodecTraits("lossy", kind in FEEDBACK))
+        return _Listed(spec, CodecTraits("step" if kind in STEPS else "compressor"))
     spec = CodecSpec(kind, FreeArgs().parse(args, folder))
     return _Listed(spec, check_codec(spec.type, spec.args))
 
@@ -151,7 +159,7 @@ def _parsed(value: Any, folder: Path) -> _Listed:
 def _misplaced(listed: Sequence[_Listed], direction: str) -> list[Problem]:
     """Return what is wrong with the order of codecs."""
     problems = []
-    for index, (spec, kind) in enumerate(listed):
+    for index, (spec, (kind, for_updates)) in enumerate(listed):
         key, name = f"[{index}]", given(spec.name)
         if any(spec.type == each.spec.type for each in listed[:index]):
             problems.append(Problem(key, name, "a codec that is not in the list already"))
@@ -160,13 +168,13 @@ def _misplaced(listed: Sequence[_Listed], direction: str) -> list[Problem]:
             problems.append(Problem(key, name, "an exact codec", hint))
         elif kind == "compressor" and index < len(listed) - 1:
             problems.append(Problem(key, name, "the last of the list"))
-        elif kind == "lossy" and direction == "down":
-            hint = "a model that loses bits would be another one than the server keeps"
-            problems.append(Problem(key, name, "an exact codec", hint))
-        elif spec.type == "delta" and listed[0].kind == "lossy":
+        elif kind == "lossy" and direction == "down" and for_updates:
+            hint = "it sends changes alone, and a site may have no model that they are changes of"
+            problems.append(Problem(key, name, "a codec of whole models", hint))
+        elif spec.type == "delta" and listed[0].traits.kind == "lossy" and direction == "up":
             hint = f"{listed[0].spec.name} encodes differences already"
             problems.append(Problem(key, name, "left out", hint))
-    if not problems and listed and listed[-1].kind == "step":
+    if not problems and listed and listed[-1].traits.kind == "step":
         hint = "it makes no bytes fewer by itself"
         last = listed[-1].spec.name
         problems.append(Problem(f"[{len(listed) - 1}]", given(last), "followed by zstd", hint))

@@ -284,9 +284,11 @@ class Job(Section):
     ) -> StreamingSection:
         stages: tuple[Stage, ...] = info.data.get("stages", ())
         beside = list(senders(stages, info.data.get("train")))
-        if beside and value.codecs.of_updates.is_lossy:
-            allowed = f"without a loss in {beside[0]}, which sends tensors beside the model"
-            raise refuse(Problem("codecs.up", given(value.codecs.up[0].name), allowed))
+        codecs = value.codecs
+        for key, plan in (("codecs.up", codecs.of_updates), ("codecs.down", codecs.of_models)):
+            if beside and plan.is_lossy:
+                allowed = f"without a loss in {beside[0]}, which sends tensors beside the model"
+                raise refuse(Problem(key, given(plan.specs[0].name), allowed))
         return value
 
     @field_validator("network")

@@ -311,10 +311,13 @@ class SplitWriter:
         self.layout = joint_layout(layouts)
         self._parts = dict(parts)
         self._segments = Segments(self.layout, layouts)
-        self._digests = {body: BodyDigest(layout) for body, layout in layouts.items()}
+        self._layouts = layouts
+        self._digests: dict[str, BodyDigest] = {}
 
     def write(self, start: int, view: memoryview) -> None:
-        """Write bytes that begin at ``start`` of the joint body."""
+        """Write bytes that begin at ``start`` of the joint body; 0 begins all of it again."""
+        if start == 0:
+            self._digests = {body: BodyDigest(layout) for body, layout in self._layouts.items()}
         for first, last, body, offset in self._segments.cut(start, start + len(view)):
             piece = view[first - start : last - start]
             self._parts[body].write(offset, piece)

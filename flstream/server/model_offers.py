@@ -6,16 +6,20 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from flstream.client.messages import LAYOUT
 from flstream.client.peer_messages import Offered, OfferModel, PeerDone, Withdraw
+from flstream.codecs.lossy import LossyCodec
 from flstream.errors import AbortedError, StreamingError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
+from flstream.model.layout import Layout
+from flstream.model.memory import BufferSource
 from flstream.server.context import ServerContext
 from flstream.server.model_handover import hand_over
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.refs import Delivery
+from flstream.streaming.refs import Delivery, Ref
 
 
 class ModelHosts(NamedTuple):
@@ -38,12 +42,14 @@ class ModelOffer(NamedTuple):
         host: Name of the worker's process that offers it; empty for the server.
         delivery: What the worker was sent so far; nothing is known of what a peer sends.
         is_mapped: Whether the worker has the model's checkpoint, to map it.
+        layout: Token of the model's layout, where what is offered is its encoded form; else empty.
     """
 
     token: bytes
     host: str
     delivery: Delivery
     is_mapped: bool = False
+    layout: bytes = b""
 
 
 def offers_by_server(
@@ -52,6 +58,7 @@ def offers_by_server(
     worker: WorkerHandle,
     settings: StreamSettings,
     encoder: EncoderFor | None = None,
+    lossy: LossyCodec | None = None,
 ) -> Generator[ModelOffer]:
     """Offer a model to a worker, once; closing the iterator withdraws it.
 
@@ -61,14 +68,27 @@ def offers_by_server(
         worker: Who receives it.
         settings: How models are streamed.
         encoder: What makes its frames smaller; None for nothing.
+        lossy: What encodes it before that; None for nothing.
     """
-    push = settings if settings.push else None
-    ref = context.service.offer(model, [worker.receiver], push=push, encoder=encoder)
+    push, service = settings if settings.push else None, context.service
+    refs: list[Ref] = []
+    layout = b""
     try:
+        sent = model
+        if lossy is not None:
+            sent = lossy.encode(model)
+            # Of its encoded form, names alone are the model's.
+            header = memoryview(model.layout.plain_header[8:])
+            blob = BufferSource(Layout.of([(LAYOUT, "U8", (len(header),))]), header)
+            refs.append(service.offer(blob, [worker.receiver]))
+            layout = refs[0].token
+        ref = service.offer(sent, [worker.receiver], push=push, encoder=encoder)
+        refs.append(ref)
         is_mapped = settings.chunk_size > 0 and hand_over(context, model, worker, ref.token)
-        yield ModelOffer(ref.token, "", ref.deliveries[worker.receiver], is_mapped)
+        yield ModelOffer(ref.token, "", ref.deliveries[worker.receiver], is_mapped, layout)
     finally:
-        ref.abort("the task is over")
+        for each in refs:
+            each.abort("the task is over")
 
 
 def offers_by_peers(

@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.codecs.coded_frames import encoder_for
+from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError, SimulationError
 from flstream.job.bodies import BodyKind
 from flstream.model.body import Source
@@ -172,12 +174,15 @@ class ModelStore:
             stored.verified.add(name)
         return source
 
-    def encoder(self, digest: str, source: Source) -> EncoderFor | None:
+    def encoder(
+        self, digest: str, source: Source, lossy: LossyCodec | None = None
+    ) -> EncoderFor | None:
         """What makes frames of a model smaller for sites; None for nothing.
 
         Args:
             digest: Digest of the model.
             source: The model, with the bodies beside it.
+            lossy: What encodes it before that; None for nothing.
         """
         codec = self._context.model_codecs.frames
         if codec is None:
@@ -186,10 +191,10 @@ class ModelStore:
         for stored in self._models[-_MOST_BASES:] if codec.needs_base else ():
             if stored.record.digest != digest:
                 with suppress(CheckpointError):  # it may have had to go
-                    bases[stored.record.digest] = FileSource(
-                        self.path(stored.record), immutable=True
-                    )
-        return encoder_for(codec, source.layout, bases)
+                    base = FileSource(self.path(stored.record), immutable=True)
+                    bases[stored.record.digest] = base if lossy is None else lossy.encode(base)
+        layout = source.layout if lossy is None else lossy.encoded(source.layout)
+        return encoder_for(codec, layout, bases)
 
     def hosts(self, model: Model) -> ModelHosts | None:
         """The site whose worker offers a model; None where the server does.
@@ -253,8 +258,11 @@ class ModelStore:
                 state_layout = optimizer.state_layout(layout, self._context.rule)
                 out = stack.enter_context(FileSink(files.state_out, state_layout))
                 optimization = Optimization(optimizer, before, out)
-            target = SplitWriter({MAIN: sink, **beside}) if beside else sink
-            yield ModelDraft(sink, beside, target, optimization, digester)
+            lossy = self._context.model_codecs.lossy
+            rounded = None if lossy is None else RoundedWriter(sink, lossy)
+            main = rounded or sink
+            target = SplitWriter({MAIN: main, **beside}) if beside else main
+            yield ModelDraft(sink, beside, target, optimization, digester, rounded)
 
     def prepare(self, base: Model, round_number: int, *, optimizes: bool) -> DraftFiles:
         """Make room for the files of a round's next model.

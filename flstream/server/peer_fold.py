@@ -219,6 +219,7 @@ class PeerFold:
             settings=settings,
             sent_in=self._context.model_settings.frame_size,
             codecs=job.streaming.codecs.of_updates,
+            codecs_down=job.streaming.codecs.of_models,
         )
         folded = self._folded(worker, task)
         # Also of a site that is refused: its file is another one now.

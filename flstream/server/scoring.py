@@ -205,6 +205,8 @@ class Scoring:
         personal: PersonalPart | None = None,
     ) -> TaskRun:
         context, sites = self._context, list(tasks)
+        # What a site has made is not rounded.
+        lossy = context.model_codecs.lossy if isinstance(model, Model) else None
         collector: ResultCollector[CollectedUpdate | None] = ResultCollector(
             task.what, sites, task.least
         )
@@ -218,7 +220,8 @@ class Scoring:
             sites=tasks,
             settings=context.model_settings,
             form=UpdateForm(source, name=model.digest),
-            encoder=self._store.encoder(model.digest, source),
+            encoder=self._store.encoder(model.digest, source, lossy),
+            lossy=lossy,
             frame=0,
             seconds=task.seconds,
             meta=meta,

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from flstream.aggregation.optimizers import Optimization
+from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import CheckpointError
 from flstream.job.bodies import BodyKind
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
-from flstream.model.joined import SplitWriter
+from flstream.model.joined import MAIN, SplitWriter, WritesRanges
 from flstream.runs.model_files import OPTIMIZER, body_file
 from flstream.telemetry.events import ModelRecord
 
@@ -112,13 +113,15 @@ class ModelDraft:
         target: Takes all of them, as one body.
         optimization: The server optimizer with its state; None without one.
         digester: Takes digests of its chunks; None where they would not be looked up.
+        rounded: Rounds it to what sites will receive; None where they receive it as it is.
     """
 
     sink: FileSink
     bodies: Mapping[str, FileSink]
-    target: FileSink | SplitWriter
+    target: WritesRanges
     optimization: Optimization | None
     digester: ChunkDigester | None
+    rounded: RoundedWriter | None = None
 
     def finish(self) -> dict[str, str]:
         """Make it durable, and give it its name: see :class:`Draft`."""
@@ -128,6 +131,8 @@ class ModelDraft:
             sink.finish()
         if isinstance(self.target, SplitWriter):
             digests |= self.target.digests()
+        if self.rounded is not None:
+            digests[MAIN] = self.rounded.digest
         if self.optimization is not None:
             state_out = self.optimization.state_out
             assert isinstance(state_out, FileSink)

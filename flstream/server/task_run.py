@@ -116,7 +116,7 @@ class TaskRun:
         self._files = files
         self.late: list[str] = []
         self._given: set[str] = set()
-        self._report = TaskReport(spec.kind, spec.round, spec.model.layout.nbytes, context.emit)
+        self._report = TaskReport(spec.kind, spec.round, spec.sent_bytes, context.emit)
         self._fetching = 0.0
         # Bytes of a mapped model that each site's training wrote to.
         self._copied: dict[str, int] = {}

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from flstream.client.messages import (
+    LAYOUT,
     MODEL,
     Acknowledged,
     Answered,
@@ -23,6 +24,7 @@ from flstream.client.messages import (
     TaskKind,
 )
 from flstream.client.personal_part import PersonalPart
+from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
@@ -65,6 +67,8 @@ class TaskSpec:
         waits: How long there may be nothing from the sites.
         personal: What each site has a version of its own of; None for nothing.
         encoder: What makes frames of the model smaller; None for nothing.
+        lossy: What encodes the model before that, which is rounded to what it leaves; None for
+            nothing.
     """
 
     kind: TaskKind
@@ -86,12 +90,21 @@ class TaskSpec:
     waits: TaskWaits = UNLIMITED
     personal: PersonalPart | None = None
     encoder: EncoderFor | None = None
+    lossy: LossyCodec | None = None
 
     @property
     def has_updates(self) -> bool:
         """Whether sites send tensors: in all but evaluations and trainings of their own models."""
         is_beside = self.personal is not None and self.personal.is_beside
         return self.kind != "evaluate" and not is_beside
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of what is sent to a worker, as far as that is known beforehand."""
+        layout = self.model.layout
+        if self.lossy is not None and self.hosts is None:
+            layout = self.lossy.encoded(layout)
+        return layout.nbytes
 
     @property
     def cohort(self) -> Sequence[str]:
@@ -101,18 +114,23 @@ class TaskSpec:
     def offers(self, context: ServerContext, worker: WorkerHandle) -> Generator[ModelOffer]:
         """Offers of the model to a worker, to be closed once its task is over."""
         if self.hosts is None:
-            return offers_by_server(context, self.model, worker, self.settings, self.encoder)
+            return offers_by_server(
+                context, self.model, worker, self.settings, self.encoder, self.lossy
+            )
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)
 
     def message(self, offer: ModelOffer, sites: SiteBatch) -> Task:
         """The message that gives a worker the task for some of the sites."""
+        bodies = {MODEL: offer.token}
+        if offer.layout:
+            bodies[LAYOUT] = offer.layout
         return Task(
             kind=self.kind,
             effect=self.effect,
             round=self.round,
             total_rounds=self.total_rounds,
-            bodies={MODEL: offer.token},
+            bodies=bodies,
             model=self.form.name,
             chunk_size=self.frame,
             sites=[self.sites[site] for site in sites],

@@ -214,6 +214,7 @@ class Trainer:
             source, bodies = self._store.source(training.base), ()
         sites = training.tasks if tasks is None else tasks
         settings = context.model_settings
+        lossy = context.model_codecs.lossy
         steps = plan_steps(
             source.layout,
             replace(context.rule, bodies=bodies),
@@ -241,7 +242,8 @@ class Trainer:
             waits=self.waits,
             personal=training.personal,
             form=self._form(training),
-            encoder=self._store.encoder(training.base.digest, source),
+            encoder=self._store.encoder(training.base.digest, source, lossy),
+            lossy=lossy,
         )
 
     def _hosts(self, training: SiteTraining) -> ModelHosts | None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flstream.client.alias import install as install_alias
+from flstream.codecs.chain import chain_of
+from flstream.codecs.lossy import LossyCodec
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
@@ -49,7 +51,8 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
         if job.train.alias is not None:
             install_alias()
         make_importable(job.folder)
-        channel.send(build(job.model, job.seed, run.checkpoint(0), run.export_files))
+        lossy = chain_of(job.streaming.codecs.of_models).lossy
+        channel.send(build(job.model, job.seed, run.checkpoint(0), run.export_files, lossy))
     except FlstreamError as error:
         channel.send(NotBuilt(str(error)))
     except Exception as error:
@@ -57,7 +60,13 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
         channel.send(NotBuilt(f"building the model failed: {type(error).__name__}: {error}"))
 
 
-def build(model: ModelSection, seed: int, path: Path, export_files: Path) -> Built:
+def build(
+    model: ModelSection,
+    seed: int,
+    path: Path,
+    export_files: Path,
+    lossy: LossyCodec | None = None,
+) -> Built:
     """Write the initial model of a job.
 
     Args:
@@ -65,6 +74,8 @@ def build(model: ModelSection, seed: int, path: Path, export_files: Path) -> Bui
         seed: seed for all random generators, set before the factory is called.
         path: path of the checkpoint to write.
         export_files: folder for what an export has beside the weights.
+        lossy: codec with which sites are sent models, which are rounded to what it leaves; None
+            for none.
 
     Returns:
         Size, number of tensors and digest of the model.
@@ -73,6 +84,7 @@ def build(model: ModelSection, seed: int, path: Path, export_files: Path) -> Bui
         ModelError: the factory failed, or returned something that is not a model.
         CheckpointError: the weights cannot be read, or the checkpoint cannot be written.
         LayoutError: a tensor of the model cannot be streamed.
+        CodecError: the codec cannot encode a number of the model.
     """
     metadata = {"format": "pt", "flstream.round": "0"}
     initial = _initial(model, seed)
@@ -80,7 +92,8 @@ def build(model: ModelSection, seed: int, path: Path, export_files: Path) -> Bui
         raise ModelError("the model has no tensors, so there is nothing to train or to exchange")
     if initial.order:
         metadata[ORDER] = initial.order
-    digest = write_checkpoint(path, initial.source, metadata)
+    source = initial.source if lossy is None else lossy.rounded(initial.source)
+    digest = write_checkpoint(path, source, metadata)
     keep_export_files(export_files, initial.made, model.initial)
     layout = initial.source.layout
     return Built(layout.nbytes, len(layout.tensors), digest)

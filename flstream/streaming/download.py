@@ -19,6 +19,9 @@ from flstream.transport.channel import AbortSignal
 
 SinkT = TypeVar("SinkT", bound=Sink)
 
+Decode = Callable[[RemoteSource], Source]
+"""Function that returns what a source stands for that is read from front to back."""
+
 
 class AtHand(NamedTuple, Generic[SinkT]):
     """What a receiver has before it downloads a body.
@@ -45,6 +48,7 @@ def download(
     finish: Callable[[SinkT], object] | None = None,
     abort: AbortSignal | None = None,
     at_hand: AtHand[SinkT] | None = None,
+    decode: Decode | None = None,
 ) -> tuple[SinkT, Transfer]:
     """Copy a snapshot from the peer of a channel into a sink, and report its end to the sender.
 
@@ -57,6 +61,7 @@ def download(
         finish: See :func:`deliver`.
         abort: Signal that cancels the download; by default, that of the receiver.
         at_hand: What may have some of the bytes, so that they need not be sent.
+        decode: See :func:`deliver`.
 
     Returns:
         The sink, filled and finished, and the cost of the transfer.
@@ -68,7 +73,7 @@ def download(
     remote = RemoteSource(
         receiver, token, settings, abort, known=here.known, decoder_for=here.decoder_for
     )
-    return deliver(remote, sink_for, on_range, finish, here.source_for), remote.cost
+    return deliver(remote, sink_for, on_range, finish, here.source_for, decode), remote.cost
 
 
 def deliver(
@@ -77,6 +82,7 @@ def deliver(
     on_range: OnRange | None = None,
     finish: Callable[[SinkT], object] | None = None,
     held: Callable[[SinkT], Source | None] | None = None,
+    decode: Decode | None = None,
 ) -> SinkT:
     """Copy a remote source into a sink, and report its end to the sender.
 
@@ -84,11 +90,13 @@ def deliver(
 
     Args:
         remote: The source.
-        sink_for: Makes the sink, given the sender's layout.
+        sink_for: Makes the sink, given the layout of what is copied: the sender's, unless decoded.
         on_range: Called with the range of each chunk once it is in the sink, in any order.
         finish: Called with the sink once it is filled, to make it durable. The sender is told that
             this receiver has the snapshot after that only.
         held: Returns a source that may have some of the bytes, given the sink, which it may be.
+        decode: Returns what is copied into the sink, given what is sent, which is read from front
+            to back; None for what is sent.
 
     Returns:
         The sink, filled and finished.
@@ -100,11 +108,12 @@ def deliver(
         FlstreamError: The sink could not be made or written.
     """
     try:
-        sink = sink_for(remote.layout)
+        body = remote if decode is None else decode(remote)
+        sink = sink_for(body.layout)
         source = None if held is None else held(sink)
         if source is not None:
             remote.reuse(source)
-        copy(remote, sink, on_range=on_range, origin=remote.peer)
+        copy(body, sink, on_range=on_range, origin=remote.peer)
         if finish is not None:
             finish(sink)
     except BaseException as error:

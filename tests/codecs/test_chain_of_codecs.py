@@ -98,6 +98,9 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
     assert down.lossy is None
     assert down.frames.needs_base
     assert chain_of(CodecPlan()) == (None, None)
+    down = chain_of(CodecPlan(parse("down", "int8", "delta", "zstd"), of_models=True))
+    assert down.lossy.codec.of_models
+    assert down.frames.needs_base
 
 
 @pytest.mark.parametrize(
@@ -120,9 +123,9 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
         ("up", ["zstd", "delta"], r"\[0\]: given \"?zstd\"?; must be the last of the list"),
         ("up", ["delta", "delta", "zstd"], r"\[1\]: .* not in the list already"),
         ("up", ["int8", "shuffle"], r"\[1\]: .* must be followed by zstd; it makes no bytes fewer"),
-        ("down", ["topk"], "must be an exact codec; a model that loses bits would be another"),
-        ("down", ["int8", "zstd"], "must be an exact codec"),
-        ("down", [{"type": "mine.py:Sparse"}], "must be an exact codec"),
+        ("down", ["topk"], "must be a codec of whole models; it sends changes alone"),
+        ("down", ["zstd", "int8"], r"\[1\]: given \"?int8\"?; must be an exact codec; what loses"),
+        ("down", [{"type": "mine.py:Sparse"}], "must be a codec of whole models"),
         ("up", ["int8", "delta", "zstd"], "must be left out; int8 encodes differences already"),
         ("up", [{"type": "mine.py:NoCodec"}], "a class with the methods nbytes, encode and decode"),
         ("up", [{"type": "mine.py:Failing"}], "mine.py line 40 raised RuntimeError: no device"),

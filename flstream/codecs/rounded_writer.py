@@ -1,0 +1,105 @@
+"""A model that is rounded, while it is written, to what a codec leaves of it."""
+
+from __future__ import annotations
+
+from flstream.codecs.block_codec import BlockPlace, decode_block, encode_block
+from flstream.codecs.coded_layout import CodedTensor
+from flstream.codecs.floats import load, quietly, store
+from flstream.codecs.lossy import LossyCodec
+from flstream.errors import CodecError
+from flstream.model.digests import BodyDigest
+from flstream.model.joined import WritesRanges
+
+
+class RoundedWriter:
+    """Writes what receivers decode, so that the model that is kept is the one that they have.
+
+    It is written from front to back. A block waits until all of it is there, and passes then.
+
+    Args:
+        target: What takes the rounded model.
+        codec: The codec.
+
+    Attributes:
+        layout: Layout of the model.
+    """
+
+    def __init__(self, target: WritesRanges, codec: LossyCodec) -> None:
+        self.layout = target.layout
+        self._target = target
+        self._codec = codec
+        self._coded = codec.coded(self.layout).coded
+        self._digest = BodyDigest(self.layout)
+        self._reached = 0
+        # The beginning of a block whose end is yet to come.
+        self._begun = bytearray()
+
+    @property
+    def digest(self) -> str:
+        """Digest of what was written, once all is."""
+        return self._digest.hexdigest()
+
+    def write(self, start: int, view: memoryview) -> None:
+        """Write bytes that begin at ``start`` of the body, where the last ones ended.
+
+        A ``start`` of 0 begins the body again.
+
+        Raises:
+            CodecError: The codec cannot encode a number, or gives other numbers for those that it
+                has decoded; the message names the tensor.
+            CheckpointError: The disk refuses them.
+        """
+        if start == 0:
+            self._digest, self._reached = BodyDigest(self.layout), 0
+            self._begun.clear()
+        if start != self._reached:
+            raise ValueError(f"bytes from {start} on do not follow those up to {self._reached}")
+        self._reached = stop = start + len(view)
+        for spec in self.layout.overlapping(start, stop):
+            first, last = max(start, spec.start), min(stop, spec.stop)
+            part = view[first - start : last - start]
+            tensor = self._coded.get(spec.name)
+            if tensor is None:
+                self._pass(first, part)
+            else:
+                self._round(tensor, first, part)
+
+    def _round(self, tensor: CodedTensor, start: int, part: memoryview) -> None:
+        """Take bytes of a tensor, and pass on the blocks that they complete."""
+        size = tensor.model_range(0)[1] - tensor.spec.start
+        while len(part):
+            index = (start - tensor.spec.start) // size
+            first, last = tensor.model_range(index)
+            count = min(last - start, len(part))
+            if count == last - first:
+                self._pass(first, self._rounded(part[:count], tensor.place(index)))
+            else:
+                self._begun += part[:count]
+                if start + count == last:
+                    whole, self._begun = self._begun, bytearray()
+                    self._pass(first, self._rounded(memoryview(whole), tensor.place(index)))
+            part, start = part[count:], start + count
+
+    @quietly
+    def _rounded(self, data: memoryview, place: BlockPlace) -> memoryview:
+        rounded = self._decoded(data, place)
+        # That a codec of the user's own does what codecs of models must is not known beforehand.
+        if self._codec.is_own and self._decoded(rounded, place) != rounded:
+            raise CodecError(
+                f"the codec {self._codec.name} changes numbers of tensor {place.tensor!r} that it "
+                "has decoded itself, so that sites would not receive the model that is kept; have "
+                "it give them back as they are, or use it for updates alone"
+            )
+        return rounded
+
+    def _decoded(self, data: memoryview, place: BlockPlace) -> memoryview:
+        codec, name = self._codec.codec, self._codec.name
+        made = encode_block(codec, name, load(place.dtype, data), place)
+        numbers = decode_block(codec, name, memoryview(made), place)
+        out = memoryview(bytearray(len(data)))
+        store(place.dtype, numbers, out)
+        return out
+
+    def _pass(self, start: int, data: memoryview) -> None:
+        self._target.write(start, data)
+        self._digest.update([data])

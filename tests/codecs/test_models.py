@@ -1,0 +1,157 @@
+"""Codecs of whole models: what they have decoded they encode to the same bits."""
+
+import numpy as np
+import pytest
+import torch
+
+from flstream.codecs.block_codec import BlockPlace
+from flstream.codecs.chain import chain_of
+from flstream.codecs.floats import LARGEST, SMALLEST, load, stored
+from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.quantised import Quantised
+from flstream.codecs.rounded_writer import RoundedWriter
+from flstream.errors import CodecError
+from flstream.job.codecs import CodecPlan, CodecSpec
+from flstream.model.body import Scratch
+from flstream.model.digests import body_digest
+from flstream.model.memory import BufferSource, MemoryBody
+
+
+def codec_of(name, **args):
+    return chain_of(CodecPlan([CodecSpec(name, args)], ["norm"], of_models=True)).lossy
+
+
+CODECS = [
+    pytest.param(codec_of("cast", to="bf16"), id="bf16"),
+    pytest.param(codec_of("cast", to="f16"), id="f16"),
+    pytest.param(codec_of("int8", group=64), id="int8"),
+    pytest.param(codec_of("int4", group=16), id="int4"),
+]
+
+
+class Into:
+    """Takes a body in memory."""
+
+    def __init__(self, layout):
+        self.layout, self.body = layout, bytearray(layout.nbytes)
+
+    def write(self, start, view):
+        self.body[start : start + len(view)] = view
+
+
+@pytest.fixture(scope="module")
+def model():
+    generator = torch.Generator().manual_seed(3)
+    return MemoryBody.of(
+        {
+            "w": torch.randn(300, 500, generator=generator),
+            "norm": torch.randn(700, generator=generator),
+            "half": torch.randn(70_000, generator=generator).bfloat16(),
+            "f16": torch.randn(321, generator=generator).half(),
+            "b": torch.randn(3, 5, generator=generator, dtype=torch.float64),
+            "steps": torch.arange(9),
+        }
+    )
+
+
+def body(source):
+    return b"".join(source.views(0, source.layout.nbytes, Scratch()))
+
+
+def rounded(codec, source, step):
+    target = Into(source.layout)
+    writer = RoundedWriter(target, codec)
+    for start, stop in source.layout.ranges(step):
+        writer.write(start, memoryview(b"".join(source.views(start, stop, Scratch()))))
+    return BufferSource(source.layout, memoryview(bytes(target.body))), writer.digest
+
+
+@pytest.mark.parametrize("step", [4 << 10, 100_000, 8 << 20])
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_written_is_what_receivers_decode(codec, model, step):
+    kept, digest = rounded(codec, model, step)
+    assert digest == body_digest(kept) == body_digest(codec.rounded(model))
+    received = codec.decode(codec.encode(kept), kept.layout)
+    assert body(received) == body(kept) != body(model)
+    assert body(codec.encode(kept)) == body(codec.encode(model))
+    norm = model.layout.by_name["norm"]
+    assert body(kept)[norm.start : norm.stop] == body(model)[norm.start : norm.stop]
+
+
+def test_a_walk_that_is_begun_again_leaves_nothing_of_the_first(model):
+    (codec,) = CODECS[2].values
+    target = Into(model.layout)
+    writer = RoundedWriter(target, codec)
+    writer.write(0, memoryview(body(model))[:123_456])
+    writer.write(0, memoryview(body(model)))
+    assert writer.digest == body_digest(codec.rounded(model))
+    with pytest.raises(ValueError, match="do not follow"):
+        writer.write(16, memoryview(bytes(16)))
+
+
+@pytest.mark.parametrize("group", [2, 64])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", sorted(LARGEST))
+def test_scales_are_the_same_the_second_time(dtype, bits, group):
+    """Of numbers of any size, the smallest and the largest of the type among them."""
+    codec, random = Quantised(bits, group, of_models=True), np.random.default_rng(7)
+    low, high = np.log2(SMALLEST[dtype]), np.log2(LARGEST[dtype])
+    place = BlockPlace("w", dtype, 0, 331)
+    for number in range(120):
+        edge = low + random.uniform(0, 12), high - random.uniform(0, 9), random.uniform(low, high)
+        # Normal numbers of this size, cut to the type's largest.
+        with np.errstate(over="ignore"):
+            numbers = random.standard_normal(331) * np.exp2(min(edge[number % 3], 1020))
+        numbers = np.clip(numbers, -LARGEST[dtype], LARGEST[dtype])
+        if number % 5 == 0:
+            numbers[number] = LARGEST[dtype]
+        data = stored(dtype, numbers if dtype == "F64" else numbers.astype(np.float32))
+        first = codec.encode(load(dtype, memoryview(data)), place)
+        decoded = load(dtype, memoryview(stored(dtype, codec.decode(memoryview(first), place))))
+        assert np.isfinite(decoded).all()
+        assert codec.encode(decoded, place) == first
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(8, 1 / 253), (4, 1 / 13.9)])
+def test_errors_in_float32_are_as_small_as_those_of_updates(bits, bound):
+    numbers = np.random.default_rng(0).standard_normal(65_536).astype(np.float32)
+    codec, place = Quantised(bits, 64, of_models=True), BlockPlace("w", "F32", 0, 65_536)
+    decoded = codec.decode(memoryview(codec.encode(numbers, place)), place)
+    largest = np.abs(numbers.reshape(-1, 64)).max(axis=1, keepdims=True)
+    assert (np.abs(decoded - numbers).reshape(-1, 64) <= bound * largest).all()
+
+
+class Thirds:
+    """Gives numbers back smaller by a third, each time."""
+
+    def nbytes(self, dtype, count):
+        return 4 * count - 8
+
+    def encode(self, numbers, place):
+        return np.asarray(numbers * (2 / 3), np.float32)[2:].tobytes()
+
+    def decode(self, data, place):
+        return np.concatenate([np.zeros(2, np.float32), np.frombuffer(data, np.float32)])
+
+
+def test_a_codec_that_changes_what_it_has_decoded_is_refused(model):
+    codec = LossyCodec(Thirds(), "mine.py:Thirds", ("half", "f16", "b"), is_own=True)
+    with pytest.raises(CodecError, match=r"mine.py:Thirds changes numbers of tensor '\w+' that it"):
+        rounded(codec, model, 1 << 20)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_of_what_is_only_compared_blocks_that_cannot_be_encoded_are_zeros(codec, model):
+    state = {name: each.clone() for name, each in model.tensors.items()}
+    state["w"][-1, -1] = float("inf")
+    bad = MemoryBody.of(state)
+    try:
+        sound = body(codec.encode(bad))
+    except CodecError:
+        encoded = codec.encode(bad, blanks=True)
+        spec = codec.coded(bad.layout).coded["w"]
+        start, stop = spec.encoded_range(spec.blocks - 1)
+        assert body(encoded)[start:stop] == bytes(stop - start)
+        assert body(encoded)[:start] == body(codec.encode(model))[:start]
+    else:
+        assert sound == body(codec.encode(bad, blanks=True))
