@@ -72,6 +72,23 @@ def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
     assert digest(jobs, script, "clients.count=4") != first
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["int8", "topk"])
+def test_what_is_lost_does_not_depend_on_chunks_and_workers(jobs, codec):
+    found = {
+        digest(
+            jobs,
+            WEIGHTS,
+            "clients.count=8",
+            f"clients.parallel={workers}",
+            f"streaming.tensor_download_chunk_size={chunk}",
+            *using(codec),
+        )
+        for workers, chunk in ((1, "2 MiB"), (2, "4 KiB"), (8, "4 KiB"), (8, "2 MiB"))
+    }
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_after_a_resume_what_was_left_out_is_sent_as_it_would_have_been(jobs, codec):
     whole = jobs.run(WEIGHTS, QUIET, "rounds=4", *using(codec), model=MODEL)
@@ -193,6 +210,16 @@ def test_exact_codecs_leave_no_trace(jobs, overrides):
     assert coded.summary.model.digest == plain.summary.model.digest
     down = coded.summary.transfer.down
     assert "swarm" in str(overrides) or down.bytes < plain.summary.transfer.down.bytes
+
+
+@pytest.mark.slow
+def test_exact_codecs_leave_no_trace_after_fifty_rounds(jobs):
+    common = (*ANY_BITS, "rounds=50", "checkpoints.keep=1", "workflow.args.evaluate_every=0")
+    plain = jobs.run(ODD, *common, model=MODEL)
+    coded = jobs.run(ODD, *common, *_codecs("[delta, zstd]"), model=MODEL)
+    assert coded.summary.rounds_completed == plain.summary.rounds_completed == 50
+    assert coded.summary.model.digest == plain.summary.model.digest
+    assert coded.summary.transfer.down.bytes < plain.summary.transfer.down.bytes
 
 
 def _codecs(listed):
