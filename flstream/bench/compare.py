@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flstream.bench.limits import MachineLimits, measure_limits, median_limits
 from flstream.bench.measurement import (
     Measurement,
-    RunMoments,
     Trace,
     figures,
     median,
@@ -22,20 +18,10 @@ from flstream.bench.measurement import (
 )
 from flstream.bench.needs import Need, fits, predict
 from flstream.bench.plan import Case, Plan
+from flstream.bench.running import RunListener, finished_run, temporary_folder
 from flstream.bench.schedule import RunShare, Schedule, Step, Watcher, expected_seconds
-from flstream.errors import AbortedError, SimulationError
-from flstream.runs.run_directory import RunDirectory
+from flstream.errors import SimulationError
 from flstream.simulation.forecasting.fitting import Available, available_in
-from flstream.simulation.interruption import undisturbed
-from flstream.simulation.launcher import simulate
-from flstream.telemetry.events import (
-    AnyEvent,
-    ProcessReady,
-    Progress,
-    RoundFinished,
-    RoundStarted,
-)
-from flstream.telemetry.memory import MemorySampler
 
 # Bytes a read of the bare pipe where no case has chunks.
 _READ_SIZE = 2 << 20
@@ -106,7 +92,7 @@ def compare(plan: Plan, folder: Path, watcher: Watcher) -> Comparison:
         AbortedError: Ctrl-C stopped a run.
         KeyboardInterrupt: Ctrl-C came between two runs.
     """
-    with _folder(folder) as work:
+    with temporary_folder(folder) as work:
         return _Bench(plan, work, watcher).compare()
 
 
@@ -133,7 +119,7 @@ class _Bench:
         self._watcher.planned(len(self._schedule.runs), self._schedule.total())
         for number in range(1, plan.repeat + 1):
             if number > 1 and len(self._schedule.taken) < len(self._schedule.runs):
-                limits.append(self._limits(self._step(_MEASURING, 0.0, 0.0)))
+                limits.append(self._limits(self._schedule.step(_MEASURING, 0.0, 0.0)))
             for case in fitting:
                 self._take(case, f"run {number} of {plan.repeat}")
         return Comparison(limits, list(self._results.values()))
@@ -169,90 +155,12 @@ class _Bench:
         result.trace = result.trace or traced
 
     def _run(self, case: Case, text: str) -> tuple[Measurement, Trace]:
-        listener = _Listener(self, text, RunShare(self._plan, self._schedule.seconds(case)))
-        path = Path(tempfile.mkdtemp(prefix="run-", dir=self._work))
-        run = RunDirectory.create("exchange", path)
-        try:
-            summary = simulate(self._plan.job(case), run, listener)
-            if summary.status == "stopped":
-                raise AbortedError("the bench was stopped")
-            if summary.status == "failed":
-                raise SimulationError(str(summary.error))
+        share = RunShare(self._plan.moved_bytes, self._schedule.seconds(case))
+
+        def report(elapsed: float, done: float) -> None:
+            self._watcher.stepped(self._schedule.step(text, elapsed, done))
+
+        listener = RunListener(report, share)
+        with finished_run(self._plan.job(case), self._work, listener) as (summary, run):
             samples, moments = read_samples(run.memory), listener.moments
-            measured = figures(summary, samples, moments)
-            return measured, trace(summary, samples, moments)
-        finally:
-            with undisturbed():
-                shutil.rmtree(path)
-
-    def _step(self, text: str, elapsed: float, share: float) -> Step:
-        schedule = self._schedule
-        total = schedule.total()
-        left = schedule.left(elapsed, share)
-        done = sum(schedule.taken) + elapsed
-        whole = done + left
-        number = min(len(schedule.taken) + 1, len(schedule.runs))
-        return Step(text, number, len(schedule.runs), done / whole if total else 1.0, left)
-
-    def report(self, text: str, elapsed: float, share: float) -> None:
-        """Pass the progress of the current run to the watcher.
-
-        Args:
-            text: description of the run.
-            elapsed: seconds since the run began.
-            share: share of the run that is done, from 0 to 1.
-        """
-        self._watcher.stepped(self._step(text, elapsed, share))
-
-
-class _Listener:
-    """Listener of a run that reports its progress and notes when its processes were idle."""
-
-    def __init__(self, bench: _Bench, text: str, share: RunShare) -> None:
-        self._bench = bench
-        self._text = text
-        self._share = share
-        self._began = time.monotonic()
-        self.moments = RunMoments({})
-        self._report()
-
-    def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
-        """Handle an event of the run."""
-        match event:
-            case ProcessReady():
-                self.moments.ready[event.process] = event.time
-            case RoundStarted():
-                self.moments.first_round = self.moments.first_round or event.time
-                self._share.round_began()
-            case Progress():
-                self._share.moved(sum(event.down.values()), sum(event.up.values()))
-            case RoundFinished():
-                self._share.round_ended()
-        self._report()
-
-    def _report(self) -> None:
-        elapsed = time.monotonic() - self._began
-        self._bench.report(self._text, elapsed, self._share.share(elapsed))
-
-
-@contextmanager
-def _folder(folder: Path) -> Iterator[Path]:
-    """Create a temporary folder in ``folder``, and remove it at the end of the block.
-
-    ``folder`` is created if it does not exist, and then removed too if it is empty.
-    """
-    with ExitStack() as stack:
-        # A signal is delayed until the removal of both folders is registered.
-        with undisturbed():
-            made = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-            work = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
-            stack.callback(_remove, work, folder if made else None)
-        yield work
-
-
-def _remove(work: Path, folder: Path | None) -> None:
-    with undisturbed():
-        shutil.rmtree(work)
-        if folder is not None and not any(folder.iterdir()):
-            folder.rmdir()
+            return figures(summary, samples, moments), trace(summary, samples, moments)

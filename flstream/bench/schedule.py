@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from flstream.bench.limits import MachineLimits
 from flstream.bench.plan import ROUNDS, Case, Mode, Plan
@@ -27,6 +27,9 @@ _TIMES_PIPE: dict[Mode, float] = {
 _START_SECONDS = 4.0
 # The share of a run from which on its own pace enters the prediction.
 _PACE_SHARE = 0.1
+
+
+CaseT = TypeVar("CaseT")
 
 
 class Step(NamedTuple):
@@ -67,7 +70,7 @@ def expected_seconds(plan: Plan, case: Case, limits: MachineLimits) -> float:
 
 
 @dataclass
-class Schedule:
+class Schedule(Generic[CaseT]):
     """The runs of a bench and their times.
 
     Attributes:
@@ -76,16 +79,16 @@ class Schedule:
         taken: measured seconds of the runs that have ended, in order.
     """
 
-    expected: dict[Case, float]
-    runs: Sequence[Case]
+    expected: dict[CaseT, float]
+    runs: Sequence[CaseT]
     taken: list[float] = field(default_factory=list)
 
-    def seconds(self, case: Case) -> float:
+    def seconds(self, case: CaseT) -> float:
         """Return the seconds of a run of a case, measured if there are runs, else predicted."""
         seen = [taken for taken, each in zip(self.taken, self.runs, strict=False) if each == case]
         return median(seen) if seen else self.expected[case] * self._slowness()
 
-    def drop(self, case: Case) -> None:
+    def drop(self, case: CaseT) -> None:
         """Remove the remaining runs of a case."""
         done = len(self.taken)
         self.runs = [*self.runs[:done], *(each for each in self.runs[done:] if each != case)]
@@ -111,6 +114,20 @@ class Schedule:
         later = sum(map(self.seconds, self.runs[done + 1 :]))
         return max((1 - share) * whole, 0.0) + later
 
+    def step(self, text: str, elapsed: float, share: float) -> Step:
+        """Return the progress of the bench.
+
+        Args:
+            text: description of the current step.
+            elapsed: seconds since the current run began.
+            share: share of the current run that is done, from 0 to 1.
+        """
+        total = self.total()
+        left = self.left(elapsed, share)
+        done = sum(self.taken) + elapsed
+        number = min(len(self.taken) + 1, len(self.runs))
+        return Step(text, number, len(self.runs), done / (done + left) if total else 1.0, left)
+
     def _slowness(self) -> float:
         """Return the median ratio of measured to predicted seconds; 1 before any run has ended."""
         ratios = [
@@ -123,12 +140,14 @@ class RunShare:
     """Share of a run that is done, computed from the bytes that its rounds have moved.
 
     Args:
-        plan: plan of the bench.
+        moved_bytes: bytes that a round moves in one direction.
         expected: predicted seconds of the run.
+        down_part: part of a round's seconds in which the model goes down, from 0 to 1.
     """
 
-    def __init__(self, plan: Plan, expected: float) -> None:
-        self._moved_bytes = plan.moved_bytes
+    def __init__(self, moved_bytes: int, expected: float, down_part: float = 0.5) -> None:
+        self._moved_bytes = moved_bytes
+        self._down_part = down_part
         self._starting = min(_START_SECONDS / expected, 0.9)
         self._began = False
         self._rounds = 0
@@ -162,6 +181,7 @@ class RunShare:
         """
         if not self._began:
             return self._starting * min(elapsed / _START_SECONDS, 1.0)
-        round_share = min((self._down + self._up) / (2 * self._moved_bytes), 1.0)
+        down, up = (min(each / self._moved_bytes, 1.0) for each in (self._down, self._up))
+        round_share = self._down_part * down + (1 - self._down_part) * up
         moved = min((self._rounds + round_share) / ROUNDS, 1.0)
         return self._starting + (1 - self._starting) * moved

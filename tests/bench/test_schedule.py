@@ -54,7 +54,7 @@ def test_what_was_dropped_is_not_waited_for():
 
 
 def test_the_share_of_a_run_rises_with_the_bytes_of_its_rounds():
-    share = RunShare(PLAN, expected=40.0)
+    share = RunShare(PLAN.moved_bytes, expected=40.0)
     seen = [share.share(0.0), share.share(2.0)]
     share.round_began()
     seen.append(share.share(5.0))
