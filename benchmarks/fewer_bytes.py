@@ -1,7 +1,7 @@
 """Measure the codecs: bytes, speed on one core, and error, of a model and of an update of it.
 
 The model is made of matrices of normal numbers with a scale for each row, as trained weights have,
-and of norms near 1. Its update is small, heavy-tailed, and the larger the larger a row is. Exact
+and of norms near 1; its update is small and heavy-tailed (:mod:`flstream.bench.model_like`). Exact
 codecs have frames of 2 MiB. The limit, measured in the same run, is a copy of as many bytes.
 
     taskset -c 1 python benchmarks/fewer_bytes.py [--size MIB] [--dtype F32|BF16] [--json FILE]
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rows import print_columns
 
+from flstream.bench.model_like import WIDTH, changes, row_scales, weights
 from flstream.codecs.chain import BLOCK_CODECS, CodecChain, chain_of
 from flstream.codecs.delta import Delta
 from flstream.codecs.error_feedback import encode_with_feedback
@@ -38,7 +39,6 @@ from flstream.model.memory import BufferSource
 MIB = 1 << 20
 FRAME = 2 * MIB
 TRIES = 3
-WIDTH = 1024
 
 LOSSY: tuple[dict[str, Any], ...] = (
     {"type": "cast", "to": "bf16"},
@@ -96,12 +96,9 @@ def made(size: int, dtype: str) -> tuple[BufferSource, BufferSource, BufferSourc
     random = np.random.default_rng(7)
     for spec in layout.tensors:
         shape = (spec.elements // WIDTH, WIDTH)
-        scale = 0.02 * np.exp(0.3 * random.standard_normal((shape[0], 1), np.float32))
-        numbers = random.standard_normal(shape, np.float32) * scale + (len(spec.shape) == 1)
-        # A quotient of normal numbers has heavy tails; they end where few are.
-        tail = random.standard_normal(shape, np.float32)
-        tail /= np.abs(random.standard_normal(shape, np.float32)) + np.float32(0.02)
-        change = tail * scale * 1e-3
+        scales = row_scales(random, shape[0])
+        numbers = weights(random, scales, shape) + (len(spec.shape) == 1)
+        change = changes(random, scales, shape)
         for body, each in zip(bodies, (numbers, change), strict=False):
             store(spec.dtype, each.reshape(-1), body[spec.start : spec.stop])
         old, new = (load(dtype, body[spec.start : spec.stop]) for body in bodies[:2])
