@@ -6,10 +6,13 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from flstream.bench.compare import Comparison, Result
 from flstream.bench.limits import MachineLimits
 from flstream.bench.plan import Plan
 from flstream.bench.ratios import ratios
+from flstream.job.link import NetworkLink
 from flstream.telemetry.machine import this_machine
 
 
@@ -19,13 +22,18 @@ def document(plan: Plan, comparison: Comparison) -> dict[str, Any]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(this_machine()),
-        "plan": asdict(plan),
+        "plan": {**asdict(plan), "network": link_document(plan.network)},
         "limits": {
             "median": _limits(limits) if limits else None,
             "runs": [_limits(each) for each in comparison.limits],
         },
         "results": [_result(plan, limits, each) for each in comparison.results],
     }
+
+
+def link_document(link: NetworkLink | None) -> dict[str, Any] | None:
+    """Convert a link to JSON: bits a second, seconds, and the fraction of packets it loses."""
+    return None if link is None else msgspec.structs.asdict(link.facts)
 
 
 def _limits(limits: MachineLimits) -> dict[str, Any]:

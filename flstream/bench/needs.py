@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flstream.bench.plan import Case, Plan
+from flstream.job import Job
 from flstream.simulation.forecasting.fitting import Available
-from flstream.simulation.forecasting.forecast import forecast, plain_layout
+from flstream.simulation.forecasting.forecast import Forecast, forecast, plain_layout
 
 # About as many tensors as the exchange job's mix has, which matters for the header's size alone.
 _TENSORS = 34
@@ -35,10 +36,27 @@ def fits(need: Need, available: Available) -> bool:
     return need.memory <= available.memory and (disk is None or need.disk <= disk)
 
 
+def need_of(job: Job, model_bytes: int, tensors: int | None, kept_bytes: int) -> Need:
+    """Predict the memory and disk that a run of a job needs.
+
+    Args:
+        job: the job.
+        model_bytes: size of its model in bytes.
+        tensors: number of tensors of the model; None for a mix.
+        kept_bytes: size in bytes of the files that are kept beside the run.
+    """
+    need = _forecast(job, model_bytes, tensors)
+    disk = need.disk_bytes + kept_bytes
+    return Need(need.total_bytes, need.server_bytes, need.client_bytes, disk)
+
+
+def _forecast(job: Job, model_bytes: int, tensors: int | None) -> Forecast:
+    return forecast(job, plain_layout(model_bytes, tensors or _TENSORS))
+
+
 def predict(plan: Plan, case: Case) -> Need:
     """Predict the memory and disk that a run of a case needs."""
-    layout = plain_layout(plan.model_bytes, plan.tensors or _TENSORS)
-    need = forecast(plan.job(case), layout)
+    need = _forecast(plan.job(case), plan.model_bytes, plan.tensors)
     if case.mode != "file":
         return Need(need.total_bytes, need.server_bytes, need.client_bytes, need.disk_bytes)
     # Each client's model is on the disk instead, once, and is changed in place. The process that

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import flstream
+from flstream.bench.link_times import link_overrides
 from flstream.job import Job, load_job
+from flstream.job.link import NetworkLink
 from flstream.units import format_bytes
 
 Mode = Literal["pull", "push", "native", "map", "file"]
 MODES: tuple[Mode, ...] = ("pull", "push", "native", "map", "file")
 """Transfer modes. In ``file``, clients pull the model into a file and send the update from it."""
 
-_JOB = Path(flstream.__file__).parent / "templates" / "exchange" / "job.conf"
+EXCHANGE = Path(flstream.__file__).parent / "templates" / "exchange" / "job.conf"
+"""Job file of the exchange that is measured."""
 _FILE_CLIENT = Path(__file__).with_name("file_client.py")
 
 ROUNDS = 2
@@ -46,6 +49,7 @@ class Plan:
         chunk_sizes: maximum frame sizes in bytes, for the modes that have frames.
         tensors: number of tensors of equal size; None for a mix like a transformer's.
         repeat: number of runs of each case.
+        network: emulated link of each client; None for the machine's own pace.
     """
 
     model_bytes: int
@@ -54,6 +58,7 @@ class Plan:
     chunk_sizes: Sequence[int]
     tensors: int | None
     repeat: int
+    network: NetworkLink | None = None
 
     @property
     def cases(self) -> list[Case]:
@@ -85,6 +90,7 @@ class Plan:
             f"streaming.mode={'pull' if case.mode == 'file' else case.mode}",
             # Only the last round is measured; older models would just fill the disk.
             "checkpoints.keep=1",
+            *link_overrides(self.network, self.model_bytes),
         ]
         if case.chunk_size is not None:
             overrides.append(f"streaming.tensor_download_chunk_size={case.chunk_size}")
@@ -92,4 +98,4 @@ class Plan:
             overrides.append(f"model.args.tensors={self.tensors}")
         if case.mode == "file":
             overrides.append(f"train.script={json.dumps(str(_FILE_CLIENT))}")
-        return load_job(_JOB, overrides)
+        return load_job(EXCHANGE, overrides)

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from flstream.bench.limits import MachineLimits
+from flstream.bench.link_times import link_seconds
 from flstream.bench.plan import ROUNDS, Case, Mode, Plan
 
 # Observed times of a round of each mode, as multiples of the bare pipe's, on machines with few
@@ -63,7 +64,8 @@ class Watcher(Protocol):
 def expected_seconds(plan: Plan, case: Case, limits: MachineLimits) -> float:
     """Predict the seconds of a run of a case from the machine's limits alone."""
     pipe = median(limits.pipe.values())
-    moved = ROUNDS * 2 * plan.moved_bytes * _TIMES_PIPE[case.mode] / pipe
+    linked = sum(link_seconds(plan.network, plan.model_bytes))
+    moved = ROUNDS * (2 * plan.moved_bytes * _TIMES_PIPE[case.mode] / pipe + linked)
     # The initial model, and one each round.
     kept = (1 + ROUNDS) * plan.model_bytes / limits.disk
     return _START_SECONDS + moved + kept

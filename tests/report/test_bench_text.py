@@ -59,7 +59,8 @@ def test_a_lack_of_disk_is_told_from_one_of_memory():
     (result,) = make_results(plan)
     result.runs.clear()
     result.available = replace(result.available, disk=3 << 30)
-    assert shortfalls(plan, [result]) == ["file: not run, needs about 5 GiB of disk, 3 GiB free"]
+    sentence = "file: not run, needs about 5 GiB of disk, 3 GiB free"
+    assert shortfalls(plan.repeat, [result]) == [sentence]
 
 
 def test_the_verdict_says_what_was_saved_and_how_close_to_the_limit_it_ran():
@@ -76,7 +77,7 @@ def test_a_failure_is_a_failure():
     results = make_results(plan)
     results[1].runs.clear()
     results[1].failure = "the server process died"
-    assert shortfalls(plan, results) == ["native: failed: the server process died"]
+    assert shortfalls(plan.repeat, results) == ["native: failed: the server process died"]
     assert "where native failed" in verdict(plan, results, LIMITS)
 
 
@@ -85,7 +86,8 @@ def test_a_case_that_could_not_be_repeated_is_told():
     (result,) = make_results(plan)
     result.runs = result.runs[:1]
     result.available = replace(result.available, memory=2 << 30, disk=None)
-    assert shortfalls(plan, [result]) == ["pull: only 1 run, needs about 4 GiB, 2 GiB available"]
+    sentence = "pull: only 1 run, needs about 4 GiB, 2 GiB available"
+    assert shortfalls(plan.repeat, [result]) == [sentence]
 
 
 @pytest.mark.parametrize("modes", [["pull"], ["native"]])

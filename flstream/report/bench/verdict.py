@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from flstream.bench.compare import Result
 from flstream.bench.limits import MachineLimits
 from flstream.bench.measurement import Measurement
-from flstream.bench.needs import fits
+from flstream.bench.needs import Need, fits
 from flstream.bench.plan import Plan
 from flstream.bench.ratios import ratios
 from flstream.report.text import counted
+from flstream.simulation.forecasting.fitting import Available
 from flstream.text import printable
 from flstream.units import format_bytes
 
 
-def shortfalls(plan: Plan, results: Sequence[Result]) -> list[str]:
-    """Return a sentence, with the reason, for each case with fewer runs than planned."""
+class RunsOfCase(Protocol):
+    """Result of a case that may have fewer runs than planned."""
+
+    need: Need
+    available: Available
+    failure: str | None
+
+    @property
+    def label(self) -> str:
+        """Name of the case in tables."""
+
+    @property
+    def runs(self) -> Sequence[object]:
+        """Figures of each run."""
+
+
+def shortfalls(repeat: int, results: Sequence[RunsOfCase]) -> list[str]:
+    """Return a sentence, with the reason, for each case with fewer runs than planned.
+
+    Args:
+        repeat: planned number of runs of each case.
+        results: results of all cases.
+    """
     lines = []
     for result in results:
         if result.failure is not None:
             lines.append(f"{result.label}: failed: {printable(result.failure)}")
         elif not result.runs:
             lines.append(f"{result.label}: not run, {_lack(result)}")
-        elif len(result.runs) < plan.repeat:
+        elif len(result.runs) < repeat:
             times = counted(len(result.runs), "run")
             lines.append(f"{result.label}: only {times}, {_lack(result)}")
     return lines
@@ -48,8 +71,10 @@ def verdict(plan: Plan, results: Sequence[Result], limits: MachineLimits | None)
     if not streamed or limits is None:
         return _without_streaming(native)
     _, _, best, run = min(streamed)
-    times = ratios(plan, best.case, run, limits).exchange_pipe
-    pace = f"its transfers took {times:.1f} times what a bare pipe would"
+    against = ratios(plan, best.case, run, limits)
+    pace = f"its transfers took {against.exchange_pipe:.1f} times what a bare pipe would"
+    if against.exchange_link is not None:
+        pace = f"its transfers took {against.exchange_link:.2f} times what the link takes at least"
     total, server = (format_bytes(round(size)) for size in (run.total_peak_pss, _server(run)))
     took = f"{best.label} took {total} in all and {server} in the server"
     if native is None:
@@ -78,7 +103,7 @@ def _server(run: Measurement) -> float:
     return run.server_peak_rss
 
 
-def _lack(result: Result) -> str:
+def _lack(result: RunsOfCase) -> str:
     """Return the memory or disk that a case lacks: ``needs about 41 GiB, 21 GiB available``."""
     need, room = result.need, result.available
     if need.memory > room.memory or fits(need, room):

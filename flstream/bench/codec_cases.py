@@ -1,0 +1,145 @@
+"""Codecs that a bench compares, as a command line lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic_core import PydanticCustomError
+
+from flstream.errors import UsageError
+from flstream.job.codec_sections import BUILT_IN, LOSSY
+from flstream.job.codecs import CodecList, CodecPlan, CodecSpec
+from flstream.job.problems import Problem, did_you_mean
+from flstream.job.values import render_value
+
+PLAIN, ALL = "none", "all"
+STANDARD = ("zstd", "delta+shuffle+zstd", "cast", "int8", "int4", "topk", "ternary")
+"""The entries that ``all`` stands for."""
+
+# About what is left of a model's bytes, by codec. It only has to do for the time that is left.
+_LEFT = {"cast": 0.5, "int8": 0.26, "int4": 0.15, "topk": 0.02, "ternary": 0.03, "zstd": 0.85}
+
+
+class CodecCase(NamedTuple):
+    """Codecs of updates, and those of models, that are measured together.
+
+    Attributes:
+        name: the entry of the list: ``int8``, ``topk:0.05``, ``delta+shuffle+zstd``; ``none``
+            without codecs.
+        up: codecs of updates, each as a section of HOCON.
+        down: codecs of models, likewise.
+        left_up: about the part that is left of an update's bytes, from 0 to 1.
+        left_down: about the part that is left of a model's.
+        leaves_out: whether numbers are left out of updates, which come with later ones.
+    """
+
+    name: str
+    up: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
+    left_up: float = 1.0
+    left_down: float = 1.0
+    leaves_out: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the exchange without codecs, which all others are compared with."""
+        return not self.up and not self.down
+
+    @property
+    def overrides(self) -> list[str]:
+        """Overrides of a job with these codecs."""
+        ways = {"up": self.up, "down": self.down}
+        return [f"streaming.codecs.{way}=[{', '.join(each)}]" for way, each in ways.items()]
+
+
+def parse_codecs(text: str) -> list[CodecCase]:
+    """Parse the list of a command line.
+
+    Args:
+        text: entries with commas between them: ``none``, ``all``, or codecs with a ``+`` between
+            them in the order in which a sender applies them, each a name and, after a colon, the
+            value of its key: ``topk:0.05``, ``int8:128``, ``cast:f16``, ``zstd:3``.
+
+    Returns:
+        The cases, each once, without codecs first.
+
+    Raises:
+        UsageError: an entry is no list of codecs.
+    """
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    if not entries:
+        some = ",".join(STANDARD)
+        raise UsageError(f"--codecs {text}: no codec is named; write {ALL}, or {some}")
+    cases = [CodecCase(PLAIN)]
+    for entry in _expanded(entries):
+        case = _case(text, entry)
+        if (case.up, case.down) not in [(each.up, each.down) for each in cases]:
+            cases.append(case)
+    return cases
+
+
+def _expanded(entries: Iterable[str]) -> Iterator[str]:
+    for entry in entries:
+        if entry == ALL:
+            yield from STANDARD
+        elif entry != PLAIN:
+            yield entry
+
+
+def _case(text: str, entry: str) -> CodecCase:
+    sections = [_section(text, entry, step.strip()) for step in entry.split("+")]
+    try:
+        specs = CodecList("up").parse(sections, Path())
+    except PydanticCustomError as error:
+        problem: Problem = (error.context or {})["problems"][0]
+        where = entry if len(sections) == 1 else f"{entry}: {_step(entry, problem.key)}"
+        raise UsageError(f"--codecs {text}: {where}: {_clause(problem)}") from None
+    # A codec with a loss is for updates; what is exact works both ways.
+    down = [spec for spec in specs if spec.type not in LOSSY]
+    return CodecCase(
+        entry,
+        _rendered(specs),
+        _rendered(down),
+        _left(specs),
+        _left(down),
+        CodecPlan(specs).leaves_out,
+    )
+
+
+def _section(text: str, entry: str, step: str) -> dict[str, Any]:
+    """Return the section of a codec: ``topk:0.05`` is ``{ type = topk, fraction = 0.05 }``."""
+    name, colon, value = step.partition(":")
+    if name not in BUILT_IN:
+        what = f"there is no codec {name!r}" if name != PLAIN else f"{PLAIN} stands alone"
+        question = did_you_mean(name, [*BUILT_IN, PLAIN, ALL])
+        known = f"known are {', '.join((PLAIN, ALL, *BUILT_IN))}, and chains such as shuffle+zstd"
+        hint = "" if name == PLAIN else f"; {question or known}"
+        raise UsageError(f"--codecs {text}: {entry}: {what}{hint}")
+    keys = list(BUILT_IN[name].model_fields)
+    if colon and not keys:
+        raise UsageError(f"--codecs {text}: {entry}: {name} has no value; leave out {colon}{value}")
+    return {"type": name, **({keys[0]: value} if colon else {})}
+
+
+def _step(entry: str, key: str) -> str:
+    """Return the codec of an entry that a problem's key, such as ``[1].level``, is about."""
+    index = key.partition("]")[0].lstrip("[")
+    return entry.split("+")[int(index)] if index.isdigit() else entry
+
+
+def _clause(problem: Problem) -> str:
+    must_be = f"must be {problem.allowed}" if problem.allowed else ""
+    return "; ".join(part for part in (must_be, problem.hint) if part) or problem.given
+
+
+def _rendered(specs: Iterable[CodecSpec]) -> tuple[str, ...]:
+    return tuple(render_value(spec.as_section()) for spec in specs)
+
+
+def _left(specs: Iterable[CodecSpec]) -> float:
+    part = 1.0
+    for spec in specs:
+        part *= _LEFT.get(spec.type, 1.0)
+    return part

@@ -1,0 +1,107 @@
+"""The plan of a bench of codecs: lists of codecs, over links, on a model that is short enough."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flstream.bench.codec_cases import CodecCase
+from flstream.bench.link_times import LinkSeconds, link_overrides, link_seconds
+from flstream.bench.plan import EXCHANGE, ROUNDS
+from flstream.job import Job, load_job
+from flstream.job.link import NetworkLink
+
+_MODEL = "flstream.bench.model_like:build"
+_CLIENT = Path(__file__).with_name("update_client.py")
+
+MOST_SECONDS = 20.0
+"""Seconds that a model goes over its link at most, unless the whole of it is asked for."""
+
+_LEAST_BYTES = 1 << 20
+# Time of a run for its processes, and for building, changing and folding a short model.
+_START_SECONDS = 5.0
+
+
+def shortened(model_bytes: int, link: NetworkLink | None) -> int:
+    """Return the size of the model that is measured for a whole one, in bytes.
+
+    It goes over the slower direction of its link in 20 seconds, but has 1 MiB at least.
+
+    Args:
+        model_bytes: size of the whole model in bytes.
+        link: the link of each client; None for no link, which takes the whole model.
+    """
+    rates = [rate for rate in (link.up, link.down) if rate] if link else []
+    if not rates:
+        return model_bytes
+    most = int(min(rates) / 8 * MOST_SECONDS) // 4 * 4
+    return min(model_bytes, max(most, _LEAST_BYTES))
+
+
+@dataclass(frozen=True)
+class CodecBenchPlan:
+    """Parameters of a bench of codecs.
+
+    Attributes:
+        model_bytes: size of the whole model in bytes.
+        measured_bytes: size of the model that is measured.
+        clients: number of clients, each a process.
+        network: emulated link of each client; None for the machine's own pace.
+        cases: what is compared; the first one is without codecs.
+        chunk_size: maximum frame size in bytes.
+        tensors: number of tensors of equal size; None for matrices and norms.
+        repeat: number of runs of each case.
+    """
+
+    model_bytes: int
+    measured_bytes: int
+    clients: int
+    network: NetworkLink | None
+    cases: Sequence[CodecCase]
+    chunk_size: int
+    tensors: int | None
+    repeat: int
+
+    @property
+    def times(self) -> float:
+        """How many times as long the whole model is as the measured one."""
+        return self.model_bytes / self.measured_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a round without codecs moves in one direction, to or from every client."""
+        return self.clients * self.measured_bytes
+
+    def link_seconds(self, case: CodecCase) -> LinkSeconds:
+        """Predict the seconds that the measured model takes over the link in a case."""
+        down, up = (
+            link_seconds(self.network, round(part * self.measured_bytes))
+            for part in (case.left_down, case.left_up)
+        )
+        return LinkSeconds(down.down, up.up)
+
+    def expected_seconds(self, case: CodecCase) -> float:
+        """Predict the seconds of a run of a case."""
+        return _START_SECONDS + ROUNDS * sum(self.link_seconds(case))
+
+    def job(self, case: CodecCase) -> Job:
+        """Load the exchange job with the settings of a case, and with updates like real ones."""
+        tensors = [] if self.tensors is None else [f"model.args.tensors={self.tensors}"]
+        return load_job(
+            EXCHANGE,
+            [
+                f"rounds={ROUNDS}",
+                f"clients.count={self.clients}",
+                f"clients.parallel={self.clients}",
+                f"model.factory={json.dumps(_MODEL)}",
+                f"model.args.size={self.measured_bytes}",
+                f"train.script={json.dumps(str(_CLIENT))}",
+                "streaming.mode=pull",
+                f"streaming.tensor_download_chunk_size={self.chunk_size}",
+                *tensors,
+                *case.overrides,
+                *link_overrides(self.network, self.measured_bytes),
+            ],
+        )
