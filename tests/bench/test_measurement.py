@@ -1,11 +1,14 @@
 """The figures of a run, from its summary and its samples."""
 
+from dataclasses import replace
+
 import msgspec
 
 from flstream.bench.limits import MachineLimits
 from flstream.bench.measurement import RunMoments, figures, median, read_samples, trace
 from flstream.bench.plan import Case, Plan
 from flstream.bench.ratios import ratios
+from flstream.job.link import NetworkLink
 from flstream.runs.summary import MemorySummary, RoundSummary, Summary, TransferSummary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory, Sample
@@ -92,3 +95,16 @@ def test_ratios_hold_seconds_against_the_bytes_and_the_rates():
     assert pull.checkpoint_disk == 0.5
     # Without chunks, the fastest pipe is the limit.
     assert ratios(plan, Case("native", None), run, limits).exchange_pipe == 6.0
+
+
+def test_over_a_link_the_slower_of_it_and_the_pipe_is_the_limit():
+    plan = Plan(1000, 2, ["pull"], [16], None, 1)
+    limits = MachineLimits(memcpy=4000.0, pipe={16: 2000.0}, disk=500.0)
+    run, case = figures(SUMMARY, SAMPLES, MOMENTS), Case("pull", 16)
+    assert ratios(plan, case, run, limits).exchange_link is None
+    # A model takes 2 s down the link and 1 s up; all clients have links of their own.
+    slow = replace(plan, network=NetworkLink(down=4000.0, up=8000.0))
+    assert ratios(slow, case, run, limits).exchange_link == 2.0
+    # The pipe takes 1 s for both models, either way.
+    fast = replace(plan, network=NetworkLink(latency=0.5))
+    assert ratios(fast, case, run, limits).exchange_link == 3.0

@@ -95,6 +95,18 @@ def test_a_long_model_is_measured_whole_only_if_that_is_asked_for():
 
 
 @pytest.mark.slow
+def test_modes_over_a_link_take_at_least_as_long_as_it(flstream):
+    words = ["--model-size", "1MiB", "--network", "100Mbit,2ms", "--modes", "pull"]
+    done = flstream("bench", *words, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["plan"]["network"]["up"] == 1e8
+    (result,) = found["results"]
+    assert result["median"]["download"] > 8 * (1 << 20) / 1e8
+    assert result["ratios"]["exchange_link"] > 1
+
+
+@pytest.mark.slow
 def test_codecs_over_a_link_are_compared_in_80_columns(flstream, tmp_path):
     words = ["--model-size", "1MiB", "--network", "100Mbit,2ms", "--codecs", "int8"]
     done = flstream("bench", *words, "--json", "out.json")

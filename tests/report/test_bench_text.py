@@ -8,6 +8,7 @@ from bench_results import LIMITS, MIB, make_plan, make_results
 from rich.console import Console
 
 from flstream.bench.compare import Comparison
+from flstream.job.link import NetworkLink
 from flstream.report.bench.bars import Bar, draw
 from flstream.report.bench.tables import print_comparison
 from flstream.report.bench.verdict import shortfalls, verdict
@@ -38,6 +39,19 @@ def test_tables_have_every_figure_of_a_case():
     # 2 clients x 1 GiB in 2 s down and in 4 s up; the pipe takes 1 s one way, the disk 2 s.
     assert seconds == ["pull", "2.00", "1,024", "4.00", "512", "1.00", "60", "3.0", "0.50"]
     assert " ".join(memory) == "pull 16 MiB 15 MiB 1 GiB 1023 MiB 3 GiB 4 GiB"
+
+
+def test_over_a_link_its_own_limit_takes_the_place_of_the_pipes():
+    link = NetworkLink(up=2 * 8 * MIB * 100, down=8 * MIB * 100, latency=0.05)
+    plan = make_plan(network=link)
+    text = printed(plan, make_results(plan))
+    assert "x pipe" not in text
+    pull = next(line.split() for line in text.splitlines() if line.startswith("pull "))
+    # 1 GiB takes 10.24 s down and 5.12 s up, and the latency twice; both together took 6 s.
+    assert pull[7] == "0.39"
+    sentences = " ".join(text.split())
+    assert "For 1 GiB it takes 10.3 s down and 5.2 s up at least." in sentences
+    assert sentences.endswith("its transfers took 0.39 times what the link takes at least.")
 
 
 def test_the_limits_are_named_by_read_size_if_there_are_several():
