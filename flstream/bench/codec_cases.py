@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
@@ -15,7 +15,7 @@ from flstream.job.problems import Problem, did_you_mean
 from flstream.job.values import render_value
 
 PLAIN, ALL = "none", "all"
-STANDARD = ("zstd", "delta+shuffle+zstd", "cast", "int8", "int4", "topk", "ternary")
+STANDARD = ("zstd", "delta+shuffle+zstd", "cast", "cast/cast", "int8", "int4", "topk", "ternary")
 """The entries that ``all`` stands for."""
 
 # About what is left of a model's bytes, by codec. It only has to do for the time that is left.
@@ -26,8 +26,8 @@ class CodecCase(NamedTuple):
     """Codecs of updates, and those of models, that are measured together.
 
     Attributes:
-        name: the entry of the list: ``int8``, ``topk:0.05``, ``delta+shuffle+zstd``; ``none``
-            without codecs.
+        name: the entry of the list: ``int8``, ``topk:0.05``, ``delta+shuffle+zstd``, ``int8/cast``;
+            ``none`` without codecs.
         up: codecs of updates, each as a section of HOCON.
         down: codecs of models, likewise.
         left_up: about the part that is left of an update's bytes, from 0 to 1.
@@ -60,7 +60,9 @@ def parse_codecs(text: str) -> list[CodecCase]:
     Args:
         text: entries with commas between them: ``none``, ``all``, or codecs with a ``+`` between
             them in the order in which a sender applies them, each a name and, after a colon, the
-            value of its key: ``topk:0.05``, ``int8:128``, ``cast:f16``, ``zstd:3``.
+            value of its key: ``topk:0.05``, ``int8:128``, ``cast:f16``, ``zstd:3``. Before a slash
+            stand the codecs of updates, after it those of models; without, codecs with a loss are
+            for updates alone, exact ones for both.
 
     Returns:
         The cases, each once, without codecs first.
@@ -89,23 +91,27 @@ def _expanded(entries: Iterable[str]) -> Iterator[str]:
 
 
 def _case(text: str, entry: str) -> CodecCase:
-    sections = [_section(text, entry, step.strip()) for step in entry.split("+")]
+    of_updates, slash, of_models = entry.partition("/")
+    up = _chain(text, entry, of_updates, "up")
+    if slash:
+        down = _chain(text, entry, of_models, "down")
+    else:
+        down = [spec for spec in up if spec.type not in LOSSY]
+    leaves_out = CodecPlan(up).leaves_out
+    return CodecCase(entry, _rendered(up), _rendered(down), _left(up), _left(down), leaves_out)
+
+
+def _chain(text: str, entry: str, chain: str, way: Literal["up", "down"]) -> list[CodecSpec]:
+    """Parse codecs with a ``+`` between them, of one direction; ``none`` is none of them."""
+    if chain.strip() == PLAIN and chain != entry:
+        return []
+    sections = [_section(text, entry, step.strip()) for step in chain.split("+")]
     try:
-        specs = CodecList("up").parse(sections, Path())
+        return CodecList(way).parse(sections, Path())
     except PydanticCustomError as error:
         problem: Problem = (error.context or {})["problems"][0]
-        where = entry if len(sections) == 1 else f"{entry}: {_step(entry, problem.key)}"
+        where = entry if chain == entry and len(sections) == 1 else _where(entry, chain, problem)
         raise UsageError(f"--codecs {text}: {where}: {_clause(problem)}") from None
-    # A codec with a loss is for updates; what is exact works both ways.
-    down = [spec for spec in specs if spec.type not in LOSSY]
-    return CodecCase(
-        entry,
-        _rendered(specs),
-        _rendered(down),
-        _left(specs),
-        _left(down),
-        CodecPlan(specs).leaves_out,
-    )
 
 
 def _section(text: str, entry: str, step: str) -> dict[str, Any]:
@@ -123,10 +129,10 @@ def _section(text: str, entry: str, step: str) -> dict[str, Any]:
     return {"type": name, **({keys[0]: value} if colon else {})}
 
 
-def _step(entry: str, key: str) -> str:
-    """Return the codec of an entry that a problem's key, such as ``[1].level``, is about."""
-    index = key.partition("]")[0].lstrip("[")
-    return entry.split("+")[int(index)] if index.isdigit() else entry
+def _where(entry: str, chain: str, problem: Problem) -> str:
+    """Return the entry and its codec that a problem's key, such as ``[1].level``, is about."""
+    index = problem.key.partition("]")[0].lstrip("[")
+    return f"{entry}: {chain.split('+')[int(index)] if index.isdigit() else chain}"
 
 
 def _clause(problem: Problem) -> str:

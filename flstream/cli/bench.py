@@ -88,7 +88,8 @@ def bench(
     What would need more memory or disk than there is here is not run but shown with its need.
 
     With --codecs it compares bytes, seconds and error of codecs, in the mode 'pull', with those of
-    the exchange without. Codecs with a loss are applied to updates, exact ones both ways. Where a
+    the exchange without. Codecs with a loss are applied to updates, exact ones both ways; in
+    int8/cast, int8 is for updates and cast for models. Where a
     link of --network would take longer than 20 s for the model, a shorter one is measured, and the
     figures of the whole are worked out, unless --whole is given.
 

@@ -38,6 +38,9 @@ def test_a_value_is_that_of_the_codecs_only_key():
         ("delta+shuffle+zstd", ["delta", "shuffle", "zstd"], ["delta", "shuffle", "zstd"]),
         ("topk:0.1+shuffle+zstd", ["topk", "shuffle", "zstd"], ["shuffle", "zstd"]),
         ("int4", ["int4"], []),
+        ("int8/cast", ["int8"], ["cast"]),
+        ("topk+zstd/none", ["topk", "zstd"], []),
+        ("none/int8+delta+zstd", [], ["int8", "delta", "zstd"]),
     ],
 )
 def test_exact_codecs_work_both_ways_and_those_with_a_loss_on_updates(entry, up, down):
@@ -65,6 +68,8 @@ def test_what_leaves_numbers_out_is_known():
         ("shuffle", "must be followed by zstd"),
         ("int8+cast", "cast: must be an exact codec"),
         ("int8+delta+zstd", "delta: must be left out; int8 encodes differences already"),
+        ("int8/topk", "int8/topk: topk: must be a codec of whole models"),
+        ("int8/", "there is no codec ''"),
         ("zstd+shuffle", "zstd: must be the last of the list"),
     ],
 )

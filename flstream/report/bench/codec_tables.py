@@ -114,7 +114,8 @@ def _notes(plan: CodecBenchPlan) -> list[str]:
         "fold, and of the whole round with training, encoding and making the model durable. error: "
         f"what the model of round {ROUNDS} lost, divided by all its changes, as L2 norms; exact: "
         "it has the same digest.",
-        "Codecs with a loss are for updates alone, exact ones both ways.",
+        "Codecs with a loss are for updates alone, exact ones both ways; where there is a slash, "
+        "what stands before it is for updates, and the rest for models.",
     ]
     if any(case.leaves_out for case in plan.cases):
         notes[1] += " What topk and ternary leave out, they send with later updates."
