@@ -99,8 +99,16 @@ class TaskModel:
     def _fetch(self, sink_for: Callable[[Layout], BodyT]) -> BodyT:
         body, cost = self._fetched(_same_for_all_attempts(sink_for))
         self._take(body.layout)
-        of_peer = cost if self.task.host else None
-        self._worker.send(Received(self.task.effect, cost.retries, cost.reused, of_peer))
+        self._worker.send(
+            Received(
+                self.task.effect,
+                cost.retries,
+                cost.reused,
+                cost if self.task.host else None,
+                cost.encoded,
+                cost.with_base,
+            )
+        )
         return body
 
     def _map(self) -> MappedModel:

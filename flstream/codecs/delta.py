@@ -15,6 +15,7 @@ from flstream.codecs.frame_codec import FramePlace
 class Delta:
     """The step ``delta``: the exclusive or with the base's bytes, its own inverse."""
 
+    name = "delta"
     needs_base = True
 
     def apply(

@@ -40,8 +40,14 @@ class FrameStep(Protocol):
     """A reversible change of a frame's bytes that keeps their number.
 
     Attributes:
+        name: Its name in a job file.
         needs_base: Whether it needs the base's bytes of the same range.
     """
+
+    @property
+    def name(self) -> str:
+        """Its name in a job file."""
+        ...
 
     @property
     def needs_base(self) -> bool:
@@ -116,6 +122,14 @@ class FrameCodec:
     def needs_base(self) -> bool:
         """Whether any step needs the base's bytes."""
         return any(step.needs_base for step in self.steps)
+
+    def names(self, *, has_base: bool) -> list[str]:
+        """Return the names of what encodes a frame, in order.
+
+        Args:
+            has_base: Whether there is a base. A step that needs one is left out otherwise.
+        """
+        return [step.name for step in self.steps if has_base or not step.needs_base] + [self.name]
 
     def encode(
         self, data: memoryview, place: FramePlace, base: memoryview | None = None

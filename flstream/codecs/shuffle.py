@@ -37,6 +37,7 @@ class _SizedSpan(NamedTuple):
 class Shuffle:
     """The step ``shuffle``. Elements that the frame's ends cut stay as they are."""
 
+    name = "shuffle"
     needs_base = False
 
     def apply(

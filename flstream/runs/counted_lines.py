@@ -7,13 +7,21 @@ begin is noted instead, in 16 bytes each, for a reader who reads these again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from flstream.telemetry.events import AnyEvent, RoundStarted, SitesBeganAnew, UpdateTakenUp
+from flstream.telemetry.events import (
+    AnyEvent,
+    ModelReceived,
+    RoundStarted,
+    SitesBeganAnew,
+    UpdatesReceived,
+    UpdateTakenUp,
+)
 
 
 class CountedLines:
-    """Lines of events of some kinds that count.
+    """Lines of events of some kinds that count, each for the sites that it is about.
 
     What came after the effect from which a run goes on is void, but for what a site told of a
     training whose update is taken up. So is what sites told of a task that they begin anew.
@@ -36,11 +44,19 @@ class CountedLines:
     @property
     def offsets(self) -> Sequence[int]:
         """Where each line begins, in bytes, in rising order."""
-        return sorted(self._offsets)
+        return sorted(set(self._offsets))
+
+    @property
+    def sites(self) -> Mapping[int, Collection[str]]:
+        """For which sites each line counts, by where it begins."""
+        names, found = list(self._numbers), defaultdict[int, list[str]](list)
+        for offset, number in zip(self._offsets, self._sites, strict=True):
+            found[offset].append(names[number])
+        return found
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
+        """How many lines there are; one for several sites counts for each."""
         return len(self._offsets)
 
     def after(self, count: int) -> Sequence[int]:
@@ -64,8 +80,9 @@ class CountedLines:
             case SitesBeganAnew():
                 self._forget_task(event)
         if isinstance(event, self._kinds):
-            site = self._number_of(getattr(event, "site", ""))
-            self._append(offset, site, getattr(event, "round", None) or 0)
+            number = getattr(event, "round", None) or 0
+            for site in _sites_of(event):
+                self._append(offset, self._number_of(site), number)
 
     def settle(self, end: int) -> None:
         """Mark a place up to which a resume may go back.
@@ -108,3 +125,12 @@ class CountedLines:
 
     def _number_of(self, site: str) -> int:
         return self._numbers.setdefault(site, len(self._numbers))
+
+
+def _sites_of(event: AnyEvent) -> Iterable[str]:
+    match event:
+        case ModelReceived():
+            return event.sites
+        case UpdatesReceived():
+            return event.updates
+    return (getattr(event, "site", ""),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.client.state import StateVersion
@@ -140,11 +141,13 @@ class FoldedUpdates:
 
     def training_of(self, site: str) -> SiteTraining:
         """The training that a site's update came of."""
-        return next(
-            training
-            for training in self.trainings
-            if site in training.tasks and (self.chosen is None or (training, site) in self.chosen)
-        )
+        if self.chosen is None:
+            return self.trainings[0]
+        return self._trainings_by_site[site]
+
+    @cached_property
+    def _trainings_by_site(self) -> Mapping[str, SiteTraining]:
+        return {site: training for training, site in self.chosen or ()}
 
     def state_before(self, site: str) -> StateVersion | None:
         """Version of a site's state before the training that its update came of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,9 +20,10 @@ from flstream.client.messages import SiteAnswer
 from flstream.errors import SimulationError
 from flstream.model.digests import ChunkDigester
 from flstream.runs.site_states import discard_site_state_after
+from flstream.server.body_forms import trained_updates
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
-from flstream.server.context import ServerContext
+from flstream.server.context import Emit, ServerContext
 from flstream.server.failures import brief
 from flstream.server.folding import FoldProgress, UpdateFold
 from flstream.server.last_models import FoldKeeper, LastModels
@@ -32,7 +33,7 @@ from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
 from flstream.server.weights import check_weights
-from flstream.telemetry.events import ModelRecord, SiteFailed, Transfer
+from flstream.telemetry.events import SERVER, ModelRecord, SiteFailed, Transfer
 
 
 class FoldOutcome(NamedTuple):
@@ -89,6 +90,18 @@ def training_label(cohort: FoldedUpdates, site: str) -> str:
     """What tells a site's training from others."""
     training = cohort.training_of(site)
     return f"{training.number} {training.effect.arguments}"
+
+
+def _record(
+    emit: Emit,
+    cohort: FoldedUpdates,
+    bodies: Sequence[str],
+    receiver: str,
+    updates: Sequence[CollectedUpdate],
+) -> None:
+    owned = [(cohort.training_of(each.answer.site), each) for each in updates]
+    if owned:
+        emit(*trained_updates(owned, receiver, bodies))
 
 
 class CohortFold:
@@ -180,8 +193,17 @@ class CohortFold:
         return FoldedModel(outcome, record, seconds, draft.digester)
 
     def new_fold(self) -> UpdateFold:
-        """A fold of all the updates at once."""
-        return self._fold_into(None)
+        """A fold of all the updates at once, of which nothing is recorded yet."""
+        return self._fold_into(None, lambda _: None)
+
+    def record(self, updates: Sequence[CollectedUpdate], receiver: str) -> None:
+        """Record how updates came to where they were folded.
+
+        Args:
+            updates: The updates.
+            receiver: Who has folded them: the server, or a site.
+        """
+        _record(self._context.emit, self._cohort, self._rule.bodies, receiver, updates)
 
     def outcome(self, fold: UpdateFold, digest: str) -> FoldOutcome:
         """What came of a fold, given the model's digest."""
@@ -262,11 +284,20 @@ class CohortFold:
                     results[update.answer.site] = None
             run.folded(settled)
 
-    def _fold_into(self, sums: PartialSum | None) -> UpdateFold:
+    def _fold_into(
+        self,
+        sums: PartialSum | None,
+        on_folded: Callable[[Sequence[CollectedUpdate]], None] | None = None,
+    ) -> UpdateFold:
         budget = self._context.job.aggregation.memory_budget
         walk = adopt_update if self._adopts else fold_updates
         keep = None if self._keeper is None else self._keeper.keep
-        return UpdateFold(self._base, self._rule, budget, self.progress, sums, walk, keep)
+        if on_folded is None:
+            # Nothing of this object: in a circle, the models that it refers to would stay.
+            emit, cohort = self._context.emit, self._cohort
+            on_folded = partial(_record, emit, cohort, self._rule.bodies, SERVER)
+        base, rule = self._base, self._rule
+        return UpdateFold(base, rule, budget, self.progress, sums, walk, keep, on_folded)
 
     def refuse(self, site: str, reason: str) -> None:
         """Leave out a site whose update has turned out to be of no use.

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
 from flstream.client.messages import SiteAnswer
+from flstream.codecs.lossy import part_layout_of
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
 from flstream.model.body import Source
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
+from flstream.server.stream_settings import way_of
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.download import AtHand, download
 from flstream.streaming.receiver import StreamSettings
@@ -52,10 +54,13 @@ class CollectedUpdate:
         body: Its bytes, as they were sent.
         cost: Cost of fetching it.
         form: How they were encoded, and what they are an update of.
+        way: How it came here, as the journal has it.
 
     Attributes:
         answer: What the site answered beside it.
         body: As given.
+        form: As given.
+        way: As given.
         has_changed: Whether a fold has found that it is not the model that was received.
         is_clipped: Whether the last fold has scaled it down.
     """
@@ -63,10 +68,18 @@ class CollectedUpdate:
     has_changed = False
     is_clipped = False
 
-    def __init__(self, answer: SiteAnswer, body: Source, cost: Transfer, form: UpdateForm) -> None:
+    def __init__(
+        self,
+        answer: SiteAnswer,
+        body: Source,
+        cost: Transfer,
+        form: UpdateForm,
+        way: str = "pulled",
+    ) -> None:
         self.answer = answer
         self.body = body
-        self._form = form
+        self.form = form
+        self.way = way
         self._cost = cost
 
     @property
@@ -75,9 +88,20 @@ class CollectedUpdate:
         return self._cost
 
     @property
+    def part(self) -> Layout | None:
+        """Layout of the model's tensors that it has; None where that is not known here, or yet."""
+        sent = self._sent_layout
+        return None if sent is None else part_layout_of(self.form.model.layout, sent)
+
+    @property
+    def _sent_layout(self) -> Layout | None:
+        """Layout of what was sent; None where that is not known."""
+        return self.body.layout
+
+    @property
     def reads_ahead(self) -> bool:
         """Whether reading it keeps bytes beyond a range: of a partial one, or one to be decoded."""
-        return self.answer.partial or self._form.codec is not None
+        return self.answer.partial or self.form.codec is not None
 
     @property
     def update(self) -> UpdateSource:
@@ -104,7 +128,7 @@ class CollectedUpdate:
 
     def _decoded(self, sent: Source) -> Source:
         answer = self.answer
-        return self._form.decoded(answer.site, sent, answer.params_type, self.frame_size)
+        return self.form.decoded(answer.site, sent, answer.params_type, self.frame_size)
 
     @property
     def frame_size(self) -> int:
@@ -139,7 +163,8 @@ class RemoteUpdate(CollectedUpdate):
         self.answer = answer
         self.collection = collection
         worker, token, settings, form = collection
-        self._form = form
+        self.form = form
+        self.way = way_of(settings)
 
         def check(layout: Layout) -> None:
             check_fits(answer, layout, form)
@@ -147,6 +172,10 @@ class RemoteUpdate(CollectedUpdate):
         same = collection.base_of(answer)
         decoder = form.decoder_for
         self._remote = RemoteBody(answer.site, worker.up, token, settings, same, check, decoder)
+
+    @property
+    def _sent_layout(self) -> Layout | None:
+        return self._remote.layout
 
     @property
     def cost(self) -> Transfer:
@@ -201,7 +230,12 @@ def fetch_into_memory(
 
     at_hand = AtHand[MemoryBody](lambda _: None, decoder_for=form.decoder_for)
     body, cost = download(worker.up, token, settings, sink_for, at_hand=at_hand)
-    share = Transfer(cost.bytes // len(answers), 0, 0, 0, cost.seconds / len(answers))
+    share = Transfer(
+        cost.bytes // len(answers),
+        seconds=cost.seconds / len(answers),
+        encoded=cost.encoded // len(answers),
+        with_base=cost.with_base // len(answers),
+    )
     if asked == 1:
         tensors, ties = [body.tensors], body.layout.aliases
     else:
@@ -211,7 +245,7 @@ def fetch_into_memory(
         own = MemoryBody.of(tensors[index], tied=ties)
         first = cost if index == 0 else Transfer()
         counted = share + Transfer(0, first.requests, first.chunks, first.retries)
-        collected.append(CollectedUpdate(answer, own, counted, form))
+        collected.append(CollectedUpdate(answer, own, counted, form, way_of(settings)))
     return collected
 
 

@@ -99,6 +99,7 @@ class UpdateFold:
         sums: Where the sum of updates is kept if they come a few at a time.
         walk: Makes the next model of updates without a sum.
         keep: Takes each update before it is folded; None where nothing is kept of it.
+        on_folded: Takes updates once they were folded.
 
     Attributes:
         answers: What the sites answered whose updates were folded, in order.
@@ -116,6 +117,7 @@ class UpdateFold:
         sums: PartialSum | None = None,
         walk: Walk = fold_updates,
         keep: Keep | None = None,
+        on_folded: Callable[[Sequence[CollectedUpdate]], None] = lambda _: None,
     ) -> None:
         self.answers: dict[str, SiteAnswer] = {}
         self.cost = Transfer()
@@ -128,6 +130,7 @@ class UpdateFold:
         self._sums = sums
         self._walk = walk
         self._keep = keep
+        self._on_folded = on_folded
 
     def take_up(
         self, answers: Mapping[str, SiteAnswer], cost: Transfer, clipped: Sequence[str] = ()
@@ -230,6 +233,7 @@ class UpdateFold:
         self.clipped += [each.answer.site for each in sound if each.is_clipped]
         self.answers |= {each.answer.site: each.answer for each in sound}
         self.cost = sum((each.cost for each in sound), start=self.cost)
+        self._on_folded(sound)
         return sound
 
     def _steps(self, updates: Sequence[CollectedUpdate]) -> Steps:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from flstream.job import Job
 from flstream.model.memory import Framework
 from flstream.streaming.receiver import StreamSettings
+
+Way = Literal["pulled", "pushed", "native"]
+"""How a body travels: its chunks on request, or unasked, or the whole of it as one message."""
+
+
+def way_of(settings: StreamSettings) -> Way:
+    """Return how a body travels that is streamed with these settings."""
+    if not settings.chunk_size:
+        return "native"
+    return "pushed" if settings.push else "pulled"
 
 
 def stream_settings(job: Job, framework: Framework) -> StreamSettings:

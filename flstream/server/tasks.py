@@ -51,6 +51,7 @@ class TaskSpec:
         kind: What the sites do.
         effect: Number of the workflow's effect that asks for it.
         round: Number of the round, from 1; of an evaluation, that of the model.
+        made: Number of the round that made the model; 0 for the initial one.
         total_rounds: Rounds of the job.
         model: The model that the sites receive.
         sites: Each site's own part, in the order in which updates are folded.
@@ -74,6 +75,7 @@ class TaskSpec:
     kind: TaskKind
     effect: int
     round: int
+    made: int
     total_rounds: int
     model: Source
     sites: Mapping[str, SiteTask]
@@ -168,11 +170,21 @@ class TaskGiven(NamedTuple):
 
 
 class ModelArrived(NamedTuple):
-    """A worker has the model, for the sites of its task."""
+    """A worker has the model, for the sites of its task.
+
+    Attributes:
+        worker: Name of the worker.
+        sites: The sites.
+        cost: Cost of the model's way.
+        origin: Who has sent it: the server, or another worker.
+        is_mapped: Whether the worker maps its checkpoint.
+    """
 
     worker: str
     sites: SiteBatch
     cost: Transfer
+    origin: str
+    is_mapped: bool
 
 
 def ask(
@@ -228,7 +240,8 @@ def ask(
                     turn.begun, turn.since = turn.begun + 1, time.time()
                 case Received(effect, cost=cost) if effect == spec.effect:
                     cost = cost or _cost(offer.delivery, message, began)
-                    report(ModelArrived(worker.name, sites, cost))
+                    arrived = worker.name, sites, cost, offer.origin, offer.is_mapped
+                    report(ModelArrived(*arrived))
                 case Failed(site, _, reason) if site in sites and site not in failed:
                     failed.add(site)
                     report(SiteLost(site, reason), site)
@@ -270,5 +283,12 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
 def _cost(sent: Delivery, received: Received, began: float) -> Transfer:
     seconds = monotonic() - began
     return Transfer(
-        sent.bytes, sent.requests, sent.chunks, received.retries, seconds, received.reused
+        sent.bytes,
+        sent.requests,
+        sent.chunks,
+        received.retries,
+        seconds,
+        received.reused,
+        received.encoded,
+        received.with_base,
     )

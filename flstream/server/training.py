@@ -133,6 +133,8 @@ def plain_transfer(transfer: Transfer) -> list[float]:
         transfer.retries,
         transfer.seconds,
         transfer.reused,
+        transfer.encoded,
+        transfer.with_base,
     ]
 
 

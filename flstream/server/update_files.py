@@ -22,6 +22,7 @@ from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
 from flstream.server.collected_updates import CollectedUpdate, UpdateCollection, check_fits
+from flstream.server.stream_settings import way_of
 from flstream.streaming.download import AtHand, download
 from flstream.telemetry.events import Transfer
 
@@ -37,12 +38,14 @@ class UpdateRecord(msgspec.Struct, frozen=True):
         base: Digest of the arguments of the training that the update answers.
         digest: Digest of the update's body.
         cost: Cost of the update's download.
+        way: How it came here, as the journal has it.
     """
 
     answer: SiteAnswer
     base: str
     digest: str
     cost: Transfer
+    way: str = "pulled"
 
 
 class UpdateFile(CollectedUpdate):
@@ -58,7 +61,8 @@ class UpdateFile(CollectedUpdate):
     """
 
     def __init__(self, record: UpdateRecord, path: Path, form: UpdateForm) -> None:
-        super().__init__(record.answer, FileSource(path, immutable=True), record.cost, form)
+        body = FileSource(path, immutable=True)
+        super().__init__(record.answer, body, record.cost, form, record.way)
         self.path = path
 
     def release(self, failure: str = "") -> None:
@@ -114,7 +118,8 @@ class UpdateFiles:
             _, cost = download(
                 receiver, token, settings, sink_for, finish=FileSink.finish, at_hand=at_hand
             )
-        return self._keep(UpdateRecord(answer, self._base, body_digest(FileSource(path)), cost))
+        digest = body_digest(FileSource(path))
+        return self._keep(UpdateRecord(answer, self._base, digest, cost, way_of(settings)))
 
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
         """Take an update that its worker has written to its file in this folder.
@@ -128,7 +133,8 @@ class UpdateFiles:
             CheckpointError: A file cannot be read or written.
         """
         check_fits(answer, FileSource(self._path(answer.site)).layout, self._form)
-        return self._keep(UpdateRecord(answer, self._base, written.digest, written.cost))
+        record = UpdateRecord(answer, self._base, written.digest, written.cost, "written")
+        return self._keep(record)
 
     def store(self, update: CollectedUpdate) -> UpdateFile:
         """Write an update that is in memory to its file, for another process to read."""
@@ -137,7 +143,9 @@ class UpdateFiles:
         with FileSink(path, source.layout, durable=False) as sink:
             copy(source, sink, digest=digest)
             sink.finish()
-        record = UpdateRecord(update.answer, self._base, digest.hexdigest(), update.cost)
+        record = UpdateRecord(
+            update.answer, self._base, digest.hexdigest(), update.cost, update.way
+        )
         return self._keep(record)
 
     def _keep(self, record: UpdateRecord) -> UpdateFile:

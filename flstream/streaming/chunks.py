@@ -51,6 +51,8 @@ class Chunks:
             fetched; None where chunks are fetched whole. It is set before anything is fetched.
         bytes: Bytes of frames received so far, as they came.
         body_bytes: Bytes of the body that they stand for.
+        encoded: Bytes of the body of which frames came that were encoded.
+        with_base: Bytes of these whose frames were encoded with the model that both sides have.
         chunks: Number of chunks received so far.
         requests: Number of requests so far.
         repairs: Number of these requests that were for bytes that had come before or been lost.
@@ -64,6 +66,7 @@ class Chunks:
         decoder: FrameDecoder | None = None,
     ) -> None:
         self.bytes = self.body_bytes = self.chunks = self.requests = self.repairs = 0
+        self.encoded = self.with_base = 0
         self.unit = opened.frame_size or opened.layout.nbytes
         self.block: int | None = None
         self._exchange = exchange
@@ -207,9 +210,12 @@ class Chunks:
             is_sound = digest_of([out]) == digest
         if not is_sound:
             self._decoder_is_sound = False
-        elif len(views) > 1:
+            return False
+        if len(views) > 1:
             scatter([out], views)
-        return is_sound
+        self.encoded += stop - header.start
+        self.with_base += stop - header.start if has_base else 0
+        return True
 
     def _handle(self, header: Header) -> None:
         reply = self._exchange.message(header)

@@ -115,7 +115,14 @@ class RemoteSource:
         chunks = self._chunks
         reused = 0 if self._held is None else self._held.nbytes
         return Transfer(
-            chunks.bytes, chunks.requests, chunks.chunks, chunks.repairs, seconds, reused
+            chunks.bytes,
+            chunks.requests,
+            chunks.chunks,
+            chunks.repairs,
+            seconds,
+            reused,
+            chunks.encoded,
+            chunks.with_base,
         )
 
     def reuse(self, source: Source) -> None:

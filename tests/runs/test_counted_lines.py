@@ -6,15 +6,20 @@ import pytest
 from journal_support import folded
 
 from flstream.errors import SimulationError
+from flstream.runs.body_records import RECORDED, read_bodies
 from flstream.runs.journal import read_events, read_history
 from flstream.telemetry.events import (
     AnyEvent,
     ModelReady,
+    ModelReceived,
     RoundStarted,
     RunResumed,
     RunStarted,
+    SentUpdate,
     SiteLog,
     SitesBeganAnew,
+    Transfer,
+    UpdatesReceived,
     UpdateTakenUp,
     encode_event,
 )
@@ -104,6 +109,66 @@ def test_sites_that_begin_a_task_anew_leave_the_points_of_the_last_attempt(journ
 def test_points_of_another_round_are_not_of_the_training_that_is_taken_up(journal):
     events = [*started(), *logged(1), *logged(2, round_number=2), resumed(0)]
     assert counting(journal, *events, UpdateTakenUp(round=2, site="site-1")) == [2]
+
+
+def received(*sites: str, made: int = 0) -> list[AnyEvent]:
+    return [
+        ModelReceived(
+            round=1,
+            effect=1,
+            task="train",
+            sites=list(sites),
+            model="d",
+            made=made,
+            origin="server",
+            tags=["pulled"],
+            size=160,
+            cost=Transfer(bytes=160),
+        )
+    ]
+
+
+def receipts(path: Path, *events: AnyEvent) -> list[tuple[str, int]]:
+    """Sites with models that count as received, and what these say of their round."""
+    path.write_bytes(b"".join(encode_event(each) + b"\n" for each in events))
+    history = read_history(path, note_lines_of=(ModelReceived,))
+    return [(each.site, each.made) for each in read_bodies(path, history)]
+
+
+def test_a_line_for_several_sites_counts_for_those_whose_updates_are_taken_up(journal):
+    events = [*started(), *received("site-1", "site-2", "site-3"), resumed(0)]
+    events += [UpdateTakenUp(round=1, site="site-2"), *received("site-1", "site-3", made=7)]
+    due = [("site-2", 0), ("site-1", 7), ("site-3", 7)]
+    assert receipts(journal, *events) == due
+    assert receipts(journal, *events, folded(1)) == due
+
+
+def test_a_line_for_several_sites_counts_no_more_for_those_that_begin_anew(journal):
+    events = [*started(), RoundStarted(round=1, sites=["site-1", "site-2"])]
+    events += received("site-1", "site-2")
+    events += [SitesBeganAnew(round=1, sites=["site-2"]), *received("site-2", made=7)]
+    assert receipts(journal, *events) == [("site-1", 0), ("site-2", 7)]
+
+
+def test_an_update_that_is_folded_once_more_is_recorded_once(journal):
+    def sent(size: int) -> AnyEvent:
+        return UpdatesReceived(
+            round=1,
+            effect=1,
+            task="train",
+            model="d",
+            receiver="server",
+            tags=["pulled", "FULL"],
+            updates={"site-1": SentUpdate(160, size)},
+        )
+
+    events = [*started(), *received("site-1"), sent(1), resumed(0)]
+    events += [UpdateTakenUp(round=1, site="site-1"), sent(2), folded(1)]
+    path = journal
+    path.write_bytes(b"".join(encode_event(each) + b"\n" for each in events))
+    history = read_history(path, note_lines_of=RECORDED)
+    found = [(each.direction, each.bytes) for each in read_bodies(path, history)]
+    assert found == [("received", 160), ("sent", 2)]
 
 
 def test_a_torn_last_line_is_no_point(journal):

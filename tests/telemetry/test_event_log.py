@@ -24,6 +24,7 @@ from flstream.telemetry.events import (
     PrivacySpent,
     RoundFinished,
     RunFinished,
+    SentUpdate,
     SiteLog,
     Transfer,
     WorkerActivity,
@@ -47,6 +48,9 @@ VALUES = {
     dict[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
     Mapping[str, float]: st.dictionaries(st.text(), st.floats(-1e9, 1e9), max_size=3),
     Mapping[str, str]: st.dictionaries(st.text(), st.text(), max_size=3),
+    Mapping[str, SentUpdate]: st.dictionaries(
+        st.text(), st.builds(SentUpdate, *[st.integers(0, 2**62)] * 5), max_size=2
+    ),
     Mapping[str, Sequence[float | None]]: st.dictionaries(
         st.text(), st.lists(st.none() | st.floats(-1e9, 1e9), max_size=3), max_size=2
     ),
@@ -206,6 +210,8 @@ def test_a_round_keeps_its_transfers():
         "retries": 4,
         "seconds": 5.0,
         "reused": 0,
+        "encoded": 0,
+        "with_base": 0,
     }
 
 
