@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from flstream.errors import CheckpointError, SimulationError
+from flstream.runs.body_records import RECORDED, RecordedBodies
 from flstream.runs.history import History
 from flstream.runs.journal import read_history
 from flstream.runs.model_files import ModelFile
@@ -43,6 +44,7 @@ class RunOutline(NamedTuple):
         models: Models that each round made, oldest first; round 0 has the initial model.
         metrics: Metrics of the model that a round ended with: of its evaluation; or, where it had
             none, those that its sites trained with.
+        bodies: What its sites received and sent; None where there is no journal.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class RunOutline(NamedTuple):
     completed: int
     models: Mapping[int, Sequence[ModelRecord]]
     metrics: Mapping[int, Metrics]
+    bodies: RecordedBodies | None = None
 
     def record_of(self, file: ModelFile, run: RunDirectory) -> ModelRecord | None:
         """What is known of a model by its file; None where nothing is."""
@@ -97,7 +100,11 @@ def read_outline(run: RunDirectory) -> RunOutline | None:
     if os.path.isfile(run.events):
         try:
             history = read_history(
-                run.events, skip_unknown=True, keep_results=False, keep_weights=False
+                run.events,
+                skip_unknown=True,
+                keep_results=False,
+                keep_weights=False,
+                note_lines_of=RECORDED,
             )
         except SimulationError as error:
             raise CheckpointError(
@@ -164,6 +171,7 @@ def _from_history(path: Path, history: History) -> RunOutline:
         history.last_round or 0,
         models,
         {**trained, **dict(history.evaluations)},
+        RecordedBodies(path, history),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from flstream.inspection.examine import Findings
 from flstream.inspection.export import Export
 from flstream.inspection.overview import Count, Inspection, StreamingCost
+from flstream.inspection.site_bodies import SiteBodies
 from flstream.inspection.tree import Module
 from flstream.model.formats.file import CheckpointFile
 from flstream.report.checkpoint_findings import (
@@ -22,6 +23,7 @@ from flstream.report.checkpoint_findings import (
     verification_lines,
 )
 from flstream.report.columns import GAP, column_lines, section
+from flstream.report.site_bodies import site_lines
 from flstream.report.text import counted
 from flstream.text import printable
 from flstream.units import format_bytes
@@ -54,8 +56,12 @@ def print_findings(console: Console, findings: Findings) -> None:
         lines += verification_lines(findings.verified, width)
     while lines and not lines[0]:
         del lines[0]
-    for start in range(0, len(lines), _BATCH):
-        console.out("\n".join(lines[start : start + _BATCH]), highlight=False)
+    _print(console, lines)
+
+
+def print_site(console: Console, found: SiteBodies) -> None:
+    """Print what a site received and sent; on a terminal, cut to fit its width."""
+    _print(console, site_lines(found, console.width if console.is_terminal else None))
 
 
 def print_export(console: Console, export: Export) -> None:
@@ -64,6 +70,11 @@ def print_export(console: Console, export: Export) -> None:
     lines = [f"exported {tensors}, {format_bytes(export.bytes)} in"]
     lines += [f"  {printable(str(path))}" for path in export.files]
     console.out("\n".join(lines), highlight=False)
+
+
+def _print(console: Console, lines: Sequence[str]) -> None:
+    for start in range(0, len(lines), _BATCH):
+        console.out("\n".join(lines[start : start + _BATCH]), highlight=False)
 
 
 def print_json(console: Console, document: Mapping[str, Any]) -> None:

@@ -9,7 +9,8 @@ from flstream.inspection.examine import InspectedRun, RunCheckpoint
 from flstream.inspection.statistics import Statistics
 from flstream.inspection.verification import Verification
 from flstream.model.layout import TensorInfo
-from flstream.report.columns import GAP, column_lines, section, wrapped
+from flstream.report.columns import GAP, column_lines, section, shortened, wrapped
+from flstream.report.site_bodies import body_lines
 from flstream.report.text import counted, elide, format_metrics
 from flstream.text import printable
 from flstream.units import format_bytes
@@ -17,8 +18,6 @@ from flstream.units import format_bytes
 _SHAPE_WIDTH = 26
 # Integers of more digits are rounded like floats.
 _MOST_DIGITS = 9
-# If there are more checkpoints, only the first and the last ones are shown.
-_MOST_CHECKPOINTS, _FIRST, _LAST = 20, 5, 12
 _DIGEST_WIDTH = 12
 
 
@@ -135,11 +134,9 @@ def run_lines(run: InspectedRun | None, width: int | None) -> list[str]:
         models = counted(run.scored.models, "model")
         line = f"scored across sites: {models} by {counted(run.scored.sites, 'site')}"
         lines.append(f"{line} (cross_site/cross_val_results.json)")
-    rows: list[RunCheckpoint | None] = list(run.checkpoints)
-    if len(rows) > _MOST_CHECKPOINTS:
-        rows[_FIRST:-_LAST] = [None]
-    cells = [_checkpoint_cells(row, width) for row in rows]
+    cells = [_checkpoint_cells(row, width) for row in shortened(run.checkpoints)]
     lines += ["", *column_lines(("round", "bytes", "digest", "metrics"), cells, width, left=4)]
+    lines += section("what sites received and sent", body_lines(run.bodies or (), width), width)
     final = "the final model" if run.final_model else "the latest checkpoint"
     return [*lines, "", f"{final}:", ""]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from rich.cells import cell_len
 
@@ -11,6 +14,23 @@ from flstream.report.text import elide, pad
 
 GAP = "  "
 _NAME_WIDTH = 4
+# If a table is shortened that has more rows, only the first and the last ones are shown.
+_MOST_ROWS, _FIRST_ROWS, _LAST_ROWS = 20, 5, 12
+
+RowT = TypeVar("RowT")
+
+
+def shortened(rows: Iterable[RowT]) -> list[RowT | None]:
+    """Return rows as a table shows them: of many, the first and the last ones, with None between.
+
+    Memory holds no more of them than that.
+    """
+    left = iter(rows)
+    shown: list[RowT | None] = list(islice(left, _MOST_ROWS))
+    last = deque(left, maxlen=_LAST_ROWS)
+    if not last:
+        return shown
+    return [*shown[:_FIRST_ROWS], None, *[*shown[_FIRST_ROWS:], *last][-_LAST_ROWS:]]
 
 
 def column_lines(

@@ -204,6 +204,10 @@ def test_a_tree_has_totals_and_tensors_below_their_modules(
         (("--filter", "nothing*"), "--filter 'nothing*'"),
         (("--diff", "missing.npz"), "there is no missing.npz"),
         (("--sort", "colour"), "colour"),
+        (("--site", "site-1"), "--site needs a run directory"),
+        (("--round", "1"), "name the site with --site"),
+        (("--site", "site-1", "--stats"), "give it with --round alone"),
+        (("--site", "site-1", "--round", "-1"), "--round"),
     ],
 )
 def test_a_wrong_option_exits_2_and_is_named(

@@ -9,12 +9,23 @@ from msgspec import structs
 from rich.cells import cell_len
 from runs import round_finished
 
+from flstream.errors import UsageError
 from flstream.inspection.examine import Request, examine
+from flstream.inspection.site_bodies import SiteRequest, examine_site
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
-from flstream.report.checkpoint import print_findings
+from flstream.report.checkpoint import print_findings, print_site
 from flstream.report.console import make_console
-from flstream.telemetry.events import AnyEvent, ModelReady, encode_event
+from flstream.telemetry.events import (
+    AnyEvent,
+    ModelReady,
+    ModelReceived,
+    RunStarted,
+    SentUpdate,
+    Transfer,
+    UpdatesReceived,
+    encode_event,
+)
 
 
 class Terminal(io.StringIO):
@@ -74,3 +85,76 @@ def test_through_a_pipe_everything_is_whole(run: Path) -> None:
     digest = findings.run.checkpoints[29].digest if findings.run else ""
     assert len(digest) == 32
     assert text.count(digest) == 2
+
+
+def received(number: int, site: str) -> AnyEvent:
+    return ModelReceived(
+        round=number,
+        effect=number,
+        task="train",
+        sites=[site],
+        model="0123456789abcdef" * 2,
+        made=number - 1,
+        origin="server",
+        tags=["pulled", "delta", "shuffle", "zstd", "reused"],
+        size=3 << 30,
+        cost=Transfer(bytes=5 << 20, reused=1 << 30, encoded=2 << 30),
+    )
+
+
+def sent(number: int, site: str) -> AnyEvent:
+    return UpdatesReceived(
+        round=number,
+        effect=number,
+        task="train",
+        model="0123456789abcdef" * 2,
+        receiver="server",
+        tags=["pulled", "FULL", "int8"],
+        updates={site: SentUpdate(3 << 30, 800 << 20)},
+    )
+
+
+@pytest.fixture
+def exchanges(run: Path) -> Path:
+    """A run whose journal has records of thirty rounds for sites with awkward names."""
+    names = ["site \x1b[31m of a long name that takes much of a line", "b"]
+    start = RunStarted(
+        job="j", seed=1, rounds=30, mode="pull", chunk_size=16, clients=2, names=names
+    )
+    lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    events: list[list[AnyEvent]] = [[start]]
+    events += [
+        [each for name in names for each in (received(n, name), sent(n, name))]
+        for n in range(1, 31)
+    ]
+    before = [b"".join(encode_event(each) + b"\n" for each in group) for group in events]
+    (run / "events.jsonl").write_bytes(
+        b"".join(part for pair in zip(before, lines, strict=False) for part in pair)
+    )
+    return run
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_what_sites_received_fits_the_terminal_and_is_shortened(
+    exchanges: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    file = Terminal()
+    console = make_console(file=file, width=width)
+    print_findings(console, examine(Request(exchanges)))
+    print_site(console, examine_site(SiteRequest(exchanges, "b")))
+    text = file.getvalue()
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert "\x1b" not in text
+    table = text.partition("what sites received and sent\n")[2].partition("\n\n")[0].splitlines()
+    assert len(table) == 1 + 5 + 1 + 12
+    assert all("delta shuffle zstd reused" in line for line in table[1:6:2])
+    assert all("int8" in line and "update" in line for line in table[2:6:2])
+    assert "received 29 models: 145 MiB moved" in text
+
+
+def test_a_site_that_nobody_knows_and_a_round_without_it_are_named(exchanges: Path) -> None:
+    with pytest.raises(UsageError, match=r"no site .c.; it has site .* b$"):
+        examine_site(SiteRequest(exchanges, "c"))
+    with pytest.raises(UsageError, match="nothing of what b received or sent in round 99"):
+        examine_site(SiteRequest(exchanges, "b", 99))

@@ -9,6 +9,8 @@ from training_scripts import LARGE, LEARNER, noisy_learner, of_kind
 
 from flstream.errors import UsageError
 from flstream.job import load_job
+from flstream.runs.body_records import RECORDED, read_bodies
+from flstream.runs.journal import read_history
 from flstream.runs.resume import plan_resume
 from flstream.telemetry.events import Evaluated, ModelsCollected, ModelScored
 
@@ -184,6 +186,12 @@ def test_code_that_names_the_task_submits_a_model_of_its_own(jobs, how):
         assert tensors["steps"] == 7
         assert all(found[site][owner] == {"check": check(site, model)} for site in asked)
     assert all("site-2" not in row for row in found.values())
+    journal = run.directory.events
+    records = list(read_bodies(journal, read_history(journal, note_lines_of=RECORDED)))
+    submitted = [each for each in records if each.task == "submit_model"]
+    assert {each.site for each in submitted} == {"site-1", "site-3"}
+    assert all(each.direction == "sent" and each.tags == ("pulled", "FULL") for each in submitted)
+    assert all(each.bytes == each.size == run.summary.model.bytes for each in submitted)
 
 
 LATE = """

@@ -1,0 +1,156 @@
+"""What one site of a run received and sent: its bodies, and the keys of their tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flstream.errors import CheckpointError, SimulationError, UsageError
+from flstream.inspection.examine import model_at
+from flstream.inspection.overview import matches
+from flstream.model.formats.opening import open_checkpoint
+from flstream.model.layout import Layout
+from flstream.runs.body_records import RECORDED, BodyRecord, read_bodies
+from flstream.runs.history import History
+from flstream.runs.journal import read_events, read_history
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.site_scores import by_site
+from flstream.runs.tensor_keys import TensorKey, metric_keys, tensor_keys
+from flstream.telemetry.events import Metrics, SiteUpdate, default_site_names
+
+
+class SiteRequest(NamedTuple):
+    """What to tell of a site.
+
+    Attributes:
+        path: Path of a run directory.
+        site: Name of the site.
+        round: Round whose tensors to list; None for the bodies of all rounds alone.
+        filters: Shell patterns of the tensors to list; empty for all.
+    """
+
+    path: Path
+    site: str
+    round: int | None = None
+    filters: Sequence[str] = ()
+
+
+class KeyedBody(NamedTuple):
+    """A body with the keys of its tensors."""
+
+    body: BodyRecord
+    keys: Sequence[TensorKey]
+
+
+class SiteBodies(NamedTuple):
+    """What a site received and sent.
+
+    Attributes:
+        path: Path of the run directory.
+        site: Name of the site.
+        round: Round that was asked for; None for all of them.
+        bodies: The bodies of these rounds, in the order of the journal.
+        keyed: The same with the keys of their tensors, where a round was asked for.
+        metrics: Keys of the metrics that the site reported in it.
+    """
+
+    path: Path
+    site: str
+    round: int | None
+    bodies: Sequence[BodyRecord]
+    keyed: Sequence[KeyedBody] = ()
+    metrics: Sequence[TensorKey] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Convert the record to JSON."""
+        bodies = [each.document() for each in self.bodies]
+        for document, (_, keys) in zip(bodies, self.keyed, strict=False):
+            document["keys"] = [key._asdict() for key in keys]
+        return {
+            "path": str(self.path),
+            "site": self.site,
+            "round": self.round,
+            "bodies": bodies,
+            "metrics": [key._asdict() for key in self.metrics],
+        }
+
+
+def examine_site(request: SiteRequest) -> SiteBodies:
+    """Find what a site received and sent.
+
+    Raises:
+        UsageError: There is no such site, or nothing is on record of it in that round.
+        CheckpointError: The journal, the job file or the checkpoints cannot be read.
+    """
+    path, site, number, _ = request
+    run = RunDirectory(path)
+    if not os.path.isfile(run.events):
+        raise UsageError(f"{path} has no journal, events.jsonl; --site needs a run directory")
+    try:
+        history = read_history(
+            run.events,
+            skip_unknown=True,
+            keep_results=False,
+            keep_weights=False,
+            note_lines_of=(*RECORDED, SiteUpdate),
+        )
+        sites = history.facts.names or default_site_names(history.facts.clients)
+        if site not in sites:
+            raise UsageError(f"{path} has no site {site!r}; {_named(sites)}")
+        bodies = list(read_bodies(run.events, history, site))
+        reported = _reported(run, history, site, number)
+    except (SimulationError, OSError) as error:
+        raise CheckpointError(str(error)) from error
+    if number is not None:
+        bodies = [each for each in bodies if each.round == number]
+    if not bodies:
+        when = "" if number is None else f" in round {number}"
+        raise UsageError(
+            f"{run.events} says nothing of what {site} received or sent{when}: it had no part, or "
+            "an earlier version of flstream wrote the journal"
+        )
+    found = SiteBodies(path, site, number, bodies)
+    if number is None:
+        return found
+    layout = open_checkpoint(model_at(path)).layout
+    keyed = _keyed(bodies, layout, run, request.filters)
+    metrics = metric_keys(site, number, "train", reported)
+    if any(each.task == "evaluate" for each in bodies):
+        columns = history.totals.site_scores.get(number, {})
+        metrics += metric_keys(site, number, "evaluate", by_site(sites, columns).get(site, {}))
+    return found._replace(keyed=keyed, metrics=metrics)
+
+
+def _keyed(
+    bodies: Sequence[BodyRecord], layout: Layout, run: RunDirectory, filters: Sequence[str]
+) -> list[KeyedBody]:
+    # With the job file's libraries, which most examinations do without.
+    from flstream.runs.update_codecs import lossy_codec_of
+
+    codec = None
+    if any(each.direction == "sent" for each in bodies):
+        codec = lossy_codec_of(run)
+    keyed = []
+    for body in bodies:
+        keys = [key for key in tensor_keys(body, layout, codec) if matches(key.tensor, filters)]
+        keyed.append(KeyedBody(body, keys))
+    return keyed
+
+
+def _reported(run: RunDirectory, history: History, site: str, number: int | None) -> Metrics:
+    """The metrics of a site's training in a round."""
+    found: Mapping[str, float | None] = {}
+    sites = history.line_sites
+    lines = [each for each in history.lines if site in sites[each]] if number is not None else []
+    for event in read_events(run.events, lines):
+        if isinstance(event, SiteUpdate) and event.round == number:
+            found = event.metrics
+    return found
+
+
+def _named(sites: Sequence[str]) -> str:
+    most = 6
+    more = f" and {len(sites) - most} more" if len(sites) > most else ""
+    return f"it has {', '.join(sites[:most])}{more}"
