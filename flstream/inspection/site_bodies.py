@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flstream.errors import CheckpointError, SimulationError, UsageError
 from flstream.inspection.examine import model_at
@@ -127,14 +127,17 @@ def _keyed(
     bodies: Sequence[BodyRecord], layout: Layout, run: RunDirectory, filters: Sequence[str]
 ) -> list[KeyedBody]:
     # With the job file's libraries, which most examinations do without.
-    from flstream.runs.update_codecs import lossy_codec_of
+    from flstream.runs.body_codecs import lossy_codec_of
 
-    codec = None
-    if any(each.direction == "sent" for each in bodies):
-        codec = lossy_codec_of(run)
+    ways: dict[str, Literal["down", "up"]] = {"received": "down", "sent": "up"}
+    codecs = {
+        direction: lossy_codec_of(run, ways[direction])
+        for direction in {body.direction for body in bodies}
+    }
     keyed = []
     for body in bodies:
-        keys = [key for key in tensor_keys(body, layout, codec) if matches(key.tensor, filters)]
+        found = tensor_keys(body, layout, codecs[body.direction])
+        keys = [key for key in found if matches(key.tensor, filters)]
         keyed.append(KeyedBody(body, keys))
     return keyed
 

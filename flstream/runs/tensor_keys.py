@@ -10,7 +10,7 @@ from flstream.model.layout import Layout
 from flstream.runs.body_records import BodyRecord
 
 LOSSLESS = "lossless"
-"""Tag of the tensors of an update that the codec with a loss has passed over."""
+"""Tag of the tensors of a body that the codec with a loss has passed over."""
 
 
 class TensorKey(NamedTuple):
@@ -42,8 +42,8 @@ def tensor_keys(
     Args:
         record: The record of the body.
         layout: Layout of the model. Those of bodies that travel with it are not looked at.
-        codec: What encodes updates with a loss in the run; None for nothing. It is of account if
-            the record has its name.
+        codec: What encodes bodies of this direction with a loss in the run; None for nothing. It
+            is of account if the record has its name.
 
     Raises:
         CodecError: The codec, which may be the user's own, gives no length.

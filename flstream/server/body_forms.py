@@ -31,7 +31,12 @@ def model_received(
     """
     cost = arrived.cost
     way = "mapped" if arrived.is_mapped else way_of(spec.settings)
-    tags = [way, *_frame_tags(codec, cost)]
+    tags: list[str] = [way]
+    # Those that sites send each other, and those that are mapped, are not encoded.
+    if arrived.origin == SERVER and not arrived.is_mapped and spec.loses_bits:
+        assert spec.lossy is not None
+        tags.append(spec.lossy.name)
+    tags += _frame_tags(codec, cost)
     # Of a model that is mapped all is here, and nothing was looked for.
     if cost.reused and not arrived.is_mapped:
         tags.append("reused")

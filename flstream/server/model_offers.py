@@ -88,9 +88,7 @@ def offers_by_server(
         ref = service.offer(sent, [worker.receiver], push=push, encoder=encoder)
         refs.append(ref)
         is_mapped = settings.chunk_size > 0 and hand_over(context, model, worker, ref.token)
-        yield ModelOffer(
-            ref.token, "", SERVER, ref.deliveries[worker.receiver], is_mapped, layout
-        )
+        yield ModelOffer(ref.token, "", SERVER, ref.deliveries[worker.receiver], is_mapped, layout)
     finally:
         for each in refs:
             each.abort("the task is over")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from time import monotonic
 from typing import NamedTuple
 
@@ -107,6 +108,11 @@ class TaskSpec:
         if self.lossy is not None and self.hosts is None:
             layout = self.lossy.encoded(layout)
         return layout.nbytes
+
+    @cached_property
+    def loses_bits(self) -> bool:
+        """Whether the model has tensors that are encoded with a loss where the server sends it."""
+        return self.lossy is not None and bool(self.lossy.coded(self.model.layout).coded)
 
     @property
     def cohort(self) -> Sequence[str]:

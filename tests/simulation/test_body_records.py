@@ -190,6 +190,22 @@ def test_tensors_that_a_codec_encodes_have_other_keys_than_those_that_pass(jobs)
     }
 
 
+def test_models_that_lose_bits_on_their_way_are_known_by_it(jobs):
+    how = ("streaming.codecs.down=[int4, zstd]", "streaming.codecs.require_lossless=[norm]")
+    run = finished(jobs.run(SMALL_CHANGES, QUIET, "streaming.reuse=off", *how, model=MODEL))
+    found = examine_site(SiteRequest(run.directory.path, "site-1", 1))
+    (received,) = [each for each in found.keyed if each.body.direction == "received"]
+    tags = {key.tensor: key.tags for key in received.keys}
+    assert tags["w"][:3] == ("model", "pulled", "int4")
+    assert tags["norm"][:3] == tags["steps"][:3] == ("model", "pulled", "lossless")
+    assert received.body.not_sent > 0.7 * received.body.size
+    for mode, expected in (("map", "mapped"), ("push", "pushed")):
+        how = (f"streaming.mode={mode}", "streaming.codecs.down=[int4]")
+        again = finished(jobs.run(SMALL_CHANGES, QUIET, *how, model=MODEL))
+        (tags,) = forms(bodies(again), "received")
+        assert tags == ((expected,) if mode == "map" else (expected, "int4"))
+
+
 def test_a_codec_that_may_change_no_tensor_is_not_named(jobs):
     how = ("streaming.codecs.up=[int8]", "streaming.codecs.require_lossless=[w,norm]")
     found = bodies(finished(jobs.run(SMALL_CHANGES, QUIET, *how, model=MODEL)))
