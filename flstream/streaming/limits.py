@@ -11,6 +11,11 @@ from flstream.streaming.settings import StreamSettings
 MIB = 1 << 20
 
 
+# Half the bytes of the longest chunk that is digested at once, and not in turns: these take more of
+# the processor's time, 1.1 to 1.2 times as much for a download in chunks of 4 MiB.
+_MOST_HASHED_BYTES = 2 * MIB
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits on what the peer of a channel may cause, on the side of a sender or a receiver.
@@ -55,8 +60,10 @@ def limits_for(settings: StreamSettings) -> Limits:
         settings: Settings of all its downloads. A model that is to come in one message may have any
             size.
     """
+    at_once = min(settings.chunk_size // 2, _MOST_HASHED_BYTES)
     return replace(
         DEFAULT_LIMITS,
+        hashed_bytes=max(DEFAULT_LIMITS.hashed_bytes, at_once),
         scratch_bytes=DEFAULT_LIMITS.scratch_bytes if settings.chunk_size else sys.maxsize,
         layout_bytes=MAX_HEADER_BYTES,
         layout_tensors=sys.maxsize,
