@@ -155,6 +155,8 @@ class Bytes(ValueRule):
     multiple_of: int = 1
     zero: str = ""
     """Meaning of 0, which is allowed beside the range; empty if it is not."""
+    word: str = ""
+    """Word allowed instead of a size, such as `auto`; empty for none."""
 
     @property
     def allowed(self) -> str:
@@ -164,10 +166,13 @@ class Bytes(ValueRule):
         ends = f"of at least {least}"
         if self.most is not None:
             ends = f"from {least} to {units.format_bytes(self.most)}"
-        return f"{f'0 ({self.zero}) or ' if self.zero else ''}{what} {ends}"
+        word = f", or {self.word}" if self.word else ""
+        return f"{f'0 ({self.zero}) or ' if self.zero else ''}{what} {ends}{word}"
 
-    def parse(self, value: Any, folder: Path) -> int:
-        """Return the number of bytes."""
+    def parse(self, value: Any, folder: Path) -> int | str:
+        """Return the number of bytes, or the word."""
+        if self.word and value == self.word:
+            return self.word
         try:
             size = units.parse_bytes(value)
         except ValueError:
@@ -182,8 +187,8 @@ class Bytes(ValueRule):
         return size
 
     def render(self, value: Any) -> str:
-        """Return the size in the largest unit that is exact."""
-        return units.format_bytes_exact(value)
+        """Return the size in the largest unit that is exact, or the word."""
+        return render_value(value) if value == self.word else units.format_bytes_exact(value)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from flstream.job.free_values import PlainValue
 from flstream.job.hocon import read_hocon
 from flstream.job.key import WORKFLOW
 from flstream.job.keys import keys_in, workflow_sections
+from flstream.job.rules import Bytes
 from flstream.job.values import render_value
 from flstream.runs.job_files import changes, files_of, read_files
 from flstream.runs.run_directory import RunDirectory
@@ -80,6 +81,8 @@ def _differences(
         here = key.render(key.value_in(job)) if name in own else _NOT_GIVEN
         if name in files:
             is_same = _inside_file(there) == _inside_file(here)
+        elif isinstance(key.rule, Bytes) and name in own and key.value_in(job) == key.rule.word:
+            is_same = True  # what a job leaves to the machine stays as it was chosen
         elif isinstance(key.rule, FilterList | CodecList):
             # Their files are compared by contents, unless an earlier version made the run.
             is_same = _without_folders(here) == _without_folders(there)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from flstream.job import Job
 from flstream.model.memory import Framework
+from flstream.streaming.chunk_choice import CANDIDATES
 from flstream.streaming.receiver import StreamSettings
 
 Way = Literal["pulled", "pushed", "native"]
@@ -23,14 +24,16 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
     """Return the settings with which a job's models are fetched.
 
     Args:
-        job: The job.
+        job: The job. A chunk size that nobody has chosen yet counts as the longest of those that
+            are measured.
         framework: Kind of values that the models are exchanged as, which selects the chunk size.
     """
     streaming = job.streaming
-    chunk_size = {
+    given = {
         "pytorch": streaming.tensor_download_chunk_size,
         "numpy": streaming.np_download_chunk_size,
     }[framework]
+    chunk_size = max(CANDIDATES) if given == "auto" else given
     links = job.network.links(job.clients.site_names, job.seed).values()
     silence = max((link.silence for link in links), default=0.0)
     return StreamSettings(

@@ -27,7 +27,9 @@ def test_json_is_one_document_and_nothing_else(flstream: Flstream, write_job: Wr
 def test_without_a_terminal_a_run_is_plain_lines_of_80_columns_of_tables(
     flstream: Flstream, write_job: WriteJob
 ) -> None:
-    done = flstream("simulate", write_job().parent, "--run-dir", "run", "--set", "rounds=3")
+    size = "streaming.tensor_download_chunk_size=2MiB"
+    settings = ["--set", "rounds=3", "--set", size]
+    done = flstream("simulate", write_job().parent, "--run-dir", "run", *settings)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout

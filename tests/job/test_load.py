@@ -27,8 +27,8 @@ def test_a_short_job_file_is_filled_in_with_the_defaults(write: Write, folder: P
     assert (job.aggregation.include, job.aggregation.exclude) == ([".*"], [])
     assert job.server_optimizer.type == "none"
     assert job.streaming.mode == "pull"
-    assert job.streaming.tensor_download_chunk_size == 2097152
-    assert job.streaming.np_download_chunk_size == 2097152
+    assert job.streaming.tensor_download_chunk_size == "auto"
+    assert job.streaming.np_download_chunk_size == "auto"
     assert job.streaming.streaming_per_request_timeout == 600
     assert job.streaming.request_size == 64 * MIB
     assert job.streaming.window == 2

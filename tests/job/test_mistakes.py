@@ -49,8 +49,8 @@ def test_five_mistakes_are_named_in_one_message(write: Write, folder: Path) -> N
             f'  workflow.type: given "fedavgg"; must be {", ".join(BUILT_IN)}, '
             "path/to/file.py:function or module:function; did you mean fedavg?",
             '  streaming.tensor_download_chunk_size: given "-2 MiB"; must be 0 (streaming off) or '
-            "a multiple of 16 bytes from 16 B to 1 GiB; write a size such as 2097152, 2 MiB or "
-            "2 MB",
+            "a multiple of 16 bytes from 16 B to 1 GiB, or auto; write a size such as 2097152, "
+            "2 MiB or 2 MB",
         ]
     )
 
@@ -120,8 +120,8 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
         ("clients.round_timeout = 0 s", 'clients.round_timeout: given "0 s"; must be a duration '
          "such as 600 s, 500 ms, 10 minutes or 600 (seconds), longer than 0"),
         ("streaming.np_download_chunk_size = 4100", "streaming.np_download_chunk_size: given "
-         "4100; must be 0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB; nearest: "
-         "4096 or 4112"),
+         "4100; must be 0 (streaming off) or a multiple of 16 bytes from 16 B to 1 GiB, or auto; "
+         "nearest: 4096 or 4112"),
         ("streaming.mode = Pull", 'streaming.mode: given "Pull"; must be one of pull, push, '
          "native, map; did you mean pull?"),
         ("aggregation.memory_budget = 1 KiB", 'aggregation.memory_budget: given "1 KiB"; must be '

@@ -61,7 +61,8 @@ def test_sizes_and_durations_are_written_readably(write: Write) -> None:
     train_args=st.dictionaries(KEYS, VALUES, max_size=10),
     streaming=st.fixed_dictionaries(
         {
-            "tensor_download_chunk_size": st.integers(0, 2**26).map(lambda n: n * 16),
+            "tensor_download_chunk_size": st.just("auto")
+            | st.integers(0, 2**26).map(lambda n: n * 16),
             "streaming_per_request_timeout": st.floats(1e-9, 1e9),
         }
     ),

@@ -1,0 +1,59 @@
+"""The chunk sizes of a run, where the job file leaves them to the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flstream.job import Job, job_keys
+from flstream.job.hocon import read_hocon
+from flstream.runs.run_directory import RunDirectory
+from flstream.streaming.chunk_choice import measured_chunk_size
+from flstream.streaming.settings import StreamSettings
+
+_KEYS = ("tensor_download_chunk_size", "np_download_chunk_size")
+
+
+def with_chunk_sizes(job: Job, run: RunDirectory | None = None) -> Job:
+    """Return a job whose chunk sizes are numbers.
+
+    Args:
+        job: The job. A size that it states stays as it is.
+        run: Run directory of the run. The sizes that an earlier sitting has chosen there are kept,
+            since the requests and chunks of a summary are those of all sittings. None for a job
+            that is not run.
+    """
+    open_keys = [name for name in _KEYS if getattr(job.streaming, name) == "auto"]
+    if not open_keys:
+        return job
+    sizes = {} if run is None else dict(_recorded(run))
+    if not sizes.keys() >= set(open_keys):
+        sizes = dict.fromkeys(open_keys, _chosen(job)) | sizes
+    chosen = {name: sizes[name] for name in open_keys}
+    return job.model_copy(update={"streaming": job.streaming.model_copy(update=chosen)})
+
+
+def _recorded(run: RunDirectory) -> Iterator[tuple[str, int]]:
+    """Yield the sizes of a run's job file, by key; none where the run has not begun."""
+    if not run.job_file.exists():
+        return
+    keys, values = job_keys(), read_hocon(run.job_file).values
+    for name in _KEYS:
+        key = keys[f"streaming.{name}"]
+        if key.is_in(values):
+            size = key.rule.parse(key.find(values), run.path)
+            if isinstance(size, int):
+                yield name, size
+
+
+def _chosen(job: Job) -> int:
+    """Choose a size in bytes for a job that states none.
+
+    Over a link or a network longer chunks gain nothing, and a damaged one costs more. One that is
+    encoded keeps other receivers waiting.
+    """
+    streaming = job.streaming
+    is_plain = not (streaming.codecs.down or streaming.codecs.up)
+    is_here = job.engine.is_local and not job.network.is_on
+    if is_plain and is_here and streaming.mode != "native":
+        return measured_chunk_size()
+    return StreamSettings.chunk_size
