@@ -5,7 +5,7 @@ bare socket pair, and the disk's writing and fsync of as many bytes.
 
     python benchmarks/rounds.py [--quick] [--only PART]... [--json FILE]
 
-Takes about fifteen minutes, 20 GiB of memory and 30 GiB of disk in the current directory; with
+Takes about twenty minutes, 20 GiB of memory and 30 GiB of disk in the current directory; with
 ``--quick``, sizes of an eighth, and fewer rounds.
 """
 
@@ -25,6 +25,8 @@ from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 PIECE = 2 * MIB
+# Times that a round and the machine's limits are measured in turn.
+REPEAT = 5
 
 
 def exchange(folder: Path, size: int, clients: int, rounds: int = 2, *settings: str) -> MeasuredRun:
@@ -88,11 +90,14 @@ def against(what: str, used: int, limit: int) -> Row:
 
 
 def phases(folder: Path, scale: int) -> Iterator[Row]:
-    """Measure the seconds of a round against the bare pipe and the bare disk."""
+    """Measure the seconds of a round against the bare pipe and the bare disk, which alternate.
+
+    Nothing is said of chunks, so these are of the size that the run chooses for the machine.
+    """
     for whole, clients in ((GIB, 2), (512 * MIB, 4)):
         size = whole // scale
         moved, kept, bare_moves, bare_writes = [], [], [], []
-        for _ in range(3):
+        for _ in range(REPEAT):
             rate = best(partial(pipe_rate, size, PIECE))
             bare_moves.append(2 * clients * size / rate)
             bare_writes.append(write_seconds(folder, size))
