@@ -9,7 +9,7 @@ from flstream.errors import UsageError
 from flstream.job import load_job
 from flstream.simulation import chunk_sizes
 from flstream.simulation.chunk_sizes import with_chunk_sizes
-from flstream.streaming.chunk_choice import CANDIDATES
+from flstream.streaming.chunk_choice import CANDIDATES, measured_chunk_size
 
 MIB = 1 << 20
 TENSORS, ARRAYS = "streaming.tensor_download_chunk_size", "streaming.np_download_chunk_size"
@@ -31,6 +31,7 @@ def unmeasured(monkeypatch):
 
 
 def test_a_run_measures_writes_down_what_it_chose_and_keeps_to_it(jobs, monkeypatch):
+    monkeypatch.setattr(chunk_sizes, "measured_chunk_size", measured_chunk_size)
     run = jobs.run(noisy(), "rounds=1")
     written = load_job(run.directory.job_file)
     chosen, _ = sizes_of(written)
