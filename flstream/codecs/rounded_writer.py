@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from flstream.codecs.block_codec import BlockPlace, decode_block, encode_block
 from flstream.codecs.coded_layout import CodedTensor
 from flstream.codecs.floats import load, quietly, store
@@ -46,7 +48,7 @@ class RoundedWriter:
 
         Raises:
             CodecError: The codec cannot encode a number, or gives other numbers for those that it
-                has decoded; the message names the tensor.
+                has decoded, or none that is finite; the message names the tensor.
             CheckpointError: The disk refuses them.
         """
         if start == 0:
@@ -84,13 +86,31 @@ class RoundedWriter:
     def _rounded(self, data: memoryview, place: BlockPlace) -> memoryview:
         rounded = self._decoded(data, place)
         # That a codec of the user's own does what codecs of models must is not known beforehand.
-        if self._codec.is_own and self._decoded(rounded, place) != rounded:
-            raise CodecError(
-                f"the codec {self._codec.name} changes numbers of tensor {place.tensor!r} that it "
-                "has decoded itself, so that sites would not receive the model that is kept; have "
-                "it give them back as they are, or use it for updates alone"
-            )
+        if self._codec.is_own:
+            self._check_own(data, rounded, place)
         return rounded
+
+    def _check_own(self, data: memoryview, rounded: memoryview, place: BlockPlace) -> None:
+        """Refuse a codec of which sites would not receive the model, or none that can be trained.
+
+        Raises:
+            CodecError: It changes what it has decoded, or gives no finite number for one that is.
+        """
+        name = self._codec.name
+        lost = np.isfinite(load(place.dtype, data)) & ~np.isfinite(load(place.dtype, rounded))
+        if lost.any():
+            index = int(np.argmax(lost))
+            given, found = (load(place.dtype, each)[index] for each in (data, rounded))
+            raise CodecError(
+                f"the codec {name} decodes {given}, element {place.offset + index} of tensor "
+                f"{place.tensor!r}, as {found}; have it give a finite number, or raise CodecError"
+            )
+        if self._decoded(rounded, place) != rounded:
+            raise CodecError(
+                f"the codec {name} changes numbers of tensor {place.tensor!r} that it has decoded "
+                "itself, so that sites would not receive the model that is kept; have it give them "
+                "back as they are, or use it for updates alone"
+            )
 
     def _decoded(self, data: memoryview, place: BlockPlace) -> memoryview:
         codec, name = self._codec.codec, self._codec.name

@@ -8,18 +8,23 @@ from __future__ import annotations
 import signal
 import socket
 import traceback
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from flstream.aggregation.ahead import WriteBehind
 from flstream.client.alias import install as install_alias
 from flstream.codecs.chain import chain_of
 from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
 from flstream.model.arranged import Arranged
 from flstream.model.body import Source
-from flstream.model.checkpoint import write_checkpoint
+from flstream.model.checkpoint import FileSink, write_checkpoint
+from flstream.model.copy import copy
 from flstream.model.fitted import Differences, Fitted
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
@@ -92,11 +97,25 @@ def build(
         raise ModelError("the model has no tensors, so there is nothing to train or to exchange")
     if initial.order:
         metadata[ORDER] = initial.order
-    source = initial.source if lossy is None else lossy.rounded(initial.source)
-    digest = write_checkpoint(path, source, metadata)
+    if lossy is None:
+        digest = write_checkpoint(path, initial.source, metadata)
+    else:
+        digest = _write_rounded(path, initial.source, metadata, lossy)
     keep_export_files(export_files, initial.made, model.initial)
     layout = initial.source.layout
     return Built(layout.nbytes, len(layout.tensors), digest)
+
+
+def _write_rounded(
+    path: Path, source: Source, metadata: Mapping[str, str], lossy: LossyCodec
+) -> str:
+    """Write what a codec leaves of a model as :func:`write_checkpoint` does, and as a fold does."""
+    with FileSink(path, source.layout, metadata) as sink:
+        rounded = RoundedWriter(sink, lossy)
+        with closing(WriteBehind(source.layout, rounded.write)) as target:
+            copy(source, target)
+        sink.finish()
+    return rounded.digest
 
 
 class _Initial(NamedTuple):

@@ -140,6 +140,32 @@ def test_a_codec_that_changes_what_it_has_decoded_is_refused(model):
         rounded(codec, model, 1 << 20)
 
 
+class Narrow:
+    """Numbers in float16, in which the largest of float32 are infinite."""
+
+    def nbytes(self, dtype, count):
+        return 2 * count
+
+    def encode(self, numbers, place):
+        with np.errstate(over="ignore"):
+            return numbers.astype(np.float16).tobytes()
+
+    def decode(self, data, place):
+        return np.frombuffer(data, np.float16).astype(np.float32)
+
+
+def test_a_codec_that_decodes_a_finite_number_as_none_is_refused():
+    codec = LossyCodec(Narrow(), "mine.py:Narrow", is_own=True)
+    numbers = torch.full((70_000,), -torch.inf)
+    numbers[69_000] = 1e6
+    message = r"mine.py:Narrow decodes 1000000.0, element 69000 of tensor 'w', as inf; have it"
+    with pytest.raises(CodecError, match=message):
+        rounded(codec, MemoryBody.of({"w": numbers}), 1 << 20)
+    numbers[69_000] = 1e4
+    kept, _ = rounded(codec, MemoryBody.of({"w": numbers}), 1 << 20)
+    assert body(kept) == bytes(numbers.numpy())
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_of_what_is_only_compared_blocks_that_cannot_be_encoded_are_zeros(codec, model):
     state = {name: each.clone() for name, each in model.tensors.items()}

@@ -170,6 +170,7 @@ def test_one_that_changes_what_it_has_decoded_fails_the_run(jobs):
     run = jobs.run(text, QUIET, *using('"mine.py:Halves"'), model=MODEL)
     assert run.summary.status == "failed"
     assert "mine.py:Halves changes numbers of tensor" in run.summary.error
+    assert not (jobs.folder / "seen").exists(), "a site has had a model that is not the server's"
 
 
 def test_a_number_that_cannot_be_encoded_is_named(jobs):
