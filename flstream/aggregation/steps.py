@@ -29,6 +29,9 @@ fast.
 # Below this, Python's overhead for a range is noticeable beside the work on its bytes. A longer
 # step gains nothing.
 _ENOUGH = 512 << 10
+# Bytes of the longest frame of an update, however long the model's chunks are: a walk has several
+# frames in memory, and longer ones save it no time.
+_MOST_FRAME = 2 << 20
 # Blocks of float64: the values of an update and of the model, their sum, and at most three more,
 # which rounding, an optimizer or a mean of integers needs.
 _BLOCKS = 6
@@ -83,7 +86,7 @@ def plan_steps(
         # A range is received into one buffer, and joined with the rest of the last one in another.
         # Both reach up to the end of a frame.
         cost, frames = cost + RANGES_READ, partial + 2 * RANGES_READ
-    longest = chunk_size or _ENOUGH
+    longest = min(chunk_size or _ENOUGH, _MOST_FRAME)
     # A range that is shorter than a block is itself the block.
     in_blocks = max((-(-_BLOCKS * 8 // unit(code)) for code in codes), default=1)
     # Blocks are counted whole, or by a range's length: whichever leaves room for a longer step.
