@@ -399,7 +399,7 @@ class StreamingSection(Section):
     np_download_chunk_size: Annotated[int | Literal["auto"], _CHUNK_SIZE] = "auto"
     """The longest frame of a model exchanged as arrays (bytes), or auto; 0 turns streaming off.
 
-    Auto is as for tensors.
+    Auto is as for tensors; where a job exchanges tensors of a size that it states, it is 2 MiB.
     """
 
     streaming_per_request_timeout: Annotated[float, Seconds()] = 600.0

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+
+from pydantic_core import PydanticCustomError
 
 from flstream.job import Job, job_keys
 from flstream.job.hocon import read_hocon
+from flstream.model.memory import Framework
 from flstream.runs.run_directory import RunDirectory
 from flstream.streaming.chunk_choice import measured_chunk_size
 from flstream.streaming.settings import StreamSettings
 
-_KEYS = ("tensor_download_chunk_size", "np_download_chunk_size")
+_KEY_OF: dict[Framework, str] = {
+    "pytorch": "tensor_download_chunk_size",
+    "numpy": "np_download_chunk_size",
+}
 
 
 def with_chunk_sizes(job: Job, run: RunDirectory | None = None) -> Job:
@@ -22,7 +29,7 @@ def with_chunk_sizes(job: Job, run: RunDirectory | None = None) -> Job:
             since the requests and chunks of a summary are those of all sittings. None for a job
             that is not run.
     """
-    open_keys = [name for name in _KEYS if getattr(job.streaming, name) == "auto"]
+    open_keys = [name for name in _KEY_OF.values() if getattr(job.streaming, name) == "auto"]
     if not open_keys:
         return job
     sizes = {} if run is None else dict(_recorded(run))
@@ -37,23 +44,27 @@ def _recorded(run: RunDirectory) -> Iterator[tuple[str, int]]:
     if not run.job_file.exists():
         return
     keys, values = job_keys(), read_hocon(run.job_file).values
-    for name in _KEYS:
+    for name in _KEY_OF.values():
         key = keys[f"streaming.{name}"]
+        size: int | str = "auto"
         if key.is_in(values):
-            size = key.rule.parse(key.find(values), run.path)
-            if isinstance(size, int):
-                yield name, size
+            with suppress(PydanticCustomError):  # somebody has changed it to what is no size
+                size = key.rule.parse(key.find(values), run.path)
+        if isinstance(size, int):
+            yield name, size
 
 
 def _chosen(job: Job) -> int:
     """Choose a size in bytes for a job that states none.
 
     Over a link or a network longer chunks gain nothing, and a damaged one costs more. One that is
-    encoded keeps other receivers waiting.
+    encoded keeps other receivers waiting. Where the size is stated of what the job exchanges, the
+    other one is hardly used.
     """
     streaming = job.streaming
+    is_open = getattr(streaming, _KEY_OF[job.train.exchange_format]) == "auto"
     is_plain = not (streaming.codecs.down or streaming.codecs.up)
     is_here = job.engine.is_local and not job.network.is_on
-    if is_plain and is_here and streaming.mode != "native":
+    if is_open and is_plain and is_here and streaming.mode != "native":
         return measured_chunk_size()
     return StreamSettings.chunk_size

@@ -1,6 +1,7 @@
 """Chunk sizes that a job file leaves to the machine: chosen once, written down, and kept."""
 
 import json
+import re
 
 import pytest
 from training_scripts import noisy, results
@@ -65,6 +66,17 @@ def test_a_model_has_the_same_bits_in_every_size_that_may_be_chosen(jobs, monkey
     assert runs[0] == runs[1] == runs[2]
 
 
+def test_a_size_that_was_spoilt_in_a_run_is_chosen_anew(jobs, monkeypatch):
+    run = jobs.run(noisy(), "rounds=1")
+    text = run.directory.job_file.read_text()
+    run.directory.job_file.write_text(
+        re.sub(r"(tensor_download_chunk_size =) .*", r"\1 large", text)
+    )
+    monkeypatch.setattr(chunk_sizes, "measured_chunk_size", lambda: 4 * MIB)
+    resumed = jobs.go_on(run, noisy(), "rounds=2")
+    assert resumed.summary.transfer.chunk_size == 4 * MIB
+
+
 def test_what_a_job_states_is_not_measured(jobs, unmeasured):
     job = jobs.make(noisy(), f"{TENSORS}=48", f"{ARRAYS}=0")
     assert with_chunk_sizes(job) is job
@@ -72,7 +84,11 @@ def test_what_a_job_states_is_not_measured(jobs, unmeasured):
 
 def test_one_that_is_left_open_is_chosen_alone(jobs, monkeypatch):
     monkeypatch.setattr(chunk_sizes, "measured_chunk_size", lambda: 4 * MIB)
-    assert sizes_of(with_chunk_sizes(jobs.make(noisy(), f"{TENSORS}=48"))) == (48, 4 * MIB)
+    assert sizes_of(with_chunk_sizes(jobs.make(noisy(), f"{ARRAYS}=48"))) == (4 * MIB, 48)
+
+
+def test_of_what_the_job_does_not_exchange_nothing_is_measured(jobs, unmeasured):
+    assert sizes_of(with_chunk_sizes(jobs.make(noisy(), f"{TENSORS}=48"))) == (48, 2 * MIB)
 
 
 @pytest.mark.parametrize(
