@@ -393,7 +393,8 @@ class StreamingSection(Section):
     With auto, a run whose workers are all on its machine measures at its start which of 1, 2 and
     4 MiB take least of the processor's time, for less than a tenth of a second. Over emulated links
     and to nodes, and with codecs, it is 2 MiB. The run's own job.conf has the size that was chosen,
-    and a resumed run keeps to it. Models have the same bits in any size.
+    and a resumed run keeps to it. Models have the same bits in any size. Updates that are folded as
+    they come have frames of 2 MiB at most, whatever the size.
     """
 
     np_download_chunk_size: Annotated[int | Literal["auto"], _CHUNK_SIZE] = "auto"
