@@ -12,6 +12,7 @@ from flstream.client.messages import MODEL, Received, Task
 from flstream.client.site_filters import SiteFilters
 from flstream.client.worker import KnownModel, Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
+from flstream.model.body import Source
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
@@ -96,8 +97,19 @@ class TaskModel:
             tensors = in_order(tensors, self.layout, self.task.order)
         return tensors, bodies
 
-    def _fetch(self, sink_for: Callable[[Layout], BodyT]) -> BodyT:
-        body, cost = self._fetched(_same_for_all_attempts(sink_for))
+    def _fetch(
+        self,
+        sink_for: Callable[[Layout], BodyT],
+        seen: Callable[[Layout], MemoryBody] | None = None,
+    ) -> BodyT:
+        """Fetch the model.
+
+        Args:
+            sink_for: Function that returns the place for a model of a layout.
+            seen: Function that returns where code will see it, if that is another place; memory
+                that it has received a model into before has what need not be sent.
+        """
+        body, cost = self._fetched(_same_for_all_attempts(sink_for), seen)
         self._take(body.layout)
         self._worker.send(
             Received(
@@ -130,17 +142,26 @@ class TaskModel:
             self.selected = self._worker.selection(joined.model)
         self._filters.check(joined.model)
 
-    def _fetched(self, sink_for: Callable[[Layout], BodyT]) -> tuple[BodyT, Transfer]:
+    def _fetched(
+        self,
+        sink_for: Callable[[Layout], BodyT],
+        seen: Callable[[Layout], MemoryBody] | None,
+    ) -> tuple[BodyT, Transfer]:
         """Fetch the model; from another peer if the one that offers it is lost."""
+
+        def held(body: BodyT) -> Source | None:
+            if body.is_used:
+                return body
+            base = self._worker.base.source
+            if base is not None or seen is None:
+                return base
+            place = seen(body.layout)
+            return place if place.is_used else None
+
         while True:
             task = self.task
             try:
-                body, cost = self._worker.fetch(
-                    task.bodies,
-                    sink_for,
-                    task.host,
-                    held=lambda body: body if body.is_used else self._worker.base.source,
-                )
+                body, cost = self._worker.fetch(task.bodies, sink_for, task.host, held)
             except StreamingError as error:
                 if not task.host:
                     raise
@@ -172,8 +193,14 @@ class TaskModel:
         """Whether the received model is kept, and code gets a copy."""
         return self._has_several_sites or self._filters.keep_model(self.task.kind)
 
-    def _arrived(self) -> MemoryBody | UnnamedFile | BufferSource:
-        """Return the received model, of which code gets a copy."""
+    def _arrived(
+        self, seen: Callable[[Layout], MemoryBody]
+    ) -> MemoryBody | UnnamedFile | BufferSource:
+        """Return the received model, of which code gets a copy.
+
+        Args:
+            seen: Function that returns where code will see it.
+        """
         if self.kept is None and self._failure is None:
             try:
                 if self.task.mapped:
@@ -181,7 +208,10 @@ class TaskModel:
                 elif self._has_several_sites:
                     self.kept = self._fetch(lambda layout: self._new(layout, layout))
                 else:
-                    self.kept = self._fetch(self._filters.place)
+                    # What filters leave of a model is none of its bytes.
+                    self.kept = self._fetch(
+                        self._filters.place, None if self._filters.down else seen
+                    )
             except FlstreamError as error:
                 self._failure = error
         if self._failure is not None:
@@ -197,10 +227,12 @@ class TaskModel:
     def _received_into(self, sink_for: SinkFor, site: SiteContext) -> Params:
         if not self._is_kept:
             return self._fetch(lambda layout: sink_for(layout, layout)).tensors
-        model = self._arrived()
+        place = _same_for_all_attempts(lambda layout: sink_for(layout, layout))
+        model = self._arrived(place)
         seen = self._filters.received(model, site)
         self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
-        sink = sink_for(model.layout, seen.layout)
+        is_whole = seen.layout == model.layout
+        sink = place(model.layout) if is_whole else sink_for(model.layout, seen.layout)
         copy(seen, sink)
         return sink.tensors
 

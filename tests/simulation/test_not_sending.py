@@ -114,12 +114,23 @@ def test_where_all_is_trained_nothing_is_reused(jobs):
     assert summary.transfer.up.bytes == 6 * summary.model.bytes
 
 
+# Some need the model as it was received, and so have it in another place than the code.
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param((), id="plain"),
+        pytest.param(("streaming.codecs.up=[topk]",), id="topk"),
+        pytest.param(("streaming.codecs.up=[delta,zstd]",), id="delta"),
+        pytest.param(("filters.up=[{type=gaussian,sigma=0.1}]",), id="filtered"),
+    ],
+)
 @pytest.mark.parametrize("width", [16, 256], ids=["50 KiB", "10 MiB"])
-def test_a_model_that_was_evaluated_is_not_sent_again_to_be_trained(jobs, width):
+def test_a_model_that_was_evaluated_is_not_sent_again_to_be_trained(jobs, width, overrides):
     done = jobs.run(
         TRAIN.format(**ALL),
         "rounds=3",
         "workflow.args.evaluate_every=1",
+        *overrides,
         model=ADAPTED.replace("256", str(width)),
     )
     assert done.summary.status == "finished", done.summary.error
