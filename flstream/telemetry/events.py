@@ -209,7 +209,7 @@ class ModelReceived(Event, tag="model_received", omit_defaults=True):
         effect: Number of the effect that asked for the task; 0 for an evaluation that is none.
         task: What the sites do with the model.
         sites: The sites. It came once for all of them.
-        model: Digest of the model.
+        digest: Digest of the model.
         made: Round that made it; 0 for the initial one.
         origin: Who sent it: the server, or the worker of a peer.
         tags: Form in which it came: ``pulled``, ``pushed``, ``native`` or ``mapped``; names of the
@@ -224,7 +224,7 @@ class ModelReceived(Event, tag="model_received", omit_defaults=True):
     effect: int
     task: Literal["train", "evaluate"]
     sites: list[str]
-    model: str
+    digest: str
     made: int
     origin: str
     tags: list[str]
@@ -259,7 +259,7 @@ class UpdatesReceived(Event, tag="updates_received", omit_defaults=True):
         round: Round of the task.
         effect: Number of the effect that asked for it.
         task: What the sites were asked for.
-        model: Digest of the model that the sites had received.
+        base: Digest of the model that the sites had received.
         receiver: Who has taken them: the server, or the site that folds.
         tags: Form in which they came: ``pulled``, ``pushed``, ``native``, ``written`` to a file, or
             ``local`` where they did not travel; ``FULL`` or ``DIFF``; ``partial``; the name of the
@@ -274,7 +274,7 @@ class UpdatesReceived(Event, tag="updates_received", omit_defaults=True):
     round: int
     effect: int
     task: Literal["train", "submit_model"]
-    model: str
+    base: str
     receiver: str
     tags: list[str]
     updates: Mapping[str, SentUpdate]
