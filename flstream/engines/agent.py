@@ -209,6 +209,7 @@ class NodeAgent:
             self._host.take_ended()
             try:
                 self._channel.send(NodeReady(files.sees_run))
+                beat()  # at once, so that the run knows of a node that is lost within a second
                 # On threads of their own: output may be much, and no beat is to wait for it.
                 with (
                     repeating("beats", BEAT_SECONDS, beat),

@@ -97,6 +97,7 @@ def test_a_node_that_is_killed_takes_its_sites_with_it_and_the_next_round_has_al
     assert "site-1" in failed
     assert len(failed) <= 2  # its other site may have answered by then
     assert any(each.startswith("node ") for each in summary["warnings"])
+    assert len(summary["memory"]["nodes"]) == 2  # the lost one too, however early it was
     # Exactly the mean of those who are left, and then that of all.
     left = [2.0**number for number in range(1, 5) if f"site-{number}" not in failed]
     assert added(here) == pytest.approx(sum(left) / len(left) + 30 / 4)
