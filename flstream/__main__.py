@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import io
+import signal
 import sys
-
-from flstream.cli.app import app
-from flstream.cli.status import FAILED, WRONG
-from flstream.errors import FlstreamError, UsageError
 
 
 def main() -> None:
     """Run the command line, and end the process with the status it calls for."""
-    for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal's encoding lacks is shown escaped, not answered with a traceback.
-        if isinstance(stream, io.TextIOWrapper):  # closed, it is None
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        app(prog_name="flstream")
-    except FlstreamError as error:
-        from flstream.report.console import report_error
+    # While this imports, Ctrl-C ends it at once, without a traceback. One that is ignored, as of a
+    # shell's background job, stays so.
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from flstream.cli.output import open_output
+    from flstream.cli.run import run
 
-        report_error(str(error))
-        sys.exit(WRONG if isinstance(error, UsageError) else FAILED)
+    output = open_output()
+    signal.signal(signal.SIGINT, handler)
+    sys.exit(run(output))
 
 
 if __name__ == "__main__":

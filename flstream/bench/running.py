@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flstream.bench.measurement import RunMoments
 from flstream.bench.schedule import RunShare
-from flstream.errors import AbortedError, SimulationError
+from flstream.errors import AbortedError, SimulationError, UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
@@ -105,13 +105,22 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
     """Create a temporary folder in ``folder``, and remove it at the end of the block.
 
     ``folder`` is created if it does not exist, and then removed too if it is empty.
+
+    Raises:
+        UsageError: They cannot be created.
     """
     with ExitStack() as stack:
         # A signal is delayed until the removal of both folders is registered.
         with undisturbed():
             made = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-            work = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                work = Path(tempfile.mkdtemp(prefix="bench-", dir=folder))
+            except OSError as error:
+                raise UsageError(
+                    f"the folder {folder.absolute()} cannot be written: {error.strerror}; begin "
+                    "the bench in another"
+                ) from error
             stack.callback(_remove, work, folder if made else None)
         yield work
 

@@ -82,7 +82,10 @@ def simulate(
     A run that was stopped, killed or failed goes on with --resume, and a finished one too if
     the job has more rounds now. The job must be the same in all else.
     """
+    from flstream.cli.output import spare_output
     from flstream.engines.fork_server import needs_of, new_host
+
+    spare_output()  # the exit status is the run's, which summary.json tells of as well
 
     path = job_file(job)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import multiprocessing.util
 import os
 import resource
 import signal
@@ -13,9 +12,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
+
+from flstream.engines.sockets_folder import FOLDER, sockets_folder
 
 PRELOAD = "flstream.simulation.preload"
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -131,6 +132,9 @@ class ProcessHost:
 
         It does the imports that every job needs, and waits for :meth:`prepare` to do the rest. If
         it cannot be started, entering the context raises the error.
+
+        Raises:
+            UsageError: No temporary folder can be used.
         """
         with suppress(OSError):
             if not self._is_prepared and self._needs is None:
@@ -180,9 +184,10 @@ class ProcessHost:
         # The fork server is a `python -c`, for which the working directory comes first on the path:
         # a script there with the name of a standard module would be imported in its place.
         variables = {SAFE_PATH: "flstream", OF_A_RUN: "1", **self._environment}
+        variables[FOLDER] = sockets_folder()
         if self._needs is not None and not self._is_prepared:
             variables[NEEDS] = self._needs.path
-        with _environment(variables), _without_main_module():
+        with _environment(variables), _without_main_module(), _interrupts_blocked():
             forkserver.ensure_running()
 
     def _stop_fork_server(self) -> None:
@@ -205,8 +210,7 @@ class _Needs:
 
     def __init__(self) -> None:
         # The folder also has the fork server's socket; it is removed when this process ends.
-        folder = multiprocessing.util.get_temp_dir()
-        self.path = os.path.join(folder, f"needs-{uuid.uuid4().hex}")
+        self.path = os.path.join(sockets_folder(), f"needs-{uuid.uuid4().hex}")
         os.mkfifo(self.path, 0o600)
         # Opened for reading and writing: opening does not wait for a reader, and a reader does not
         # see an end of file before the variables are written.
@@ -240,6 +244,17 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Hold Ctrl-C back, from the fork server too, until that has left this process's group."""
+    resource_tracker.ensure_running()  # before, since that lets Ctrl-C through afterwards
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import multiprocessing.util
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from typing import Self
 from flstream.client.rank_link import INHERITED
 from flstream.client.run_script import last_line
 from flstream.engines.process_tree import kill_descendants
+from flstream.engines.sockets_folder import sockets_folder
 from flstream.errors import SimulationError
 from flstream.transport.channel import Signal
 
@@ -43,7 +43,7 @@ class CommandFolder:
     """
 
     def __enter__(self) -> Self:
-        self.path = Path(tempfile.mkdtemp(prefix="site-", dir=multiprocessing.util.get_temp_dir()))
+        self.path = Path(tempfile.mkdtemp(prefix="site-", dir=sockets_folder()))
         self.temporary = self.path / "tmp"
         self.temporary.mkdir()
         return self

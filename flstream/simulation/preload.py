@@ -10,6 +10,7 @@ milliseconds, and the memory of the modules is shared.
 import gc
 import json
 import os
+import signal
 import sys
 from contextlib import suppress
 
@@ -20,6 +21,8 @@ gc.disable()
 # the others in order, wherever each of them is.
 if os.getpid() != os.getpgrp():
     os.setpgid(0, 0)
+# Which the launcher has blocked until now.
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 # Only the fork server itself needs it; processes that a training script starts must not have it.
 if os.environ.get("PYTHONSAFEPATH") == "flstream":
@@ -31,6 +34,10 @@ import flstream.job
 import flstream.telemetry.memory
 from flstream.engines.imports import LIBRARIES, PRELOADED, import_libraries, preload_libraries
 from flstream.engines.processes import NEEDS
+from flstream.engines.sockets_folder import FOLDER, remove_with_this_process
+
+if FOLDER in os.environ:
+    remove_with_this_process(os.environ.pop(FOLDER))
 
 if NEEDS in os.environ:
     line = ""

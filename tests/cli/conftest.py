@@ -67,6 +67,7 @@ def flstream_here(
 
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["flstream", *map(str, words)])
+        monkeypatch.setattr(sys, "stdout", sys.stdout)  # which the program replaces
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()

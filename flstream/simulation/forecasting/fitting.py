@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +27,13 @@ class Available:
         memory: available memory in bytes.
         disk: free disk space for the run directory in bytes; None if unknown.
         folder: folder whose disk was looked at.
+        flaw: why the folder cannot be made or written; None if it can.
     """
 
     memory: int
     disk: int | None
     folder: Path
+    flaw: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,21 @@ def available_in(folder: Path) -> Available:
         folder: folder for the run directory; it need not exist yet.
     """
     there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    flaw = _flaw(there)
     while not there.is_dir():
         there = there.parent
-    return Available(psutil.virtual_memory().available, free_bytes(there), folder)
+    return Available(psutil.virtual_memory().available, free_bytes(there), folder, flaw)
+
+
+def _flaw(there: Path) -> str | None:
+    """Return why nothing can be made in a path, or None: only trying it tells for sure."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".flstream-", dir=there))
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def fit(job: Job, layout: Layout, need: Forecast, available: Available) -> Fit:
@@ -87,7 +103,10 @@ def fit(job: Job, layout: Layout, need: Forecast, available: Available) -> Fit:
             f"{format_bytes(need.total_bytes)} of memory, {format_bytes(memory)} are available"
         )
         advice += _smaller(job, layout, memory) or ["make the model smaller, or free memory"]
-    if disk is not None and need.disk_bytes > disk:
+    if available.flaw is not None:
+        lacking.append(f"{available.folder} cannot be written: {available.flaw}")
+        advice.append("name another --run-dir")
+    elif disk is not None and need.disk_bytes > disk:
         lacking.append(
             f"the run takes up to {format_bytes(need.disk_bytes)} of disk, "
             f"{format_bytes(disk)} are free in {available.folder}"

@@ -1,0 +1,40 @@
+"""A whole run of the program: the command, its errors, and the exit status."""
+
+from __future__ import annotations
+
+from flstream.cli.app import app
+from flstream.cli.output import StandardOutput
+from flstream.cli.status import DONE, FAILED, STOPPED, WRONG
+from flstream.errors import FlstreamError, UsageError
+
+
+def run(output: StandardOutput) -> int | str | None:
+    """Run the command of this process's arguments, and return its exit status.
+
+    Args:
+        output: Standard output.
+    """
+    status: int | str | None = DONE
+    try:
+        try:
+            app(prog_name="flstream")
+        except SystemExit as ended:
+            status = ended.code
+        except FlstreamError as error:
+            _report(str(error))
+            status = WRONG if isinstance(error, UsageError) else FAILED
+        output.finish()
+        if output.error is not None:
+            _report(f"what is printed cannot be written: {output.error.strerror}")
+            if not output.is_spare:
+                status = status or FAILED
+    except KeyboardInterrupt:
+        status = STOPPED
+    return status
+
+
+def _report(message: str) -> None:
+    # Its imports are left to where they are needed: help must come at once.
+    from flstream.report.console import report_error
+
+    report_error(message)
