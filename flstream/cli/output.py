@@ -47,7 +47,8 @@ def open_output() -> StandardOutput:
     """Make ``sys.stdout`` a :class:`StandardOutput`, and closed standard streams the null device.
 
     Otherwise the next files and pipes would take the places of closed ones, and what is printed
-    would go there. A name that the terminal's encoding lacks is shown escaped.
+    would go there. A name that the terminal's encoding lacks is shown escaped. What a caller in
+    this process has put in the place of ``sys.stdout`` stays there.
     """
     for fd in range(3):
         try:
@@ -56,13 +57,14 @@ def open_output() -> StandardOutput:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
             os.set_inheritable(fd, True)
     output = StandardOutput()
-    encoding = getattr(sys.stdout, "encoding", None)
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(output),
-        encoding=encoding,
-        errors="backslashreplace",
-        line_buffering=output.isatty(),
-    )
+    if sys.stdout is sys.__stdout__:
+        encoding = getattr(sys.stdout, "encoding", None)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(output),
+            encoding=encoding,
+            errors="backslashreplace",
+            line_buffering=output.isatty(),
+        )
     if isinstance(sys.stderr, io.TextIOWrapper):  # closed, it is None
         sys.stderr.reconfigure(errors="backslashreplace")
     return output

@@ -21,7 +21,10 @@ gc.disable()
 # the others in order, wherever each of them is.
 if os.getpid() != os.getpgrp():
     os.setpgid(0, 0)
-# Which the launcher has blocked until now.
+# Which the launcher has blocked until now. One that came before is the launcher's: to ignore the
+# signal discards it.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 # Only the fork server itself needs it; processes that a training script starts must not have it.
