@@ -9,6 +9,9 @@ import signal
 # Characters of a peer's text that are shown.
 _MOST_SHOWN = 2000
 
+# Characters of a line that a message quotes.
+_MOST_QUOTED = 100
+
 
 def printable(text: str) -> str:
     """Escape every control character, so that no text can send commands to a terminal."""
@@ -24,6 +27,11 @@ def quotable(text: str) -> str:
     if len(text) > _MOST_SHOWN:
         text = text[:_MOST_SHOWN] + "..."
     return printable(text)
+
+
+def shortened(line: str) -> str:
+    """Return a line as a message quotes it: a long one ends in dots."""
+    return line if len(line) <= _MOST_QUOTED else line[:_MOST_QUOTED] + "..."
 
 
 def printable_path(path: str) -> str:

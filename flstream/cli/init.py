@@ -86,7 +86,7 @@ def _list(wanted: bool) -> None:
 
 def init(
     name: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="NAME",
             help="The new folder. Its last part becomes the job's name.",
@@ -127,23 +127,28 @@ def init(
     if from_nvflare is not None:
         if template is not None:
             raise UsageError("--template and --from-nvflare: give one of the two")
-        _convert(from_nvflare, name)
+        _convert(from_nvflare, None if name is None else _folder(name))
         return
-    if name is None:
-        raise UsageError("give the new folder a NAME: flstream init NAME")
+    folder = _folder(name or "")
     template = template or _DEFAULT
     if template not in TEMPLATES:
         raise UsageError(
             f"--template {template}: there is no such template; known are {', '.join(TEMPLATES)}"
         )
-    chosen, shown = TEMPLATES[template], str(name)
-    written = _write(name, _template_files(chosen), _filler(name, chosen))
+    chosen, shown = TEMPLATES[template], str(folder)
+    written = _write(folder, _template_files(chosen), _filler(folder, chosen))
     console = make_console()
     console.out(f"{shown} has {', '.join(written)}; next:", highlight=False)
     if chosen.module and not _has_module(chosen.module):
         console.out(f"  {f'pip install {chosen.install}':<28}  what it imports", highlight=False)
     _print_next(console, shown)
     console.out(f"Then read {shown}/README.md, and change what you like.", highlight=False)
+
+
+def _folder(name: str) -> Path:
+    if not name:  # which as a path would be the working folder
+        raise UsageError("give the new folder a NAME: flstream init NAME")
+    return Path(name)
 
 
 def _convert(source: Path, name: Path | None) -> None:
@@ -236,13 +241,13 @@ def _check_name(folder: Path) -> str:
     from pydantic_core import PydanticCustomError
 
     from flstream.job import Problem, job_keys
-    from flstream.job.problems import given
+    from flstream.job.problems import given, hint_of_name
 
     name, rule = folder.absolute().name, job_keys()["name"].rule
     try:
         rule.parse(name, folder)
     except PydanticCustomError as error:
-        problem = Problem("", given(name), rule.allowed)
+        problem = Problem("", given(name), rule.allowed, hint_of_name(name))
         raise UsageError(f"a job cannot be named after the folder {folder}: {problem}") from error
     return name
 

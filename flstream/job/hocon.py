@@ -36,6 +36,16 @@ from pyhocon.exceptions import (
 from pyparsing import NoMatch, ParseBaseException, ParserElement
 
 from flstream.job.problems import Problem
+from flstream.text import shortened
+from flstream.units import format_bytes
+
+# Most bytes of a job file, which pyhocon takes seconds to read.
+_MOST_BYTES = 1 << 20
+
+# A mapping or list of YAML: a key without a value, above an indented key or an item.
+_YAML = re.compile(
+    r"^( *[\w-]+:) *(?:#.*)?\n(?:\s*(?:#.*)?\n)* *(?:- |[\w-]+:(?:\s|$))", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Hocon:
     """Mistakes found while reading."""
     complete: bool = True
     """Whether all of the file was read; if not, an absent key may have been in the unread part."""
+    yaml: str = ""
+    """First line of the file that only YAML has; empty for none."""
 
 
 class _UnreadableError(Exception):
@@ -79,6 +91,7 @@ class _Reader:
         self._problems: list[Problem] = []
         self._appended: list[str] = []
         self._complete = True
+        self._yaml = ""
 
     def read(self, parse: Callable[["_Reader"], Any]) -> Hocon:
         """Parse, resolve substitutions, and collect the problems."""
@@ -104,7 +117,7 @@ class _Reader:
         ]
         if not self._complete and not self._problems:
             self._problems += [_unresolved("", name) for name in sorted(unresolved)]
-        return Hocon(values, tuple(self._problems), self._complete)
+        return Hocon(values, tuple(self._problems), self._complete, self._yaml)
 
     def _fail(self, why: str) -> None:
         self._complete = False
@@ -116,7 +129,10 @@ class _Reader:
             raise _UnreadableError(f"{path} includes itself")
         self._open.append(path)
         try:
-            return self.parse_text(path.read_text(encoding="utf-8-sig"), path.parent, path)
+            text = _text_of(path)
+            if yaml := _YAML.search(text):
+                self._yaml = self._yaml or shortened(yaml[1].strip())
+            return self.parse_text(text, path.parent, path)
         except UnicodeDecodeError as error:
             raise _UnreadableError(f"{path} is not UTF-8 text (byte {error.start})") from None
         except OSError as error:
@@ -198,9 +214,20 @@ class _Reader:
 _pyhocon_in_use = threading.Lock()
 
 
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise _UnreadableError(
+            f"{path} has more than {format_bytes(_MOST_BYTES)}, which no job file has; check the "
+            "path"
+        )
+    return data.decode("utf-8-sig")
+
+
 def _syntax_error(error: ParseBaseException, included: Path | None) -> str:
     # pyparsing's message lists grammar symbols, and its position may be a line after the mistake.
-    line = error.line.strip()
+    line = shortened(error.line.strip())
     near = f" near `{line}`" if line else ""
     return f"syntax error at or just before line {error.lineno}{near}" + (
         f" of {included}" if included else ""

@@ -52,7 +52,7 @@ class Job(Section):
     ]
     """The job's name, which is part of the name of its run directory."""
 
-    seed: Annotated[int, Whole(0)] = 0
+    seed: Annotated[int, Whole(0, 2**64 - 1)] = 0
     """What all randomness starts from: the same job and seed give the same bits."""
 
     rounds: Annotated[int, Whole(1)]

@@ -52,12 +52,20 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     if not path.exists():
         raise JobError(path, [Problem("", "there is no such job file; check the path")])
 
+    if path.is_symlink():
+        path = path.resolve()  # what a job file names lies beside the file, not beside a link
     hocon = read_hocon(path)
     problems = [*hocon.problems, *_apply(overrides, hocon.values)]
     readable = not any(problem.key == "" for problem in hocon.problems)
-    if not readable:
-        raise JobError(path, dict.fromkeys(problems))
-    return _resolved(replace(hocon, problems=tuple(problems)), path.parent, path)
+    try:
+        if not readable:
+            raise JobError(path, dict.fromkeys(problems))
+        return _resolved(replace(hocon, problems=tuple(problems)), path.parent, path)
+    except JobError:
+        if hocon.yaml:
+            what = f"`{hocon.yaml}` is YAML; a job file is HOCON: clients {{ count = 2 }}"
+            raise JobError(path, [Problem("", what)]) from None
+        raise
 
 
 def make_job(values: Mapping[str, Any], folder: Path, source: str) -> Job:

@@ -62,6 +62,12 @@ def given(value: Any) -> str:
     return f"given {text if len(text) <= 80 else text[:77] + '...'}"
 
 
+def hint_of_name(name: object) -> str:
+    """Return the hint that names the first character that only other alphabets have, if any."""
+    foreign = next((char for char in str(name) if char.isalpha() and not char.isascii()), "")
+    return f"{foreign} is none of the letters a to z and A to Z" if foreign else ""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question that suggests the nearest known name; empty if none is near."""
     return ask_for(get_close_matches(name, list(known), n=1, cutoff=0.6))

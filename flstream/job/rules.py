@@ -19,7 +19,7 @@ from pydantic import GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from flstream import units
-from flstream.job.problems import Problem, did_you_mean, given
+from flstream.job.problems import Problem, did_you_mean, given, hint_of_name
 from flstream.job.values import render_value
 
 
@@ -248,7 +248,7 @@ class Text(ValueRule):
     def parse(self, value: Any, folder: Path) -> str:
         """Return the text."""
         if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
-            raise self.refused(value)
+            raise self.refused(value, hint_of_name(value))
         return value
 
 

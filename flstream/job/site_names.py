@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from flstream.job.free_values import FreeArgs
-from flstream.job.problems import Problem, given
+from flstream.job.problems import Problem, given, hint_of_name
 from flstream.job.rules import Real, ValueRule, first_twice, refuse
 
 # What a cell means as it does in a section; all others are texts.
@@ -28,7 +28,7 @@ def site_of(quoted: str) -> str:
     """Return the name of a site that a section has as a key."""
     site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
     if not _NAME.fullmatch(site):
-        raise refuse(Problem(quoted, f"key {site!r}", SiteNames().allowed))
+        raise refuse(Problem(quoted, f"key {site!r}", SiteNames().allowed, hint_of_name(site)))
     return site
 
 
@@ -47,7 +47,7 @@ class SiteNames(ValueRule):
             raise self.refused(value, "write [ward, clinic]")
         for name in value:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise self.refused(value, f"{name!r} is no such name")
+                raise self.refused(value, hint_of_name(name) or f"{name!r} is no such name")
             if _PROCESS.fullmatch(name):
                 raise self.refused(value, f"{name} is the name of a process of the run")
         if twice := first_twice(value):

@@ -123,3 +123,12 @@ def test_every_template_is_a_job_with_all_files() -> None:
     assert folder.readlink() == Path("../jobs")
     for name in TEMPLATES:
         assert {path.name for path in _template_files(TEMPLATES[name])} == files_of(name)
+
+
+def test_an_empty_name_is_no_name(flstream_here: Flstream, tmp_path: Path) -> None:
+    done = flstream_here("init", "")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: give the new folder a NAME: flstream init NAME\n",
+    )
+    assert not any(tmp_path.iterdir())

@@ -111,7 +111,7 @@ def test_early_stopping_without_evaluations_is_a_mistake_of_each_key(write: Writ
     path = write(f'{never}, stop_when = "a>1", patience = 2, seed = -1')
     allowed = "must be null where workflow.args.evaluate_every is 0, as no round is evaluated"
     assert lines(path) == [
-        "seed: given -1; must be a whole number of at least 0",
+        "seed: given -1; must be a whole number from 0 to 18446744073709551615",
         f'stop_when: given "a > 1"; {allowed}',
         f"patience: given 2; {allowed}",
     ]

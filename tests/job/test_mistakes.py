@@ -150,6 +150,13 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
          "Infinity; must be a number above 0"),
         ("name = ../up", 'name: given "../up"; must be at most 100 letters, digits, . _ and -, a '
          "letter or digit first"),
+        ("name = größe", 'name: given "größe"; must be at most 100 letters, digits, . _ and -, a '
+         "letter or digit first; ö is none of the letters a to z and A to Z"),
+        ("clients { names = [café] }", 'clients.names: given ["café"]; must be a list of names of '
+         "letters, digits, '.', '_' and '-', each of them once; é is none of the letters a to z "
+         "and A to Z"),
+        ("seed = 18446744073709551616", "seed: given 18446744073709551616; must be a whole number "
+         "from 0 to 18446744073709551615"),
         ("model.args = 3", "model.args: given 3; must be a section of keys and plain values"),
         ("train.args { a b = 1 }", 'train.args: key "a b"; must be letters, digits, _ and -'),
         ("train.args { a = [1e999] }", "train.args.a: given Infinity; must be a finite number"),
@@ -302,3 +309,51 @@ def test_a_job_file_that_is_not_there_or_a_folder_or_not_text_is_a_sentence(
 
 def test_a_cycle_of_substitutions_is_a_mistake(write: Write) -> None:
     assert "Check for cycles" in message(write("seed = ${seed}"))
+
+
+YAML = """
+name: mini
+rounds: 2
+clients:
+  # of one ward
+  count: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [(YAML, "clients:"), ("---\nsites:\n  - a\n  - b\n", "sites:"), ("a:\n- 1\n", "a:")],
+)
+def test_yaml_is_called_yaml(write: Write, folder: Path, text: str, line: str) -> None:
+    said = message(write(text, base=""))
+    assert said == (
+        f"{folder}/job.conf: `{line}` is YAML; a job file is HOCON: clients {{ count = 2 }}"
+    )
+
+
+def test_what_only_looks_like_yaml_is_read(write: Write) -> None:
+    job = load_job(write('train.args { note = """\na:\n  b: 1\n""", other:\n  3 }'))
+    assert job.train.args == {"note": "\na:\n  b: 1\n", "other": 3}
+
+
+def test_a_large_file_is_refused_unread(write: Write, folder: Path) -> None:
+    said = message(write("#" * (1 << 20)))
+    assert said == (
+        f"{folder}/job.conf: {folder}/job.conf has more than 1 MiB, which no job file has; "
+        "check the path"
+    )
+
+
+def test_a_syntax_error_quotes_the_start_of_a_long_line(write: Write) -> None:
+    assert len(message(write("x = [" + "1, " * 10_000))) < 400
+
+
+def test_a_linked_job_file_lies_where_the_link_leads(
+    write: Write, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (folder / "more.conf").write_text("seed = 3\n")
+    link = tmp_path_factory.mktemp("links") / "linked.conf"
+    link.symlink_to(write('include "more.conf"\n'))
+    job = load_job(link)
+    assert (job.folder, job.seed) == (folder, 3)
+    assert job.train.script == folder / "client.py"
