@@ -88,10 +88,15 @@ def test_ctrl_c_at_any_time_is_no_traceback(write_job, tmp_path, command):
 
 
 def _when_it_runs_flstream(pid):
-    """Wait until Python's own handler of Ctrl-C, which it has from its start, is there no more."""
-    had = False
-    while True:
+    """Wait until Python's own handler of Ctrl-C, which it has from its start, is there no more.
+
+    That lasts as long as the imports, which a busy machine may not let this process see.
+    """
+    had, until = False, time.monotonic() + 2
+    while time.monotonic() < until:
         status = Path(f"/proc/{pid}/status").read_text()
+        if "SigCgt:" not in status:  # it has ended
+            return
         caught = int(status.split("SigCgt:")[1].split()[0], 16) >> (signal.SIGINT - 1) & 1
         if had and not caught:
             return
