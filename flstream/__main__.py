@@ -14,10 +14,11 @@ def main() -> None:
     if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from flstream.cli.output import open_output
-    from flstream.cli.run import run
+    from flstream.cli.run import interrupt, run
 
     output = open_output()
-    signal.signal(signal.SIGINT, handler)
+    is_default = handler is signal.default_int_handler
+    signal.signal(signal.SIGINT, interrupt if is_default else handler)
     sys.exit(run(output))
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
 from flstream.cli.app import app
 from flstream.cli.output import StandardOutput
 from flstream.cli.status import DONE, FAILED, STOPPED, WRONG
@@ -31,6 +37,30 @@ def run(output: StandardOutput) -> int | str | None:
     except KeyboardInterrupt:
         status = STOPPED
     return status
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C as Python does, but lose none, and print nothing that follows from it.
+
+    What is raised in a destructor or a callback of the import system, Python prints and forgets;
+    and objects that were half made when it came have destructors that fail.
+
+    Args:
+        number: The signal.
+        frame: What it interrupted.
+
+    Raises:
+        KeyboardInterrupt: Always.
+    """
+    sys.unraisablehook = _come_again
+    signal.default_int_handler(number, frame)
+
+
+def _come_again(lost: sys.UnraisableHookArgs) -> None:
+    if lost.exc_type is KeyboardInterrupt:
+        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
 
 
 def _report(message: str) -> None:

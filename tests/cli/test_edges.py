@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from cli_support import environment
 
+from flstream.cli.run import interrupt
+
 PROGRAM = [sys.executable, "-m", "flstream"]
 
 
@@ -85,6 +87,30 @@ def test_ctrl_c_at_any_time_is_no_traceback(write_job, tmp_path, command):
         _, errors = process.communicate(timeout=60)
         assert "Traceback" not in errors
         assert process.returncode in (130, -signal.SIGINT)
+
+
+def test_ctrl_c_that_a_destructor_swallows_comes_again(monkeypatch, capsys):
+    class Interrupted:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    class HalfMade:
+        def __del__(self):
+            raise AttributeError("expr")
+
+    def work():
+        Interrupted()
+        HalfMade()
+        time.sleep(10)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr() == ("", "")
 
 
 def _when_it_runs_flstream(pid):
