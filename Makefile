@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-fast test-extras check format docs bench bench-gpt2 bench-peers against science kills damage clean
+.PHONY: help demo demo-gpt2 test test-fast test-soak test-extras check format docs bench bench-gpt2 bench-peers against science kills damage clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -27,11 +27,14 @@ demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/dig
 # in one process, so that what its tests share is made once.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test: $(STAMP) ## Install into .venv if need be, then run all tests (minutes; ARGS=... goes to pytest)
-	$(PYTEST) -m "not extras" $(ARGS)
+test: $(STAMP) ## Install into .venv if need be, then run the tests (minutes; ARGS=... goes to pytest)
+	$(PYTEST) -m "not soak and not extras" $(ARGS)
 
 test-fast: $(STAMP) ## Run the tests that are not slow (under two minutes)
-	$(PYTEST) -m "not slow and not extras" $(ARGS)
+	$(PYTEST) -m "not slow and not soak and not extras" $(ARGS)
+
+test-soak: $(STAMP) ## Run the long tests, and Hypothesis with all of its examples (ARGS=... as above)
+	$(PYTEST) -m "(soak or hypothesis) and not extras" $(ARGS)
 
 # Each of the extras is installed once, by the first target that needs it.
 $(VENV)/.installed-%: $(STAMP)
@@ -41,7 +44,7 @@ $(VENV)/.installed-%: $(STAMP)
 demo-gpt2: $(VENV)/.installed-hf ## Install the extra hf too, then train a small GPT-2 (jobs/gpt2)
 	$(BIN)/flstream simulate jobs/gpt2/job.conf
 
-EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook ray)
+EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook ray browser)
 
 test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need them
 	$(PYTEST) -m extras tests/extras $(ARGS)

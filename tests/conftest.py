@@ -11,7 +11,8 @@ settings.register_profile(
     # Examples share a fixture such as `tmp_path` where each one writes what it reads.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-# `make test-fast` tries a few of them.
+# `make test` and `make test-fast` try a few of them.
+settings.register_profile("brief", settings.get_profile("flstream"), max_examples=40)
 settings.register_profile("fast", settings.get_profile("flstream"), max_examples=15)
 settings.load_profile("flstream")
 
@@ -27,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried, before any test is imported."""
     if "not slow" in config.option.markexpr:
         settings.load_profile("fast")
+    elif "not soak" in config.option.markexpr:
+        settings.load_profile("brief")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 from cluster_support import Cluster, finish
 from safetensors.numpy import load_file
+from soaking import soaking
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ EXCHANGES = [
 NAMES = ["own", "swarm", "shared", "links", "swarm with links"]
 
 
-@pytest.mark.parametrize("options", EXCHANGES, ids=NAMES)
+@pytest.mark.parametrize("options", soaking(EXCHANGES), ids=NAMES)
 def test_the_bits_are_those_of_a_run_on_one_machine(cluster, options):
     here = cluster()
     assert here.local(*options).returncode == 0
@@ -121,6 +122,7 @@ def logs_of(cluster, agent):
     return {each["process"] for each in events if each["pid"] in below}
 
 
+@pytest.mark.soak
 def test_a_killed_worker_is_replaced(cluster):
     here = cluster(
         extra="""
@@ -136,6 +138,7 @@ def test_a_killed_worker_is_replaced(cluster):
     assert added(here) == pytest.approx((2 + 4 + 16) / 3 + 30 / 4)
 
 
+@pytest.mark.soak
 def test_a_silent_node_is_given_up(cluster):
     here = cluster(
         extra="""
@@ -157,6 +160,7 @@ def test_a_silent_node_is_given_up(cluster):
     assert here.nothing_lives(5)
 
 
+@pytest.mark.soak
 def test_a_node_that_joins_late_is_used(cluster):
     here = cluster(
         extra="""
@@ -183,6 +187,7 @@ def test_a_node_that_joins_late_is_used(cluster):
     assert len(where) == 2
 
 
+@pytest.mark.soak
 def test_where_no_node_is_left_the_run_says_so_and_can_go_on_here(cluster):
     here = cluster(
         extra="""
@@ -205,6 +210,7 @@ def test_where_no_node_is_left_the_run_says_so_and_can_go_on_here(cluster):
     assert added(here) == pytest.approx(3 * 30 / 4)
 
 
+@pytest.mark.soak
 def test_nothing_lives_on_after_the_launcher_is_killed_and_the_run_goes_on_elsewhere(cluster):
     here = cluster(
         extra="""
@@ -228,6 +234,7 @@ def test_nothing_lives_on_after_the_launcher_is_killed_and_the_run_goes_on_elsew
     assert here.digest() == here.digest("local")
 
 
+@pytest.mark.soak
 def test_two_runs_share_a_node(cluster):
     first, second = cluster(), cluster()
     sims = [each.simulate(nodes=1) for each in (first, second)]
@@ -236,6 +243,7 @@ def test_two_runs_share_a_node(cluster):
     assert first.digest() == second.digest()
 
 
+@pytest.mark.soak
 def test_strangers_change_nothing(cluster):
     here = cluster(
         extra="""
@@ -270,6 +278,7 @@ def test_strangers_change_nothing(cluster):
     assert here.digest() == here.digest("local")
 
 
+@pytest.mark.soak
 def test_ctrl_c_stops_the_run_and_its_nodes(cluster):
     here = cluster(
         extra="""
@@ -343,6 +352,7 @@ def test_a_key_file_that_is_there_is_not_overwritten(cluster):
     assert list(here.run.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_a_node_waits_for_the_run_and_gives_up_with_a_sentence(cluster):
     here = cluster()
     where = ("join", "127.0.0.1:1", "--key-file", str(here.key_file), "--wait")

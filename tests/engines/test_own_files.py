@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_support import Cluster, finish
+from soaking import soaking
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +94,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", soaking(KINDS))
 def test_all_is_as_on_one_machine(new_cluster, kind):
     here = new_cluster()
     values = {"workflow.args.evaluate_every": "1", **KINDS[kind]}
@@ -116,6 +117,7 @@ def test_all_is_as_on_one_machine(new_cluster, kind):
     assert (here.run / "worker-1.log").exists() == (here.folder / "local/worker-1.log").exists()
 
 
+@pytest.mark.soak
 def test_no_process_of_a_node_has_anything_to_do_with_the_run_directory(
     new_cluster, tmp_path, monkeypatch
 ):
@@ -138,6 +140,7 @@ def test_no_process_of_a_node_has_anything_to_do_with_the_run_directory(
     assert finish(sim)[0] == 0
 
 
+@pytest.mark.soak
 def test_a_site_that_is_late_ends_nothing(new_cluster):
     here = new_cluster('if round == 1 and site == "site-1":\n    time.sleep(1)\n')
     (here.folder / "client.py").write_text(
@@ -150,6 +153,7 @@ def test_a_site_that_is_late_ends_nothing(new_cluster):
     assert printed(here, 1)[-1] == "site-1 in round 3 had '2 '"
 
 
+@pytest.mark.soak
 def test_states_are_thinned_out_as_on_one_machine(new_cluster):
     here = new_cluster(rounds=6)
     assert here.local().returncode == 0
@@ -184,6 +188,7 @@ while round == 2 and site == "site-1":
     assert printed(here, 2)[-1] == "site-2 in round 3 had '1 2 '"
 
 
+@pytest.mark.soak
 def test_a_killed_run_goes_on_here_with_the_same_bits(new_cluster, tmp_path, monkeypatch):
     here = new_cluster(WAITING)
     assert here.local().returncode == 0
@@ -203,7 +208,7 @@ def test_a_killed_run_goes_on_here_with_the_same_bits(new_cluster, tmp_path, mon
     assert printed(here, 1)[-1] == "site-1 in round 3 had '1 2 '"
 
 
-@pytest.mark.parametrize("is_relative", [False, True])
+@pytest.mark.parametrize("is_relative", soaking([False, True]))
 def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, is_relative):
     here = new_cluster(rounds=1)
     (here.folder / "runs").mkdir()
@@ -215,6 +220,7 @@ def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, is_relat
     assert (kept / "job/job/client.py").is_file()
 
 
+@pytest.mark.soak
 def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
     here = new_cluster(
         'assert (Path(sys.argv[1]) / "model.py").exists() and sys.argv[1] == str(HERE), sys.argv\n'
@@ -228,13 +234,15 @@ def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
 
 @pytest.mark.parametrize(
     ("make", "words"),
-    [
-        ("large", "has 101.0 MiB, most of it in data, where 100 MiB at most are sent"),
-        ("outside", "other.py is not among what is sent to it of the job's folder"),
-        ("runs", "client.py is not among what is sent"),
-        ("link", "client.py is not among what is sent"),
-        ("changed", "client.py than the run, which was changed after the run had begun"),
-    ],
+    soaking(
+        [
+            ("large", "has 101.0 MiB, most of it in data, where 100 MiB at most are sent"),
+            ("outside", "other.py is not among what is sent to it of the job's folder"),
+            ("runs", "client.py is not among what is sent"),
+            ("link", "client.py is not among what is sent"),
+            ("changed", "client.py than the run, which was changed after the run had begun"),
+        ],
+    ),
 )
 def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_path, make, words):
     here, options = new_cluster(rounds=1), []

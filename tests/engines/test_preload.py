@@ -136,7 +136,7 @@ print(before == count(), "sklearn.linear_model" in sys.modules)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_process_may_fork_after_importing_what_is_said_to_be_safe():
     pytest.importorskip("sklearn")
     modules = [*sorted(FORK_SAFE), "PIL.Image", "scipy.linalg", "sklearn.linear_model"]
@@ -287,7 +287,7 @@ AT_TOP = LOOK + "import numpy as np, torch\nfrom sklearn.preprocessing import sc
 LATE = LOOK + "if True:\n    import numpy as np, torch\n    from sklearn.preprocessing import scale"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_where_a_library_is_imported_does_not_change_a_bit(jobs_of_their_own):
     pytest.importorskip("sklearn")
     digests = []
@@ -299,7 +299,7 @@ def test_where_a_library_is_imported_does_not_change_a_bit(jobs_of_their_own):
     assert digests[0] == digests[1]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_import_that_fails_is_the_failure_of_the_site(jobs_of_their_own):
     pytest.importorskip("sklearn")
     variables = "print([name for name in os.environ if 'FLSTREAM' in name])"

@@ -92,7 +92,7 @@ def test_every_damaged_file_has_a_sentence_of_its_own(folder: Path) -> None:
     assert grown < 64 << 20
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_file_cut_at_any_place_is_refused(folder: Path) -> None:
     paths = []
     for name, write in (
