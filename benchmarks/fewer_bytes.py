@@ -29,7 +29,8 @@ from flstream.codecs.error_feedback import encode_with_feedback
 from flstream.codecs.floats import load, store
 from flstream.codecs.frame_codec import FrameCodec, FramePlace
 from flstream.codecs.lossy import LossyCodec
-from flstream.job.codecs import CodecList, CodecPlan
+from flstream.job import job_keys
+from flstream.job.codecs import CodecPlan
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSource
 from flstream.model.dtypes import BY_CODE
@@ -209,7 +210,7 @@ def measure_exact(codec: FrameCodec, name: str, body: BufferSource, base: Buffer
 
 def chain(*listed: Any) -> tuple[CodecChain, str]:
     """Return the codecs of a list, and their names with arguments that were given."""
-    specs = CodecList("up").parse(list(listed), Path())
+    specs = job_keys()["streaming.codecs.up"].parse(list(listed), Path())
     return chain_of(CodecPlan(specs)), ", ".join(str(spec) for spec in specs)
 
 

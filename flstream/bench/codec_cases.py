@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic_core import PydanticCustomError
-
 from flstream.errors import UsageError
+from flstream.job import job_keys
 from flstream.job.codec_sections import BUILT_IN, LOSSY
-from flstream.job.codecs import CodecList, CodecPlan, CodecSpec
-from flstream.job.problems import Problem, did_you_mean
+from flstream.job.codecs import CodecPlan, CodecSpec
+from flstream.job.problems import Problem, RefusedValueError, did_you_mean
 from flstream.job.values import render_value
 
 PLAIN, ALL = "none", "all"
@@ -107,11 +106,12 @@ def _chain(text: str, entry: str, chain: str, way: Literal["up", "down"]) -> lis
         return []
     sections = [_section(text, entry, step.strip()) for step in chain.split("+")]
     try:
-        return CodecList(way).parse(sections, Path())
-    except PydanticCustomError as error:
-        problem: Problem = (error.context or {})["problems"][0]
+        specs: list[CodecSpec] = job_keys()[f"streaming.codecs.{way}"].parse(sections, Path())
+    except RefusedValueError as error:
+        problem = error.problems[0]
         where = entry if chain == entry and len(sections) == 1 else _where(entry, chain, problem)
         raise UsageError(f"--codecs {text}: {where}: {_clause(problem)}") from None
+    return specs
 
 
 def _section(text: str, entry: str, step: str) -> dict[str, Any]:

@@ -238,16 +238,14 @@ def _check_name(folder: Path) -> str:
     Raises:
         UsageError: the folder's name is not a valid job name.
     """
-    from pydantic_core import PydanticCustomError
+    from flstream.job import job_keys
+    from flstream.job.problems import RefusedValueError
 
-    from flstream.job import Problem, job_keys
-    from flstream.job.problems import given, hint_of_name
-
-    name, rule = folder.absolute().name, job_keys()["name"].rule
+    name, key = folder.absolute().name, job_keys()["name"]
     try:
-        rule.parse(name, folder)
-    except PydanticCustomError as error:
-        problem = Problem("", given(name), rule.allowed, hint_of_name(name))
+        key.parse(name, folder)
+    except RefusedValueError as error:
+        [problem] = error.problems
         raise UsageError(f"a job cannot be named after the folder {folder}: {problem}") from error
     return name
 

@@ -15,9 +15,8 @@ from flstream.codecs.shuffle import Shuffle
 from flstream.codecs.ternary import Ternary
 from flstream.codecs.topk import TopK
 from flstream.codecs.zstd import Zstd
-from flstream.job.codec_code import kind_of
 from flstream.job.codecs import CodecPlan
-from flstream.job.own_class import load_own
+from flstream.job.own_code import codec_kind_of, load_own
 
 BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
     "cast": Cast,
@@ -59,7 +58,7 @@ def chain_of(plan: CodecPlan) -> CodecChain:
     """Make the codecs of one direction.
 
     Args:
-        plan: The codecs, in an order that :class:`~flstream.job.codecs.CodecList` accepts.
+        plan: The codecs, in an order that a job file accepts.
 
     Raises:
         Exception: Whatever the code of a user's own class raises.
@@ -72,7 +71,7 @@ def chain_of(plan: CodecPlan) -> CodecChain:
         own: Any = load_own(spec.type, spec.args) if ":" in spec.type else None
         if spec.type in STEPS:
             steps.append(STEPS[spec.type](**spec.args))
-        elif spec.type in COMPRESSORS or kind_of(own) == "compressor":
+        elif spec.type in COMPRESSORS or codec_kind_of(own) == "compressor":
             made = own or COMPRESSORS[spec.type](**spec.args)
             frames = FrameCodec(tuple(steps), made, spec.name)
         else:

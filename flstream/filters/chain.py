@@ -13,9 +13,9 @@ from flstream.filters.gaussian import GaussianFilter
 from flstream.filters.numbers import FilteredValues, RemainingValues, SourceValues
 from flstream.filters.percentile import PercentileFilter
 from flstream.filters.svt import SVTFilter
-from flstream.job.filter_code import load_filter
 from flstream.job.filter_sections import GAUSSIAN, PERCENTILE, SVT
 from flstream.job.filters import FilterSpec
+from flstream.job.own_code import load_own
 from flstream.model.body import Source
 from flstream.model.layout import Layout
 
@@ -71,7 +71,8 @@ def filtered(
 def _made(spec: FilterSpec, values: Values, passage: Passage, place: int) -> BlockFilter:
     if spec.type in BUILT_IN:
         return BUILT_IN[spec.type](values, passage, place, spec.args)
-    return load_filter(spec.type, spec.args)
+    made: BlockFilter = load_own(spec.type, spec.args)
+    return made
 
 
 def remaining(layout: Layout, specs: Sequence[FilterSpec], direction: Direction) -> Layout:

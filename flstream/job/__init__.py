@@ -1,15 +1,15 @@
 """The job file: HOCON read into a typed, immutable `Job`, or refused with all its mistakes."""
 
+from flstream.job.clients_section import ClientsSection
 from flstream.job.job import Job
 from flstream.job.key import Key
 from flstream.job.keys import job_keys
 from flstream.job.load import load_job, make_job
 from flstream.job.problems import JobError, Problem
 from flstream.job.render import render_job, render_values
-from flstream.job.section import Section
+from flstream.job.rules import Section
 from flstream.job.sections import (
     AggregationSection,
-    ClientsSection,
     ModelSection,
     StreamingSection,
 )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from flstream.job.files import Factory
-from flstream.job.named_code import import_named
-from flstream.job.problems import Problem, did_you_mean, given
-from flstream.job.rules import refuse
+from flstream.job.files import CodeName
+from flstream.job.own_code import import_named
+from flstream.job.problems import Problem, RefusedValueError, given, must_be
 
 BuiltInMethod = Literal[
     "mean",
@@ -74,24 +71,8 @@ def is_own(method: str) -> bool:
     return ":" in method
 
 
-@dataclass(frozen=True)
-class MethodName(Factory):
-    """Name of a method that comes with flstream, or a class in a file or a module."""
-
-    what: str = "Class"
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return f"{', '.join(METHODS)}, path/to/file.py:Class or module:Class"
-
-    def parse(self, value: Any, folder: Path) -> str:
-        """Return a method's name, or the class's absolute place; no code is imported."""
-        if value in METHODS:
-            return str(value)
-        if not isinstance(value, str) or ":" not in value:
-            raise self.refused(value, did_you_mean(str(value).lower(), METHODS))
-        return super().parse(value, folder)
+MethodName = Annotated[str, CodeName("Class", lambda: METHODS)]
+"""Name of a method that comes with flstream, or a class in a file or a module."""
 
 
 class OwnRuleCode(NamedTuple):
@@ -115,43 +96,43 @@ def find_own_rule(method: str) -> OwnRuleCode:
         method: Place of the class, as `MethodName` resolves it.
 
     Raises:
-        PydanticCustomError: It cannot be imported, or is not a rule.
+        RefusedValueError: It cannot be imported, or is not a rule.
     """
     found = import_named(method, method, "class")
-    allowed = "a class with a method fold(values, weights) or weigh(gram, weights), or both"
     if not isinstance(found, type):
-        raise refuse(
-            Problem("", given(method), allowed, f"it is of the type {type(found).__name__}")
-        )
+        raise _no_rule(method, f"it is of the type {type(found).__name__}")
     methods = {name: getattr(found, name, None) for name in ("fold", "weigh")}
     there = {name: each for name, each in methods.items() if each is not None}
     if not there:
-        raise refuse(Problem("", given(method), allowed, f"{found.__name__} has neither"))
+        raise _no_rule(method, f"{found.__name__} has neither")
     for name, each in there.items():
         if not callable(each):
-            raise refuse(Problem("", given(method), allowed, f"its {name} is not a method"))
+            raise _no_rule(method, f"its {name} is not a method")
         try:
             inspect.signature(each).bind("self", "first", "weights")
         except TypeError as error:
-            hint = f"its {name} takes {inspect.signature(each)}"
-            raise refuse(Problem("", given(method), allowed, hint)) from error
+            raise _no_rule(method, f"its {name} takes {inspect.signature(each)}") from error
     return OwnRuleCode(found, "fold" in there, "weigh" in there)
+
+
+def _no_rule(method: str, hint: str) -> RefusedValueError:
+    allowed = "a class with a method fold(values, weights) or weigh(gram, weights), or both"
+    return RefusedValueError(Problem("", given(method), allowed, hint))
 
 
 def check_args(method: str, args: dict[str, Any]) -> None:
     """Check that a method takes arguments.
 
     Raises:
-        PydanticCustomError: It does not.
+        RefusedValueError: It does not.
     """
     if not is_own(method):
         if args:
-            allowed = f"none, as aggregation.method is {method}"
-            raise refuse(Problem("", given(args), allowed))
+            raise must_be(f"none, as aggregation.method is {method}")
         return
     make = find_own_rule(method).make
     try:
         inspect.signature(make).bind(**args)
     except TypeError as error:
         takes = f"what {make.__name__}{inspect.signature(make)} takes"
-        raise refuse(Problem("", given(args), takes, str(error))) from error
+        raise must_be(takes, str(error)) from error

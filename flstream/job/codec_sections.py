@@ -3,57 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from flstream.job.rules import Choice, Real, ValueRule, Whole, read_number
-from flstream.job.section import Section
+from pydantic import AfterValidator, Field
 
-
-@dataclass(frozen=True)
-class PowerOfTwo(ValueRule):
-    """A power of two from `least` to `most`."""
-
-    least: int
-    most: int
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return f"a power of two from {self.least} to {self.most}"
-
-    def parse(self, value: Any, folder: Path) -> int:
-        """Return the number."""
-        number = read_number(value)
-        if not isinstance(number, int) or not self.least <= number <= self.most:
-            raise self.refused(value)
-        if number & (number - 1):
-            raise self.refused(value)
-        return number
+from flstream.job.annotations import ValueKind
+from flstream.job.rules import Real, Section, Whole
 
 
-_GROUP = PowerOfTwo(2, 65_536)
+def _power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError("")  # its kind says all there is to say
+    return number
+
+
+Group = Annotated[
+    Whole,
+    Field(ge=2, le=65_536),
+    AfterValidator(_power_of_two),
+    ValueKind("a power of two", number=str),
+]
+"""How many numbers share a scale."""
 
 
 class CastSection(Section):
     """Send numbers of 16 bits, each rounded once to the nearest."""
 
-    to: Annotated[Literal["bf16", "f16"], Choice(("bf16", "f16"))] = "bf16"
+    to: Literal["bf16", "f16"] = "bf16"
     """The type: bf16 has the range of float32, f16 is more exact and is refused above 65504."""
 
 
 class Int8Section(Section):
     """Send whole numbers of 8 bits, and a scale for each group of them."""
 
-    group: Annotated[int, _GROUP] = 256
+    group: Group = 256
     """How many numbers share a scale: the fewer, the smaller the errors and the more scales."""
 
 
 class Int4Section(Section):
     """Send whole numbers of 4 bits, and a scale for each group of them."""
 
-    group: Annotated[int, _GROUP] = 64
+    group: Group = 64
     """How many numbers share a scale: the fewer, the smaller the errors and the more scales."""
 
 
@@ -64,7 +54,7 @@ class TopKSection(Section):
     arXiv:1809.07599.
     """
 
-    fraction: Annotated[float, Real(0, above_least=True, most=1)] = 0.01
+    fraction: Annotated[Real, Field(gt=0, le=1)] = 0.01
     """The fraction of each 65536 numbers that is sent."""
 
 
@@ -74,7 +64,7 @@ class TernarySection(Section):
     From Sattler et al. 2019, arXiv:1903.02891; what is left out is added to the site's next update.
     """
 
-    fraction: Annotated[float, Real(0, above_least=True, most=1)] = 0.04
+    fraction: Annotated[Real, Field(gt=0, le=1)] = 0.04
     """The fraction of each 65536 numbers that is sent."""
 
 
@@ -89,7 +79,7 @@ class ShuffleSection(Section):
 class ZstdSection(Section):
     """Compress every frame with Zstandard."""
 
-    level: Annotated[int, Whole(1, 19)] = 1
+    level: Annotated[Whole, Field(ge=1, le=19)] = 1
     """The level: above 1, it takes many times as long for weights that get hardly any smaller."""
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo
 
-from flstream.job.codec_code import CodecTraits, check_codec
+from flstream.job.annotations import ValueKind
 from flstream.job.codec_sections import BUILT_IN, FEEDBACK, LOSSY, STEPS
-from flstream.job.free_values import FreeArgs
-from flstream.job.problems import Problem, given
-from flstream.job.rules import Patterns, ValueRule, refuse
-from flstream.job.section import Section
-from flstream.job.typed_sections import TypedSpec, arguments_of, parse_each, type_and_args
-from flstream.job.values import render_value
+from flstream.job.own_code import CodecTraits, check_codec
+from flstream.job.problems import Problem, RefusedValueError, given
+from flstream.job.rules import Patterns, Section, folder_of
+from flstream.job.typed_sections import TypedSpec, parse_spec, render_specs
 
 
 class CodecSpec(TypedSpec):
@@ -50,49 +48,58 @@ class CodecPlan:
     @property
     def is_lossy(self) -> bool:
         """Whether the first of them loses bits."""
-        first = self.specs[0] if self.specs else None
-        if first is None or ":" not in first.type:
-            return first is not None and first.type in LOSSY
-        return check_codec(first.type, first.args).kind == "lossy"
+        return bool(self.specs) and _traits(self.specs[0]).kind == "lossy"
 
 
-class _Listed(NamedTuple):
-    """A codec of a list.
-
-    Attributes:
-        spec: The codec.
-        traits: What it does.
-    """
-
-    spec: CodecSpec
-    traits: CodecTraits
+def _parsed(value: Any, info: ValidationInfo) -> CodecSpec:
+    """Return a codec with all of its arguments; one of the user's own is imported."""
+    spec = parse_spec(value, "codec", BUILT_IN, CodecSpec, folder_of(info))
+    _traits(spec)
+    return spec
 
 
-@dataclass(frozen=True)
-class CodecList(ValueRule):
-    """A list of codecs, in the order in which a sender applies them."""
+def _traits(spec: CodecSpec) -> CodecTraits:
+    """Return what a codec does; one of the user's own is made to be asked."""
+    if spec.type not in BUILT_IN:
+        return check_codec(spec.type, spec.args)
+    if spec.type in LOSSY:
+        return CodecTraits("lossy", spec.type in FEEDBACK)
+    return CodecTraits("step" if spec.type in STEPS else "compressor")
 
-    direction: Literal["down", "up"]
-    """Whether models are sent (`down`) or updates (`up`)."""
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a list of codecs, each a name or a section { type, and the codec's own keys }"
+def _in_order(specs: list[CodecSpec], direction: Literal["down", "up"]) -> list[CodecSpec]:
+    """Refuse codecs that cannot follow each other, or not in this direction."""
+    traits, problems = [*map(_traits, specs)], []
+    for index, (spec, (kind, for_updates)) in enumerate(zip(specs, traits, strict=True)):
+        key, name = f"[{index}]", given(spec.name)
+        if any(spec.type == each.type for each in specs[:index]):
+            problems.append(Problem(key, name, "a codec that is not in the list already"))
+        elif kind == "lossy" and index:
+            hint = "what loses bits comes before what is exact, and there is one at most"
+            problems.append(Problem(key, name, "an exact codec", hint))
+        elif kind == "compressor" and index < len(specs) - 1:
+            problems.append(Problem(key, name, "the last of the list"))
+        elif kind == "lossy" and direction == "down" and for_updates:
+            hint = "it sends changes alone, and a site may have no model that they are changes of"
+            problems.append(Problem(key, name, "a codec of whole models", hint))
+        elif spec.type == "delta" and traits[0].kind == "lossy" and direction == "up":
+            hint = f"{specs[0].name} encodes differences already"
+            problems.append(Problem(key, name, "left out", hint))
+    if not problems and specs and traits[-1].kind == "step":
+        hint = "it makes no bytes fewer by itself"
+        last = specs[-1].name
+        problems.append(Problem(f"[{len(specs) - 1}]", given(last), "followed by zstd", hint))
+    if problems:
+        raise RefusedValueError(*problems)
+    return specs
 
-    def parse(self, value: Any, folder: Path) -> list[CodecSpec]:
-        """Return the codecs with all of their arguments; those of the user's own are imported."""
-        if not isinstance(value, list):
-            raise self.refused(value, "write [zstd]")
-        listed = parse_each(value, lambda each: _parsed(each, folder))
-        problems = [*_misplaced(listed, self.direction)]
-        if problems:
-            raise refuse(*problems)
-        return [each.spec for each in listed]
 
-    def render(self, value: Any) -> str:
-        """Return HOCON text that parses to these codecs."""
-        return render_value([each.as_section() for each in value])
+_Codecs = list[Annotated[CodecSpec, PlainValidator(_parsed)]]
+CODECS = ValueKind(
+    "a list of codecs, each a name or a section { type, and the codec's own keys }",
+    "[zstd]",
+    render=render_specs,
+)
 
 
 class CodecsSection(Section):
@@ -106,20 +113,24 @@ class CodecsSection(Section):
     over.
     """
 
-    down: Annotated[list[CodecSpec], CodecList("down")] = Field(default_factory=list)
+    down: Annotated[_Codecs, AfterValidator(partial(_in_order, direction="down")), CODECS] = Field(
+        default_factory=list
+    )
     """The codecs of models: cast, int8, int4, delta, shuffle, zstd or your own.
 
     Your own gives numbers that it has decoded back as they are.
     """
 
-    up: Annotated[list[CodecSpec], CodecList("up")] = Field(default_factory=list)
+    up: Annotated[_Codecs, AfterValidator(partial(_in_order, direction="up")), CODECS] = Field(
+        default_factory=list
+    )
     """The codecs of updates: cast, int8, int4, topk, ternary, delta, shuffle, zstd or your own.
 
     One with arguments is a section, such as `{ type = topk, fraction = 0.05 }`. Your own is a
     class in a file beside the job file, `{ type = "mine.py:Codec" }` with its keyword arguments.
     """
 
-    require_lossless: Annotated[list[str], Patterns()] = Field(default_factory=list)
+    require_lossless: Patterns = Field(default_factory=list)
     """Regular expressions: tensors in whose names one is found lose no bits."""
 
     def by_key(self) -> Iterator[tuple[str, CodecSpec]]:
@@ -143,39 +154,3 @@ class CodecsSection(Section):
     def of_updates(self) -> CodecPlan:
         """The codecs of updates."""
         return CodecPlan(self.up, self.require_lossless)
-
-
-def _parsed(value: Any, folder: Path) -> _Listed:
-    kind, args = type_and_args(value, "codec", tuple(BUILT_IN), folder)
-    if kind in BUILT_IN:
-        spec = CodecSpec(kind, arguments_of(BUILT_IN[kind], args, folder))
-        if kind in LOSSY:
-            return _Listed(spec, CodecTraits("lossy", kind in FEEDBACK))
-        return _Listed(spec, CodecTraits("step" if kind in STEPS else "compressor"))
-    spec = CodecSpec(kind, FreeArgs().parse(args, folder))
-    return _Listed(spec, check_codec(spec.type, spec.args))
-
-
-def _misplaced(listed: Sequence[_Listed], direction: str) -> list[Problem]:
-    """Return what is wrong with the order of codecs."""
-    problems = []
-    for index, (spec, (kind, for_updates)) in enumerate(listed):
-        key, name = f"[{index}]", given(spec.name)
-        if any(spec.type == each.spec.type for each in listed[:index]):
-            problems.append(Problem(key, name, "a codec that is not in the list already"))
-        elif kind == "lossy" and index:
-            hint = "what loses bits comes before what is exact, and there is one at most"
-            problems.append(Problem(key, name, "an exact codec", hint))
-        elif kind == "compressor" and index < len(listed) - 1:
-            problems.append(Problem(key, name, "the last of the list"))
-        elif kind == "lossy" and direction == "down" and for_updates:
-            hint = "it sends changes alone, and a site may have no model that they are changes of"
-            problems.append(Problem(key, name, "a codec of whole models", hint))
-        elif spec.type == "delta" and listed[0].traits.kind == "lossy" and direction == "up":
-            hint = f"{listed[0].spec.name} encodes differences already"
-            problems.append(Problem(key, name, "left out", hint))
-    if not problems and listed and listed[-1].traits.kind == "step":
-        hint = "it makes no bytes fewer by itself"
-        last = listed[-1].spec.name
-        problems.append(Problem(f"[{len(listed) - 1}]", given(last), "followed by zstd", hint))
-    return problems

@@ -4,48 +4,44 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from flstream.job.problems import Problem, given
-from flstream.job.rules import ValueRule, refuse
+from pydantic import AfterValidator, ValidationInfo
+
+from flstream.job.annotations import ValueKind
+from flstream.job.problems import must_be
+from flstream.job.rules import folder_of
 
 _INTERPRETERS = ("python", "python3")
 
 
-@dataclass(frozen=True)
-class CommandLine(ValueRule):
-    """The words of a launcher's command line, as on a shell, without the script.
+def _command(text: str, info: ValidationInfo) -> str:
+    """Return a command whose first word is a program that there is; a path becomes absolute."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise must_be("quoted as on a shell", str(error)) from error
+    if not words:
+        raise ValueError("")  # its kind says all there is to say
+    first, *others = words
+    if "/" in first:
+        path = os.path.abspath(folder_of(info) / first)
+        if not os.access(path, os.X_OK) or os.path.isdir(path):
+            raise ValueError(f"there is no program {path}")
+        return text if path == first else shlex.join([path, *others])
+    if program_path(first) is None:
+        where = f"{Path(sys.executable).parent} or on PATH"
+        raise ValueError(f"there is no program {first} in {where}; install it")
+    return text
 
-    A program that is named by a path resolves to an absolute one; others keep their names.
-    """
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a launcher and its options, such as torchrun --nproc_per_node=2"
-
-    def parse(self, value: Any, folder: Path) -> str:
-        """Return the text, if its first word is a program that there is."""
-        if not isinstance(value, str):
-            raise self.refused(value)
-        try:
-            words = shlex.split(value)
-        except ValueError as error:
-            raise refuse(Problem("", given(value), "quoted as on a shell", str(error))) from error
-        if not words:
-            raise self.refused(value)
-        first, *others = words
-        if "/" in first:
-            path = os.path.abspath(folder / first)
-            if not os.access(path, os.X_OK) or os.path.isdir(path):
-                raise self.refused(value, f"there is no program {path}")
-            return value if path == first else shlex.join([path, *others])
-        if program_path(first) is None:
-            where = f"{Path(sys.executable).parent} or on PATH"
-            raise self.refused(value, f"there is no program {first} in {where}; install it")
-        return value
+CommandLine = Annotated[
+    str,
+    AfterValidator(_command),
+    ValueKind("a launcher and its options, such as torchrun --nproc_per_node=2"),
+]
+"""The words of a launcher's command line, as on a shell, without the script."""
 
 
 def command_words(text: str) -> list[str]:

@@ -5,11 +5,12 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-from flstream.job.rules import ValueRule, read_number
+from pydantic import AfterValidator
+
+from flstream.job.annotations import ValueKind
+from flstream.job.rules import read_number
 
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -64,7 +65,7 @@ def read_condition(text: str) -> Condition:
     if parts["operator"] not in _COMPARE:
         raise _expected(f"one of {_OPERATORS}", text, parts.start("operator"))
     number = read_number(parts["number"])
-    if number is None or not math.isfinite(number):
+    if isinstance(number, str) or not math.isfinite(number):
         raise _expected("one finite number", text, parts.start("number"))
     return Condition(parts["metric"], parts["operator"], float(number))
 
@@ -75,20 +76,13 @@ def _expected(what: str, text: str, position: int) -> ValueError:
     return ValueError(f"character {position + 1}: {what} must come here, {there}")
 
 
-@dataclass(frozen=True)
-class StopCondition(ValueRule):
-    """A condition on a metric, kept as text in its canonical form."""
+def _canonical(text: str) -> str:
+    return str(read_condition(text))
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return f'a metric, one of {_OPERATORS} and a number, such as "accuracy >= 0.97"'
 
-    def parse(self, value: Any, folder: Path) -> str:
-        """Return the condition in its canonical form."""
-        if not isinstance(value, str):
-            raise self.refused(value)
-        try:
-            return str(read_condition(value))
-        except ValueError as error:
-            raise self.refused(value, str(error)) from None
+StopCondition = Annotated[
+    str,
+    AfterValidator(_canonical),
+    ValueKind(f'a metric, one of {_OPERATORS} and a number, such as "accuracy >= 0.97"'),
+]
+"""A condition on a metric, kept as text in its canonical form."""

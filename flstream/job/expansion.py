@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from pydantic_core import PydanticCustomError
-
 from flstream.job.key import WORKFLOW
+from flstream.job.problems import RefusedValueError
 from flstream.job.workflow_code import DEFAULT_WORKFLOW, built_in_args, built_ins
 
 # The arguments that every workflow has, which the one before takes over.
@@ -69,7 +68,7 @@ def _is(section: Mapping[str, Any], name: str) -> bool:
 
 def _has_rounds(section: Mapping[str, Any]) -> bool:
     name = section.get("type", DEFAULT_WORKFLOW)
-    with suppress(PydanticCustomError):
+    with suppress(RefusedValueError):
         return name not in list(built_ins()) or built_in_args(name).has_rounds
     return True
 

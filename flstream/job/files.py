@@ -1,118 +1,130 @@
-"""Rules for keys that name files and Python code; the code is parsed, never imported."""
+"""Kinds of values that name files and Python code; the code is parsed, never imported."""
 
 import ast
 import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from flstream.job.problems import Problem, did_you_mean, given
-from flstream.job.rules import ValueRule, refuse
+from annotated_types import GroupedMetadata
+from pydantic import AfterValidator, PlainValidator, ValidationInfo
+
+from flstream.job.annotations import ValueKind
+from flstream.job.problems import Problem, RefusedValueError, did_you_mean, must_be
+from flstream.job.rules import folder_of
+
+CHECKPOINTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
+"""Suffixes of the files that weights are loaded from."""
 
 
 @dataclass(frozen=True)
-class File(ValueRule):
-    """An existing file, optionally with one of some suffixes; resolves to an absolute path."""
+class ExistingFile(GroupedMetadata):
+    """The path of an existing file, optionally with one of some suffixes; becomes absolute."""
 
     suffixes: tuple[str, ...] = ()
+    what: str = ""
+    """What the file is, in words; empty for what its suffixes say."""
 
     @property
     def allowed(self) -> str:
         """Description of allowed values."""
-        if not self.suffixes:
-            return "the path of an existing file"
-        *others, last = self.suffixes
+        *others, last = self.suffixes or ("",)
         kinds = f"{', '.join(others)} or {last}" if others else last
-        return f"the path of an existing {kinds} file"
+        return f"the path of an existing {self.what or kinds} file"
 
-    def parse(self, value: Any, folder: Path) -> Path:
-        """Return the absolute path."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the validator, and the description."""
+        yield PlainValidator(self.parse)
+        yield ValueKind(self.allowed)
+
+    def parse(self, value: Any, info: ValidationInfo) -> Path:
+        """Return the absolute path.
+
+        Raises:
+            ValueError: There is no such file; the message is a hint, and may be empty.
+        """
         if not isinstance(value, str | Path) or not str(value):
-            raise self.refused(value)
-        path = _absolute(folder, value)
+            raise ValueError("")  # its kind says all there is to say
+        path = _absolute(folder_of(info), value)
         if not path.is_file():
-            raise self.refused(value, _where(path))
-        if self.suffixes and not path.name.lower().endswith(self.suffixes):
-            raise self.refused(value)
+            raise ValueError(_where(path))
+        if not path.name.lower().endswith(self.suffixes or ("",)):
+            raise ValueError("")
         return path
 
 
 @dataclass(frozen=True)
-class ScriptFile(File):
-    """An existing Python file that parses."""
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "the path of an existing Python file"
-
-    def parse(self, value: Any, folder: Path) -> Path:
-        """Return the absolute path."""
-        path = super().parse(value, folder)
-        _syntax(path, value)
-        return path
-
-
-@dataclass(frozen=True)
-class Factory(ValueRule):
-    """Something callable in a module beside the job file, in a file, or in an installed module.
+class CodeName(GroupedMetadata):
+    """The name of a built-in, or something callable in a file or a module.
 
     Code beside the job file or in a file resolves to `/abs/path/model.py:build`, which can be
-    found from anywhere; an installed module keeps its name.
+    found from anywhere; an installed module keeps its name. No code is imported.
     """
 
     what: str = "callable"
+    built_in: Callable[[], Collection[str]] = tuple
+    """Returns the names of the built-ins."""
 
     @property
     def allowed(self) -> str:
         """Description of allowed values."""
+        if built_in := ", ".join(self.built_in()):
+            return f"{built_in}, path/to/file.py:{self.what} or module:{self.what}"
         return f"module:{self.what} or path/to/file.py:{self.what}"
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the validator, and the description."""
+        yield PlainValidator(lambda value, info: self.parse(value, folder_of(info)))
+        yield ValueKind(lambda: self.allowed)
+
     def parse(self, value: Any, folder: Path) -> str:
-        """Return the factory in its absolute form."""
-        where, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-        if not where or not name.isidentifier():
-            raise self.refused(value)
-        path = self._locate(value, where, folder)
-        if path is None:
+        """Return a built-in's name, or the place of the code in its absolute form.
+
+        Raises:
+            ValueError: It is neither; the message is a hint, and may be empty.
+        """
+        if value in list(self.built_in()):
             return str(value)
-        names = top_level_names(_syntax(path, value).body)
+        where, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        if not isinstance(value, str) or ":" not in value:
+            raise ValueError(did_you_mean(str(value).lower(), self.built_in()))
+        if not where or not name.isidentifier():
+            raise ValueError("")
+        path = _locate(where, folder)
+        if path is None:
+            return value
+        names = top_level_names(_syntax(path).body)
         if name not in names and "*" not in names:
-            raise refuse(
-                Problem(
-                    "",
-                    given(value),
-                    f"the name of a {self.what} at the top level of {path}",
-                    did_you_mean(name, names),
-                )
-            )
+            allowed = f"the name of a {self.what} at the top level of {path}"
+            raise must_be(allowed, did_you_mean(name, names))
         return f"{path}:{name}"
 
-    def _locate(self, value: str, where: str, folder: Path) -> Path | None:
-        """Return the file that holds the code, None where it is an installed module."""
-        if where.endswith(".py") or "/" in where:
-            path = _absolute(folder, where)
-            if not path.is_file():
-                raise self.refused(value, _where(path))
+
+def _locate(where: str, folder: Path) -> Path | None:
+    """Return the file that holds code, None where it is an installed module."""
+    if where.endswith(".py") or "/" in where:
+        path = _absolute(folder, where)
+        if not path.is_file():
+            raise ValueError(_where(path))
+        return path
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", where):
+        raise ValueError("")
+    beside = _absolute(folder, where.replace(".", "/"))
+    for path in (beside.with_name(f"{beside.name}.py"), beside / "__init__.py"):
+        if path.is_file():
             return path
-        if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", where):
-            raise self.refused(value)
-        beside = _absolute(folder, where.replace(".", "/"))
-        for path in (beside.with_name(f"{beside.name}.py"), beside / "__init__.py"):
-            if path.is_file():
-                return path
-        # Only the first part is looked up: finding more would import it, and run its code.
-        if PathFinder.find_spec(where.partition(".")[0]) is None:
-            near = get_close_matches(where, [file.stem for file in folder.glob("*.py")], n=1)
-            hint = f"looked for {beside}.py and for an installed module {where}"
-            raise self.refused(value, "; ".join([hint, *(f"did you mean {n}?" for n in near)]))
-        return None
+    # Only the first part is looked up: finding more would import it, and run its code.
+    if PathFinder.find_spec(where.partition(".")[0]) is None:
+        near = get_close_matches(where, [file.stem for file in folder.glob("*.py")], n=1)
+        hint = f"looked for {beside}.py and for an installed module {where}"
+        raise ValueError("; ".join([hint, *(f"did you mean {n}?" for n in near)]))
+    return None
 
 
 def _absolute(folder: Path, path: str | Path) -> Path:
@@ -129,7 +141,7 @@ def _where(path: Path) -> str:
     return f"there is no {path}{f'; {question}' if question else ''}"
 
 
-def _syntax(path: Path, value: Any) -> ast.Module:
+def _syntax(path: Path) -> ast.Module:
     """Parse a Python file, so that its syntax errors are found before any process starts."""
     try:
         with warnings.catch_warnings():
@@ -139,7 +151,7 @@ def _syntax(path: Path, value: Any) -> ast.Module:
         hint = f"{path} line {error.lineno}: {error.msg}"
     except (ValueError, OSError) as error:
         hint = f"{path}: {error}"
-    raise refuse(Problem("", given(value), "Python that parses", hint))
+    raise must_be("Python that parses", hint)
 
 
 def top_level_names(body: Iterable[ast.stmt]) -> set[str]:
@@ -165,23 +177,44 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
                     yield from top_level_names(inner.body)
 
 
-@dataclass(frozen=True)
-class Modules(ValueRule):
-    """A list of names of modules."""
+def check_installed(value: str, module: str, install: str) -> None:
+    """Refuse a value that needs a library which is not installed.
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a list of names of modules"
+    Args:
+        value: The value.
+        module: Top-level module of the library.
+        install: What installs it, as on a shell.
 
-    def parse(self, value: Any, folder: Path) -> list[str]:
-        """Return the names."""
-        if not isinstance(value, list):
-            raise self.refused(value, "write [transformers, trl]")
-        for each in value:
-            parts = each.split(".") if isinstance(each, str) else [""]
-            if not all(part.isidentifier() for part in parts):
-                raise self.refused(each)
-            if importlib.util.find_spec(parts[0]) is None:
-                raise self.refused(each, f"there is no installed module {parts[0]}")
-        return value
+    Raises:
+        RefusedValueError: It is not installed.
+    """
+    if importlib.util.find_spec(module) is None:
+        missing = f"given {value}, and there is no module {module}"
+        raise RefusedValueError(Problem("", missing, "", f"install it: {install}"))
+
+
+def _parses(path: Path) -> Path:
+    _syntax(path)
+    return path
+
+
+def _is_module(name: str) -> str:
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise ValueError("")
+    if importlib.util.find_spec(parts[0]) is None:
+        raise ValueError(f"there is no installed module {parts[0]}")
+    return name
+
+
+Checkpoint = Annotated[Path, ExistingFile(CHECKPOINTS)]
+"""An existing file with weights."""
+
+ScriptFile = Annotated[Path, ExistingFile(what="Python"), AfterValidator(_parses)]
+"""An existing Python file that parses."""
+
+Modules = Annotated[
+    list[Annotated[str, AfterValidator(_is_module)]],
+    ValueKind("a list of names of modules", "[transformers, trl]"),
+]
+"""A list of names of modules."""

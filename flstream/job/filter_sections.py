@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from flstream.job.rules import Real, ValueRule
-from flstream.job.section import Section
+from pydantic import Field
 
+from flstream.job.annotations import ValueKind
+from flstream.job.rules import NOT_EMPTY, Pattern, Real, Section
 
-@dataclass(frozen=True)
-class NamesOrPattern(ValueRule):
-    """Whole names of tensors, or one regular expression that is found in names."""
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a list of names of tensors, or one regular expression"
-
-    def parse(self, value: Any, folder: Path) -> list[str] | str:
-        """Return the names, or the expression, which compiles."""
-        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-            return value
-        if not isinstance(value, str) or not value:
-            raise self.refused(value)
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise self.refused(value, f"it does not parse: {error}") from None
-        return value
+NamesOrPattern = Annotated[
+    Annotated[list[str], NOT_EMPTY] | Annotated[Pattern, Field(min_length=1)],
+    ValueKind("a list of names of tensors, or one regular expression"),
+]
+"""Whole names of tensors, or one regular expression that is found in names."""
 
 
 class PercentilePrivacySection(Section):
@@ -42,10 +25,10 @@ class PercentilePrivacySection(Section):
     CCS 2015, doi:10.1145/2810103.2813687. Scalars stay as they are, as in NVFlare.
     """
 
-    percentile: Annotated[float, Real(0, most=100)] = 10.0
+    percentile: Annotated[Real, Field(ge=0, le=100)] = 10.0
     """The percentile: about so many of a hundred changes are left out."""
 
-    gamma: Annotated[float, Real(0, above_least=True)] = 0.01
+    gamma: Annotated[Real, Field(gt=0)] = 0.01
     """The most that a number changes, for each step of an update that gives their number."""
 
 
@@ -56,26 +39,26 @@ class SVTPrivacySection(Section):
     brain tumour segmentation", arXiv:1910.00962. Scalars stay as they are, as in NVFlare.
     """
 
-    fraction: Annotated[float, Real(0, above_least=True, most=1)] = 0.1
+    fraction: Annotated[Real, Field(gt=0, le=1)] = 0.1
     """The fraction of numbers that is shared, rounded up to a whole number of them."""
 
-    epsilon: Annotated[float, Real(0, above_least=True)] = 0.1
+    epsilon: Annotated[Real, Field(gt=0)] = 0.1
     """The budget of the choice: the smaller, the more of it is chance."""
 
-    noise_var: Annotated[float, Real(0, above_least=True)] = 0.1
+    noise_var: Annotated[Real, Field(gt=0)] = 0.1
     """The budget of the shared values: the scale of their Laplace noise is 2 gamma / noise_var."""
 
-    gamma: Annotated[float, Real(0, above_least=True)] = 1e-5
+    gamma: Annotated[Real, Field(gt=0)] = 1e-5
     """The most that a number changes, for each step of an update that gives their number."""
 
-    tau: Annotated[float, Real(0)] = 1e-6
+    tau: Annotated[Real, Field(ge=0)] = 1e-6
     """The absolute change from which on a number is likely to be shared."""
 
 
 class ExcludeVarsSection(Section):
     """Leave tensors out: they do not leave the site, or its code does not receive them."""
 
-    exclude_vars: Annotated[list[str] | str, NamesOrPattern()]
+    exclude_vars: NamesOrPattern
     """The tensors: a list of whole names, or a regular expression that is found in names.
 
     A tensor with several tied names goes by any of them. Each has to be found in the model.
@@ -85,7 +68,7 @@ class ExcludeVarsSection(Section):
 class GaussianSection(Section):
     """Add independent Gaussian noise to every number."""
 
-    sigma: Annotated[float, Real(0, above_least=True)]
+    sigma: Annotated[Real, Field(gt=0)]
     """The standard deviation of the noise."""
 
 

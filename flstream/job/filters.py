@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, ValidationInfo
 
-from flstream.job.filter_code import check_filter
+from flstream.job.annotations import ValueKind
 from flstream.job.filter_sections import BUILT_IN, EXCLUDE_VARS
-from flstream.job.free_values import FreeArgs
-from flstream.job.rules import ValueRule
-from flstream.job.section import Section
-from flstream.job.typed_sections import TypedSpec, arguments_of, parse_each, type_and_args
-from flstream.job.values import render_value
+from flstream.job.own_code import check_filter
+from flstream.job.rules import Section, folder_of
+from flstream.job.typed_sections import TypedSpec, parse_spec, render_specs
 
 
 @dataclass(frozen=True)
@@ -28,24 +25,20 @@ class FilterSpec(TypedSpec):
         return self.type != EXCLUDE_VARS
 
 
-@dataclass(frozen=True)
-class FilterList(ValueRule):
-    """A list of filters: names, or sections with a type and its arguments."""
+def _parsed(value: Any, info: ValidationInfo) -> FilterSpec:
+    """Return a filter with all of its arguments; one of the user's own is imported."""
+    spec = parse_spec(value, "filter", BUILT_IN, FilterSpec, folder_of(info))
+    if spec.type not in BUILT_IN:
+        check_filter(spec.type, spec.args)
+    return spec
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a list of filters, each a name or a section { type, and the filter's own keys }"
 
-    def parse(self, value: Any, folder: Path) -> list[FilterSpec]:
-        """Return the filters with all of their arguments; those of the user's own are imported."""
-        if not isinstance(value, list):
-            raise self.refused(value, "write [percentile_privacy]")
-        return parse_each(value, lambda each: _parsed(each, folder))
-
-    def render(self, value: Any) -> str:
-        """Return HOCON text that parses to these filters."""
-        return render_value([each.as_section() for each in value])
+FILTERS = ValueKind(
+    "a list of filters, each a name or a section { type, and the filter's own keys }",
+    "[percentile_privacy]",
+    render=render_specs,
+)
+_Filters = Annotated[list[Annotated[FilterSpec, PlainValidator(_parsed)]], FILTERS]
 
 
 class FiltersSection(Section):
@@ -57,14 +50,14 @@ class FiltersSection(Section):
     Integers and bools stay as they are. docs/filters.md has what they cost.
     """
 
-    up: Annotated[list[FilterSpec], FilterList()] = Field(default_factory=list)
+    up: _Filters = Field(default_factory=list)
     """The filters of updates: percentile_privacy, svt_privacy, exclude_vars, gaussian or your own.
 
     One with arguments is a section, such as `{ type = gaussian, sigma = 0.01 }`. Your own is a
     class in a file beside the job file, `{ type = "mine.py:Filter" }` with its keyword arguments.
     """
 
-    down: Annotated[list[FilterSpec], FilterList()] = Field(default_factory=list)
+    down: _Filters = Field(default_factory=list)
     """The filters of the models that sites receive, of the same types."""
 
     @property
@@ -77,12 +70,3 @@ class FiltersSection(Section):
         for direction, specs in (("up", self.up), ("down", self.down)):
             for place, spec in enumerate(specs):
                 yield f"filters.{direction}[{place}]", spec
-
-
-def _parsed(value: Any, folder: Path) -> FilterSpec:
-    kind, args = type_and_args(value, "filter", tuple(BUILT_IN), folder)
-    if kind in BUILT_IN:
-        return FilterSpec(kind, arguments_of(BUILT_IN[kind], args, folder))
-    spec = FilterSpec(kind, FreeArgs().parse(args, folder))
-    check_filter(spec.type, spec.args)
-    return spec

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
-from flstream.job.free_values import PlainType
-from flstream.job.problems import MISSING, UNKNOWN, Problem, given
-from flstream.job.rules import ValueRule
-from flstream.job.section import Section
+from flstream.job.annotations import ValueKind, described, kind_of, render_plain
+from flstream.job.mistakes import problems_of
+from flstream.job.problems import RefusedValueError
+from flstream.job.rules import Section
 
 if TYPE_CHECKING:
     from flstream.job.job import Job
@@ -29,8 +31,8 @@ class Key:
 
     path: tuple[str, ...]
     """Parts of the dotted name: `("clients", "count")`, or `("workflow[1]", "type")` in a list."""
-    rule: ValueRule
-    """Rule for its values; `rule.allowed` describes them in words."""
+    annotation: Any
+    """Type of its values, with its constraints."""
     required: bool
     """Whether the key must be given."""
     default: Any
@@ -42,6 +44,31 @@ class Key:
     def name(self) -> str:
         """Dotted name of the key: `clients.count`."""
         return ".".join(self.path)
+
+    @cached_property
+    def kind(self) -> ValueKind | None:
+        """Kind of its values; None for one that its type says all of."""
+        return kind_of(self.annotation)
+
+    @property
+    def allowed(self) -> str:
+        """Description of allowed values, to follow "must be"."""
+        return described(self.annotation)
+
+    def parse(self, value: Any, folder: Path) -> Any:
+        """Return the typed value.
+
+        Args:
+            value: Value as HOCON gives it.
+            folder: Folder of the job file, in which relative paths start.
+
+        Raises:
+            RefusedValueError: The value is not allowed.
+        """
+        try:
+            return TypeAdapter(self.annotation).validate_python(value, context={"folder": folder})
+        except ValidationError as error:
+            raise RefusedValueError(*problems_of(error, {"": self}, value)) from None
 
     def value_in(self, job: Job) -> Any:
         """Return the value that a job has for this key."""
@@ -77,7 +104,9 @@ class Key:
 
     def render(self, value: Any) -> str:
         """Return a value of this key as HOCON text."""
-        return "null" if value is None else self.rule.render(value)
+        if value is None:
+            return "null"
+        return render_plain(value) if self.kind is None else self.kind.render(value)
 
 
 def split_index(part: str) -> tuple[str, int | None]:
@@ -110,11 +139,9 @@ def section_at(field: FieldInfo) -> type[Section] | None:
 
 
 def _key(field: FieldInfo, path: tuple[str, ...]) -> Key:
-    # A key without a rule accepts the values of its type.
-    rules = [each for each in field.metadata if isinstance(each, ValueRule)]
-    rule = rules[0] if rules else PlainType(field.rebuild_annotation())
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    return Key(path, rule, field.is_required(), default, field.description or "")
+    annotation = field.rebuild_annotation()
+    return Key(path, annotation, field.is_required(), default, field.description or "")
 
 
 def named(keys: Iterator[Key]) -> dict[str, Key]:
@@ -130,44 +157,3 @@ def workflow_name(index: int, count: int) -> str:
         count: Number of workflows of the job.
     """
     return f"{WORKFLOW}[{index}]" if count > 1 else WORKFLOW
-
-
-def problems_of(details: Iterable[ErrorDetails], keys: Mapping[str, Key]) -> list[Problem]:
-    """Return pydantic's errors as problems in the terms of the job file.
-
-    Args:
-        details: Errors of a section.
-        keys: Keys of the section, by their names in it.
-    """
-    return [problem for detail in details for problem in _problems(detail, keys)]
-
-
-def _problems(error: ErrorDetails, keys: Mapping[str, Key]) -> list[Problem]:
-    key = ""
-    for part in error["loc"]:
-        key = join(key, f"[{part}]" if isinstance(part, int) else part)
-    if error["type"] == "refused":
-        return [
-            # A problem with a full path (`model.factory`) keeps it.
-            Problem(each.key if each.key in keys else join(key, each.key),
-                    each.given, each.allowed, each.hint)
-            for each in error["ctx"]["problems"]
-        ]  # fmt: skip
-    if error["type"] == "missing":
-        return [Problem(key, MISSING, keys[key].rule.allowed if key in keys else "")]
-    if error["type"] == "extra_forbidden":
-        return [Problem(key, UNKNOWN)]
-    inside = [name.removeprefix(f"{key}.") for name in keys if name.startswith(f"{key}.")]
-    if not key:
-        inside = list(keys)
-    if inside:
-        return [Problem(key, given(error["input"]), f"a section {{ {', '.join(inside)} }}")]
-    allowed = keys[key].rule.allowed if key in keys else ""
-    return [Problem(key, given(error["input"]), allowed, error["msg"])]
-
-
-def join(key: str, inner: str) -> str:
-    """Join a key with the name of a key inside it, or with an index (`[1]`)."""
-    if not key or not inner:
-        return key or inner
-    return f"{key}{inner}" if inner.startswith("[") else f"{key}.{inner}"

@@ -80,7 +80,7 @@ def _stage_keys(section: str, shape: StageShape) -> Iterator[Key]:
     yield from keys_of(shape.args, (section, "args"))
     for name in shape.free:
         meaning = "An argument of the workflow, as written."
-        yield Key((section, "args", name), PlainValue(), False, None, meaning)
+        yield Key((section, "args", name), PlainValue, False, None, meaning)
 
 
 def _free(args: WorkflowArgs) -> Sequence[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from flstream.job.files import File
+from pydantic import PlainValidator, ValidationInfo
+
+from flstream.job.annotations import ValueKind
+from flstream.job.files import ExistingFile
 from flstream.job.link import MOST_RATE, TracePoint, read_delay
-from flstream.job.rules import ValueRule
+from flstream.job.problems import Problem, did_you_mean, must_be
 from flstream.job.values import render_value
 from flstream.units import parse_rate, parse_seconds
 
+_FILE = ExistingFile((".csv",))
 _COLUMNS = ("up", "down", "latency")
 _KNOWN = ("site", "seconds", *_COLUMNS)
 # Points that are closer to each other would cost more than they say.
@@ -34,31 +38,16 @@ class LinkTraces:
     sites: Mapping[str, tuple[TracePoint, ...]]
     lines: Mapping[str, int]
 
+    def problems(self, sites: Sequence[str]) -> Iterator[Problem]:
+        """Yield the problem of a trace of a site that a job does not have.
 
-@dataclass(frozen=True)
-class TraceFile(ValueRule):
-    """A CSV file of traces, which is read."""
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "the path of a CSV file with the columns site, seconds, and up, down or latency"
-
-    def parse(self, value: Any, folder: Path) -> LinkTraces:
-        """Return the traces."""
-        path = File((".csv",)).parse(value, folder)
-        try:
-            return _traces(path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise self.refused(value, f"{path} cannot be read: {error}") from error
-        except csv.Error as error:
-            raise self.refused(value, f"{path} is no CSV file: {error}") from error
-        except ValueError as error:
-            raise self.refused(value, str(error)) from error
-
-    def render(self, value: Any) -> str:
-        """Return the path as HOCON text."""
-        return render_value(value.path if isinstance(value, LinkTraces) else value)
+        Args:
+            sites: Names of the job's sites.
+        """
+        for site in sorted(set(self.sites).difference(sites))[:1]:
+            where = f"{self.path}, line {self.lines[site]}: {site} is no site of the job"
+            allowed = f"a file of sites of the job, which are {sites[0]} to {sites[-1]}"
+            yield Problem("traces", where, allowed, did_you_mean(site, sites))
 
 
 def _traces(path: Path) -> LinkTraces:
@@ -142,3 +131,31 @@ def _rate(text: str) -> float:
     if rate > MOST_RATE or 0 < rate < 1:
         raise ValueError("must be 0, or a rate from 1 bit/s to 1 Tbit/s")
     return rate
+
+
+def _read(value: Any, info: ValidationInfo) -> LinkTraces:
+    try:
+        path = _FILE.parse(value, info)
+    except ValueError as error:
+        raise must_be(_FILE.allowed, str(error)) from error
+    try:
+        return _traces(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    except csv.Error as error:
+        raise ValueError(f"{path} is no CSV file: {error}") from error
+
+
+def _render(value: Any) -> str:
+    return render_value(value.path if isinstance(value, LinkTraces) else value)
+
+
+TraceFile = Annotated[
+    LinkTraces,
+    PlainValidator(_read),
+    ValueKind(
+        "the path of a CSV file with the columns site, seconds, and up, down or latency",
+        render=_render,
+    ),
+]
+"""A CSV file of traces, which is read."""

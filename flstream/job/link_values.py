@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic_core import PydanticCustomError
+from annotated_types import GroupedMetadata
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticKnownError
 
+from flstream.job.annotations import ValueKind
 from flstream.job.link import (
     LEAST_RATE,
     MOST_RATE,
@@ -20,8 +22,15 @@ from flstream.job.link import (
     read_loss,
     read_rate,
 )
-from flstream.job.problems import MISSING, UNKNOWN, Problem, did_you_mean, given
-from flstream.job.rules import Choice, Real, ValueRule, refuse
+from flstream.job.problems import (
+    MISSING,
+    UNKNOWN,
+    Problem,
+    RefusedValueError,
+    did_you_mean,
+    given,
+)
+from flstream.job.rules import Real
 from flstream.job.site_names import site_of
 from flstream.job.values import render_value
 from flstream.units import format_rate_exact, format_seconds_exact
@@ -58,10 +67,10 @@ LinkValues: TypeAlias = dict[str, float | LinkSpread | None]
 """Values of a link by key: null is without limit, or 0."""
 
 
-class _LinkQuantity:
+class _LinkQuantity(NamedTuple):
     """A kind of values that a link has.
 
-    Args:
+    Attributes:
         parse: Reads a value.
         render: Writes it.
         allowed: What it may be, in words.
@@ -69,23 +78,11 @@ class _LinkQuantity:
         most: Largest value that may be drawn.
     """
 
-    def __init__(
-        self,
-        parse: Callable[[Any], float],
-        render: Callable[[float], str],
-        allowed: str,
-        least: float,
-        most: float,
-    ) -> None:
-        self.parse = parse
-        self.render = render
-        self.allowed = allowed
-        self.least = least
-        self.most = most
-
-
-def _plain(value: float) -> str:
-    return render_value(value)
+    parse: Callable[[Any], float]
+    render: Callable[[float], str]
+    allowed: str
+    least: float
+    most: float
 
 
 _RATE = _LinkQuantity(
@@ -103,7 +100,7 @@ _DELAY = _LinkQuantity(
     MOST_SECONDS,
 )
 _LOSS = _LinkQuantity(
-    read_loss, _plain, "a fraction from 0 to below 1, such as 0.01 or 1%", 0.0, _MOST_LOSS
+    read_loss, render_value, "a fraction from 0 to below 1, such as 0.01 or 1%", 0.0, _MOST_LOSS
 )
 _KINDS = {"up": _RATE, "down": _RATE, "latency": _DELAY, "jitter": _DELAY, "loss": _LOSS}
 LINK_KEYS = tuple(_KINDS)
@@ -112,8 +109,11 @@ LINK_KEYS = tuple(_KINDS)
 _NAMES = {"lognormal": ("median", "sigma"), "uniform": ("low", "high")}
 
 
+_SIGMA = TypeAdapter(Annotated[Real, Field(ge=0, le=10)])
+
+
 @dataclass(frozen=True)
-class LinkValue(ValueRule):
+class LinkValue(GroupedMetadata):
     """A value of a link, or a distribution of which each site draws its own."""
 
     name: str
@@ -128,19 +128,26 @@ class LinkValue(ValueRule):
         )
         return f"{_KINDS[self.name].allowed}, or {spread}"
 
-    def parse(self, value: Any, folder: Path) -> float | LinkSpread:
-        """Return the value, or the distribution."""
-        if isinstance(value, dict):
-            return self._spread(value, folder)
-        return self._number("", value)
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the validator, and the description."""
+        yield PlainValidator(self.parse)
+        yield ValueKind(self.allowed, render=self.render)
+
+    def parse(self, value: Any) -> float | LinkSpread:
+        """Return the value, or the distribution.
+
+        Raises:
+            RefusedValueError: It is neither.
+        """
+        return self._spread(value) if isinstance(value, dict) else self._number("", value)
 
     def render(self, value: Any) -> str:
         """Return the value as HOCON text."""
         kind = _KINDS[self.name]
         if not isinstance(value, LinkSpread):
-            return kind.render(value)
+            return "null" if value is None else kind.render(value)
         first, second = _NAMES[value.distribution]
-        last = _plain(value.second) if second == "sigma" else kind.render(value.second)
+        last = render_value(value.second) if second == "sigma" else kind.render(value.second)
         text = f"{first} = {kind.render(value.first)}, {second} = {last}"
         return f"{{ distribution = {value.distribution}, {text} }}"
 
@@ -155,79 +162,82 @@ class LinkValue(ValueRule):
             return kind.parse(value)
         except ValueError:
             allowed = kind.allowed if key else self.allowed
-            raise refuse(Problem(key, given(value), allowed)) from None
+            raise RefusedValueError(Problem(key, given(value), allowed)) from None
 
-    def _spread(self, value: Mapping[str, Any], folder: Path) -> LinkSpread:
-        try:
-            name = Choice(tuple(_NAMES)).parse(value.get("distribution"), folder)
-        except PydanticCustomError as error:
-            raise _inside("distribution", error) from error
-        for key in value:
-            if key not in ("distribution", *_NAMES[name]):
-                hint = f"{name} has {' and '.join(_NAMES[name])}"
-                raise refuse(Problem(key, UNKNOWN, "", hint))
+    def _spread(self, value: Mapping[str, Any]) -> LinkSpread:
+        name = value.get("distribution")
+        if name not in _NAMES:
+            hint = did_you_mean(str(name).lower(), _NAMES)
+            allowed = f"one of {', '.join(_NAMES)}"
+            raise RefusedValueError(Problem("distribution", given(name), allowed, hint))
         first, second = _NAMES[name]
+        for key in value:
+            if key not in ("distribution", first, second):
+                hint = f"{name} has {first} and {second}"
+                raise RefusedValueError(Problem(key, UNKNOWN, "", hint))
         for key in (first, second):
             if key not in value:
-                raise refuse(Problem(key, MISSING, f"given with distribution = {name}"))
-        low = self._number(first, value[first])
+                allowed = f"given with distribution = {name}"
+                raise RefusedValueError(Problem(key, MISSING, allowed))
+        low, last = self._number(first, value[first]), value[second]
         if name == "uniform":
-            high = self._number(second, value[second])
+            high = self._number(second, last)
             if high < low:
-                raise refuse(Problem(second, given(value[second]), "at least low"))
+                raise RefusedValueError(Problem(second, given(last), "at least low"))
             return LinkSpread("uniform", low, high)
         try:
-            sigma = Real(0, most=10).parse(value[second], folder)
-        except PydanticCustomError as error:
-            raise _inside(second, error) from error
-        return LinkSpread("lognormal", low, float(sigma))
+            return LinkSpread("lognormal", low, _SIGMA.validate_python(last))
+        except ValidationError:
+            allowed = "a number of at least 0 and at most 10"
+            raise RefusedValueError(Problem(second, given(last), allowed)) from None
 
 
-@dataclass(frozen=True)
-class LinksBySite(ValueRule):
-    """Values of the links of single sites, by site."""
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return f"a section for each site with any of {', '.join(_KINDS)}"
-
-    def parse(self, value: Any, folder: Path) -> dict[str, LinkValues]:
-        """Return the values by site and key."""
-        if not isinstance(value, dict):
-            raise self.refused(value, "write { site-1 { up = 10 Mbit } }")
-        return {site_of(quoted): self._link(quoted, link, folder) for quoted, link in value.items()}
-
-    def render(self, value: Any) -> str:
-        """Return the values as HOCON text."""
-        sites = []
-        for site, link in value.items():
-            inner = ", ".join(f"{key} = {_rendered(key, one)}" for key, one in link.items())
-            sites.append(f'"{site}" = {{ {inner} }}' if inner else f'"{site}" = {{}}')
-        return f"{{ {', '.join(sites)} }}" if sites else "{}"
-
-    def _link(self, quoted: str, link: Any, folder: Path) -> LinkValues:
-        if not isinstance(link, dict):
-            raise refuse(Problem(quoted, given(link), f"a section with any of {', '.join(_KINDS)}"))
-        found: LinkValues = {}
-        for key, value in link.items():
-            if key not in _KINDS:
-                hint = did_you_mean(key, _KINDS) or f"a link has {', '.join(_KINDS)}"
-                raise refuse(Problem(f"{quoted}.{key}", UNKNOWN, "", hint))
-            try:
-                found[key] = None if value is None else LinkValue(key).parse(value, folder)
-            except PydanticCustomError as error:
-                raise _inside(f"{quoted}.{key}", error) from error
-        return found
+def _read_links(value: Any) -> dict[str, LinkValues]:
+    """Return the values of links by site and key."""
+    if not isinstance(value, dict):
+        raise PydanticKnownError("dict_type")
+    found = {}
+    for quoted, link in value.items():
+        try:
+            site = site_of(quoted)
+            found[site] = _read_link(link)
+        except RefusedValueError as error:
+            raise RefusedValueError(*error.below(quoted)) from None
+    return found
 
 
-def _rendered(key: str, value: float | LinkSpread | None) -> str:
-    return "null" if value is None else LinkValue(key).render(value)
+def _read_link(link: Any) -> LinkValues:
+    if not isinstance(link, dict):
+        allowed = f"a section with any of {', '.join(_KINDS)}"
+        raise RefusedValueError(Problem("", given(link), allowed))
+    found: LinkValues = {}
+    for key, value in link.items():
+        if key not in _KINDS:
+            hint = did_you_mean(key, _KINDS) or f"a link has {', '.join(_KINDS)}"
+            raise RefusedValueError(Problem(key, UNKNOWN, "", hint))
+        try:
+            found[key] = None if value is None else LinkValue(key).parse(value)
+        except RefusedValueError as error:
+            raise RefusedValueError(*error.below(key)) from None
+    return found
 
 
-def _inside(key: str, error: PydanticCustomError) -> PydanticCustomError:
-    """Return the error of a value as that of the section that it is in."""
-    problems = (error.context or {})["problems"]
-    return refuse(
-        *(replace(each, key=f"{key}.{each.key}" if each.key else key) for each in problems)
-    )
+def _render_links(links: Mapping[str, LinkValues]) -> str:
+    """Return links as HOCON text."""
+    sites = []
+    for site, link in links.items():
+        inner = ", ".join(f"{key} = {LinkValue(key).render(one)}" for key, one in link.items())
+        sites.append(f'"{site}" = {{ {inner} }}' if inner else f'"{site}" = {{}}')
+    return f"{{ {', '.join(sites)} }}" if sites else "{}"
+
+
+LinksBySite = Annotated[
+    dict[str, LinkValues],
+    PlainValidator(_read_links),
+    ValueKind(
+        f"a section for each site with any of {', '.join(_KINDS)}",
+        "{ site-1 { up = 10 Mbit } }",
+        render=_render_links,
+    ),
+]
+"""Values of the links of single sites, by site."""

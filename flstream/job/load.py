@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from flstream.job.expansion import expanded
 from flstream.job.hocon import Hocon, read_hocon, read_value, unresolved_in
 from flstream.job.job import Job
-from flstream.job.key import WORKFLOW, Key, problems_of, split_index, workflow_name
+from flstream.job.key import WORKFLOW, Key, split_index, workflow_name
 from flstream.job.keys import (
     StageShape,
     job_keys,
@@ -23,8 +22,9 @@ from flstream.job.keys import (
     section_names,
     workflow_sections,
 )
+from flstream.job.mistakes import problems_of
 from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given
-from flstream.job.workflow_code import DEFAULT_WORKFLOW, WorkflowType, find_workflow
+from flstream.job.workflow_code import DEFAULT_WORKFLOW, find_workflow
 
 _OVERRIDE = re.compile(
     r"\s*([A-Za-z0-9_-]+(?:\[\d{1,4}\])?(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL
@@ -180,14 +180,13 @@ def _mistakes(
     absent: bool,
 ) -> list[Problem]:
     """Return the mistakes as problems, with the nearest key of this job for an unknown one."""
-    details = [_located(each, values) for each in error.errors()]
-    refused = {each.key for each in problems_of(details, job_keys())}
+    refused = {each.key for each in problems_of(error, job_keys(), values)}
     keys = keys_with([*_shapes(values, folder, refused)])
     found = [
         replace(each, hint=each.hint or question_about(each.key, keys))
         if each.given == UNKNOWN
         else each
-        for each in problems_of(details, keys)
+        for each in problems_of(error, keys, values)
     ]
     return _primary(found, unresolved, keys, absent=absent)
 
@@ -199,16 +198,8 @@ def _shapes(values: Mapping[str, Any], folder: Path, refused: Set[str]) -> Itera
         name = workflow_name(index, len(sections))
         if not isinstance(section, dict) or refused & {name, f"{name}.type", WORKFLOW}:
             section = {}
-        kind = WorkflowType().parse(section.get("type", DEFAULT_WORKFLOW), folder)
+        kind = job_keys()[f"{WORKFLOW}.type"].parse(section.get("type", DEFAULT_WORKFLOW), folder)
         yield StageShape(find_workflow(kind).args)
-
-
-def _located(error: ErrorDetails, values: Mapping[str, Any]) -> ErrorDetails:
-    """Remove the index from the place of a mistake in the job's only workflow."""
-    loc = error["loc"]
-    if loc[:1] == (WORKFLOW,) and len(workflow_sections(values)) == 1:
-        loc = tuple(part for part in loc if part != 0)
-    return {**error, "loc": loc}
 
 
 def _primary(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from flstream.job.link import NetworkLink
-from flstream.job.link_traces import LinkTraces, TraceFile
+from flstream.job.link_traces import TraceFile
 from flstream.job.link_values import (
     LINK_KEYS,
     LinksBySite,
     LinkSpread,
     LinkValue,
-    LinkValues,
 )
-from flstream.job.problems import Problem, did_you_mean
-from flstream.job.section import Section
+from flstream.job.rules import Section
 
 
 class NetworkSection(Section):
@@ -29,7 +27,7 @@ class NetworkSection(Section):
     is emulated. The page [network.md](network.md) says what is emulated and what is not.
     """
 
-    up: Annotated[float | LinkSpread | None, LinkValue("up")] = None
+    up: Annotated[float | LinkSpread, LinkValue("up")] | None = None
     """What a site can send (bits a second: `10 Mbit`, `10 Mbit/s`); null is without limit.
 
     This and each of the next four keys is a value, or a distribution of which each site draws its
@@ -38,25 +36,25 @@ class NetworkSection(Section):
     uniform, low = 5 Mbit, high = 20 Mbit }`.
     """
 
-    down: Annotated[float | LinkSpread | None, LinkValue("down")] = None
+    down: Annotated[float | LinkSpread, LinkValue("down")] | None = None
     """What a site can receive (bits a second); null is without limit."""
 
-    latency: Annotated[float | LinkSpread | None, LinkValue("latency")] = None
+    latency: Annotated[float | LinkSpread, LinkValue("latency")] | None = None
     """How long a byte travels, one way (duration); a round trip takes twice as long; null is 0."""
 
-    jitter: Annotated[float | LinkSpread | None, LinkValue("jitter")] = None
+    jitter: Annotated[float | LinkSpread, LinkValue("jitter")] | None = None
     """How much longer it may travel (duration), drawn uniformly; null is 0."""
 
-    loss: Annotated[float | LinkSpread | None, LinkValue("loss")] = None
+    loss: Annotated[float | LinkSpread, LinkValue("loss")] | None = None
     """The fraction of packets (of 1,460 bytes) that are lost (`0.01` or `1%`); null is 0.
 
     A lost packet is sent again one round trip later, and what comes after it has to wait for it.
     """
 
-    sites: Annotated[dict[str, LinkValues], LinksBySite()] = Field(default_factory=dict)
+    sites: LinksBySite = Field(default_factory=dict)
     """The same keys for single sites, in the place of those above: `{ site-1 { up = 1 Mbit } }`."""
 
-    traces: Annotated[LinkTraces | None, TraceFile()] = None
+    traces: TraceFile | None = None
     """A CSV file of how links change: the columns site, seconds, and any of up, down and latency.
 
     A row holds from its second on, up to the next of its site; the first one is at 0. A trace
@@ -97,19 +95,3 @@ class NetworkSection(Section):
             seed: Seed of the job.
         """
         return {site: self.link(site, seed) for site in sites} if self.is_on else {}
-
-    def unknown_sites(self, sites: list[str]) -> Iterator[Problem]:
-        """Yield the problems of links of sites that a job does not have.
-
-        Args:
-            sites: Names of the job's sites.
-        """
-        known = set(sites)
-        allowed = f"sites of the job, which are {sites[0]} to {sites[-1]}"
-        if unknown := sorted(set(self.sites) - known):
-            hint = did_you_mean(unknown[0], sites)
-            yield Problem("sites", f"given {', '.join(unknown)}", allowed, hint)
-        if self.traces is not None and (unknown := sorted(set(self.traces.sites) - known)):
-            line = self.traces.lines[unknown[0]]
-            where = f"{self.traces.path}, line {line}: {unknown[0]} is no site of the job"
-            yield Problem("traces", where, f"a file of {allowed}", did_you_mean(unknown[0], sites))

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from flstream.job.conditions import read_condition
+from flstream.job.files import check_installed
 from flstream.job.key import workflow_name
-from flstream.job.problems import Problem, given
-from flstream.job.rules import Choice, Real, Whole, refuse
-from flstream.job.section import Section
+from flstream.job.problems import Problem, given, must_be
+from flstream.job.rules import Real, Section, Whole
 
 if TYPE_CHECKING:
-    from flstream.job.sections import AggregationSection, ClientsSection
+    from flstream.job.clients_section import ClientsSection
+    from flstream.job.sections import AggregationSection
     from flstream.job.stage import Stage
 
 EPSILON = "epsilon"
 """Name that stands in ``stop_when`` for the privacy that a job has spent."""
 
-_ACCOUNTANT_MODULE = "dp_accounting"
-
 
 class ClippingSection(Section):
     """How far an update may differ from the model before it is scaled down."""
 
-    type: Annotated[Literal["fixed", "adaptive"], Choice(("fixed", "adaptive"))] = "fixed"
+    type: Literal["fixed", "adaptive"] = "fixed"
     """Whether the norm stays as it is, or follows the sites' own norms round by round.
 
     adaptive is of Andrew et al. 2021 (arXiv:1905.03871): it moves the norm towards a quantile of
     the updates' norms, which it learns from a noisy count of those that are within it.
     """
 
-    norm: Annotated[float, Real(0, above_least=True)] = 1.0
+    norm: Annotated[Real, Field(gt=0)] = 1.0
     """The most an update may differ from the model (L2 norm); adaptive clipping begins with it.
 
     The norm is over all aggregated floats of the update.
     """
 
-    target_quantile: Annotated[float, Real(0, below=1, above_least=True)] = 0.5
+    target_quantile: Annotated[Real, Field(gt=0, lt=1)] = 0.5
     """With adaptive: the fraction of updates whose norm is to be within the clipping norm."""
 
-    learning_rate: Annotated[float, Real(0, above_least=True)] = 0.2
+    learning_rate: Annotated[Real, Field(gt=0)] = 0.2
     """With adaptive: how fast the norm follows, as an exponent of its factor in a round."""
 
-    count_stddev: Annotated[float | None, Real(0, above_least=True)] = None
+    count_stddev: Annotated[Real, Field(gt=0)] | None = None
     """With adaptive: the noise on the count of updates within the norm; null is cohort / 20."""
 
 
@@ -58,7 +56,7 @@ class PrivacySection(Section):
     bools keep their values.
     """
 
-    type: Annotated[Literal["none", "central"], Choice(("none", "central"))] = "none"
+    type: Literal["none", "central"] = "none"
     """Whether the mean of the updates is made private: none, or central, as it is folded.
 
     central clips each update, and adds Gaussian noise to the mean of their differences from the
@@ -66,23 +64,21 @@ class PrivacySection(Section):
     can subtract the noise.
     """
 
-    noise_multiplier: Annotated[float, Real(0.01, most=10_000)] = 1.0
+    noise_multiplier: Annotated[Real, Field(ge=0.01, le=10_000)] = 1.0
     """The noise on the sum of updates (standard deviation), in units of the clipping norm."""
 
     clipping: ClippingSection = ClippingSection()
 
-    delta: Annotated[float, Real(0, below=1, above_least=True)] = 1e-5
+    delta: Annotated[Real, Field(gt=0, lt=1)] = 1e-5
     """The probability at which epsilon may fail; far below one over the number of sites."""
 
-    accountant: Annotated[Literal["rdp", "pld"], Choice(("rdp", "pld"))] = "rdp"
+    accountant: Literal["rdp", "pld"] = "rdp"
     """What computes epsilon: rdp (Renyi divergences), or pld (privacy loss distributions).
 
     pld is tighter, and slower. Both are of the package dp-accounting.
     """
 
-    sampling: Annotated[
-        Literal["poisson", "without_replacement"], Choice(("poisson", "without_replacement"))
-    ] = "poisson"
+    sampling: Literal["poisson", "without_replacement"] = "poisson"
     """How a round's sites are drawn where `clients.per_round` is fewer than all.
 
     poisson draws each site by itself with the same probability, so that the cohort's size varies:
@@ -90,7 +86,7 @@ class PrivacySection(Section):
     a site's data replaced by other data, which the accountant bounds less tightly.
     """
 
-    noise_cohort_size: Annotated[int | None, Whole(1)] = None
+    noise_cohort_size: Annotated[Whole, Field(ge=1)] | None = None
     """The cohort whose noise is simulated with the smaller one of this job; null is its own.
 
     For research on what privacy costs a large federation: the noise and epsilon are those of a
@@ -98,23 +94,21 @@ class PrivacySection(Section):
     that privacy.
     """
 
-    population: Annotated[int | None, Whole(1)] = None
+    population: Annotated[Whole, Field(ge=1)] | None = None
     """How many sites the accountant takes cohorts to be drawn from; null is `clients.count`."""
 
     @field_validator("type")
     @classmethod
     def _with_its_extra(cls, value: str) -> str:
-        if value != "none" and importlib.util.find_spec(_ACCOUNTANT_MODULE) is None:
-            missing = f"given {value}, and there is no module {_ACCOUNTANT_MODULE}"
-            raise refuse(Problem("", missing, "", "install it: pip install 'flstream[privacy]'"))
+        if value != "none":
+            check_installed(value, "dp_accounting", "pip install 'flstream[privacy]'")
         return value
 
     @field_validator("sampling")
     @classmethod
     def _as_the_accountant_knows(cls, value: str, info: ValidationInfo) -> str:
         if value == "without_replacement" and info.data.get("accountant") == "pld":
-            allowed = "poisson with privacy.accountant = pld, which knows no other"
-            raise refuse(Problem("", given(value), allowed))
+            raise must_be("poisson with privacy.accountant = pld, which knows no other")
         return value
 
     @property

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ class Problem:
     key: str
     """Dotted key such as `clients.count`; empty for a mistake that concerns the whole file."""
     given: str
-    """State of the key in the file: `given "abc"`, `missing`, `unknown key`."""
+    """State of the key in the file: `given "abc"`, `missing`, `unknown key`; empty in a refusal
+    of the value that the file gives."""
     allowed: str = ""
     """Description of allowed values, to follow "must be"."""
     hint: str = ""
@@ -31,6 +32,47 @@ class Problem:
         must_be = f"must be {self.allowed}" if self.allowed else ""
         text = "; ".join(part for part in (self.given, must_be, self.hint) if part)
         return f"{self.key}: {text}" if self.key else text
+
+
+class RefusedValueError(ValueError):
+    """Refusal of a value by a validator, which knows its problems better than pydantic.
+
+    Their keys are relative to the value's: `""` is the value itself.
+    """
+
+    def __init__(self, *problems: Problem) -> None:
+        """Create the error.
+
+        Args:
+            problems: What is wrong with the value.
+        """
+        self.problems = problems
+        super().__init__(*problems)
+
+    def __str__(self) -> str:
+        """Return a line for each problem."""
+        return "\n".join(map(str, self.problems))
+
+    def below(self, key: str) -> list[Problem]:
+        """Return the problems with their keys below another one."""
+        return [replace(each, key=join(key, each.key)) for each in self.problems]
+
+
+def must_be(allowed: str, hint: str = "") -> RefusedValueError:
+    """Return the refusal of a value that is of its kind, and not allowed all the same.
+
+    Args:
+        allowed: Description of allowed values, to follow "must be".
+        hint: Suggestion of a next step.
+    """
+    return RefusedValueError(Problem("", "", allowed, hint))
+
+
+def join(key: str, inner: str) -> str:
+    """Join a key with the name of a key inside it, or with an index (`[1]`)."""
+    if not key or not inner:
+        return key or inner
+    return f"{key}{inner}" if inner.startswith("[") else f"{key}.{inner}"
 
 
 class JobError(UsageError):

@@ -13,7 +13,7 @@ from flstream.job.filter_sections import BUILT_IN
 from flstream.job.filters import FiltersSection
 from flstream.job.job import Job
 from flstream.job.key import WORKFLOW, Key, keys_at, keys_of, section_at
-from flstream.job.section import Section
+from flstream.job.rules import Section
 from flstream.job.stage import Stage
 from flstream.job.workflow_args import WorkflowArgs
 from flstream.job.workflow_code import built_in_args, built_ins
@@ -116,7 +116,7 @@ def _built_in_filters() -> Iterator[str]:
 
 def _entry(key: Key) -> str:
     default = "has to be given" if key.required else f"default `{key.render(key.default)}`"
-    return f"### `{key.name}`\nTakes {key.rule.allowed}; {default}.\n\n{key.meaning}\n"
+    return f"### `{key.name}`\nTakes {key.allowed}; {default}.\n\n{key.meaning}\n"
 
 
 if __name__ == "__main__":

@@ -1,148 +1,136 @@
-"""Rules for the names of sites, and for what one site alone has: arguments, and a weight."""
+"""Kinds of values for the names of sites, and for what one site or process alone has."""
 
 import csv
-import math
 import re
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
 
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic_core import PydanticKnownError
 
+from flstream.job.annotations import ValueKind
 from flstream.job.free_values import FreeArgs
-from flstream.job.problems import Problem, given, hint_of_name
-from flstream.job.rules import Real, ValueRule, first_twice, refuse
+from flstream.job.problems import Problem, RefusedValueError, did_you_mean, hint_of_name
+from flstream.job.rules import EACH_ONCE, NOT_EMPTY, Real, first_twice, folder_of
 
 # What a cell means as it does in a section; all others are texts.
 _CONSTANTS = {"true": True, "false": False, "null": None}
 # Beyond these, products with numbers of examples would lose digits, or be infinite.
 _LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e6
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# Names of a run's own processes and of their logs.
 # As CUDA_VISIBLE_DEVICES takes them: by number, or by UUID.
 _GPUS = re.compile(r"[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*")
+# Names of a run's own processes and of their logs.
 _PROCESS = re.compile(r"server|launcher|fork-server|model-builder|tracker|worker-\d+|\.+")
 
 
+_SITE_NAMES = "a list of names of letters, digits, '.', '_' and '-', each of them once"
+
+
 def site_of(quoted: str) -> str:
-    """Return the name of a site that a section has as a key."""
+    """Return the name of a site that a section has as a key.
+
+    Raises:
+        RefusedValueError: It is none.
+    """
     site = quoted.strip('"')  # HOCON keeps the quotes of a key with a dot
     if not _NAME.fullmatch(site):
-        raise refuse(Problem(quoted, f"key {site!r}", SiteNames().allowed, hint_of_name(site)))
+        raise RefusedValueError(Problem("", f"key {site!r}", _SITE_NAMES, hint_of_name(site)))
     return site
 
 
-@dataclass(frozen=True)
-class SiteNames(ValueRule):
-    """A list of names, each of which can be a folder's and is no process's own."""
+def site_problems(key: str, found: Iterable[str], sites: Sequence[str]) -> Iterator[Problem]:
+    """Yield the problem of names that no site of the job has, all in one.
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a list of names of letters, digits, '.', '_' and '-', each of them once"
+    Args:
+        key: Key that has the names.
+        found: The names.
+        sites: Names of the job's sites.
+    """
+    if unknown := sorted(set(found).difference(sites)):
+        allowed = f"sites of the job, which are {sites[0]} to {sites[-1]}"
+        hint = did_you_mean(unknown[0], sites)
+        yield Problem(key, f"given {', '.join(unknown)}", allowed, hint)
 
-    def parse(self, value: Any, folder: Path) -> list[str]:
-        """Return the names."""
-        if not isinstance(value, list) or not value:
-            raise self.refused(value, "write [ward, clinic]")
-        for name in value:
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise self.refused(value, hint_of_name(name) or f"{name!r} is no such name")
-            if _PROCESS.fullmatch(name):
-                raise self.refused(value, f"{name} is the name of a process of the run")
-        if twice := first_twice(value):
-            raise self.refused(value, f"{twice} is in it twice")
+
+def _usable(names: list[str]) -> list[str]:
+    """Return names, each of which can be a folder's and is no process's own."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(hint_of_name(name) or f"{name!r} is no such name")
+        if _PROCESS.fullmatch(name):
+            raise ValueError(f"{name} is the name of a process of the run")
+    return names
+
+
+def _rows(value: Any, info: ValidationInfo) -> Any:
+    """Return the rows of a CSV file by site, as texts, without the empty ones; others as is."""
+    if not isinstance(value, str):
         return value
+    path = folder_of(info) / value
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+            head, *rows = lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"{path} is no CSV file with a head") from error
+    if twice := first_twice(head[1:]):
+        raise ValueError(f"{path} has the column {twice} twice")
+    found: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(head):
+            reason = f"{path}, line {number}, has {len(row)} columns instead of {len(head)}"
+            raise ValueError(reason)
+        if row[0] in found:
+            raise ValueError(f"{path}, line {number}: {row[0]} is in it twice")
+        columns = zip(head[1:], row[1:], strict=True)
+        found[row[0]] = {name: _CONSTANTS.get(text, text) for name, text in columns if text}
+    return found
 
 
-@dataclass(frozen=True)
-class SiteArgs(ValueRule):
-    """Arguments by site: a section each, or a CSV file with a row each."""
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a section for each site, or the path of a CSV file whose first column is the site"
-
-    def parse(self, value: Any, folder: Path) -> dict[str, dict[str, Any]]:
-        """Return the arguments by site; those of a file are texts, without the empty ones."""
-        if isinstance(value, str):
-            return self._read(value, folder / value)
-        if not isinstance(value, dict):
-            raise self.refused(value)
-        found = {}
-        for quoted, args in value.items():
-            site = site_of(quoted)
-            if not isinstance(args, dict):
-                raise refuse(Problem(site, given(args), FreeArgs().allowed))
-            found[site] = FreeArgs().parse(args, folder)
-        return found
-
-    def _read(self, value: str, path: Path) -> dict[str, dict[str, Any]]:
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-                head, *rows = lines
-        except (OSError, UnicodeDecodeError) as error:
-            raise self.refused(value, f"{path} cannot be read: {error}") from error
-        except (csv.Error, ValueError) as error:
-            raise self.refused(value, f"{path} is no CSV file with a head") from error
-        if twice := first_twice(head[1:]):
-            raise self.refused(value, f"{path} has the column {twice} twice")
-        found: dict[str, dict[str, Any]] = {}
-        for number, row in enumerate(rows, 2):
-            if len(row) != len(head):
-                reason = f"{path}, line {number}, has {len(row)} columns instead of {len(head)}"
-                raise self.refused(value, reason)
-            if row[0] in found:
-                raise self.refused(value, f"{path}, line {number}: {row[0]} is in it twice")
-            columns = zip(head[1:], row[1:], strict=True)
-            found[row[0]] = FreeArgs().parse(
-                {name: _CONSTANTS.get(text, text) for name, text in columns if text}, path.parent
-            )
-        return found
+def _gpus(value: Any) -> str:
+    group = "".join(str(value).split())
+    if isinstance(value, bool) or not _GPUS.fullmatch(group):
+        raise PydanticKnownError("string_type")
+    return group
 
 
-@dataclass(frozen=True)
-class SiteFactors(ValueRule):
-    """A positive number by site."""
+SiteNames = Annotated[
+    list[str],
+    NOT_EMPTY,
+    AfterValidator(_usable),
+    EACH_ONCE,
+    ValueKind(_SITE_NAMES, "[ward, clinic]"),
+]
+"""A list of names of sites."""
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return f"a section with a number from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g} for each site"
+_Site = Annotated[str, AfterValidator(site_of)]
 
-    def parse(self, value: Any, folder: Path) -> dict[str, float]:
-        """Return the numbers by site."""
-        if not isinstance(value, dict):
-            raise self.refused(value, "write { ward = 2.0 }")
-        rule = Real(_LEAST_FACTOR, below=math.nextafter(_MOST_FACTOR, math.inf))
-        found = {}
-        for quoted, factor in value.items():
-            site = site_of(quoted)
-            try:
-                found[site] = float(rule.parse(factor, folder))
-            except PydanticCustomError as error:
-                allowed = f"a number from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
-                raise refuse(Problem(site, given(factor), allowed)) from error
-        return found
+SiteArgs = Annotated[
+    dict[_Site, FreeArgs],
+    BeforeValidator(_rows),
+    ValueKind("a section for each site, or the path of a CSV file whose first column is the site"),
+]
+"""Arguments by site: a section each, or a CSV file with a row each."""
 
+_RANGE = f"{_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
 
-@dataclass(frozen=True)
-class GpuGroups(ValueRule):
-    """A list of the GPUs of one process each, such as `["0", "1"]` or `["0,1", "2,3"]`."""
+SiteFactors = Annotated[
+    dict[
+        _Site,
+        Annotated[
+            Real, Field(ge=_LEAST_FACTOR, le=_MOST_FACTOR), ValueKind(f"a number from {_RANGE}")
+        ],
+    ],
+    ValueKind(f"a section with a number from {_RANGE} for each site", "{ ward = 2.0 }"),
+]
+"""A positive number by site."""
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a list of GPUs, or of groups of them as texts with commas"
-
-    def parse(self, value: Any, folder: Path) -> list[str]:
-        """Return the groups."""
-        if not isinstance(value, list) or not value:
-            raise self.refused(value, 'write ["0", "1"]')
-        groups = ["".join(str(each).split()) for each in value]
-        for each, group in zip(value, groups, strict=True):
-            if isinstance(each, bool) or not _GPUS.fullmatch(group):
-                raise self.refused(each, 'write ["0", "1"]')
-        return groups
+GpuGroups = Annotated[
+    list[Annotated[str, BeforeValidator(_gpus)]],
+    NOT_EMPTY,
+    ValueKind("a list of GPUs, or of groups of them as texts with commas", '["0", "1"]'),
+]
+"""A list of the GPUs of one process each, such as `["0", "1"]` or `["0,1", "2,3"]`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
-from flstream.job.section import Section
+from flstream.job.rules import Section
 from flstream.job.workflow_args import FreeWorkflowArgs, WorkflowArgs
 from flstream.job.workflow_code import (
     DEFAULT_WORKFLOW,
@@ -25,7 +25,7 @@ class Stage(Section):
     for each of them, and they agree on `key_metric` and `key_metric_mode`.
     """
 
-    type: Annotated[str, WorkflowType()] = Field(default=DEFAULT_WORKFLOW, validate_default=True)
+    type: WorkflowType = Field(default=DEFAULT_WORKFLOW, validate_default=True)
     """The workflow: one that comes with flstream, or a function of your own beside the job file.
 
     fedavg averages the clients' updates, weighted by number of examples, and cyclic hands the model

@@ -1,19 +1,16 @@
 """Section of the job file that names a tracker."""
 
 import importlib
-import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from flstream.job.files import Factory
+from flstream.job.files import CodeName, check_installed
 from flstream.job.free_values import FreeArgs
-from flstream.job.problems import Problem, did_you_mean, given
-from flstream.job.rules import refuse
-from flstream.job.section import Section
+from flstream.job.problems import must_be
+from flstream.job.rules import Section
 
 RUN = "global"
 """Name that stands for the whole run in a tracker, beside those of the sites."""
@@ -26,34 +23,16 @@ def built_ins() -> Mapping[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class TrackerType(Factory):
-    """Name of a tracker that comes with flstream, or a class in a file or a module."""
-
-    what: str = "Class"
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return f"{', '.join(built_ins())}, path/to/file.py:Class or module:Class"
-
-    def parse(self, value: Any, folder: Path) -> str:
-        """Return a built-in's name, or the class's absolute place; no code is imported."""
-        if value in list(built_ins()):
-            needs = built_ins()[value]
-            if importlib.util.find_spec(needs.module) is None:
-                missing = f"given {value}, and there is no module {needs.module}"
-                raise refuse(Problem("", missing, "", f"install it: {needs.install}"))
-            return str(value)
-        if not isinstance(value, str) or ":" not in value:
-            raise self.refused(value, did_you_mean(str(value).lower(), built_ins()))
-        return super().parse(value, folder)
+def _is_installed(name: str) -> str:
+    if needs := built_ins().get(name):
+        check_installed(name, needs.module, needs.install)
+    return name
 
 
 class TrackingSection(Section):
     """Where the run's numbers and text go besides its own files."""
 
-    type: Annotated[str | None, TrackerType()] = None
+    type: Annotated[str, CodeName("Class", built_ins), AfterValidator(_is_installed)] | None = None
     """The tracker: tensorboard, mlflow, or a class of your own beside the job file; null is none.
 
     In the run directory, tensorboard writes event files, and mlflow a store, `mlflow/mlflow.db`;
@@ -61,7 +40,7 @@ class TrackingSection(Section):
     A class is named `file.py:Class` or `module:Class`, and runs in a process of its own.
     """
 
-    args: Annotated[dict[str, Any], FreeArgs()] = Field(default_factory=dict)
+    args: FreeArgs = Field(default_factory=dict)
     """Keyword arguments of a tracker of your own, as written."""
 
     @field_validator("args")
@@ -70,8 +49,7 @@ class TrackingSection(Section):
         # A type that was refused is not in info.data: that mistake is reported already.
         kind = info.data.get("type", "refused:")
         if value and (kind is None or ":" not in kind):
-            allowed = f"none, as tracking.type is {kind or 'null'}"
-            raise refuse(Problem("", given(value), allowed))
+            raise must_be(f"none, as tracking.type is {kind or 'null'}")
         return value
 
     @property

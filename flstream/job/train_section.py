@@ -2,63 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from flstream.job.annotations import ValueKind, described
 from flstream.job.bodies import BODY_NAME, OPTIMIZER_STEPS, RESERVED_NAMES, OptimizerState
 from flstream.job.command import CommandLine
-from flstream.job.files import Factory, Modules, ScriptFile
-from flstream.job.free_values import CodeArgs, FreeArgs
-from flstream.job.problems import MISSING, Problem, given
-from flstream.job.rules import Choice, ValueRule, first_twice, refuse
-from flstream.job.section import Section
+from flstream.job.files import CodeName, Modules, ScriptFile
+from flstream.job.free_values import FREE_ARGS, CodeArgs
+from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
+from flstream.job.rules import EACH_ONCE, Section
 
 
-@dataclass(frozen=True)
-class MomentNames(ValueRule):
-    """A list of names of tensors in an optimizer's state."""
+def _is_moment(name: str) -> str:
+    if not BODY_NAME.fullmatch(name):
+        raise ValueError("a name has small letters and underscores")
+    if name in ("step", OPTIMIZER_STEPS):
+        raise ValueError("counts of steps go with the others")
+    if name in RESERVED_NAMES:
+        raise ValueError("the name has another meaning")
+    return name
 
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return "a list of names in an optimizer's state, each of them once"
 
-    def parse(self, value: Any, folder: Path) -> list[str]:
-        """Return the names."""
-        if not isinstance(value, list | tuple):
-            raise self.refused(value, "write [exp_avg, exp_avg_sq]")
-        for each in value:
-            if not isinstance(each, str) or not BODY_NAME.fullmatch(each):
-                raise self.refused(each, "a name has small letters and underscores")
-            if each in ("step", OPTIMIZER_STEPS):
-                raise self.refused(each, "counts of steps go with the others")
-            if each in RESERVED_NAMES:
-                raise self.refused(each, "the name has another meaning")
-        if twice := first_twice(value):
-            raise self.refused(value, f"{twice} is in it twice")
-        return list(value)
+_MOMENT_NAMES = "a list of names in an optimizer's state, each of them once"
 
 
 class TrainSection(Section):
     """What each client runs: a script or a learner."""
 
-    script: Annotated[Path | None, ScriptFile()] = None
+    script: ScriptFile | None = None
     """The training script that each client runs.
 
     It asks for tasks in a loop. Where clients share processes, it is run anew for each task.
     """
 
-    learner: Annotated[str | None, Factory("Class")] = Field(default=None, validate_default=True)
+    learner: Annotated[str, CodeName("Class")] | None = Field(default=None, validate_default=True)
     """The class with methods train and evaluate: `module:Class` or `path/to/file.py:Class`.
 
     There is one object of it a process, which may work for many clients. The module is a .py file
     beside the job file, or an installed one.
     """
 
-    command: Annotated[str | None, CommandLine()] = None
+    command: CommandLine | None = None
     """The launcher that starts the script's processes, such as `torchrun --nproc_per_node=2`.
 
     Null runs the script in the site's own process. Rank 0 has the tasks and the model, and the
@@ -66,21 +53,21 @@ class TrainSection(Section):
     programs are looked for beside it first. Each client needs a process of its own.
     """
 
-    args: Annotated[dict[str, Any] | str, CodeArgs()] = Field(default_factory=dict)
+    args: CodeArgs = Field(default_factory=dict)
     """Arguments of the script, as `--key value`, or keyword arguments of the learner.
 
     For a script, true gives `--key` alone, false and null give nothing, and a list gives
     `--key a b`. They may also be one text, as on a shell: `"--lr 0.1 --verbose"`.
     """
 
-    alias: Annotated[Literal["nvflare"] | None, Choice(("nvflare",))] = None
+    alias: Literal["nvflare"] | None = None
     """The other framework whose names the training code may import; null is none.
 
     With nvflare, `import nvflare.client as flare`, its tracking and the constants that scripts
     import lead to flstream, whether or not nvflare is installed.
     """
 
-    preload: Annotated[list[str], Modules()] = Field(default_factory=list)
+    preload: Modules = Field(default_factory=list)
     """Libraries that are imported once, before the clients' processes are forked.
 
     What the training code imports from them, anywhere, is imported too: with `[transformers, trl]`
@@ -88,15 +75,13 @@ class TrainSection(Section):
     when it is imported is refused. numpy, pandas, PIL, scipy and sklearn need not be named.
     """
 
-    exchange_format: Annotated[Literal["pytorch", "numpy"], Choice(("pytorch", "numpy"))] = (
-        "pytorch"
-    )
+    exchange_format: Literal["pytorch", "numpy"] = "pytorch"
     """What the script receives: pytorch tensors or numpy arrays.
 
     It decides which of the two chunk sizes applies on the way to the client.
     """
 
-    optimizer_state: Annotated[OptimizerState | None, Choice(get_args(OptimizerState))] = None
+    optimizer_state: OptimizerState | None = None
     """What a client's optimizer begins a training with: a new state (reset), or an earlier one.
 
     local is the last one of the client, which keeps it in its own files; global is the mean of
@@ -106,9 +91,11 @@ class TrainSection(Section):
     (restore_state), and restore_optimizer restores the client's own.
     """
 
-    optimizer_moments: Annotated[list[str], MomentNames()] = Field(
-        default_factory=list, validate_default=True
-    )
+    optimizer_moments: Annotated[
+        list[Annotated[str, AfterValidator(_is_moment)]],
+        EACH_ONCE,
+        ValueKind(_MOMENT_NAMES, "[exp_avg, exp_avg_sq]"),
+    ] = Field(default_factory=list, validate_default=True)
     """With optimizer_state = global: the tensors of the optimizer's state that are averaged.
 
     They have the names that torch gives them: `[momentum_buffer]` of SGD, `[exp_avg, exp_avg_sq]`
@@ -123,12 +110,10 @@ class TrainSection(Section):
             return value  # its mistake is reported already
         is_global = info.data["optimizer_state"] == "global"
         if is_global and not value:
-            allowed = f"{MomentNames().allowed}, where train.optimizer_state is global"
             hint = "[exp_avg, exp_avg_sq] for Adam and AdamW, [momentum_buffer] for SGD"
-            raise refuse(Problem("", given(value), allowed, hint))
+            raise must_be(f"{_MOMENT_NAMES}, where train.optimizer_state is global", hint)
         if value and not is_global:
-            allowed = "left out unless train.optimizer_state is global"
-            raise refuse(Problem("", given(value), allowed))
+            raise must_be("left out unless train.optimizer_state is global")
         return value
 
     @field_validator("learner")
@@ -137,19 +122,19 @@ class TrainSection(Section):
         # A script that was refused is not in info.data: that mistake is reported already.
         script = info.data.get("script", "refused")
         if value is None and script is None:
-            allowed = f"{ScriptFile().allowed}, unless train.learner is given"
-            raise refuse(Problem("train.script", MISSING, allowed))
+            allowed = f"{described(ScriptFile)}, unless train.learner is given"
+            raise RefusedValueError(Problem("train.script", MISSING, allowed))
         if value is not None and script is not None:
             hint = "take the learner with train.script = null"
-            raise refuse(Problem("", "given beside train.script", "the only one of the two", hint))
+            beside = "given beside train.script"
+            raise RefusedValueError(Problem("", beside, "the only one of the two", hint))
         return value
 
     @field_validator("command")
     @classmethod
     def _of_a_script(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None and info.data.get("learner") is not None:
-            allowed = "null beside train.learner, as a command starts a script"
-            raise refuse(Problem("", given(value), allowed))
+            raise must_be("null beside train.learner, as a command starts a script")
         return value
 
     @field_validator("args")
@@ -158,7 +143,7 @@ class TrainSection(Section):
         cls, value: dict[str, Any] | str, info: ValidationInfo
     ) -> dict[str, Any] | str:
         if isinstance(value, str) and info.data.get("learner") is not None:
-            raise refuse(Problem("", given(value), f"{FreeArgs().allowed}, for a learner"))
+            raise must_be(f"{FREE_ARGS}, for a learner")
         return value
 
     @property

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
 
-from flstream.job.files import Factory
-from flstream.job.key import join, keys_of, named, problems_of
-from flstream.job.problems import MISSING, UNKNOWN, Problem, ask_for, did_you_mean, given
-from flstream.job.rules import refuse
-from flstream.job.section import Section
+from flstream.job.files import CodeName
+from flstream.job.free_values import sound
+from flstream.job.key import Key, keys_of, named
+from flstream.job.mistakes import problems_of
+from flstream.job.problems import (
+    MISSING,
+    UNKNOWN,
+    Problem,
+    RefusedValueError,
+    ask_for,
+    must_be,
+)
+from flstream.job.rules import Section
 from flstream.job.values import render_value
-
-ParsedT = TypeVar("ParsedT")
 
 
 @dataclass(frozen=True)
@@ -55,77 +60,51 @@ class TypedSpec:
         return {"type": self.type, **self.args}
 
 
-@dataclass(frozen=True)
-class BuiltInOrClass(Factory):
-    """Name of a built-in, or a class in a file or a module."""
-
-    what: str = "Class"
-    built_in: tuple[str, ...] = ()
-    """Names of the built-ins."""
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return f"{', '.join(self.built_in)}, path/to/file.py:Class or module:Class"
-
-    def parse(self, value: Any, folder: Path) -> str:
-        """Return a built-in's name, or the class's absolute place; no code is imported."""
-        if value in self.built_in:
-            return str(value)
-        if not isinstance(value, str) or ":" not in value:
-            raise self.refused(value, did_you_mean(str(value).lower(), self.built_in))
-        return super().parse(value, folder)
+SpecT = TypeVar("SpecT", bound=TypedSpec)
 
 
-def parse_each(values: list[Any], parse: Callable[[Any], ParsedT]) -> list[ParsedT]:
-    """Return the parsed elements of a list.
-
-    Raises:
-        PydanticCustomError: Some are refused; the problems of all have their places as keys.
-    """
-    found, problems = list[ParsedT](), list[Problem]()
-    for index, each in enumerate(values):
-        try:
-            found.append(parse(each))
-        except PydanticCustomError as error:
-            problems += below(f"[{index}]", error)
-    if problems:
-        raise refuse(*problems)
-    return found
-
-
-def type_and_args(
-    value: Any, what: str, built_in: tuple[str, ...], folder: Path
-) -> tuple[str, dict[str, Any]]:
-    """Return the type of a section and the arguments that it gives.
+def parse_spec(
+    value: Any,
+    what: str,
+    built_in: Mapping[str, type[Section]],
+    made: type[SpecT],
+    folder: Path,
+) -> SpecT:
+    """Return a section with a type, and all of its arguments.
 
     Args:
         value: The section, or the name of its type alone.
         what: What it is, such as ``filter``, for messages.
-        built_in: Names of the built-ins.
+        built_in: Sections of the built-ins' arguments, by type.
+        made: Class of the result.
         folder: Folder of the job file.
+
+    Raises:
+        RefusedValueError: It is no such section.
     """
     section = {"type": value} if isinstance(value, str) else value
     if not isinstance(section, dict):
-        raise refuse(Problem("", given(value), f"the name of a {what}, or a section with a type"))
-    rule = BuiltInOrClass(built_in=built_in)
+        raise must_be(f"the name of a {what}, or a section with a type")
+    types = Annotated[str, CodeName("Class", lambda: tuple(built_in))]
+    key = Key(("type",), types, required=True, default=None, meaning="")
     if "type" not in section:
-        raise refuse(Problem("type", MISSING, rule.allowed))
+        raise RefusedValueError(Problem("type", MISSING, key.allowed))
     args = {name: each for name, each in section.items() if name != "type"}
     try:
-        return rule.parse(section["type"], folder), args
-    except PydanticCustomError as error:
-        raise refuse(*below("type", error)) from None
+        kind = key.parse(section["type"], folder)
+    except RefusedValueError as error:
+        raise RefusedValueError(*error.below("type")) from None
+    return made(kind, _arguments(built_in[kind], args, folder) if kind in built_in else sound(args))
 
 
-def arguments_of(section: type[Section], args: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _arguments(section: type[Section], args: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return all arguments of a built-in, with its defaults."""
     try:
         return section.model_validate(args, context={"folder": folder}).model_dump()
     except ValidationError as error:
         keys = named(keys_of(section))
-        problems = problems_of(error.errors(), keys)
-        raise refuse(
+        problems = problems_of(error, keys, args)
+        raise RefusedValueError(
             *(
                 replace(each, hint=ask_for(get_close_matches(each.key, [*keys], n=1)))
                 if each.given == UNKNOWN
@@ -135,7 +114,6 @@ def arguments_of(section: type[Section], args: Mapping[str, Any], folder: Path) 
         ) from None
 
 
-def below(key: str, error: PydanticCustomError) -> list[Problem]:
-    """Return the problems of an error, with their keys below one."""
-    problems = (error.context or {})["problems"]
-    return [replace(each, key=join(key, each.key)) for each in problems]
+def render_specs(specs: Sequence[TypedSpec]) -> str:
+    """Return HOCON text that parses to these sections."""
+    return render_value([each.as_section() for each in specs])

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from flstream.job.annotations import ValueKind
 from flstream.job.free_values import PlainValue
-from flstream.job.problems import Problem
-from flstream.job.rules import Choice, Text, Whole, refuse
-from flstream.job.section import Section
+from flstream.job.problems import Problem, RefusedValueError
+from flstream.job.rules import Section, Whole
 
 if TYPE_CHECKING:
-    from flstream.job.sections import ClientsSection
+    from flstream.job.clients_section import ClientsSection
 
 
 ServerStep = Literal["feddyn"]
 """A step of the server's that belongs to a workflow, in the place of a server optimizer."""
-
-_EVALUATE = ("auto", "task", "received")
 
 
 class WorkflowArgs(Section):
@@ -50,7 +48,7 @@ class WorkflowArgs(Section):
         """Patterns of the names of tensors that stay with their sites, for the forecast."""
         return ()
 
-    evaluate: Annotated[Literal["auto", "task", "received"], Choice(_EVALUATE)] = "auto"
+    evaluate: Literal["auto", "task", "received"] = "auto"
     """What scores a model: tasks of their own, or metrics sent with updates; auto asks the script.
 
     task: sites are asked to evaluate the new global model. received: metrics that come with an
@@ -60,13 +58,15 @@ class WorkflowArgs(Section):
     get_task_name, is_submit_model, or a decorator evaluate), else task.
     """
 
-    evaluate_every: Annotated[int, Whole(0)] = 1
+    evaluate_every: Annotated[Whole, Field(ge=0)] = 1
     """With evaluate = task: every so many rounds, and after the last; 0 is never."""
 
-    key_metric: Annotated[str, Text(r"\S(.*\S)?", "the name of a metric")] = "accuracy"
+    key_metric: Annotated[str, Field(pattern=r"^\S(.*\S)?$"), ValueKind("the name of a metric")] = (
+        "accuracy"
+    )
     """The metric that decides which round was the best."""
 
-    key_metric_mode: Annotated[Literal["max", "min"], Choice(("max", "min"))] = "max"
+    key_metric_mode: Literal["max", "min"] = "max"
     """Whether the best value of the key metric is the largest or the smallest."""
 
     only_folds: ClassVar[bool] = False
@@ -94,7 +94,7 @@ class FreeWorkflowArgs(WorkflowArgs):
 
     model_config = ConfigDict(extra="allow")
 
-    __pydantic_extra__: dict[str, Annotated[Any, PlainValue()]]
+    __pydantic_extra__: dict[str, PlainValue]
 
     @model_validator(mode="after")
     def _names_are_free(self) -> Self:
@@ -106,7 +106,9 @@ class FreeWorkflowArgs(WorkflowArgs):
         ]
         if taken:
             allowed = "another name, since every section has something of that name already"
-            raise refuse(*(Problem(name, "the name of an argument", allowed) for name in taken))
+            raise RefusedValueError(
+                *(Problem(name, "the name of an argument", allowed) for name in taken)
+            )
         return self
 
 

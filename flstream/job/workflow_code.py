@@ -5,21 +5,19 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import ValidationError
-from pydantic_core import PydanticCustomError
 
 from flstream.errors import UsageError
 from flstream.job.code import first_on_path, import_once
-from flstream.job.files import Factory
-from flstream.job.key import join, keys_of, named, problems_of
-from flstream.job.named_code import import_named
-from flstream.job.problems import Problem, did_you_mean, given
-from flstream.job.rules import refuse
+from flstream.job.files import CodeName
+from flstream.job.key import keys_of, named
+from flstream.job.mistakes import problems_of
+from flstream.job.own_code import import_named
+from flstream.job.problems import Problem, RefusedValueError, given
 from flstream.job.workflow_args import (
     DEFINITION,
     FreeWorkflowArgs,
@@ -62,24 +60,8 @@ def built_in_args(name: str) -> type[WorkflowArgs]:
     return find_workflow(name).args
 
 
-@dataclass(frozen=True)
-class WorkflowType(Factory):
-    """Name of a built-in workflow, or a function in a file or a module."""
-
-    what: str = "function"
-
-    @property
-    def allowed(self) -> str:
-        """Description of allowed values."""
-        return f"{', '.join(built_ins())}, path/to/file.py:function or module:function"
-
-    def parse(self, value: Any, folder: Path) -> str:
-        """Return a built-in's name, or the function's absolute place; no code is imported."""
-        if value in list(built_ins()):
-            return str(value)
-        if not isinstance(value, str) or ":" not in value:
-            raise self.refused(value, did_you_mean(str(value).lower(), built_ins()))
-        return super().parse(value, folder)
+WorkflowType = Annotated[str, CodeName("function", built_ins)]
+"""Name of a built-in workflow, or a function in a file or a module."""
 
 
 def find_workflow(kind: str) -> WorkflowCode:
@@ -89,7 +71,7 @@ def find_workflow(kind: str) -> WorkflowCode:
         kind: Type of the workflow, as `WorkflowType` resolves it.
 
     Raises:
-        PydanticCustomError: It cannot be imported, or is not a workflow.
+        RefusedValueError: It cannot be imported, or is not a workflow.
     """
     program = built_ins().get(kind, kind)
     name = program.rpartition(":")[2]
@@ -109,7 +91,7 @@ def load_program(stage: Stage) -> Program:
     """
     try:
         code = find_workflow(stage.type)
-    except PydanticCustomError as error:
+    except RefusedValueError as error:
         raise _unusable("workflow.type", error) from error
     where = stage.program.rpartition(":")[0]
     if where.endswith(".py"):
@@ -136,12 +118,13 @@ def validate_args(section: type[WorkflowArgs], values: Any, folder: Path | None)
         folder: Folder of the job file; None for the working directory.
 
     Raises:
-        PydanticCustomError: There are mistakes.
+        RefusedValueError: There are mistakes.
     """
     try:
         return section.model_validate(values, context={"folder": folder})
     except ValidationError as error:
-        raise refuse(*problems_of(error.errors(), named(keys_of(section)))) from None
+        problems = problems_of(error, named(keys_of(section)), values)
+        raise RefusedValueError(*problems) from None
 
 
 def _as(section: type[WorkflowArgs], args: WorkflowArgs) -> WorkflowArgs:
@@ -150,13 +133,12 @@ def _as(section: type[WorkflowArgs], args: WorkflowArgs) -> WorkflowArgs:
         return args
     try:
         return validate_args(section, args.model_dump(), None)
-    except PydanticCustomError as error:
+    except RefusedValueError as error:
         raise _unusable("workflow.args", error) from error
 
 
-def _unusable(key: str, error: PydanticCustomError) -> UsageError:
-    problems = (error.context or {})["problems"]
-    found = "; ".join(str(replace(each, key=join(key, each.key))) for each in problems)
+def _unusable(key: str, error: RefusedValueError) -> UsageError:
+    found = "; ".join(map(str, error.below(key)))
     return UsageError(f"the workflow was changed while it was started: {found}; start it again")
 
 
@@ -179,7 +161,9 @@ def _checked(kind: str, name: str, found: Any) -> WorkflowCode:
     if not (isinstance(args, type) and issubclass(args, WorkflowArgs)):
         shown = args.__name__ if isinstance(args, type) else repr(args)
         message = f"{given(kind)}, whose decorator has {shown} as the section of its arguments"
-        raise refuse(Problem("", message, "a class derived from flstream.workflows.WorkflowArgs"))
+        raise RefusedValueError(
+            Problem("", message, "a class derived from flstream.workflows.WorkflowArgs")
+        )
     return WorkflowCode(found, args, takes_args)
 
 
@@ -191,5 +175,5 @@ def _takes(function: FunctionType, count: int) -> bool:
     return True
 
 
-def _no_workflow(kind: str, hint: str) -> PydanticCustomError:
-    return refuse(Problem("", given(kind), "a function of (run) or (run, args)", hint))
+def _no_workflow(kind: str, hint: str) -> RefusedValueError:
+    return RefusedValueError(Problem("", given(kind), "a function of (run) or (run, args)", hint))

@@ -12,7 +12,7 @@ from typing import Any
 from flstream.errors import UsageError
 from flstream.job import Job, Key, job_keys, render_values
 from flstream.job.code import package_root
-from flstream.job.filters import FilterList
+from flstream.job.filters import FILTERS
 from flstream.job.key import WORKFLOW, workflow_name
 from flstream.job.values import nested
 from flstream.job.workflow_code import DEFAULT_WORKFLOW
@@ -164,7 +164,7 @@ def _values(job: Job, places: Mapping[Path, Path]) -> dict[str, Any]:
 
 
 def _portable(key: Key, value: Any, places: Mapping[Path, Path]) -> Any:
-    if isinstance(key.rule, FilterList):
+    if key.kind is FILTERS:
         sections = [each.as_section() for each in value]
         return [{**each, "type": _portable_place(each["type"], places)} for each in sections]
     if isinstance(value, Path) and value in places:

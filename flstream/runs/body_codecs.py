@@ -34,7 +34,7 @@ def lossy_codec_of(run: RunDirectory, way: Literal["down", "up"]) -> LossyCodec 
         for name in (_CODECS.format(way), _LOSSLESS):
             key = keys[name]
             raw = key.find(hocon.values)
-            plan.append(key.default if raw is None else key.rule.parse(raw, run.path))
+            plan.append(key.default if raw is None else key.parse(raw, run.path))
         specs, lossless = plan
         return chain_of(CodecPlan(specs, lossless, way == "down")).lossy
     except Exception as error:  # of the user's code, which may be gone

@@ -6,18 +6,17 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic_core import PydanticCustomError
-
 from flstream.errors import UsageError
 from flstream.job import Job, JobError, Key, job_keys
-from flstream.job.codecs import CodecList
+from flstream.job.codecs import CODECS
 from flstream.job.engine_section import EngineSection
-from flstream.job.filters import FilterList
-from flstream.job.free_values import PlainValue
+from flstream.job.filters import FILTERS
+from flstream.job.free_values import AS_WRITTEN
 from flstream.job.hocon import read_hocon
 from flstream.job.key import WORKFLOW
 from flstream.job.keys import keys_in, workflow_sections
-from flstream.job.rules import Bytes
+from flstream.job.problems import RefusedValueError
+from flstream.job.sections import CHUNK_SIZE
 from flstream.job.values import render_value
 from flstream.runs.job_files import changes, files_of, read_files
 from flstream.runs.run_directory import RunDirectory
@@ -81,9 +80,9 @@ def _differences(
         here = key.render(key.value_in(job)) if name in own else _NOT_GIVEN
         if name in files:
             is_same = _inside_file(there) == _inside_file(here)
-        elif isinstance(key.rule, Bytes) and name in own and key.value_in(job) == key.rule.word:
+        elif key.kind is CHUNK_SIZE and name in own and key.value_in(job) == "auto":
             is_same = True  # what a job leaves to the machine stays as it was chosen
-        elif isinstance(key.rule, FilterList | CodecList):
+        elif key.kind in (FILTERS, CODECS):
             # Their files are compared by contents, unless an earlier version made the run.
             is_same = _without_folders(here) == _without_folders(there)
         else:
@@ -135,10 +134,10 @@ def as_written(key: Key, values: Mapping[str, Any], run: RunDirectory) -> str:
     """
     if not key.is_in(values):
         # An earlier version, without the key, made the run; or it is a workflow's own argument.
-        return _NOT_GIVEN if isinstance(key.rule, PlainValue) else key.render(key.default)
+        return _NOT_GIVEN if key.kind is AS_WRITTEN else key.render(key.default)
     raw = key.find(values)
     try:
-        return key.render(None if raw is None else key.rule.parse(raw, run.path))
-    except PydanticCustomError:
+        return key.render(None if raw is None else key.parse(raw, run.path))
+    except RefusedValueError:
         # A value that was valid then may be invalid now, such as the path of a moved script.
         return render_value(raw)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pydantic_core import PydanticCustomError
-
 from flstream.job import Job, job_keys
 from flstream.job.hocon import read_hocon
+from flstream.job.problems import RefusedValueError
 from flstream.model.memory import Framework
 from flstream.runs.run_directory import RunDirectory
 from flstream.streaming.chunk_choice import measured_chunk_size
@@ -48,8 +47,8 @@ def _recorded(run: RunDirectory) -> Iterator[tuple[str, int]]:
         key = keys[f"streaming.{name}"]
         size: int | str = "auto"
         if key.is_in(values):
-            with suppress(PydanticCustomError):  # somebody has changed it to what is no size
-                size = key.rule.parse(key.find(values), run.path)
+            with suppress(RefusedValueError):  # somebody has changed it to what is no size
+                size = key.parse(key.find(values), run.path)
         if isinstance(size, int):
             yield name, size
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flstream.job.problems import Problem
 from flstream.job.rules import Seconds
@@ -27,20 +27,20 @@ class CrossSiteArgs(WorkflowArgs):
     has_rounds: ClassVar[bool] = False
     collects_models: ClassVar[bool] = True
 
-    after: Annotated[str | None, EarlierWorkflow()] = None
+    after: EarlierWorkflow | None = None
     """The workflow that trains before, such as fedavg; null where it stands in the list itself.
 
     `{ type = cross_site, args { after = fedavg } }` is short for
     `[ { type = fedavg }, { type = cross_site } ]`.
     """
 
-    participating_sites: Annotated[list[str] | None, SiteList()] = None
+    participating_sites: SiteList | None = None
     """The sites that submit models and score them; null is all."""
 
-    submit_model_timeout: Annotated[float, Seconds()] = 600.0
+    submit_model_timeout: Seconds = 600.0
     """How long a site may take to submit its model (duration)."""
 
-    eval_task_timeout: Annotated[float, Seconds()] = 1200.0
+    eval_task_timeout: Seconds = 1200.0
     """How long a site may take to score one model (duration)."""
 
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flstream.job.problems import Problem
+from flstream.server.run import SiteOrder
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
-from flstream.workflows.site_list import unknown_sites
-from flstream.workflows.site_order import SiteOrder
+from flstream.workflows.site_list import SiteList, unknown_sites
 
 if TYPE_CHECKING:
     from flstream.job import ClientsSection
@@ -19,7 +19,7 @@ class CyclicArgs(WorkflowArgs):
 
     takes_bodies: ClassVar[bool] = False
 
-    order: Annotated[str | list[str], SiteOrder()] = "fixed"
+    order: SiteOrder | SiteList = "fixed"
     """Whose turn it is when: fixed, random, random_without_same_in_a_row, or a list of sites.
 
     fixed is site-1 and up. A random order is drawn anew each round; without the same in a row, the

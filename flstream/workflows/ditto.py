@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
+from pydantic import Field
+
 from flstream.job.rules import Real
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
@@ -13,7 +15,7 @@ class DittoArgs(WorkflowArgs):
 
     has_own_models: ClassVar[bool] = True
 
-    ditto_lambda: Annotated[float, Real(0)] = 0.1
+    ditto_lambda: Annotated[Real, Field(ge=0)] = 0.1
     """How strongly a site's own model is drawn to the global one (lambda of the paper).
 
     Training code adds `proximal_term(net)` to its loss. 0 is local training beside the federation.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from flstream.job.files import File
+from flstream.job.files import Checkpoint
 from flstream.job.problems import Problem
 from flstream.job.rules import Seconds
-from flstream.job.sections import CHECKPOINTS
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 from flstream.workflows.cross_site import FINAL, RESULTS
 from flstream.workflows.site_list import SiteList, unknown_sites
@@ -23,16 +21,16 @@ class EvaluateArgs(WorkflowArgs):
 
     has_rounds: ClassVar[bool] = False
 
-    checkpoint: Annotated[Path | None, File(CHECKPOINTS)] = None
+    checkpoint: Checkpoint | None = None
     """The model to score, in the place of model.initial; null scores that of the job.
 
     After another workflow it is null: the model is the one that training ended with.
     """
 
-    participating_sites: Annotated[list[str] | None, SiteList()] = None
+    participating_sites: SiteList | None = None
     """The sites that score it; null is all."""
 
-    eval_task_timeout: Annotated[float, Seconds()] = 1200.0
+    eval_task_timeout: Seconds = 1200.0
     """How long a site may take (duration)."""
 
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:

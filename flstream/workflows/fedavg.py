@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
+from pydantic import Field
+
 from flstream.job.rules import Real
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
@@ -13,7 +15,7 @@ class FedAvgArgs(WorkflowArgs):
 
     only_folds: ClassVar[bool] = True
 
-    fedprox_mu: Annotated[float, Real(0)] = 0.0
+    fedprox_mu: Annotated[Real, Field(ge=0)] = 0.0
     """How strongly sites are drawn to the global model while they train (mu of FedProx); 0 is not.
 
     Training code adds `proximal_term(net)` to its loss, which takes it from here.

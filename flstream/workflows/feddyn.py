@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
+from pydantic import Field
+
 from flstream.job.rules import Real
 from flstream.job.workflow_args import ServerStep
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
@@ -14,7 +16,7 @@ class FedDynArgs(WorkflowArgs):
 
     server_step: ClassVar[ServerStep | None] = "feddyn"
 
-    feddyn_alpha: Annotated[float, Real(0, above_least=True)] = 0.1
+    feddyn_alpha: Annotated[Real, Field(gt=0)] = 0.1
     """How strongly sites are regularised (alpha of the paper).
 
     Training code adds the term of a `DynamicRegulariser` to its loss, which takes it from here.

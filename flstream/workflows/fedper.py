@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
+from pydantic import Field
+
 from flstream.job.rules import Patterns
 from flstream.workflows import Model, Run, WorkflowArgs, workflow
 
@@ -12,7 +14,7 @@ from flstream.workflows import Model, Run, WorkflowArgs, workflow
 class FedPerArgs(WorkflowArgs):
     """Arguments of fedper."""
 
-    personal: Annotated[list[str], Patterns(1)]
+    personal: Annotated[Patterns, Field(min_length=1)]
     """Regular expressions: a tensor in whose name one is found stays with its site, as its own.
 
     Such as `["^head"]`. A site trains and scores the model with its own last values of it. In the

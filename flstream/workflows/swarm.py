@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flstream.job.problems import Problem
 from flstream.job.rules import Seconds
@@ -20,20 +20,20 @@ class SwarmArgs(WorkflowArgs):
     takes_bodies: ClassVar[bool] = False
     folds_at_sites: ClassVar[bool] = True
 
-    aggregators: Annotated[list[str] | None, SiteList()] = None
+    aggregators: SiteList | None = None
     """The sites of which one is drawn in each round to fold the updates; null is all of them.
 
     If it is lost, the next one of the draw folds. The seed decides the draws, and who folds decides
     no bits.
     """
 
-    start_task_timeout: Annotated[float, Seconds()] = 300.0
+    start_task_timeout: Seconds = 300.0
     """How long a site may take to acknowledge a task (seconds); then it counts as lost.
 
     What the task takes from there on is up to clients.round_timeout.
     """
 
-    progress_timeout: Annotated[float, Seconds()] = 7200.0
+    progress_timeout: Seconds = 7200.0
     """How long nothing may come of a task or a fold, from no site (seconds); then the run fails."""
 
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:

@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pytest
 import torch
-from pydantic_core import PydanticCustomError
 
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS, chain_of
 from flstream.codecs.frame_codec import FramePlace
-from flstream.job import codec_sections
-from flstream.job.codecs import CodecList, CodecPlan, CodecSpec, CodecsSection
+from flstream.job import codec_sections, job_keys
+from flstream.job.codecs import CodecPlan, CodecSpec, CodecsSection
 from flstream.job.hocon import read_hocon
+from flstream.job.problems import RefusedValueError
+from flstream.job.typed_sections import render_specs
 from flstream.model.memory import MemoryBody
 from tests.support import body_of
 
@@ -63,7 +64,7 @@ def parse(tmp_path):
     (tmp_path / "mine.py").write_text(OWN)
 
     def parse(direction, *listed):
-        return CodecList(direction).parse(list(listed), tmp_path)
+        return job_keys()[f"streaming.codecs.{direction}"].parse(list(listed), tmp_path)
 
     return parse
 
@@ -134,9 +135,9 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
     ],
 )
 def test_a_list_that_cannot_be_is_refused_in_a_sentence(parse, direction, listed, line):
-    with pytest.raises(PydanticCustomError) as caught:
+    with pytest.raises(RefusedValueError) as caught:
         parse(direction, *listed)
-    text = "\n".join(map(str, caught.value.context["problems"]))
+    text = "\n".join(map(str, caught.value.problems))
     assert re.search(line, text), text
 
 
@@ -169,7 +170,7 @@ def test_the_section_of_a_job_file_is_read_and_written_out(parse, tmp_path):
     section = CodecsSection.model_validate(values, context={"folder": tmp_path})
     assert [each.type for each in section.down] == ["delta", "shuffle", "zstd"]
     assert section.up[0].args == {"fraction": 0.02}
-    path.write_text(f"up = {CodecList('up').render(section.up)}")
+    path.write_text(f"up = {render_specs(section.up)}")
     again = read_hocon(path).values
     assert CodecsSection.model_validate(again, context={"folder": tmp_path}).up == section.up
     assert CodecsSection().up == []

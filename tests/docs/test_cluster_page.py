@@ -2,19 +2,20 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 from typer.testing import CliRunner
 
 from flstream.cli.app import app
 from flstream.job import job_keys
-from flstream.job.engine_section import ENGINES
+from flstream.job.engine_section import Engine
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 
 
 def test_the_table_has_every_engine():
-    assert tuple(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)) == ENGINES
+    assert tuple(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)) == get_args(Engine)
 
 
 def test_the_keys_that_the_page_names_are_those_of_a_job_file():

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from flstream.errors import ClientError, UsageError
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
+from flstream.job import job_keys
 from flstream.job.filter_sections import BUILT_IN
-from flstream.job.filters import FilterList, FilterSpec
+from flstream.job.filters import FilterSpec
 from flstream.model.body import Scratch
 from flstream.model.dtypes import torch_dtype
 from flstream.model.memory import MemoryBody
@@ -25,7 +26,7 @@ MANY = 1_000_000
 
 
 def specs(*sections, folder=None):
-    return FilterList().parse(list(sections), folder)
+    return job_keys()["filters.up"].parse(list(sections), folder)
 
 
 def tensors_of(source, step=4096):

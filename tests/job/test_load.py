@@ -40,12 +40,12 @@ def test_a_job_cannot_be_changed(write: Write) -> None:
         job.rounds = 3
 
 
-def test_every_key_has_a_meaning_and_a_default_that_its_own_rule_accepts(write: Write) -> None:
+def test_every_key_has_a_meaning_and_a_default_that_its_own_type_accepts(write: Write) -> None:
     for key in job_keys().values():
         assert key.meaning
-        assert key.rule.allowed
+        assert key.allowed
         if key.default is not None:
-            assert key.rule.parse(key.default, Path.cwd()) == key.default
+            assert key.parse(key.default, Path.cwd()) == key.default
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from flstream.workflows import WorkflowArgs, workflow
 class RelayArgs(WorkflowArgs):
     """Arguments of relay."""
 
-    hops: Annotated[int, Whole(1)] = legs.USUAL
+    hops: Annotated[Whole, Field(ge=1)] = legs.USUAL
     """How often the model is handed on in a round."""
 
     kind: Literal["odd", "even"] = "odd"
@@ -189,9 +189,9 @@ def test_a_list_of_one_is_a_section(write: Write) -> None:
         ('workflow { type = "relay:relay", args.hops = 0 }', "workflow.args.hops: given 0; must "
          "be a whole number of at least 1"),
         ('workflow { type = "relay:relay", args.kind = all }', 'workflow.args.kind: given "all"; '
-         "must be of the type Literal['odd', 'even']; Input should be 'odd' or 'even'"),
+         "must be one of odd, even"),
         ('workflow { type = "relay:relay", args.share = 0 }', "workflow.args.share: given 0; "
-         "must be of the type float; Input should be greater than 0"),
+         "must be a number above 0"),
         ('workflow { type = "relay:relay", args.hop = 1 }', "workflow.args.hop: unknown key; did "
          "you mean workflow.args.hops?"),
         ('workflow { type = "relay:free", args.copy = 1 }', "workflow.args.copy: the name of an "

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic_core import PydanticCustomError
-
 from flstream.job import job_keys
+from flstream.job.problems import RefusedValueError
 from flstream.job.values import render_value
 from flstream.recipe.nvflare.folders import AppFolder
 from flstream.recipe.nvflare.notes import Kind, Note
@@ -185,8 +184,8 @@ class JobDraft:
         known = job_keys().get(key)
         if known is not None and key not in _CHECKED_WITH_THE_JOB:
             try:
-                known.rule.parse(value, Path.cwd())
-            except PydanticCustomError as error:
+                known.parse(value, Path.cwd())
+            except RefusedValueError as error:
                 return _reason(key, error)
         self.values[key] = value
         return None
@@ -231,7 +230,7 @@ class JobDraft:
         return refused
 
 
-def _reason(key: str, error: PydanticCustomError) -> str:
-    problem = (error.context or {})["problems"][0]
+def _reason(key: str, error: RefusedValueError) -> str:
+    problem = error.problems[0]
     parts = [f"{key} must be {problem.allowed}" if problem.allowed else "", problem.hint]
     return "; ".join(part for part in parts if part) or problem.given

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import PydanticCustomError
-
-from flstream.job import ClientsSection
-from flstream.job.site_names import SiteNames
+from flstream.job import ClientsSection, job_keys
+from flstream.job.problems import RefusedValueError
 from flstream.recipe.nvflare.draft import Argument, JobDraft, Place
 from flstream.recipe.nvflare.folders import JobFolder
 from flstream.recipe.nvflare.notes import Note
@@ -74,13 +72,13 @@ def site_names(folder: JobFolder) -> dict[str, str] | None:
     """
     if folder.sites is None:
         return None
-    rule = SiteNames()
+    key = job_keys()["clients.names"]
     names: dict[str, str] = {}
     for site in folder.sites:
         name = site
         try:
-            rule.parse([name], Path.cwd())
-        except PydanticCustomError:
+            key.parse([name], Path.cwd())
+        except RefusedValueError:
             name = f"site-{re.sub(r'[^A-Za-z0-9._-]+', '-', site)}"[:64]
         while name in names.values():
             name = f"{name[:60]}-{len(names) + 1}"
