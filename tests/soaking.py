@@ -1,21 +1,31 @@
 """Cases of which a few are run each time, and all where there is time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 
-def soaking(cases: Iterable[Any], brief: int = 1) -> list[Any]:
-    """Return the cases for ``parametrize``, all but the first few of them marked as soak tests.
+def soaking(
+    names: str | Sequence[str], cases: Iterable[Any], *, brief: int = 1, **options: Any
+) -> pytest.MarkDecorator:
+    """Parametrize a test, and mark it as a soak test in all cases but the first few.
 
     Args:
-        cases: A value each, or a tuple of several.
-        brief: How many are not marked.
+        names: Names of the arguments, as for ``pytest.mark.parametrize``.
+        cases: A value each, a tuple of values where there are several names, or a
+            ``pytest.param`` of either.
+        brief: How many cases are not marked.
+        options: What else ``pytest.mark.parametrize`` takes.
     """
-    return [
-        case
-        if number < brief
-        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak)
-        for number, case in enumerate(cases)
-    ]
+    several = not isinstance(names, str) or "," in names
+    marked = []
+    for number, case in enumerate(cases):
+        name = None
+        if hasattr(case, "values") and hasattr(case, "marks"):  # of pytest.param
+            name, case = case.id, case.values
+        elif not several:
+            case = (case,)
+        marks = () if number < brief else pytest.mark.soak
+        marked.append(pytest.param(*case, marks=marks, id=name))
+    return pytest.mark.parametrize(names, marked, **options)

@@ -22,6 +22,7 @@ def bench(tmp_path_factory):
     return json.loads((output / "out.json").read_text()), seen, folder
 
 
+@pytest.mark.soak
 def test_peaks_agree_with_an_outside_sampler_within_a_tenth(bench):
     found, seen, _ = bench
     lines = disagreements(found, seen)

@@ -106,7 +106,7 @@ def test_modes_over_a_link_take_at_least_as_long_as_it(flstream):
     assert result["ratios"]["exchange_link"] > 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_codecs_over_a_link_are_compared_in_80_columns(flstream, tmp_path):
     words = ["--model-size", "1MiB", "--network", "100Mbit,2ms", "--codecs", "int8"]
     done = flstream("bench", *words, "--json", "out.json")
@@ -134,7 +134,7 @@ def test_a_refusal_is_a_sentence_and_exit_status_2(words, flstream):
     assert ("--json" if words else "--model-size") in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("at", "number", "options"),
     [

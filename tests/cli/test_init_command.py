@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import Flstream
+from soaking import soaking
 
 from flstream.cli import init as command
 from flstream.cli.init import TEMPLATES, _template_files
@@ -23,7 +24,7 @@ def files_of(template: str) -> set[str]:
 
 @pytest.mark.slow
 # The others are the jobs of that name in jobs/, which the tests of those run.
-@pytest.mark.parametrize(("template", "least"), [("script", 0.95), ("learner", 0.95)])
+@soaking(("template", "least"), [("script", 0.95), ("learner", 0.95)])
 def test_a_new_job_runs_at_once_and_learns(
     flstream: Flstream, tmp_path: Path, template: str, least: float
 ) -> None:

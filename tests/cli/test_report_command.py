@@ -31,7 +31,7 @@ def a_run(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_ends_with_its_report_and_a_resumed_one_with_a_new_one(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:

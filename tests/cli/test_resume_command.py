@@ -27,6 +27,7 @@ def test_a_run_that_was_not_begun_is_started_and_a_finished_one_is_left_as_it_is
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.soak
 def test_another_job_or_folder_and_a_damaged_journal_are_refused(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:

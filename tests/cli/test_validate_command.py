@@ -93,7 +93,7 @@ def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(
     assert json.loads(done.stdout)["fits"] is True
     done = flstream("validate", path, "--set", "workflow.args.hops=far")
     assert (done.returncode, done.stdout) == (2, "")
-    assert 'workflow.args.hops: given "far"; must be of the type int; ' in done.stderr
+    assert 'workflow.args.hops: given "far"; must be a whole number' in done.stderr
 
 
 def test_code_that_is_no_workflow_has_exit_status_2_and_no_traceback(

@@ -43,7 +43,7 @@ EXCHANGES = [
 NAMES = ["own", "swarm", "shared", "links", "swarm with links"]
 
 
-@pytest.mark.parametrize("options", soaking(EXCHANGES), ids=NAMES)
+@soaking("options", EXCHANGES, ids=NAMES)
 def test_the_bits_are_those_of_a_run_on_one_machine(cluster, options):
     here = cluster()
     assert here.local(*options).returncode == 0

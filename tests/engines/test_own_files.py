@@ -94,7 +94,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", soaking(KINDS))
+@soaking("kind", KINDS)
 def test_all_is_as_on_one_machine(new_cluster, kind):
     here = new_cluster()
     values = {"workflow.args.evaluate_every": "1", **KINDS[kind]}
@@ -208,7 +208,7 @@ def test_a_killed_run_goes_on_here_with_the_same_bits(new_cluster, tmp_path, mon
     assert printed(here, 1)[-1] == "site-1 in round 3 had '1 2 '"
 
 
-@pytest.mark.parametrize("is_relative", soaking([False, True]))
+@soaking("is_relative", [False, True])
 def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, is_relative):
     here = new_cluster(rounds=1)
     (here.folder / "runs").mkdir()
@@ -232,17 +232,15 @@ def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
     run_apart(here, "--set", f'train.args="{there} --other={there}/data,{there}-2"')
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("make", "words"),
-    soaking(
-        [
-            ("large", "has 101.0 MiB, most of it in data, where 100 MiB at most are sent"),
-            ("outside", "other.py is not among what is sent to it of the job's folder"),
-            ("runs", "client.py is not among what is sent"),
-            ("link", "client.py is not among what is sent"),
-            ("changed", "client.py than the run, which was changed after the run had begun"),
-        ],
-    ),
+    [
+        ("large", "has 101.0 MiB, most of it in data, where 100 MiB at most are sent"),
+        ("outside", "other.py is not among what is sent to it of the job's folder"),
+        ("runs", "client.py is not among what is sent"),
+        ("link", "client.py is not among what is sent"),
+        ("changed", "client.py than the run, which was changed after the run had begun"),
+    ],
 )
 def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_path, make, words):
     here, options = new_cluster(rounds=1), []

@@ -64,7 +64,7 @@ def ask(folder: Path, paths: list[Path]) -> dict[str, object]:
     return document
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_damaged_file_has_a_sentence_of_its_own(folder: Path) -> None:
     corpus = damaged.write_corpus(folder)
     answered = ask(folder, list(corpus.values()))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from reference import SITES, run_reference
 from safetensors.torch import load_file
+from soaking import soaking
 
 from flstream.telemetry.events import SiteLog, decode_event
 
@@ -136,7 +137,7 @@ def assert_logged(run, expected):
         assert found == expected.logged[site]
 
 
-@pytest.mark.parametrize("name", CASES)
+@soaking("name", CASES, brief=2)
 def test_a_script_runs_unchanged_to_the_same_bits(jobs, references, name):
     run = simulated(jobs, name, "train.alias=nvflare")
     assert_the_same(run, references(name), CASES[name])
@@ -152,7 +153,7 @@ def with_our_import(text):
     return text
 
 
-@pytest.mark.parametrize("name", [each for each in CASES if not CASES[each].needs_nvflare])
+@soaking("name", [each for each in CASES if not CASES[each].needs_nvflare])
 def test_a_script_with_only_its_import_changed_comes_to_the_same_bits(jobs, references, name):
     run = simulated(jobs, name, change=with_our_import)
     assert_the_same(run, references(name), CASES[name])

@@ -45,6 +45,7 @@ def recipe(**given):
     return FedAvgRecipe(**{**arguments, "train_script": "client.py", **given})
 
 
+@pytest.mark.soak
 def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write):
     write(
         "job.py",
@@ -66,6 +67,7 @@ def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write):
     assert len(list(Path("runs").iterdir())) == 1
 
 
+@pytest.mark.soak
 def test_runs_of_several_threads_wait_for_each_other(folder):
     found = []
 
@@ -100,6 +102,7 @@ def test_a_script_in_a_folder_imports_from_the_jobs_folder_also_when_exported(fo
     assert (folder / "run" / "global.safetensors").read_bytes() == run.model.read_bytes()
 
 
+@pytest.mark.soak
 def test_a_model_in_a_package_may_import_relatively_also_when_exported(folder, write):
     (folder / "nets" / "deep").mkdir(parents=True)
     for name in ("nets/__init__.py", "nets/deep/__init__.py"):

@@ -125,6 +125,7 @@ def test_recipe_exported_folder_and_command_line_end_in_equal_bits(folder, write
     assert len(digests) == 1
 
 
+@pytest.mark.soak
 def test_an_instance_keeps_its_weights_bit_for_bit_in_runs_and_exports(folder):
     from model import Net
 
@@ -267,6 +268,7 @@ def test_sites_may_have_arguments_of_their_own(folder):
         made.set_per_site_config({"a": {"train_script": "other.py"}})
 
 
+@pytest.mark.soak
 def test_aggregation_weights_multiply_the_sites_own(folder):
     made = recipe(num_rounds=1, aggregation_weights={"a": 3.0})
     made.set_per_site_config(
@@ -300,6 +302,7 @@ def test_each_process_has_its_gpus(folder, write):
     assert run.metrics[0]["gpu"] == pytest.approx((4 + 5 + 4) / 3)
 
 
+@pytest.mark.soak
 def test_the_numpy_recipe_trains_an_array_or_nested_lists(folder, write):
     write(
         "client.py",
@@ -448,6 +451,7 @@ def test_ctrl_c_of_a_recipe_ends_the_program_and_keeps_the_rounds(folder, write)
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
 
 
+@pytest.mark.soak
 def test_a_run_of_a_recipe_goes_on_from_the_command_line_to_the_same_bits(folder):
     from model import Net
 

@@ -276,7 +276,7 @@ def test_a_run_whose_rounds_are_done_but_not_its_end_is_not_finished(tmp_path):
     assert (point.round, point.is_finished) == (3, False)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @given(
     kills=st.lists(
         st.tuples(

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from soaking import soaking
 from training_scripts import QUIET
 
 MODEL = """
@@ -56,7 +57,7 @@ def digest(jobs, script, *overrides):
 
 
 @pytest.mark.parametrize("script", [WEIGHTS, DIFFERENCES], ids=["weights", "differences"])
-@pytest.mark.parametrize("codec", CODECS)
+@soaking("codec", CODECS, brief=2)
 def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
     common = ("clients.count=4", *using(codec))
     first = digest(jobs, script, *common)
@@ -72,7 +73,7 @@ def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
     assert digest(jobs, script, "clients.count=4") != first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("codec", ["int8", "topk"])
 def test_what_is_lost_does_not_depend_on_chunks_and_workers(jobs, codec):
     found = {
@@ -89,7 +90,7 @@ def test_what_is_lost_does_not_depend_on_chunks_and_workers(jobs, codec):
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@soaking("codec", CODECS, brief=2)
 def test_after_a_resume_what_was_left_out_is_sent_as_it_would_have_been(jobs, codec):
     whole = jobs.run(WEIGHTS, QUIET, "rounds=4", *using(codec), model=MODEL)
     part = jobs.run(WEIGHTS, QUIET, "rounds=2", *using(codec), model=MODEL)
@@ -103,7 +104,7 @@ def moved(run):
     return {name: after[name].double() - before[name].double() for name in before}
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@soaking("codec", CODECS, brief=2)
 def test_what_may_lose_nothing_loses_nothing(jobs, codec):
     exact = moved(jobs.run(WEIGHTS, QUIET, model=MODEL))
     lossy = moved(jobs.run(WEIGHTS, QUIET, *using(codec), model=MODEL))
@@ -189,7 +190,7 @@ while flare.is_running():
 ANY_BITS = ("aggregation.on_nonfinite=allow", "clients.count=1")
 
 
-@pytest.mark.parametrize(
+@soaking(
     "overrides",
     [
         pytest.param((), id="own worker"),
@@ -201,6 +202,7 @@ ANY_BITS = ("aggregation.on_nonfinite=allow", "clients.count=1")
         pytest.param(("workflow.type=cyclic", "clients.count=3"), id="cyclic"),
         pytest.param(("workflow.type=swarm", "clients.count=3"), id="swarm"),
     ],
+    brief=2,
 )
 def test_exact_codecs_leave_no_trace(jobs, overrides):
     common = (*ANY_BITS, "rounds=4", "workflow.args.evaluate_every=1", *overrides)
@@ -212,7 +214,7 @@ def test_exact_codecs_leave_no_trace(jobs, overrides):
     assert "swarm" in str(overrides) or down.bytes < plain.summary.transfer.down.bytes
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_exact_codecs_leave_no_trace_after_fifty_rounds(jobs):
     common = (*ANY_BITS, "rounds=50", "checkpoints.keep=1", "workflow.args.evaluate_every=0")
     plain = jobs.run(ODD, *common, model=MODEL)

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from soaking import soaking
 from test_codecs import MODEL
 from training_scripts import QUIET
 
@@ -55,7 +56,7 @@ def digest(jobs, *overrides):
     return run.summary.model.digest
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@soaking("codec", CODECS, brief=2)
 def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
     run = run_of(jobs, "rounds=3", "workflow.args.evaluate_every=1", *using(codec))
     for number in range(3):
@@ -75,7 +76,7 @@ def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
     assert run.summary.transfer.down.bytes < 0.75 * 2 * 2 * 3 * size
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@soaking("codec", CODECS, brief=2)
 def test_the_bits_depend_on_nothing_but_the_job(jobs, codec):
     common = ("clients.count=4", "rounds=2", *using(codec))
     first = digest(jobs, *common)
@@ -98,7 +99,7 @@ def test_exact_codecs_after_one_with_a_loss_change_nothing(jobs):
         assert digest(jobs, "rounds=3", *using(codec)) == alone
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4, delta, zstd"])
+@soaking("codec", ["int8", "int4, delta, zstd"], brief=2)
 def test_a_run_that_is_resumed_comes_to_the_same_bits(jobs, codec):
     whole = run_of(jobs, "rounds=4", *using(codec))
     part = run_of(jobs, "rounds=2", *using(codec))

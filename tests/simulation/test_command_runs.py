@@ -75,6 +75,7 @@ def test_ranks_of_torchrun_train_together_and_give_the_same_bits_again(jobs):
     assert psutil.wait_procs(processes, timeout=20)[1] == []
 
 
+@pytest.mark.soak
 def test_a_run_whose_processes_were_all_killed_goes_on_to_the_same_bits(jobs, undisturbed):
     dies = """
     mark = os.path.join(flare.system_info()["job_dir"], "die")

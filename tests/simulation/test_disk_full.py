@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from soaking import soaking
 from training_scripts import QUIET, noisy, results
 
 from flstream.job import render_job
@@ -77,7 +78,7 @@ def checkpoints(last):
     return [f"round-{number:04d}.safetensors" for number in range(last + 1)]
 
 
-@pytest.mark.parametrize(
+@soaking(
     "then",
     [("200m",), ("11m", "--set", "checkpoints.keep=1")],
     ids=["when there is room", "when less is kept"],
@@ -120,7 +121,7 @@ if (site, number) == ("site-3", 2) and not os.path.exists(mark):
 """
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("left_over", "how"),
     [(512 << 10, []), (0, []), (0, ["clients.parallel=2", "clients.min_updates=1"])],
     ids=["some is left", "none is left", "in files"],

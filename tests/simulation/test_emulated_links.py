@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from soaking import soaking
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ def plain(jobs, noise):
     return jobs.run(noise, model=MODEL).summary.model.digest
 
 
-@pytest.mark.parametrize(
+@soaking(
     "options",
     [
         [],
@@ -28,6 +29,7 @@ def plain(jobs, noise):
         ['train.command="python3 -u"'],
         ["train.exchange_format=pytorch", "streaming.tensor_download_chunk_size=32 KiB"],
     ],
+    brief=2,
     ids=["own", "shared", "swarm", "push", "native", "command", "small chunks"],
 )
 def test_no_bit_depends_on_the_links(jobs, noise, plain, options):

@@ -96,6 +96,7 @@ for _ in range(2):
     assert run.summary.status == "finished", run.summary.error
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("link", [[], ["network.latency=5 ms"]], ids=["", "emulated link"])
 def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own, link):
     forking = script(
@@ -193,6 +194,7 @@ while flare.is_running():
     assert "is_evaluate()" in run.summary.warnings[0]
 
 
+@pytest.mark.soak
 def test_modules_in_the_working_directory_are_not_run_in_place_of_pythons(
     jobs_of_their_own, noise, tmp_path, monkeypatch
 ):

@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 from safetensors.torch import load_file
+from soaking import soaking
 from training_scripts import LARGE, LEARNER, QUIET, noisy, noisy_learner, results
 
 from flstream.telemetry.events import ProcessReady, SitePhaseChanged
@@ -52,6 +53,7 @@ def undisturbed(tmp_path_factory, jobs_in):
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("size", "how"),
     [
@@ -80,7 +82,7 @@ def test_an_excluded_tensor_keeps_its_value_and_so_does_one_that_sites_did_not_r
     assert up.bytes == 2 * 4 * after["w"].nbytes
 
 
-@pytest.mark.parametrize("parallel", [4, 2])
+@soaking("parallel", [4, 2])
 def test_a_killed_run_goes_on_to_the_same_filtered_bits(jobs, undisturbed, parallel):
     pids = {}
 

@@ -1,6 +1,7 @@
 """What sites and the server have is not sent again: fewer bytes, and the same bits."""
 
 import pytest
+from soaking import soaking
 from training_scripts import QUIET
 
 # 40 layers of 256 KiB with adapters of 4 KiB beside each: 10.2 MiB, of which 1.6% is trained.
@@ -67,7 +68,7 @@ def run(jobs, how, *overrides):
     return done.summary
 
 
-@pytest.mark.parametrize(
+@soaking(
     "how",
     [
         pytest.param(ADAPTERS, id="adapters in place"),
@@ -76,7 +77,7 @@ def run(jobs, how, *overrides):
         pytest.param(ALL, id="all tensors"),
     ],
 )
-@pytest.mark.parametrize(
+@soaking(
     "overrides",
     [
         pytest.param((), id="own workers"),
@@ -85,6 +86,7 @@ def run(jobs, how, *overrides):
         pytest.param(("workflow.type=swarm",), id="swarm"),
         pytest.param(("workflow.type=cyclic",), id="cyclic"),
     ],
+    brief=2,
 )
 def test_the_model_is_the_same_whether_or_not_anything_is_reused(jobs, how, overrides):
     auto = run(jobs, how, *overrides)
@@ -124,7 +126,7 @@ def test_where_all_is_trained_nothing_is_reused(jobs):
         pytest.param(("filters.up=[{type=gaussian,sigma=0.1}]",), id="filtered"),
     ],
 )
-@pytest.mark.parametrize("width", [16, 256], ids=["50 KiB", "10 MiB"])
+@soaking("width", [16, 256], ids=["50 KiB", "10 MiB"])
 def test_a_model_that_was_evaluated_is_not_sent_again_to_be_trained(jobs, width, overrides):
     done = jobs.run(
         TRAIN.format(**ALL),

@@ -55,6 +55,7 @@ def states(run: RunDirectory, site: str) -> list[Path]:
     return sorted((run.site(site) / "state").iterdir())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("back", [1, 2, 3])
 def test_a_resume_that_falls_back_some_rounds_comes_to_the_same_bits(jobs, six, expected, back):
     for number in range(7 - back, 7):
