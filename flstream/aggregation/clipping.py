@@ -2,7 +2,8 @@
 
 Bounding an update's norm bounds the influence of a site on the model (Sun et al. 2019,
 arXiv:1911.07963), and is half of differential privacy for users (McMahan et al. 2018,
-arXiv:1710.06963).
+arXiv:1710.06963). The norm may follow a quantile of the updates' norms, privately: algorithm 1 of
+Andrew et al. 2021 (arXiv:1905.03871), with the geometric update.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -143,3 +145,38 @@ class _SquareSum:
     def _deal(self, squares: Array) -> None:
         self._sums[self._next : self._next + len(squares)] += squares
         self._next = (self._next + len(squares)) % self._COLUMNS
+
+
+@dataclass(frozen=True)
+class AdaptiveNorm:
+    """The step of the clipping norm after a fold.
+
+    Attributes:
+        target_quantile: Fraction of updates whose norm is to be within the clipping norm.
+        learning_rate: How fast the norm follows.
+        cohort: Number that counts are divided by: that of the sites that are expected.
+        count_stddev: Standard deviation of the noise on the count.
+    """
+
+    target_quantile: float
+    learning_rate: float
+    cohort: int
+    count_stddev: float
+
+    def after(self, norm: float, received: int, clipped: int, noise: float) -> float:
+        """Return the clipping norm of the next fold.
+
+        As in the paper, an update counts 1/2 where it is within the norm and -1/2 where it is not,
+        so that one site more or less changes the sum by 1/2 only. One that sent nothing counts 0.
+
+        Args:
+            norm: Clipping norm of the fold.
+            received: Number of updates that were folded.
+            clipped: Number of those that were scaled down.
+            noise: Standard normal number.
+        """
+        count = (received - clipped) - received / 2 + self.count_stddev * noise
+        fraction = count / self.cohort + 0.5
+        step = math.exp(-self.learning_rate * (fraction - self.target_quantile))
+        # Implementations of exp differ in the last bits; the norm must not.
+        return float(f"{norm * step:.12g}")

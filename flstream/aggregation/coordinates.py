@@ -8,8 +8,7 @@ import numpy as np
 
 from flstream.aggregation.elements import INTEGERS, Array, blocks
 from flstream.aggregation.integers import whole_numbers
-from flstream.aggregation.regions import Region
-from flstream.aggregation.update_part import UpdatePart
+from flstream.aggregation.regions import Region, UpdatePart
 from flstream.errors import AggregationError
 from flstream.model.dtypes import BY_CODE
 

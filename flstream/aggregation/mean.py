@@ -9,8 +9,7 @@ import numpy as np
 
 from flstream.aggregation.elements import BLOCK, INTEGERS, SMALL_BLOCK, Array, Elements, blocks
 from flstream.aggregation.integers import difference, shift
-from flstream.aggregation.regions import Region
-from flstream.aggregation.update_part import UpdatePart
+from flstream.aggregation.regions import Region, UpdatePart
 
 
 class WeightedMean:

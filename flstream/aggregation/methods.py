@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from flstream.aggregation.coordinates import CoordinateFold
 from flstream.aggregation.elements import Array
-from flstream.aggregation.fold import Fold
 from flstream.aggregation.geometric_median import geometric_median_weights
 from flstream.aggregation.krum import AroundMedian, bulyan_weights, krum_weights
 from flstream.aggregation.mean import WeightedMean
+from flstream.aggregation.next_model import Fold
 from flstream.aggregation.own_rule import OwnRule
 from flstream.aggregation.ranked import TrimmedMean, fraction_trim, median_trim
 from flstream.aggregation.rules import AggregationRule

@@ -13,11 +13,10 @@ import numpy as np
 
 from flstream.aggregation.ahead import read_ahead
 from flstream.aggregation.elements import FLOATS, block_room, blocks, unit
-from flstream.aggregation.regions import Region, Regions
+from flstream.aggregation.regions import Region, Regions, UpdatePart
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import GROUPS_READ, RANGES_TOGETHER, Steps
 from flstream.aggregation.update import Range, Reading, UpdateSource, join
-from flstream.aggregation.update_part import UpdatePart
 from flstream.errors import UpdateRefusedError
 from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE

@@ -8,11 +8,11 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Protocol
 
+from flstream.aggregation.adoption import TRAINING, kept_update, write_site_model
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.rules import AggregationRule, rule_for
-from flstream.aggregation.site_model import TRAINING, kept_update, write_site_model
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates

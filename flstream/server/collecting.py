@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from flstream.aggregation.adoption import adopting
-from flstream.aggregation.site_model import write_site_model
+from flstream.aggregation.adoption import adopting, write_site_model
 from flstream.aggregation.steps import Steps, plan_steps
 from flstream.client.messages import SUBMIT_MODEL, SiteTask
 from flstream.client.meta import pack_values

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from flstream.aggregation.adoption import TRAINING, kept_update, write_site_model
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.site_model import TRAINING, kept_update, write_site_model
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import CheckpointError

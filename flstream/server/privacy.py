@@ -13,7 +13,7 @@ from flstream.aggregation.accountant import (
     EpsilonRequest,
     EpsilonTable,
 )
-from flstream.aggregation.adaptive_clipping import AdaptiveNorm
+from flstream.aggregation.clipping import AdaptiveNorm
 from flstream.aggregation.elements import FLOATS
 from flstream.aggregation.noise import NoiseSource
 from flstream.aggregation.private import GaussianMechanism

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import FOLDED, as_bytes, assert_same_tensors, cuts, every_kind, tensor
 
-from flstream.aggregation.clipping import _SquareSum
+from flstream.aggregation.clipping import AdaptiveNorm, _SquareSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import UpdateRefusedError
 
@@ -108,3 +108,35 @@ def test_a_clipped_model_has_the_same_bits_however_it_was_cut(step, kind):
     updates = [update(f"{i}", shifted(base, i + 3), 1.0 + i, kind) for i in range(2)]
     rule = AggregationRule(clip_norm=7.0)
     assert fold_into(base, updates, rule, step)[1] == fold_into(base, updates, rule)[1]
+
+
+def test_an_adaptive_norm_follows_the_papers_algorithm_step_by_step():
+    """Algorithm 1 of arXiv:1905.03871 in NumPy, with the same noise."""
+    rng = np.random.default_rng(3)
+    cohort, quantile, rate, deviation = 50, 0.8, 0.2, 2.5
+    adaptive = AdaptiveNorm(quantile, rate, cohort, deviation)
+    norm = due = 0.1
+    for _ in range(60):
+        norms, noise = rng.lognormal(size=cohort), rng.normal()
+        bits = (norms <= due).astype(float) - 0.5
+        fraction = (bits.sum() + deviation * noise) / cohort + 0.5
+        due = due * np.exp(-rate * (fraction - quantile))
+        norm = adaptive.after(norm, cohort, int((norms > norm).sum()), noise)
+        assert norm == pytest.approx(due, rel=1e-9)
+
+
+def test_an_adaptive_norm_comes_to_the_quantile_of_the_norms():
+    rng = np.random.default_rng(5)
+    adaptive, norm, last = AdaptiveNorm(0.5, 0.2, 100, 5.0), 0.01, []
+    for _ in range(300):
+        norms = rng.lognormal(1.0, 0.5, 100)
+        norm = adaptive.after(norm, 100, int((norms > norm).sum()), rng.normal())
+        last.append(norm)
+    assert np.median(last[150:]) == pytest.approx(np.e, rel=0.1)
+
+
+def test_sites_that_sent_nothing_move_an_adaptive_norm_neither_up_nor_down():
+    adaptive = AdaptiveNorm(0.5, 0.2, 10, 0.0)
+    assert adaptive.after(2.0, 0, 0, 0.0) == 2.0
+    assert adaptive.after(2.0, 4, 2, 0.0) == 2.0
+    assert adaptive.after(2.0, 4, 4, 0.0) > 2.0 > adaptive.after(2.0, 4, 0, 0.0)
