@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from flstream.codecs.base_numbers import BaseNumbers
 from flstream.codecs.block_codec import BlockPlace, decode_block, encode_block
 from flstream.codecs.coded_layout import CodedLayout
-from flstream.codecs.encoded_source import difference
+from flstream.codecs.coded_sources import difference
 from flstream.codecs.floats import LARGEST, load, number_type, quietly, stored
 from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.read_ahead import joined
+from flstream.codecs.read_ahead import BaseNumbers, joined
 from flstream.errors import CodecError
 from flstream.model.body import Scratch, Source
 from flstream.model.checkpoint import FileSink, FileSource

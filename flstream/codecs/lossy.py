@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flstream.codecs.base_numbers import BaseNumbers
 from flstream.codecs.block_codec import BlockCodec
 from flstream.codecs.coded_layout import CodedLayout
-from flstream.codecs.decoded_source import DecodedSource
-from flstream.codecs.encoded_source import EncodedSource
+from flstream.codecs.coded_sources import DecodedSource, EncodedSource
+from flstream.codecs.read_ahead import BaseNumbers
 from flstream.errors import CodecError
 from flstream.model.body import Source
 from flstream.model.header import TensorInfo

@@ -14,7 +14,7 @@ import numpy as np
 
 from flstream.codecs.block_codec import BlockPlace
 from flstream.codecs.floats import Numbers, number_type, quietly
-from flstream.codecs.largest import PLACE_BYTES, checked_places, count_of, places_of_largest
+from flstream.codecs.topk import PLACE_BYTES, checked_places, count_of, places_of_largest
 
 
 @dataclass(frozen=True)
