@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import suppress
 
 from flstream.client.messages import Ready, ToWorker
-from flstream.engines.worker_sockets import worker_socket_pairs
+from flstream.engines.engine import worker_socket_pairs
 from flstream.errors import StreamingError
 from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel

@@ -13,10 +13,11 @@ from multiprocessing import connection
 from pathlib import Path
 
 from flstream.client.worker_info import WorkerInfo
+from flstream.engines.engine import WorkerSockets
 from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.job_archive import receive_archive
 from flstream.engines.key_file import read_key_file
-from flstream.engines.node_channel import NodeChannel
+from flstream.engines.node_channel import NodeChannel, OutputSender, repeating
 from flstream.engines.node_files import NodeFiles, OwnFiles, SharedFiles, sees_run
 from flstream.engines.node_messages import (
     AGENT,
@@ -36,11 +37,8 @@ from flstream.engines.node_messages import (
     WorkerEnded,
     WorkerRuns,
 )
-from flstream.engines.output_sender import OutputSender
 from flstream.engines.process_tree import kill_descendants
 from flstream.engines.processes import FORK_SERVER, ProcessHost
-from flstream.engines.repeating import repeating
-from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import (
     AbortedError,
     ChannelClosedError,

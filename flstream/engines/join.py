@@ -15,8 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from flstream.client.worker_info import WorkerInfo
-from flstream.engines.engine import StartedWorker
-from flstream.engines.handshake import NodeHandshake
+from flstream.engines.engine import StartedWorker, WorkerSockets
 from flstream.engines.node_messages import (
     AGENT,
     NONCE_FILE,
@@ -31,8 +30,7 @@ from flstream.engines.node_messages import (
     WorkerEnded,
     WorkerRuns,
 )
-from flstream.engines.nodes import Node, NodeWorker
-from flstream.engines.worker_sockets import WorkerSockets
+from flstream.engines.nodes import Node, NodeHandshake, NodeWorker
 from flstream.errors import SimulationError, StreamingError, WorkerLostError
 from flstream.telemetry.events import NodeEvent, NodeJoined, NodeLost, NodesAwaited
 from flstream.telemetry.memory import NodeMemory

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from flstream.engines.engine import StartedWorker
-from flstream.engines.worker_sockets import WorkerSockets, worker_socket_pairs
+from flstream.engines.engine import StartedWorker, WorkerSockets, worker_socket_pairs
 from flstream.telemetry.memory import MemorySampler
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import msgspec
 
-from flstream.engines.node_messages import SILENT_SECONDS
+from flstream.engines.node_files import NodeFiles
+from flstream.engines.node_messages import SILENT_SECONDS, ToNode
 from flstream.errors import StreamingError
-from flstream.transport.messages import MessageChannel
+from flstream.transport.messages import PATIENCE, MessageChannel
 from flstream.transport.sockets import SocketChannel
 
 MessageT = TypeVar("MessageT")
@@ -51,3 +54,65 @@ class NodeChannel(MessageChannel[MessageT]):
         """Close the connection."""
         with self._sending:
             super().close()
+
+
+class OutputSender:
+    """Sends what processes print, if the launcher does not see the files. Threads may share it.
+
+    Args:
+        channel: Connection to the launcher.
+        files: The files.
+    """
+
+    def __init__(self, channel: NodeChannel[ToNode], files: NodeFiles) -> None:
+        self._channel = channel
+        self._files = files
+        self._sending = threading.Lock()
+
+    def send(self) -> bool:
+        """Send what there is, a message a file at most; return whether there was anything.
+
+        Raises:
+            StreamingError: The launcher is gone.
+        """
+        with self._sending:
+            found = False
+            for each in self._files.output():
+                self._channel.send(each, timeout=PATIENCE)
+                found = True
+            return found
+
+    def finish(self) -> None:
+        """Send all that there is, of processes that have ended.
+
+        Raises:
+            StreamingError: The launcher is gone.
+        """
+        while self.send():
+            pass
+
+
+@contextmanager
+def repeating(name: str, seconds: float, send: Callable[[], object]) -> Iterator[None]:
+    """Send something again and again until the block ends, on a thread of its own.
+
+    Args:
+        name: Name of the thread.
+        seconds: Time between two calls.
+        send: Sends it. That the peer is gone ends the thread alone: whoever waits for the peer's
+            messages sees that, too.
+    """
+    over = threading.Event()
+
+    def repeat() -> None:
+        with suppress(StreamingError):
+            while not over.wait(seconds):
+                send()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -147,7 +147,7 @@ class StartWorker(msgspec.Struct, tag=True, frozen=True):
         number: Number of the worker, which no other one of the run has.
         info: Facts about it.
         keys: The key of the start token of each connection, by its name in
-            :class:`~flstream.engines.worker_sockets.WorkerSockets`.
+            :class:`~flstream.engines.engine.WorkerSockets`.
     """
 
     number: int

@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import NamedTuple
 
-from flstream.engines.engine import Engine
+from flstream.engines.engine import Engine, WorkerSockets
 from flstream.engines.process_tree import kill_descendants
-from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import AbortedError, FlstreamError, WorkerLostError
 from flstream.transport.channel import AbortSignal
 

@@ -12,7 +12,7 @@ from flstream.client.messages import Failed, ToWorker
 from flstream.client.rank_link import SOCKET, TOKEN
 from flstream.client.site_folder import enter_work_folder
 from flstream.client.worker_info import WorkerInfo
-from flstream.engines.worker_sockets import WorkerSockets
+from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError, SimulationError
 from flstream.simulation.command import STUB, Command, CommandFolder
 from flstream.simulation.rank_server import RankServer, SiteLostError

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from flstream.client.code import LearnerCode, ScriptCode, TrainCode, train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.agent import NodeAgent, join
+from flstream.engines.engine import WorkerSockets
 from flstream.engines.fork_server import needs_of
 from flstream.engines.node_files import LeftFiles, NodeFiles, digests_of
 from flstream.engines.node_messages import NodeJob
 from flstream.engines.processes import ProcessHost
-from flstream.engines.worker_sockets import WorkerSockets
 from flstream.job import Job
 from flstream.job.imports import own_files
 from flstream.runs.run_directory import RunDirectory

@@ -17,7 +17,7 @@ from flstream.client.rank_session import RankSession
 from flstream.client.run_script import run_script, run_session
 from flstream.client.session import Session, enter
 from flstream.client.worker_info import WorkerInfo
-from flstream.engines.worker_sockets import WorkerSockets
+from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job.code import make_importable
 from flstream.simulation.child import end_with_peer

@@ -26,7 +26,7 @@ from flstream.client.rank_messages import (
     ToOthers,
 )
 from flstream.client.worker_info import WorkerInfo
-from flstream.engines.worker_sockets import WorkerSockets
+from flstream.engines.engine import WorkerSockets
 from flstream.errors import (
     ChannelClosedError,
     ProtocolError,

@@ -19,7 +19,7 @@ from flstream.client.run_learner import serve_learner
 from flstream.client.run_script import serve_own_site, serve_sites
 from flstream.client.worker import Selection, Worker
 from flstream.client.worker_info import WorkerInfo
-from flstream.engines.worker_sockets import WorkerSockets
+from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job.code import make_importable
 from flstream.runs.run_directory import RunDirectory

@@ -7,14 +7,13 @@ from contextlib import ExitStack
 
 from flstream.client.code import train_code
 from flstream.client.worker_info import WorkerInfo
-from flstream.engines.engine import Engine
+from flstream.engines.engine import Engine, WorkerSockets
 from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.key_file import new_key_file
 from flstream.engines.local import LocalEngine
 from flstream.engines.processes import ProcessHost
 from flstream.engines.ray import RayCluster
-from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory

@@ -26,7 +26,7 @@ from flstream.client.peers import Peers
 from flstream.client.state import StateVersion
 from flstream.client.worker import Selection, Worker
 from flstream.client.worker_info import WorkerInfo
-from flstream.engines.worker_sockets import WorkerSockets, worker_socket_pairs
+from flstream.engines.engine import WorkerSockets, worker_socket_pairs
 from flstream.errors import ChannelClosedError
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.streaming.download import download

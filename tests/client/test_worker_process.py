@@ -11,8 +11,8 @@ from serving import Server, worker_info, write
 
 from flstream.client.code import LearnerCode, ScriptCode, TrainCode
 from flstream.client.messages import Answered, Failed, Goodbye, Ready, Stop
+from flstream.engines.engine import worker_socket_pairs
 from flstream.engines.processes import ProcessHost
-from flstream.engines.worker_sockets import worker_socket_pairs
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.worker_process import worker_main
 

@@ -17,8 +17,8 @@ from test_join import added, logs_of
 from test_join_engine import FakeAgent, Run, started, starting
 
 from flstream.engines import join
+from flstream.engines.engine import WorkerSockets
 from flstream.engines.node_messages import KillWorker, StartWorker, WorkerEnded
-from flstream.engines.worker_sockets import WorkerSockets
 from flstream.transport.authentication import (
     GREETING_BYTES,
     NONCE_BYTES,

@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from flstream.engines import join, nodes
-from flstream.engines.engine import StartedWorker
+from flstream.engines.engine import StartedWorker, WorkerSockets
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.node_messages import (
     AGENT,
@@ -33,7 +33,6 @@ from flstream.engines.node_messages import (
     WorkerEnded,
     WorkerRuns,
 )
-from flstream.engines.worker_sockets import WorkerSockets
 from flstream.errors import (
     ChannelClosedError,
     DeadlineError,

@@ -11,9 +11,9 @@ from contextlib import closing
 
 import pytest
 
+from flstream.engines.engine import worker_socket_pairs
 from flstream.engines.local import LocalEngine
 from flstream.engines.spawning import SpawnedWorker, SpawnService, WorkerSpawner
-from flstream.engines.worker_sockets import worker_socket_pairs
 from flstream.errors import AbortedError, WorkerLostError
 from flstream.telemetry.memory import MemorySampler
 from flstream.transport.channel import Signal
