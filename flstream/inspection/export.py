@@ -14,10 +14,10 @@ from flstream.inspection.examine import model_at
 from flstream.inspection.run_outline import run_of
 from flstream.inspection.verification import verify
 from flstream.model.checkpoint import write_checkpoint
+from flstream.model.fitted import Renamed
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.order import ORDER, in_order
-from flstream.model.renamed import Renamed
 from flstream.runs.export_record import ExportRecord, kept_files
 from flstream.runs.run_directory import RunDirectory
 

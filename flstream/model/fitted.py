@@ -1,8 +1,8 @@
-"""The tensors of a file under the names, ties and dtypes of a model that is to begin with them."""
+"""The tensors of a file as a model has them: in its order, or under its names, ties and dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.errors import CheckpointError, LayoutError
@@ -15,6 +15,49 @@ from flstream.model.layout import Layout
 
 if TYPE_CHECKING:
     import torch
+
+
+class Arranged:
+    """A source derived from another: the same tensors, as :meth:`Layout.of` orders them.
+
+    Of tied names the first in alphabetical order stands for the tensor. Empty tensors share no
+    bytes, so ties between them are dropped.
+
+    Args:
+        source: Source with random access. Threads must not read it through this one at once.
+    """
+
+    random_access = True
+    lendable = False
+    extent = None
+    changed = None
+    deliver = None
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._scratch = Scratch()
+        self._origins: dict[str, TensorInfo] = {}
+        names = _names(source.layout)
+        ties = {}
+        for spec in source.layout.tensors:
+            first, *others = sorted(names[spec.name])
+            self._origins[first] = spec
+            if spec.nbytes:
+                ties.update(dict.fromkeys(others, first))
+            else:
+                self._origins.update(dict.fromkeys(others, spec))
+        self.layout = Layout.of(
+            ((name, spec.dtype, spec.shape) for name, spec in self._origins.items()), ties
+        )
+
+    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
+        """Return the bytes ``[start, stop)``, gathered into ``scratch``."""
+        return read_parts(self.layout, start, stop, scratch, self._read)
+
+    def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
+        start = self._origins[spec.name].start + offset
+        scatter(self._source.views(start, start + len(view), self._scratch), [view])
+
 
 # Names of a kind that an error lists.
 _MOST_NAMED = 5
@@ -207,3 +250,26 @@ def _prefix_hint(missing: Sequence[str], extra: Sequence[str]) -> str:
                 if char == "." and name[place + 1 :] in shorter:
                     return f"; its names seem to {what} the prefix {name[: place + 1]!r}"
     return ""
+
+
+class Renamed:
+    """A source derived from another: the same bytes in the same order, under other names.
+
+    Args:
+        source: Source with random access.
+        names: New name of each tensor, by its own. Tied names are left out.
+    """
+
+    random_access = True
+    lendable = False
+    extent = None
+    changed = None
+    deliver = None
+
+    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+        self._source = source
+        self.layout = Layout(spec._replace(name=names[spec.name]) for spec in source.layout.tensors)
+
+    def views(self, start: int, stop: int, scratch: Scratch) -> list[memoryview]:
+        """Return the bytes ``[start, stop)``, as the other source has them."""
+        return list(self._source.views(start, stop, scratch))

@@ -6,6 +6,7 @@ empty lists, takes no memory before it is refused.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Container, Mapping
@@ -17,7 +18,6 @@ import msgspec
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.header import METADATA, TIED, TensorInfo, check_name
-from flstream.model.json_text import decode_json
 from flstream.text import quotable
 
 # The limit of NumPy. A peer may state any number.
@@ -194,3 +194,36 @@ def _ties(text: str, names: Container[str], origin: str, most: int | None) -> di
         if name not in names:
             raise LayoutError(f"{origin} ties {alias!r} to {name!r}, which is none of its tensors")
     return ties
+
+
+def decode_json(text: bytes | str) -> object:
+    """Decode JSON, in which no object may have a key twice.
+
+    Raises:
+        ValueError: The text is not such JSON; the message says why, without naming the file.
+    """
+    try:
+        return json.loads(
+            text.decode() if isinstance(text, bytes) else text,
+            object_pairs_hook=_refuse_duplicates,
+        )
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except json.JSONDecodeError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from error
+    except ValueError as error:
+        # Python's advice, to raise its limit for the digits of a number, would be wrong here.
+        raise ValueError(str(error).partition(";")[0]) from error
+
+
+def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the name {name!r} stands there twice")
+            seen.add(name)
+    return fields

@@ -21,11 +21,10 @@ from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
-from flstream.model.arranged import Arranged
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSink, write_checkpoint
 from flstream.model.copy import copy
-from flstream.model.fitted import Differences, Fitted
+from flstream.model.fitted import Arranged, Differences, Fitted
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody

@@ -18,12 +18,12 @@ from support import IN_FILES, as_bytes, body_of, every_kind, tensor
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.arranged import Arranged
 from flstream.model.body import Scratch, Sink, Source
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, ChunkDigester, body_digest
 from flstream.model.dtypes import BY_CODE
+from flstream.model.fitted import Arranged
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody

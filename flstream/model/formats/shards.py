@@ -13,7 +13,7 @@ from flstream.errors import CheckpointError
 from flstream.model.body import Scratch
 from flstream.model.formats.file import CheckpointFile, Format
 from flstream.model.header import MAX_HEADER_BYTES
-from flstream.model.json_text import decode_json
+from flstream.model.header_reading import decode_json
 from flstream.model.layout import Layout, TensorInfo
 
 # Shards kept open at a time: far below the limit of a process, and enough to read two models whose

@@ -21,8 +21,7 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, FlstreamError, LayoutError, ModelError
 from flstream.job import Job
 from flstream.job.code import make_importable
-from flstream.model.arranged import Arranged
-from flstream.model.fitted import Differences
+from flstream.model.fitted import Arranged, Differences
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout, parse_header
 from flstream.simulation.child import end_with_peer, redirect_output
