@@ -7,17 +7,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from flstream.codecs.chain import chain_of
+from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CheckpointError, SimulationError, UsageError
 from flstream.inspection.examine import model_at
 from flstream.inspection.overview import matches
+from flstream.job import JobError
+from flstream.job.codecs import CodecPlan
+from flstream.job.hocon import read_hocon
+from flstream.job.keys import keys_in
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
-from flstream.runs.body_records import RECORDED, BodyRecord, read_bodies
+from flstream.runs.body_records import (
+    RECORDED,
+    BodyRecord,
+    TensorKey,
+    metric_keys,
+    read_bodies,
+    tensor_keys,
+)
 from flstream.runs.history import History
 from flstream.runs.journal import read_events, read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_scores import by_site
-from flstream.runs.tensor_keys import TensorKey, metric_keys, tensor_keys
 from flstream.telemetry.events import Metrics, SiteUpdate, default_site_names
 
 
@@ -127,7 +139,7 @@ def _keyed(
     bodies: Sequence[BodyRecord], layout: Layout, run: RunDirectory, filters: Sequence[str]
 ) -> list[KeyedBody]:
     # With the job file's libraries, which most examinations do without.
-    from flstream.runs.body_codecs import lossy_codec_of
+    from flstream.inspection.site_bodies import lossy_codec_of
 
     ways: dict[str, Literal["down", "up"]] = {"received": "down", "sent": "up"}
     codecs = {
@@ -157,3 +169,34 @@ def _named(sites: Sequence[str]) -> str:
     most = 6
     more = f" and {len(sites) - most} more" if len(sites) > most else ""
     return f"it has {', '.join(sites[:most])}{more}"
+
+
+_CODECS = "streaming.codecs.{}"
+_LOSSLESS = "streaming.codecs.require_lossless"
+
+
+def lossy_codec_of(run: RunDirectory, way: Literal["down", "up"]) -> LossyCodec | None:
+    """Return the codec with a loss of a run's models (``down``) or updates; None for none.
+
+    Raises:
+        CheckpointError: The job file cannot be read, or the code of the user's own codec.
+    """
+    if not run.job_file.exists():
+        return None
+    hocon = read_hocon(run.job_file)
+    if hocon.problems:
+        raise CheckpointError(str(JobError(run.job_file, hocon.problems)))
+    keys = keys_in(hocon.values)
+    plan: list[Any] = []
+    try:
+        for name in (_CODECS.format(way), _LOSSLESS):
+            key = keys[name]
+            raw = key.find(hocon.values)
+            plan.append(key.default if raw is None else key.parse(raw, run.path))
+        specs, lossless = plan
+        return chain_of(CodecPlan(specs, lossless, way == "down")).lossy
+    except Exception as error:  # of the user's code, which may be gone
+        raise CheckpointError(
+            f"the codecs that {run.job_file} names cannot be made: {error}; put their "
+            "file back, since which tensors they encode is for them to say"
+        ) from error

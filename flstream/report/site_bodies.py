@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from flstream.inspection.site_bodies import KeyedBody, SiteBodies
 from flstream.report.columns import GAP, column_lines, section, shortened
 from flstream.report.text import counted
-from flstream.runs.body_records import BodyRecord
-from flstream.runs.tensor_keys import TensorKey
+from flstream.runs.body_records import BodyRecord, TensorKey
 from flstream.text import printable
 from flstream.units import format_bytes
 

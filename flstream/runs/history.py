@@ -15,13 +15,11 @@ import msgspec
 
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.counted_events import COUNTED, CountedEvents, Status
-from flstream.runs.counted_lines import CountedLines
 from flstream.runs.job_facts import JobFacts
-from flstream.runs.kept_events import KeptEvents
+from flstream.runs.kept_events import CountedLines, KeptEvents
 from flstream.runs.round_record import RoundRecord
-from flstream.runs.site_record import SiteClock, SiteRecord, site_records
+from flstream.runs.site_record import NamePool, SiteClock, SiteRecord, SiteWeights, site_records
 from flstream.runs.site_scores import packed
-from flstream.runs.site_weights import NamePool, SiteWeights
 from flstream.runs.timeline import Timeline
 from flstream.telemetry.events import (
     AnyEvent,

@@ -202,7 +202,7 @@ class ModelReceived(Event, tag="model_received", omit_defaults=True):
     """A worker has received the model of a task, for one site or for several.
 
     What was sent is kept for a body, and not for each of its tensors: their keys follow from the
-    model's layout and the codecs (:func:`flstream.runs.tensor_keys.tensor_keys`).
+    model's layout and the codecs (:func:`flstream.runs.body_records.tensor_keys`).
 
     Attributes:
         round: Round of the task; of an evaluation, that of the model.
