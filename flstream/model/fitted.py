@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 
+# Names of a kind that an error lists.
+_MOST_NAMED = 5
+
+
 class Arranged:
     """A source derived from another: the same tensors, as :meth:`Layout.of` orders them.
 
@@ -57,10 +61,6 @@ class Arranged:
     def _read(self, spec: TensorInfo, view: memoryview, offset: int) -> None:
         start = self._origins[spec.name].start + offset
         scatter(self._source.views(start, start + len(view), self._scratch), [view])
-
-
-# Names of a kind that an error lists.
-_MOST_NAMED = 5
 
 
 class Differences(NamedTuple):

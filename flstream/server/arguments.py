@@ -11,8 +11,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.errors import WorkflowError
 from flstream.job.bodies import RESERVED_NAMES, BodyKind, is_body_name
 from flstream.model.joined import MAIN
-from flstream.server.program_view import Model
-from flstream.server.site_results import SiteModel
+from flstream.server.program_view import Model, SiteModel
 
 
 def check_model(method: str, model: object) -> None:

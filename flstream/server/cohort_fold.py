@@ -29,10 +29,10 @@ from flstream.server.folding import FoldProgress, UpdateFold
 from flstream.server.last_models import FoldKeeper, LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
+from flstream.server.scores import check_weights
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
-from flstream.server.weights import check_weights
 from flstream.telemetry.events import SERVER, ModelRecord, SiteFailed, Transfer
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flstream.aggregation.adoption import adopting, write_site_model
@@ -12,8 +13,9 @@ from flstream.aggregation.steps import Steps, plan_steps
 from flstream.client.messages import SUBMIT_MODEL, SiteTask
 from flstream.client.meta import pack_values
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
+from flstream.errors import AbortedError, CheckpointError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
 from flstream.runs.small_files import temporary_of
 from flstream.server.body_forms import submitted_model
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
@@ -22,9 +24,8 @@ from flstream.server.context import ServerContext
 from flstream.server.effects import Effect
 from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
-from flstream.server.program_view import Model
-from flstream.server.site_model_files import verified_site_model
-from flstream.server.site_results import SiteModel, SiteModels
+from flstream.server.program_view import Model, SiteModel, SiteModels
+from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
@@ -204,3 +205,25 @@ class ModelCollection:
 
         path = context.run.site_model(site)
         return write_site_model(path, base, update.update, rule, steps, check, {})
+
+
+def verified_site_model(path: Path, digest: str, effect: int) -> FileSource:
+    """Open the file of a site's model, which is to have a digest.
+
+    Args:
+        path: The file.
+        digest: Digest of its body, going by the journal.
+        effect: Number of the effect that has it on record.
+
+    Raises:
+        UnsoundModelError: It has another one, or cannot be read.
+    """
+    try:
+        source = FileSource(path, immutable=True)
+        found = body_digest(source)
+    except CheckpointError as error:
+        raise UnsoundModelError(effect, str(error)) from error
+    if found != digest:
+        flaw = f"{path} has the digest {found}, and had {digest} when it was written"
+        raise UnsoundModelError(effect, flaw)
+    return source

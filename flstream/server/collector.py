@@ -1,4 +1,4 @@
-"""Collection of the answers to one task: answers, failures, the quorum and the grace period."""
+"""Collection of the answers to one task: waits, answers, failures, the quorum, the grace period."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from flstream.errors import SimulationError
 
@@ -14,6 +14,29 @@ AnswerT = TypeVar("AnswerT")
 
 # Most failed sites that an error message lists with their reasons.
 _MOST_NAMED = 100
+
+START_KEY = "workflow.args.start_task_timeout"
+"""The key whose value a site has exceeded that did not acknowledge a task in time."""
+
+PROGRESS_KEY = "workflow.args.progress_timeout"
+"""The key whose value was exceeded where nothing came of a task or a fold."""
+
+
+class TaskWaits(NamedTuple):
+    """How long there may be nothing from the sites of a task, beside the time that each may take.
+
+    Attributes:
+        start: Seconds in which a site has to acknowledge it; None for as long as it may take.
+        progress: Seconds after which the run fails if nothing has come of the task, from no site;
+            None is without limit.
+    """
+
+    start: float | None = None
+    progress: float | None = None
+
+
+UNLIMITED = TaskWaits()
+"""As long as each site may take."""
 
 
 @dataclass

@@ -22,20 +22,18 @@ from flstream.server.arguments import (
     check_training,
     check_values,
 )
-from flstream.server.collector import ResultCollector
+from flstream.server.collector import UNLIMITED, ResultCollector, TaskWaits
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.evaluation_effects import EvaluationEffects
 from flstream.server.federation_state import FederationState, uncatchable
 from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
-from flstream.server.program_view import Model, Update, Updates
+from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores, Update, Updates
 from flstream.server.sampling import sample_sites
 from flstream.server.scoring import Scoring
 from flstream.server.site_effects import SiteEffects
-from flstream.server.site_results import SiteModel, SiteModels, SiteScores
 from flstream.server.stored_model import UnsoundModelError
-from flstream.server.task_waits import UNLIMITED, TaskWaits
 from flstream.server.training_effects import TrainingEffects, TrainRequest
 from flstream.telemetry.events import SiteLog, Warned
 

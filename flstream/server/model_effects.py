@@ -18,16 +18,40 @@ from flstream.server.last_models import LastModels
 from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Update
 from flstream.server.round_totals import FoldResult
-from flstream.server.scores import received_score
+from flstream.server.sampling import brief_names
+from flstream.server.scores import received_score, weighted_metrics
 from flstream.server.training_effects import TrainingEffects
-from flstream.server.unchanged import UnchangedUpdates
-from flstream.server.weights import weighted_metrics
 from flstream.telemetry.events import EffectDone
 
 _AVERAGED = (
     "train.optimizer_state is global, which takes the mean of all in the server's process; "
     "set it to reset or local"
 )
+
+
+class UnchangedUpdates:
+    """Remembers which sites have sent the model that they received, to tell of each once."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def warnings(self, round_number: int, sites: Sequence[str]) -> Sequence[str]:
+        """Return a sentence on those of some sites of which it was not known yet; none without any.
+
+        Args:
+            round_number: Number of the current round.
+            sites: Sites whose updates are the model that they received.
+        """
+        new = [site for site in sites if site not in self._known]
+        self._known.update(new)
+        if not new:
+            return []
+        whose = f"update of {new[0]} is" if len(new) == 1 else f"updates of {brief_names(new)} are"
+        return [
+            f"in round {round_number}, the {whose} equal to the model that was received, so "
+            "nothing was trained; a trainer may count its epochs from round to round, or an "
+            "optimizer hold the parameters of another module"
+        ]
 
 
 class ModelEffects:

@@ -38,6 +38,7 @@ from flstream.runs.model_files import OPTIMIZER
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import CohortFold, FoldedModel, FoldSeconds, training_label
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
+from flstream.server.collector import PROGRESS_KEY
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief
 from flstream.server.last_models import LastModels
@@ -45,7 +46,6 @@ from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.stored_model import DraftFiles
 from flstream.server.task_run import TaskRun
-from flstream.server.task_waits import PROGRESS_KEY
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFile

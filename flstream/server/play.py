@@ -34,20 +34,20 @@ from flstream.server.failures import brief
 from flstream.server.federation import Federation
 from flstream.server.initial_model import BuildReport, NotBuilt
 from flstream.server.model_store import ModelStore
-from flstream.server.pool_events import SiteLost, WorkerAbandoned
 from flstream.server.program_view import Model
 from flstream.server.reporting import report_message, report_replaced
 from flstream.server.run import Run
 from flstream.server.scoring import AnsweredWithModelError
-from flstream.server.started import run_started
 from flstream.server.stored_model import UnsoundModelError
+from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk
-from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
+from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.telemetry.events import (
     EffectDone,
     ModelReady,
     ModelRecord,
     RunResumed,
+    RunStarted,
     SiteFailed,
     Warned,
 )
@@ -283,3 +283,31 @@ def dismiss(context: ServerContext, seconds: float) -> None:
     for event in context.pool.dismiss(seconds):
         if isinstance(event, WorkerMessage):
             report_message(event, context.emit)
+
+
+def run_started(job: Job, score_sources: Sequence[ScoreSource]) -> RunStarted:
+    """The event for a job.
+
+    Args:
+        job: The job.
+        score_sources: For each of its workflows, what scores its models.
+    """
+    settings = stream_settings(job, job.train.exchange_format)
+    clients = job.clients
+    return RunStarted(
+        job=job.name,
+        seed=job.seed,
+        rounds=job.planned_rounds,
+        clients=clients.count,
+        names=clients.names or [],
+        mode="native" if settings.chunk_size == 0 else job.streaming.mode,
+        chunk_size=settings.chunk_size,
+        workers=clients.worker_names if clients.workers < clients.count else [],
+        key_metric=job.key_metric,
+        key_metric_mode=job.key_metric_mode,
+        evaluate=list(score_sources),
+        network={
+            site: link.facts
+            for site, link in job.network.links(clients.site_names, job.seed).items()
+        },
+    )

@@ -8,9 +8,8 @@ from time import monotonic
 from typing import Literal
 
 from flstream.client.messages import SUBMIT_MODEL, Goodbye, Logged, Ready, TaskKind
-from flstream.server.pool_events import WorkerAbandoned
 from flstream.server.tasks import ModelArrived, TaskGiven
-from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
+from flstream.server.worker_monitor import WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.streaming.refs import Delivery
 from flstream.telemetry.events import (
     AnyEvent,

@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.errors import WorkflowError
-from flstream.server.program_view import BestModel, Model, Update, Updates
-from flstream.server.site_results import SiteModel, SiteModels, SiteScores
-from flstream.server.task_waits import TaskWaits
+from flstream.server.collector import TaskWaits
+from flstream.server.program_view import (
+    BestModel,
+    Model,
+    SiteModel,
+    SiteModels,
+    SiteScores,
+    Update,
+    Updates,
+)
 
 if TYPE_CHECKING:
     from flstream.job.workflow_args import WorkflowArgs

@@ -20,13 +20,12 @@ from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelHosts
 from flstream.server.model_store import ModelStore
-from flstream.server.program_view import Model
-from flstream.server.site_results import SiteModel
+from flstream.server.program_view import Model, SiteModel
+from flstream.server.scores import weighted_metrics
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.trainer import Trainer
-from flstream.server.weights import weighted_metrics
 from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
 from flstream.telemetry.exact import decode_exact, encode_exact
 

@@ -17,21 +17,25 @@ from flstream.server.collected_updates import (
     UpdateCollection,
     fetch_into_memory,
 )
-from flstream.server.collector import ResultCollector
+from flstream.server.collector import PROGRESS_KEY, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief
-from flstream.server.model_handover import hint_at_pull
-from flstream.server.pool_events import Report, SiteLost, WorkerAbandoned
+from flstream.server.model_offers import hint_at_pull
 from flstream.server.reporting import TaskReport, report_message, report_replaced
 from flstream.server.sampling import brief_names
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
-from flstream.server.task_waits import PROGRESS_KEY
 from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, ask
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import WorkerHandle
-from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
+from flstream.server.worker_monitor import (
+    Report,
+    SiteLost,
+    WorkerAbandoned,
+    WorkerMessage,
+    WorkerReplaced,
+)
 from flstream.streaming.limits import limits_for_updates
 from flstream.telemetry.events import (
     SiteFailed,

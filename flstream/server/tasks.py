@@ -30,14 +30,13 @@ from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
 from flstream.model.body import Source
 from flstream.model.checkpoint import FileSource
+from flstream.server.collector import START_KEY, UNLIMITED, TaskWaits
 from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelHosts, ModelOffer, offers_by_peers, offers_by_server
 from flstream.server.node_states import NodeStates
-from flstream.server.pool_events import Report, SiteLost
 from flstream.server.site_queue import SiteBatch
-from flstream.server.task_waits import START_KEY, UNLIMITED, TaskWaits
 from flstream.server.worker_handle import WorkerHandle
-from flstream.server.worker_monitor import TIMEOUT_KEY
+from flstream.server.worker_monitor import TIMEOUT_KEY, Report, SiteLost
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.refs import Delivery

@@ -14,14 +14,13 @@ from flstream.model.order import ORDER
 from flstream.runs.site_states import check_states
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
-from flstream.server.collector import ResultCollector
+from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
 from flstream.server.model_offers import ModelHosts
 from flstream.server.model_store import ModelStore
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
-from flstream.server.task_waits import UNLIMITED
 from flstream.server.tasks import TaskSpec
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFiles

@@ -21,10 +21,16 @@ from flstream.errors import (
     SimulationError,
     WorkerLostError,
 )
-from flstream.server.pool_events import Perform, PoolEvent, SiteLost, WorkerAbandoned
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.worker_handle import WorkerHandle
-from flstream.server.worker_monitor import WorkerMonitor, WorkerReplaced
+from flstream.server.worker_monitor import (
+    Perform,
+    PoolEvent,
+    SiteLost,
+    WorkerAbandoned,
+    WorkerMonitor,
+    WorkerReplaced,
+)
 from flstream.server.worker_supervisor import WorkerSupervisor
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import AbortSignal

@@ -22,9 +22,8 @@ from flstream.server.accountant_process import AccountantProcess
 from flstream.server.context import ServerContext
 from flstream.server.initial_model import BuildReport
 from flstream.server.lost_variables import watch_variables
-from flstream.server.play import Replay, await_initial, dismiss, play, prepare
+from flstream.server.play import Replay, await_initial, dismiss, play, prepare, run_started
 from flstream.server.privacy import first_request
-from flstream.server.started import run_started
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.child import redirect_output

@@ -21,8 +21,8 @@ from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.server import tasks as module
-from flstream.server.pool_events import SiteLost
 from flstream.server.tasks import TaskSpec, ask
+from flstream.server.worker_monitor import SiteLost
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.service import DownloadService
 

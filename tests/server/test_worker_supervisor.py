@@ -7,9 +7,8 @@ import pytest
 from workers_support import Office
 
 from flstream.errors import DeadlineError, SimulationError, WorkerLostError
-from flstream.server.pool_events import SiteLost, WorkerAbandoned
 from flstream.server.site_queue import SiteQueue
-from flstream.server.worker_monitor import WorkerMessage, WorkerReplaced
+from flstream.server.worker_monitor import SiteLost, WorkerAbandoned, WorkerMessage, WorkerReplaced
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.service import DownloadService
 from flstream.transport.channel import Signal

@@ -23,7 +23,7 @@ from flstream.job import Job
 from flstream.job.bodies import stage_bodies
 from flstream.model.joined import MAIN, joint_layout, zeros_beside
 from flstream.model.layout import Layout
-from flstream.server.model_handover import is_worth_mapping
+from flstream.server.model_offers import is_worth_mapping
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.simulation.forecasting.optimizers import optimizer_of
