@@ -10,7 +10,7 @@ from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.streaming.download import Decode, download
 from flstream.streaming.held import KnownBody
-from flstream.streaming.layouts import layout_of_header
+from flstream.streaming.opening import layout_of_header
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 

@@ -6,7 +6,7 @@ from harness import Harness, fetch
 from support import assert_same_tensors, tensor
 
 from flstream.model.memory import MemoryBody
-from flstream.streaming.packets import PacketReader
+from flstream.streaming.incoming import PacketReader
 from flstream.streaming.refs import Ref
 from flstream.streaming.wire import (
     MESSAGE,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import BrokenStreamError, DeadlineError
-from flstream.streaming.packets import PacketReader
+from flstream.streaming.incoming import PacketReader
 from flstream.streaming.wire import FRAME, Header, digest_of
 
 
