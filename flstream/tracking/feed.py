@@ -1,15 +1,42 @@
-"""What feeds a tracker from a run's journal, such that it has every point that counts once."""
+"""What feeds a tracker from a run's journal: every point that counts once, as events tell it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from flstream.runs.history import History
 from flstream.runs.journal import new_events, read_events
+from flstream.runs.round_record import PHASES
 from flstream.runs.run_directory import RunDirectory
-from flstream.telemetry.events import AnyEvent, RunResumed
-from flstream.tracking.points import KINDS, Points
-from flstream.tracking.tracker import TrackedRun, Tracker
+from flstream.telemetry.events import (
+    SERVER,
+    AnyEvent,
+    EffectDone,
+    Evaluated,
+    Metrics,
+    ProcessReady,
+    RoundFinished,
+    RoundStarted,
+    RunResumed,
+    SiteLog,
+    SiteUpdate,
+)
+from flstream.tracking.memory_peaks import MemoryPeaks, RoundPeaks
+from flstream.tracking.tracker import GLOBAL, TrackedRun, Tracker
+
+KINDS = (
+    RunResumed,
+    ProcessReady,
+    RoundStarted,
+    SiteUpdate,
+    SiteLog,
+    RoundFinished,
+    Evaluated,
+    EffectDone,
+)
+"""Kinds of events that :meth:`Points.apply` does not pass over."""
 
 
 class TrackerFeed:
@@ -78,3 +105,109 @@ class TrackerFeed:
         offsets = self._history.lines_after(known)
         for each in [event] if offsets == [start] else read_events(self._run.events, offsets):
             self._points.apply(each)
+
+
+class Points:
+    """Gives a tracker the points that follow from events.
+
+    Args:
+        tracker: The tracker.
+        memory: Path of ``memory.jsonl``.
+    """
+
+    def __init__(self, tracker: Tracker, memory: Path) -> None:
+        self._tracker = tracker
+        self._peaks = MemoryPeaks(memory)
+        self._idle: dict[str, int] = {}
+        # Sites that were asked to train, and whose update is yet to come.
+        self._asked: set[str] = set()
+        self._provisional: Evaluated | None = None
+
+    def apply(self, event: AnyEvent) -> None:
+        """Take one event that counts, in order."""
+        match event:
+            case ProcessReady():
+                self._idle[event.process] = event.idle_rss
+            case RunResumed():
+                self._peaks.forget_until(event.time)
+            case RoundStarted():
+                self._asked.update(event.sites)
+            case SiteUpdate() if event.site in self._asked:
+                # A training that is repeated for its update alone is told of a second time.
+                self._asked.discard(event.site)
+                values = {"weight": event.weight, **_named("train/", event.metrics)}
+                self._tracker.scalars(event.site, event.round, values, event.time)
+            case SiteLog():
+                self._log(event)
+            case RoundFinished():
+                self._finish_round(event)
+            case EffectDone():
+                # It was due only because its round was the last, and that it is no more.
+                self._provisional = None
+            case Evaluated() if event.is_provisional:
+                self._provisional = event
+            case Evaluated():
+                self._evaluate(event)
+
+    def flush(self) -> None:
+        """Add the memory of rounds whose samples are all there, and flush the tracker."""
+        for each in self._peaks.take():
+            self._add_peaks(each)
+        self._tracker.flush()
+
+    def close(self) -> None:
+        """Add what was held back, as there are no more events, and close the tracker."""
+        if self._provisional is not None:
+            self._evaluate(self._provisional)
+        for each in self._peaks.take_rest():
+            self._add_peaks(each)
+        self._tracker.close()
+
+    def _log(self, event: SiteLog) -> None:
+        source = event.site or GLOBAL
+        step = event.round if event.step is None else event.step
+        if event.text is not None:
+            self._tracker.text(source, step, event.key, event.text, event.time)
+        else:
+            values = _named("", {event.key: event.value})
+            self._tracker.scalars(source, step, values, event.time)
+
+    def _finish_round(self, event: RoundFinished) -> None:
+        phases = zip(PHASES, event.phases, strict=False)
+        values = {
+            **_named("train/", event.metrics),
+            **{f"seconds/{phase.replace(' ', '_')}": seconds for phase, seconds in phases},
+            "bytes/down": float(event.down.bytes),
+            "bytes/up": float(event.up.bytes),
+        }
+        self._tracker.scalars(GLOBAL, event.round, values, event.time)
+        self._peaks.end_round(event.round, event.time)
+
+    def _evaluate(self, event: Evaluated) -> None:
+        values = dict(_named("", event.metrics))
+        if not event.received:  # which costs nothing
+            values[f"seconds/{PHASES[-1]}"] = event.seconds
+            values[f"bytes/{PHASES[-1]}"] = float(event.down.bytes)
+        self._tracker.scalars(GLOBAL, event.round, values, event.time)
+
+    def _add_peaks(self, peaks: RoundPeaks) -> None:
+        found: dict[str, dict[str, float]] = {GLOBAL: {}}
+        for process, rss in peaks.rss.items():
+            idle = self._idle.get(process)
+            # Only of the server, and of processes that do the work of sites, idle memory is known.
+            if idle is not None and not process.startswith("worker-"):
+                source, name = (GLOBAL, "server_") if process == SERVER else (process, "")
+                over = max(rss - idle, 0)
+                found.setdefault(source, {})[f"memory/{name}over_idle"] = float(over)
+        if peaks.total:
+            found[GLOBAL]["memory/all_processes"] = float(peaks.total)
+        for source, values in found.items():
+            if values:
+                self._tracker.scalars(source, peaks.round, values, peaks.time)
+
+
+def _named(prefix: str, metrics: Metrics) -> Mapping[str, float]:
+    """Numbers under their names in trackers; what is not finite is null in the journal."""
+    return {
+        f"{prefix}{name}": math.nan if value is None else value for name, value in metrics.items()
+    }
