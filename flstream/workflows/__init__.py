@@ -5,7 +5,10 @@ A workflow of your own needs no more than ``from flstream.workflows import workf
 
 from __future__ import annotations
 
-from flstream.job.workflow_args import WorkflowArgs
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from flstream.job.workflow_args import DEFINITION, WorkflowArgs, WorkflowDefinition
 from flstream.server.run import (
     FoldRule,
     Model,
@@ -16,7 +19,6 @@ from flstream.server.run import (
     Update,
     Updates,
 )
-from flstream.workflows.decorator import workflow
 
 __all__ = [
     "FoldRule",
@@ -30,3 +32,27 @@ __all__ = [
     "WorkflowArgs",
     "workflow",
 ]
+
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def workflow(
+    name: str, args: type[WorkflowArgs] = WorkflowArgs
+) -> Callable[[FunctionT], FunctionT]:
+    """Say of a function what workflow it is, and what arguments a job file may give it.
+
+    The function itself stays as it is.
+
+    Args:
+        name: of the workflow.
+        args: section that defines its arguments, with a type, a default and a meaning each.
+    """
+    if not isinstance(name, str):
+        raise TypeError('a workflow has a name: write @workflow("mine") above its function')
+
+    def define(function: FunctionT) -> FunctionT:
+        setattr(function, DEFINITION, WorkflowDefinition(name, args))
+        return function
+
+    return define

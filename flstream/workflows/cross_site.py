@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from flstream.job.problems import Problem
+from pydantic import AfterValidator
+
+from flstream.job.annotations import ValueKind
+from flstream.job.problems import Problem, did_you_mean
 from flstream.job.rules import Seconds
+from flstream.job.workflow_code import built_in_args, built_ins
 from flstream.workflows import Model, Run, SiteModel, WorkflowArgs, workflow
-from flstream.workflows.earlier import EarlierWorkflow
 from flstream.workflows.site_list import SiteList, unknown_sites
 
 if TYPE_CHECKING:
@@ -19,6 +22,26 @@ FINAL = "SRV_FL_global_model.pt"
 """The owner of the model that training ended with; the names are those of NVFlare's readers."""
 BEST = "SRV_best_FL_global_model.pt"
 """The owner of the best evaluated model."""
+
+
+def _that_train() -> list[str]:
+    return [name for name in built_ins() if built_in_args(name).has_rounds]
+
+
+def _trains(name: str) -> str:
+    if name not in _that_train():
+        raise ValueError(did_you_mean(name.lower(), _that_train()))
+    return name
+
+
+EarlierWorkflow = Annotated[
+    str,
+    AfterValidator(_trains),
+    ValueKind(
+        lambda: f"one of {', '.join(_that_train())}; write others in a list, one after another"
+    ),
+]
+"""The name of a workflow that comes with flstream and trains."""
 
 
 class CrossSiteArgs(WorkflowArgs):
