@@ -15,8 +15,7 @@ from flstream.aggregation.accountant import (
 )
 from flstream.aggregation.clipping import AdaptiveNorm
 from flstream.aggregation.elements import FLOATS
-from flstream.aggregation.noise import NoiseSource
-from flstream.aggregation.private import GaussianMechanism
+from flstream.aggregation.private import GaussianMechanism, NoiseSource
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import SimulationError
 from flstream.job import Job
