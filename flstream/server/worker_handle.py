@@ -1,19 +1,203 @@
-"""The server's end of the channels to a worker process."""
+"""The server's ends of the sockets to a worker process: requests about peers, and all others."""
 
 from __future__ import annotations
 
 import select
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
+from typing import TypeVar
 
 from flstream.client.messages import FromWorker
+from flstream.client.peer_messages import (
+    Dial,
+    Folded,
+    Folding,
+    FoldRefused,
+    FoldTask,
+    Listen,
+    Listening,
+    MapModel,
+    PeerFailed,
+    PeerReply,
+    PeerRequest,
+    Reach,
+    Serve,
+)
 from flstream.engines.spawning import SpawnedWorker
-from flstream.errors import SimulationError
-from flstream.server.peer_link import PeerLink
+from flstream.errors import (
+    AggregationError,
+    CheckpointError,
+    FlstreamError,
+    LayoutError,
+    ProtocolError,
+    RefusedError,
+    SimulationError,
+    StreamingError,
+    UsageError,
+)
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.transport.channel import AbortSignal
-from flstream.transport.messages import MessageChannel
+from flstream.transport.channel import AbortSignal, Deadline
+from flstream.transport.messages import PATIENCE, MessageChannel
+from flstream.transport.passing import send_descriptor
 from flstream.transport.sockets import SMALL_BUFFER, SocketChannel
+
+# What a worker may answer with that is not the fault of its process.
+_ERRORS: dict[str, type[FlstreamError]] = {
+    each.__name__: each for each in (AggregationError, CheckpointError, LayoutError, UsageError)
+}
+
+ReplyT = TypeVar("ReplyT", bound=PeerReply)
+
+
+class PeerLink:
+    """Requests to one worker about its peers. Threads may share it: one request goes at a time.
+
+    Args:
+        sock: The server's end of the socket.
+        worker: Name of the worker.
+        process: Name of its process, which no other one has.
+        abort: Signal that stops the run.
+    """
+
+    def __init__(self, sock: socket.socket, worker: str, process: str, abort: AbortSignal) -> None:
+        self._socket = sock
+        self._process = process
+        self._abort = abort
+        self._channel: MessageChannel[PeerReply] = MessageChannel(
+            SocketChannel(sock, worker), worker, PeerReply
+        )
+        self._turn = threading.Lock()
+        # Names of the processes that the worker serves, guarded by a lock of its own: a worker is
+        # asked for one end of a connection while the other end waits.
+        self._serves: set[str] = set()
+        self._connecting = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process at the other end lives."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLRDHUP)
+        except ValueError:  # it is closed
+            return False
+        return not poll.poll(0)
+
+    def serve(self, other: PeerLink) -> str:
+        """Have the worker offer bodies to another worker, or to itself, from now on.
+
+        Returns:
+            The name under which the other has to be offered them.
+
+        Raises:
+            StreamingError: One of the two is gone.
+        """
+        with self._connecting:
+            if other._process not in self._serves:
+                if self._is_local and other._is_local:
+                    ours, theirs = socket.socketpair()
+                    with ours, theirs:
+                        self._ask(Serve(other._process), ours.fileno())
+                        other._ask(Reach(self._process), theirs.fileno())
+                else:
+                    there = self.ask(Listen(other._process), Listening)
+                    other._ask(Dial(self._process, there.address, there.key))
+                self._serves.add(other._process)
+        return other._process
+
+    @property
+    def _is_local(self) -> bool:
+        return self._socket.family == socket.AF_UNIX
+
+    def ask(
+        self,
+        request: PeerRequest,
+        answer: type[ReplyT],
+        *,
+        seconds: float | None = PATIENCE,
+    ) -> ReplyT:
+        """Make a request, and wait for the answer.
+
+        Args:
+            request: The request.
+            answer: Kind of the answer.
+            seconds: How long the worker may be silent; None is without limit.
+
+        Raises:
+            AbortedError: The run is being stopped.
+            StreamingError: The worker is gone or silent, or cannot do it.
+            FlstreamError: What it was given cannot be folded, or the disk refused it.
+        """
+        reply = self._ask(request, None, seconds)
+        if not isinstance(reply, answer):
+            raise _out_of_turn(reply)
+        return reply
+
+    def fold(
+        self, task: FoldTask, seconds: float | None, on_folding: Callable[[int], None]
+    ) -> Folded | FoldRefused:
+        """Have the worker fold, and wait for what comes of it.
+
+        Args:
+            task: What is folded.
+            seconds: How long the worker may be silent; None is without limit.
+            on_folding: Called with the bytes of the model that are done, now and then.
+
+        Raises:
+            FlstreamError: As for :meth:`ask`.
+        """
+        reply = self._ask(task, None, seconds, on_folding)
+        if not isinstance(reply, Folded | FoldRefused):
+            raise _out_of_turn(reply)
+        return reply
+
+    def hand_over(self, request: MapModel, fd: int) -> None:
+        """Hand a descriptor to the worker, which is on this machine.
+
+        Args:
+            request: What the descriptor is of.
+            fd: The descriptor, which stays open here.
+
+        Raises:
+            AbortedError: The run is being stopped.
+            StreamingError: The worker is gone or silent, or did not take it.
+        """
+        self._ask(request, fd)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _ask(
+        self,
+        request: PeerRequest,
+        handed: int | None = None,
+        seconds: float | None = PATIENCE,
+        on_folding: Callable[[int], None] = lambda done: None,
+    ) -> PeerReply:
+        with self._turn:
+            try:
+                self._channel.send(request)
+                if handed is not None:
+                    send_descriptor(self._socket, handed, Deadline(PATIENCE))
+                while isinstance(reply := self._channel.receive(seconds, self._abort), Folding):
+                    on_folding(reply.done)
+            except StreamingError:
+                # An answer that is still on its way would pass for that to the next request.
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                raise
+        if isinstance(reply, PeerFailed):
+            raise _ERRORS.get(reply.kind, RefusedError)(reply.reason)
+        return reply
+
+
+def _out_of_turn(reply: PeerReply) -> ProtocolError:
+    return ProtocolError(f"it answered {type(reply).__name__}, out of turn")
+
 
 _numbers = count(1)
 

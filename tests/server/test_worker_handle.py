@@ -6,7 +6,7 @@ import pytest
 
 from flstream.client.peer_messages import Offered, OfferModel
 from flstream.errors import DeadlineError, StreamingError
-from flstream.server.peer_link import PeerLink
+from flstream.server.worker_handle import PeerLink
 from flstream.transport.channel import Signal
 
 
