@@ -18,8 +18,8 @@ from flstream.model.fitted import Renamed
 from flstream.model.formats.file import CheckpointFile
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.order import ORDER, in_order
-from flstream.runs.export_record import ExportRecord, kept_files
 from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.export_files import ExportRecord, kept_files
 
 _TORCH = (".pt", ".pth", ".bin")
 _MODEL, _ADAPTER = "model.safetensors", "adapter_model.safetensors"

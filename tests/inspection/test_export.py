@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.export import export
-from flstream.runs.export_record import ExportRecord
+from flstream.simulation.export_files import ExportRecord
 
 TIED = """
 import torch
