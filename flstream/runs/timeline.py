@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from flstream.runs.round_record import PHASES
@@ -54,11 +53,6 @@ class Timeline:
     def seconds(self) -> float:
         """Running time: seconds from the first event to the last of each sitting, added up."""
         return sum(end - begin for begin, end in self.sittings)
-
-    @property
-    def resumed_from(self) -> Sequence[int | None]:
-        """Round whose model each sitting but the first went on from; None for a new one."""
-        return [event.round for event in self.resumes]
 
     def apply(self, event: AnyEvent) -> None:
         """Take one event, in the order of the file."""

@@ -89,11 +89,6 @@ class FoldedUpdates:
         return replace(self, rules={body: rule.by_site(sites) for body, rule in rules.items()})
 
     @property
-    def is_unread(self) -> bool:
-        """Whether a training was passed whole, so that its updates may be folded as they come."""
-        return self.chosen is None
-
-    @property
     def members(self) -> Sequence[tuple[SiteTraining, str]]:
         """The updates, one by one, in order; all trainings are done."""
         if self.chosen is not None:

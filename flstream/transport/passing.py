@@ -82,11 +82,6 @@ def _descriptors_in(level: int, kind: int, data: bytes) -> list[int]:
     return found.tolist()
 
 
-def send_socket(over: socket.socket, handed: socket.socket, deadline: Deadline) -> None:
-    """Hand a socket to the peer of another: see :func:`send_descriptor`."""
-    send_descriptor(over, handed.fileno(), deadline)
-
-
 def receive_socket(over: socket.socket, deadline: Deadline) -> socket.socket:
     """Receive a socket that the peer hands over now: see :func:`receive_descriptor`."""
     return socket.socket(fileno=receive_descriptor(over, deadline))

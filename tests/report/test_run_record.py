@@ -127,7 +127,7 @@ def test_rounds_that_were_done_again_count_once(tmp_path: Path) -> None:
     )
     run = read_run(folder)
     assert (run.status, run.summary.rounds_completed) == ("finished", 2)
-    assert run.history.timeline.resumed_from == [1]
+    assert [each.round for each in run.history.timeline.resumes] == [1]
     assert run.sites["site-1"].updates == 2
     assert run.sites["site-1"].failures == 0
     assert run.summary.failures == []
