@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import FOLDED, entries, tensor
 
-from flstream.aggregation import update_set
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
@@ -162,8 +161,7 @@ def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
 
 
 @pytest.mark.parametrize("count", [3, 16])
-def test_and_those_of_updates_that_begin_in_the_middle_of_a_frame(tmp_path, monkeypatch, count):
-    monkeypatch.setattr(update_set, "_LEAST_READ_AHEAD_BYTES", 0)
+def test_and_those_of_updates_that_begin_in_the_middle_of_a_frame(tmp_path, count):
     budget, folder = 4 * MIB, Folder(tmp_path, "F32", 3 * MIB)
     model = {"a": tensor("F32", (100_001,)), "b": tensor("F32", (686_431,))}
     write_checkpoint(tmp_path / "base", MemoryBody.of(model))

@@ -8,7 +8,6 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.model import digests as digests_module
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import ChunkDigester, ChunkDigests, body_digest
 from flstream.model.layout import Layout
@@ -61,26 +60,39 @@ def test_what_does_not_follow_is_refused():
         digester.take(101, memoryview(BODY)[101:200])
 
 
-def test_there_is_room_for_so_many_digests_and_no_more(monkeypatch):
-    monkeypatch.setattr(digests_module, "_MOST_CHUNKS", 2)
-    monkeypatch.setattr(digests_module, "_MOST_LENGTHS", 2)
-    monkeypatch.setattr(digests_module, "_MOST_ODD", 1)
+# What there is room for: so many chunks of each of so many lengths, and so many others.
+CHUNKS, LENGTHS, OTHERS = 1 << 18, 4, 1024
+
+
+def noted(digests, starts, length, digest):
+    """Note the same digest for several ranges, and return for how many of them it is known."""
+    for start in starts:
+        digests.note(start, start + length, digest)
+    return sum(digests.get(start, start + length) == digest for start in starts)
+
+
+def test_there_is_room_for_so_many_digests_and_no_more():
     digests = ChunkDigests()
-    for number in range(4):
-        digests.note(16 * number, 16 * number + 16, number + 1)  # all but one are beyond the room
-        digests.note(32 * number, 32 * number + 32, number + 11)
-        digests.note(48 * number, 48 * number + 48, number + 21)
-    digests.note(16, 32, 7)
-    assert [digests.get(16 * number, 16 * number + 16) for number in range(3)] == [1, 7, None]
-    assert [digests.get(32 * number, 32 * number + 32) for number in range(3)] == [11, 12, None]
-    assert [digests.get(48 * number, 48 * number + 48) for number in range(2)] == [21, None]
+    lengths = [16 * number for number in range(1, LENGTHS + 1)]
+    for length in lengths:
+        assert noted(digests, [0, length * (CHUNKS - 1)], length, 1) == 2
+    others = [
+        (length * place, length) for length in lengths for place in range(CHUNKS, CHUNKS + 300)
+    ]
+    kept = sum(noted(digests, [start], length, 2) for start, length in others)
+    assert kept == OTHERS < len(others)
+    assert noted(digests, [0], 16 * (LENGTHS + 1), 3) == 0
+    # What is known may still be replaced.
+    assert noted(digests, [0], 16, 4) == 1
+    start, length = others[0]
+    assert noted(digests, [start], length, 5) == 1
 
 
-def test_where_there_are_more_chunks_than_room_none_is_digested(monkeypatch):
-    monkeypatch.setattr(digests_module, "_MOST_CHUNKS", 2)
-    digester = ChunkDigester(len(BODY), 4096)
+@pytest.mark.parametrize("excess", [0, 1])
+def test_where_there_are_more_chunks_than_room_none_is_digested(excess):
+    digester = ChunkDigester(4096 * CHUNKS + excess, 4096)
     take(digester, [6000])
-    assert len(digester.digests) == 0
+    assert len(digester.digests) == (0 if excess else len(BODY) // 4096)
 
 
 def test_a_file_sink_gives_what_it_writes_to_its_digester(tmp_path):

@@ -61,17 +61,22 @@ def test_arrays_of_an_npz_are_read_in_c_order(tmp_path: Path, save: object, step
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_a_fortran_array_larger_than_a_slab_is_turned_around(
-    tmp_path: Path, save: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fortran_array_larger_than_a_slab_is_turned_around(tmp_path: Path, save: object) -> None:
     assert callable(save)
-    monkeypatch.setattr("flstream.model.formats.fortran._SLAB_BYTES", 1000)
-    array = np.asfortranarray(np.arange(60 * 7 * 3, dtype=np.float32).reshape(60, 7, 3))
+    array = np.asfortranarray(np.arange(60 * 7 * 6000, dtype=np.float32).reshape(60, 7, 6000))
     save(tmp_path / "a.npz", a=array)
     file = open_checkpoint(tmp_path / "a.npz")
+    assert array.nbytes > 8 << 20
     assert tensor_bytes(file, "a") == array.tobytes("C")
-    assert_any_range(file, 100)
-    monkeypatch.setattr("flstream.model.formats.fortran._SLAB_BYTES", 83)
+    assert_any_range(file, 1_000_003)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_fortran_array_with_a_row_larger_than_a_slab_is_refused(
+    tmp_path: Path, save: object
+) -> None:
+    assert callable(save)
+    save(tmp_path / "a.npz", a=np.zeros((2, (8 << 20) + 1), np.uint8, order="F"))
     with pytest.raises(CheckpointError, match=r"np\.ascontiguousarray"):
         tensor_bytes(open_checkpoint(tmp_path / "a.npz"), "a")
 
@@ -132,6 +137,7 @@ def test_strided_tensors_do_not_stay_in_memory(tmp_path: Path, kind: str) -> Non
 
 def write_shards(folder: Path, count: int = 3) -> dict[str, torch.Tensor]:
     state = every_kind(IN_FILES)
+    state |= {f"layers.{number}": torch.full((5,), float(number)) for number in range(count)}
     where = {}
     for number in range(count):
         names = sorted(state)[number::count]
@@ -156,17 +162,14 @@ def test_shards_are_one_body(tmp_path: Path, step: int) -> None:
     assert any("where it says 1" in check for check in file.check())
 
 
-def test_more_shards_than_may_be_open_are_opened_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flstream.model.formats.shards._MOST_OPEN", 2)
-    state = write_shards(tmp_path, 5)
+def test_more_shards_than_may_be_open_are_opened_in_turn(tmp_path: Path) -> None:
+    state = write_shards(tmp_path, 70)
     before = len(os.listdir("/proc/self/fd"))
     file = open_checkpoint(tmp_path / "model.safetensors.index.json")
     for name, value in state.items():
         assert tensor_bytes(file, name) == as_bytes(value), name
-    assert len(os.listdir("/proc/self/fd")) <= before + 2
-    write_shards(tmp_path, 4)
+    assert len(os.listdir("/proc/self/fd")) <= before + 64
+    write_shards(tmp_path, 69)
     with pytest.raises(CheckpointError, match="became another file"):
         body_of(file)
 
