@@ -10,6 +10,7 @@ import numpy as np
 
 from flstream.aggregation.clipping import clip_scales
 from flstream.aggregation.elements import FLOATS, INTEGERS, blocks, first_not_finite, quietly
+from flstream.aggregation.finite_check import find_not_finite
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.next_model import NextModel
 from flstream.aggregation.optimizers import Optimization
@@ -18,7 +19,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.side_layout import SideLayout, SideRange, SideTensor
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource, join
-from flstream.aggregation.update_set import UpdateSet, element_at, find_not_finite
+from flstream.aggregation.update_set import UpdateSet, element_at
 from flstream.errors import AggregationError, CheckpointError
 from flstream.model.body import Scratch, Sink, Source
 from flstream.model.checkpoint import FileSink, FileSource

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flstream.aggregation.ahead import read_ahead
-from flstream.aggregation.elements import FLOATS, block_room, blocks, unit
+from flstream.aggregation.elements import block_room, unit
 from flstream.aggregation.regions import Region, Regions, UpdatePart
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import GROUPS_READ, RANGES_TOGETHER, Steps
@@ -212,33 +212,6 @@ def _opened(updates: Sequence[UpdateSource], layout: Layout, frame: int) -> list
         return [Reading(update, layout, frame) for update in updates]
     with ThreadPoolExecutor(_MOST_OPENED, "opening") as threads:
         return list(threads.map(lambda update: Reading(update, layout, frame), updates))
-
-
-def find_not_finite(
-    base: Source,
-    updates: Sequence[UpdateSource],
-    rule: AggregationRule,
-    steps: Steps,
-    folded: int,
-    on_range: Callable[[int], None],
-) -> None:
-    """Read updates again, up to the range after byte ``folded``, and check every number.
-
-    It calls ``on_range(folded)`` after each range, since no more is folded.
-
-    Raises:
-        UpdateRefusedError: An update has an infinity or a NaN there.
-    """
-    cohort = UpdateSet(base, updates, rule, steps, checks_finite=True)
-    room = block_room(FLOATS, steps.step)
-    for start, stop in base.layout.ranges(steps.step):
-        if start > folded:
-            return
-        for part in cohort.each_part(start, stop, cohort.begin(start, stop)):
-            if part.region.dtype in FLOATS:
-                for block in blocks(part.region.numbers):
-                    part.sent(block, room[: block.stop - block.start])
-        on_range(folded)
 
 
 def not_finite(

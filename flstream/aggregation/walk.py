@@ -17,6 +17,7 @@ import numpy as np
 
 from flstream.aggregation.clipping import clip_scales, clipped
 from flstream.aggregation.elements import quietly
+from flstream.aggregation.finite_check import find_not_finite
 from flstream.aggregation.gram import gram_matrix
 from flstream.aggregation.methods import Weigh, combination
 from flstream.aggregation.next_model import NextModel
@@ -24,7 +25,7 @@ from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.rules import LEAST_WEIGHT, AggregationRule
 from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
-from flstream.aggregation.update_set import UpdateSet, element_at, find_not_finite
+from flstream.aggregation.update_set import UpdateSet, element_at
 from flstream.errors import AggregationError
 from flstream.job.aggregation_method import is_own
 from flstream.model.body import Sink, Source

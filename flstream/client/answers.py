@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.messages import TaskKind
-from flstream.client.number import number_of
+from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
 from flstream.model.body import Scratch, Source
 from flstream.model.device import viewed
@@ -36,33 +35,12 @@ def metrics_of(model: FLModel) -> dict[str, float]:
         number = number_of(value)
         if number is None:
             raise ClientError(
-                f"the metric {name!r} is a {type(value).__name__} that is no number; send one, "
-                "such as loss.item()"
+                f"the metric {name!r} is {no_number(value)}; send one, such as loss.item()"
             )
         metrics[name] = number
     for name in metrics.keys() & RESERVED_METRICS:
         raise ClientError(f"a metric may not be named {name!r}, which the summary uses; rename it")
     return metrics
-
-
-def weight_of(model: FLModel) -> float:
-    """Return the weight of an answer: its number of examples, or 1.0 if it gives none.
-
-    Raises:
-        ClientError: The weight is not finite and above 0.
-    """
-    for key in ("num_examples", "NUM_STEPS_CURRENT_ROUND"):
-        if key in model.meta:
-            weight = number_of(model.meta[key])
-            if weight is None:
-                raise ClientError(
-                    f"meta[{key!r}] is a {type(model.meta[key]).__name__} that is no number; send "
-                    "the number of examples"
-                )
-            if not (math.isfinite(weight) and weight > 0):
-                raise ClientError(f"meta[{key!r}] is {weight}; an update's weight must be above 0")
-            return weight
-    return 1.0
 
 
 def framework_of(params: Params) -> Framework:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flstream.errors import ClientError
 from flstream.streaming.decomposers import default_registry
@@ -22,6 +22,10 @@ class ParamsType(StrEnum):
     """Weights."""
     DIFF = "DIFF"
     """New weights minus the received ones."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"params_type is {value!r}; give it {' or '.join(cls)}")
 
 
 _KINDS = {
@@ -40,14 +44,15 @@ class FLModel:
     Attributes:
         params: Tensors or arrays by name; None if only metrics are sent.
         params_type: Whether ``params`` are weights or a difference; a string is converted.
-        metrics: Numbers by name, such as ``{"accuracy": 0.97}``; None for none.
+        metrics: Numbers by name, such as ``{"accuracy": 0.97}``, also scalars of NumPy or torch;
+            None for none.
         current_round: Number of the round, from 0, as in NVFlare; None in an answer.
         total_rounds: Number of rounds in the job; None in an answer.
         meta: Plain values by name, or None for none; a site's reach the workflow, and the
             workflow's reach the site.
             ``meta["num_examples"]`` (or, as in NVFlare, ``meta["NUM_STEPS_CURRENT_ROUND"]``) is
-            the update's weight in the mean, 1 by default. With ``meta["partial"]`` true the update
-            may lack tensors, which then keep their values.
+            the update's weight in the mean: a number from 1e-15 to 1e15, 1 by default. With
+            ``meta["partial"]`` true the update may lack tensors, which then keep their values.
         optimizer_params: State of an optimizer as plain values, without tensors; None for none.
         start_round: Number of the first round, as in NVFlare.
     """
@@ -62,13 +67,21 @@ class FLModel:
     start_round: int | None = 0
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Refuse fields of a wrong kind; they may have been set since the model was made.
+
+        Raises:
+            ClientError: A field is of a wrong kind; the message names it.
+            ValueError: There is no such ``params_type``.
+        """
         self.params_type = ParamsType(self.params_type)
         if self.meta is None:
             self.meta = {}
-        for name in ("params", "metrics", "meta", "optimizer_params"):
+        for name, kind in _KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
                 raise ClientError(
-                    f"FLModel({name}=...) was given a {type(value).__name__}; "
-                    f"give it {_KINDS[name]}"
+                    f"FLModel({name}=...) was given a {type(value).__name__}; give it {kind}"
                 )

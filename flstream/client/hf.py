@@ -229,7 +229,7 @@ class _Training:
                 is_in_train = training._trainer.is_in_train
                 step = state.global_step if is_in_train else training._rounds.done()
                 for key, value in (given.get("logs") or {}).items():
-                    if not isinstance(value, str) and number_of(value) is not None:
+                    if number_of(value) is not None:
                         current().log(key, value, step)
 
         return TrainingCallback()

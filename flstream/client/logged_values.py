@@ -74,7 +74,7 @@ def _value(key: str, value: Any) -> LoggedValue:
                 "most; write it into a file of the site's own instead"
             )
         return LoggedValue(_encodable(key), None, text)
-    number = None if isinstance(value, bytes | bytearray) else number_of(value)
+    number = number_of(value)
     if number is None:
         raise ClientError(
             f"log({key!r}) was given {_shown(value)}; give it a number, text, or a mapping of "

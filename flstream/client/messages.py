@@ -201,7 +201,8 @@ class SiteAnswer(msgspec.Struct, frozen=True):
 
     Attributes:
         site: Name of the site.
-        weight: Its share in a mean, before dividing by the sum of all; finite and above 0.
+        weight: Its share in a mean, before dividing by the sum of all; see
+            :mod:`flstream.client.weight`.
         metrics: Numbers by name, of the model that it received or of its training.
         params_type: Whether the body has the weights or their difference from the model.
         framework: What the body was made of.

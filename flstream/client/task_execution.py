@@ -20,7 +20,6 @@ from flstream.client.answers import (
     metrics_of,
     params_to_send,
     read_pieces,
-    weight_of,
 )
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel, ParamsType
@@ -43,6 +42,7 @@ from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
 from flstream.client.task_model import TaskModel
 from flstream.client.update_codec import encoded_update, kept_for
+from flstream.client.weight import weight_of
 from flstream.client.worker import Worker
 from flstream.codecs.chain import CodecChain
 from flstream.codecs.coded_frames import encoder_for
@@ -219,6 +219,7 @@ class TaskExecution:
             LayoutError: A tensor cannot be streamed; the message names it.
         """
         site = self._current()
+        model.check()
         # Memory that the script frees from here on is kept for the next model.
         self._worker.memory.keep()
         answer = self._reported(model, site)
@@ -265,7 +266,7 @@ class TaskExecution:
         meta = model.meta if joined is None else joined.rest(model.meta)
         return SiteAnswer(
             site.name,
-            weight_of(model),
+            weight_of(model.meta),
             metrics_of(model),
             has_params=model.params is not None,
             meta=pack_meta(meta, model.optimizer_params),

@@ -29,7 +29,6 @@ from flstream.server.folding import FoldProgress, UpdateFold
 from flstream.server.last_models import FoldKeeper, LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
-from flstream.server.scores import check_weights
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
@@ -237,7 +236,6 @@ class CohortFold:
             # Multiplied by a weight and divided by it again, a float64 need not be what it was.
             for update in left:
                 update.answer = msgspec.structs.replace(update.answer, weight=1.0)
-        check_weights({each.answer.site: each.answer for each in left})
         self.progress.remote_sites = [
             each.answer.site for each in left if isinstance(each, RemoteUpdate)
         ]

@@ -18,10 +18,10 @@ from flstream.runs.site_scores import columns_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
+from flstream.server.mean_metrics import weighted_metrics
 from flstream.server.model_offers import ModelHosts
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model, SiteModel
-from flstream.server.scores import weighted_metrics
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec

@@ -25,6 +25,7 @@ from flstream.client.messages import (
     TaskKind,
 )
 from flstream.client.personal_part import PersonalPart
+from flstream.client.weight import is_weight
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import ChannelClosedError, WorkerLostError
@@ -280,6 +281,9 @@ def _check(spec: TaskSpec, answer: Answered, due: set[str]) -> None:
         raise WorkerLostError(f"it answered task {answer.effect}, which it was not given")
     if {each.site for each in answer.sites} != due or len(answer.sites) != len(due):
         raise WorkerLostError("it answered for sites that it was not asked for")
+    for each in answer.sites:  # what it runs may have had a hand in that
+        if not is_weight(each.weight):
+            raise WorkerLostError(f"it gave the update of {each.site} the weight {each.weight:g}")
     has_update = MODEL in answer.bodies or (bool(spec.folder) and answer.written is not None)
     if spec.has_updates and due and not has_update:
         raise WorkerLostError(f"it answered a {spec.kind} task without a model")

@@ -25,6 +25,18 @@ def test_infinities_that_cancel_are_found_in_the_first_of_the_two_sites():
         fold(base, [update(f"site-{i}", s) for i, s in enumerate(sent)])
 
 
+def test_a_number_that_its_weight_takes_beyond_float64_is_its_sites_alone():
+    base = {"w": torch.zeros(5000, dtype=torch.float64)}
+    large = {"w": base["w"].clone()}
+    large["w"][4321] = -1e300
+    sent = [update("site-0", base, 1e15), update("site-1", large, 1e15)]
+    with pytest.raises(
+        UpdateRefusedError, match=r"site-1 .*'w' at \[4321\], times the weight 1e\+15"
+    ):
+        fold(base, sent)
+    assert fold(base, [update("site-1", large, 1e3)])["w"][4321] == -1e300
+
+
 def test_a_tensor_that_is_not_aggregated_may_hold_anything():
     base, sent = states()
     sent[0]["F32.z"][:] = float("nan")
