@@ -12,14 +12,15 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from flstream.job.client_names import unknown_names
 from flstream.job.files import top_level_names
-from flstream.job.imports import own_files, top_level_imports
+from flstream.job.imports import find_module, own_files, top_level_imports
 from flstream.job.job import Job
 from flstream.job.kept_variables import kept_variables
+from flstream.job.learner_check import lacking_methods
 from flstream.job.problems import Problem, did_you_mean
 
 _INSTALL = "install it where flstream is, or put it beside the file"
@@ -34,7 +35,8 @@ def code_problems(job: Job) -> list[Problem]:
     """Return the problems that prevent the import of a job's script, learner or model factory.
 
     They are code that does not compile, a module that is imported at the top level and is not
-    installed, and a name that an installed module or :mod:`flstream.client` does not have.
+    installed, and a name that an installed module or :mod:`flstream.client` does not have. A
+    learner that lacks a method which a workflow calls is one, too.
 
     Args:
         job: The job.
@@ -42,13 +44,14 @@ def code_problems(job: Job) -> list[Problem]:
     problems: list[Problem] = []
     if job.train.learner is not None:
         problems += _named(job, "train.learner", job.train.learner)
+        problems += lacking_methods(job)
     elif job.train.script is not None:
         problems += _file(job, "train.script", job.train.script)
         for path in own_files(job.train.script, job.folder)[1:]:
             problems += _names("train.script", path, job.train.alias)
         problems += _lost_variables(job)
     for module in job.train.preload:
-        if _find(module) is None:
+        if find_module(module) is None:
             problems.append(
                 Problem("train.preload", f"there is no installed module {module}", "", _PRELOAD)
             )
@@ -68,7 +71,7 @@ def _named(job: Job, key: str, named: str) -> Iterator[Problem]:
     if where.endswith(".py"):
         yield from _file(job, key, Path(where))
         return
-    spec = _find(where)
+    spec = find_module(where)
     if spec is None:
         yield Problem(key, f"there is no installed module {where}")
     elif spec.origin is not None and spec.origin.endswith(".py"):
@@ -82,17 +85,6 @@ def _named(job: Job, key: str, named: str) -> Iterator[Problem]:
 def _is_installed(top: str) -> bool:
     # The lookup of a top-level module runs none of its code.
     return top in sys.modules or importlib.util.find_spec(top) is not None
-
-
-def _find(module: str) -> ModuleSpec | None:
-    """Find an installed module as an import would, but without running its packages."""
-    parts = module.split(".")
-    spec = importlib.util.find_spec(parts[0])
-    for end in range(2, len(parts) + 1):
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        spec = PathFinder.find_spec(".".join(parts[:end]), spec.submodule_search_locations)
-    return spec
 
 
 def _lost_variables(job: Job) -> Iterator[Problem]:
