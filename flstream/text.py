@@ -6,8 +6,19 @@ import os
 import re
 import signal
 
+MOST_QUOTED = 300
+"""Characters of one reason, such as an exception's text, among others on a line."""
+
+MOST_OF_AN_ERROR = 1000
+"""Characters of an exception's text in a sentence about it; its log has the whole."""
+
+MOST_ON_A_LINE = 4000
+"""Characters of a line that is printed."""
+
 # Characters of a peer's text that are shown.
 _MOST_SHOWN = 2000
+# What stands for the middle of a text that is too long.
+_LEFT_OUT = " [...] "
 
 # Characters of a line that a message quotes.
 _MOST_QUOTED = 100
@@ -22,11 +33,18 @@ def printable(text: str) -> str:
     )
 
 
-def quotable(text: str) -> str:
+def shortened(text: str, most: int) -> str:
+    """Return text of at most so many characters: one that is longer lacks its middle."""
+    if len(text) <= most:
+        return text
+    room = most - len(_LEFT_OUT)
+    end = room // 2
+    return f"{text[: room - end]}{_LEFT_OUT}{text[len(text) - end :]}"
+
+
+def quotable(text: str, most: int = _MOST_SHOWN) -> str:
     """Return a peer's text for a message of this process: printable, and of bounded length."""
-    if len(text) > _MOST_SHOWN:
-        text = text[:_MOST_SHOWN] + "..."
-    return printable(text)
+    return shortened(printable(text), most)
 
 
 def shortened(line: str) -> str:

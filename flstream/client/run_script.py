@@ -18,6 +18,7 @@ from flstream.client.site_folder import enter_work_folder, explain_missing_file
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.client.worker_info import WorkerInfo
+from flstream.text import MOST_OF_AN_ERROR, shortened
 
 _TAIL_BYTES = 4096
 _UNANSWERED = "{name} ended without answering the task; send() an FLModel for each task"
@@ -172,6 +173,6 @@ def sentence(error: BaseException, source: Path) -> str:
     ]
     where = f"{source.name}, line {lines[-1]}" if lines else source.name
     # On one line: torch lists what does not fit on lines of their own.
-    text = " ".join(str(error).split())
+    text = shortened(" ".join(str(error).split()), MOST_OF_AN_ERROR)
     message = f": {text}" if text else ""
     return f"{where} raised {type(error).__name__}{message}"

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flstream.text import printable
+from flstream.text import MOST_ON_A_LINE, quotable
 
 
 class _Console(Console):
@@ -83,14 +83,14 @@ def report_error(message: str) -> None:
     """Print an error message to stderr.
 
     On a terminal lines are wrapped between words and continue indented; elsewhere they stay whole,
-    so that programs can search them.
+    so that programs can search them. One that is very long lacks its middle.
     """
     console = error_console()
-    lines = f"error: {message}".split("\n")
+    lines = [quotable(line, MOST_ON_A_LINE) for line in f"error: {message}".split("\n")]
     if console.is_terminal:
         lines = [part for line in lines for part in _wrapped(line, console.width)]
     for line in lines:
-        text = Text(printable(line))
+        text = Text(line)
         if line.startswith("error:"):
             text.stylize("bold red", 0, len("error:"))
         console.print(text, soft_wrap=True)

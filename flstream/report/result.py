@@ -29,7 +29,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.telemetry.events import Transfer
 from flstream.telemetry.memory import ProcessMemory
-from flstream.text import printable
+from flstream.text import MOST_ON_A_LINE, printable, quotable
 from flstream.units import format_bytes, format_seconds
 
 # If there are more clients, only the largest and the median are shown.
@@ -73,7 +73,7 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
             console.print(line, soft_wrap=True)
     for warning in summary.warnings:
         console.print()
-        console.print(Text(f"warning: {printable(warning)}", style="yellow"))
+        console.print(Text(f"warning: {quotable(warning, MOST_ON_A_LINE)}", style="yellow"))
     console.print()
     for name, value in _facts(summary, run, console.width):
         # A path is never broken over two lines, so that it can be copied.

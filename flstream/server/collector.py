@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Generic, NamedTuple, TypeVar
 
 from flstream.errors import SimulationError
+from flstream.text import MOST_QUOTED, shortened
 
 AnswerT = TypeVar("AnswerT")
 
@@ -110,7 +111,7 @@ class ResultCollector(Generic[AnswerT]):
     def reasons(self) -> str:
         """Failed sites with their reasons, as a clause; the first 100, and how many more."""
         named = [
-            f"{site}: {reason}; its log is sites/{site}/log.txt"
+            f"{site}: {shortened(reason, MOST_QUOTED)}; its log is sites/{site}/log.txt"
             for site, reason in islice(self.failures.items(), _MOST_NAMED)
         ]
         if len(self.failures) > len(named):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flstream.text import shortened
+
 # A reason has the words of somebody's exception, or a tensor's name, of whatever length.
 _MOST_CHARACTERS = 2000
 
 
 def brief(reason: str) -> str:
     """A reason of a length that an event can bear: one too long is cut in the middle."""
-    if len(reason) <= _MOST_CHARACTERS:
-        return reason
-    half = _MOST_CHARACTERS // 2
-    return f"{reason[:half]} [...] {reason[-half:]}"
+    return shortened(reason, _MOST_CHARACTERS)
 
 
 class FailureRecord:

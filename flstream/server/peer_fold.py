@@ -40,7 +40,6 @@ from flstream.server.cohort_fold import CohortFold, FoldedModel, FoldSeconds, tr
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import PROGRESS_KEY
 from flstream.server.context import ServerContext
-from flstream.server.failures import brief
 from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
@@ -51,6 +50,7 @@ from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFile
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import FoldStarted, Transfer, Warned
+from flstream.text import MOST_QUOTED, shortened
 from flstream.units import format_seconds
 
 
@@ -313,7 +313,9 @@ class PeerFold:
                 continue
             worker.expect_run()
             return site, worker
-        reasons = "; ".join(f"{site}: {brief(reason)}" for site, reason in self._lost.items())
+        reasons = "; ".join(
+            f"{site}: {shortened(reason, MOST_QUOTED)}" for site, reason in self._lost.items()
+        )
         raise SimulationError(
             f"no site is left to fold the updates of round {round_number}: {reasons}; "
             "see their logs, and go on with --resume"
@@ -326,7 +328,7 @@ class PeerFold:
         self._context.emit(
             Warned(
                 message=f"{site} was lost while it folded the updates of round {round_number}: "
-                f"{brief(reason)}; the fold is done again"
+                f"{shortened(reason, MOST_QUOTED)}; the fold is done again"
             )
         )
 

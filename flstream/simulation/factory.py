@@ -15,6 +15,7 @@ from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
+from flstream.text import MOST_OF_AN_ERROR, shortened
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,8 @@ def make_model(
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ModelError(
-            f"model.factory {factory} raised {type(error).__name__}: {error} "
+            f"model.factory {factory} raised {type(error).__name__}: "
+            f"{shortened(str(error), MOST_OF_AN_ERROR)} "
             f"({where.filename}, line {where.lineno})"
         ) from error
     # The others of a tuple are for training code, such as a tokenizer.

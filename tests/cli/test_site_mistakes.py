@@ -129,3 +129,37 @@ def test_scalars_of_numpy_and_torch_are_metrics_and_have_a_mean_with_large_weigh
     # The script trains in every task, so what it sends scores the model that it had received.
     scores = summary["metrics"][0]
     assert [scores[name] for name in ("round", "loss", "f", "b", "n")] == [0, 0.5, 0.5, 1.0, None]
+
+
+LONG = "raise ValueError('begin ' + 'x' * 5000 + ' end')"
+
+
+def longest(text):
+    return max(map(len, text.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("least", "code"), [(1, 0), (2, 1)], ids=["others go on", "the run fails of it"]
+)
+def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
+    flstream, write_job, tmp_path, least, code
+):
+    job = write_job(f"if flare.get_site_name() == 'site-2': {LONG}")
+    done = flstream("simulate", job, "--run-dir", "run", "--set", f"clients.min_updates={least}")
+    assert done.returncode == code
+    part = r"site-2(:| failed:) client\.py, line \d+ raised ValueError: begin x+ \[\.\.\.\] x+ end"
+    assert re.search(part, done.stdout)
+    assert (re.search(part, done.stderr) is not None) == bool(code)
+    assert longest(done.stdout) < 500
+    assert longest(done.stderr or "-") < 600
+    assert "begin " + "x" * 5000 + " end" in (tmp_path / "run/sites/site-2/log.txt").read_text()
+
+
+@pytest.mark.parametrize("command", ["validate", "simulate"])
+def test_a_long_exception_of_a_factory_is_shown_in_part(flstream, write_job, command):
+    job = write_job()
+    (job.parent / "model.py").write_text(f"def build():\n    {LONG}\n")
+    done = flstream(command, job)
+    assert done.returncode == {"validate": 2, "simulate": 1}[command]
+    assert re.search(r"raised ValueError: begin x+ \[\.\.\.\] x+ end \(", done.stderr)
+    assert longest(done.stderr + done.stdout) < 1500

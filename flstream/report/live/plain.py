@@ -34,7 +34,7 @@ from flstream.telemetry.events import (
     Warned,
 )
 from flstream.telemetry.memory import MemorySampler
-from flstream.text import printable
+from flstream.text import MOST_ON_A_LINE, MOST_QUOTED, printable, quotable, shortened
 from flstream.units import format_bytes, format_seconds
 
 # Maximum number of failures and warnings that are printed in a round, which may have thousands;
@@ -83,7 +83,7 @@ class PlainView:
     def _print(self, event: AnyEvent, line: str) -> None:
         assert self._began is not None
         clock = format_clock(event.time - self._began)
-        self._console.out(f"{clock}  {line}", highlight=False)
+        self._console.out(f"{clock}  {shortened(line, MOST_ON_A_LINE)}", highlight=False)
 
     def _announce(self, event: AnyEvent) -> None:
         """Print that the current round has begun, once it has taken long enough."""
@@ -132,7 +132,9 @@ class PlainView:
                 return _scored(event)
             case SiteFailed():
                 where = f"round {event.round}: " if event.round else ""
-                return f"{where}{printable(event.site)} failed: {printable(event.reason)}"
+                return (
+                    f"{where}{printable(event.site)} failed: {quotable(event.reason, MOST_QUOTED)}"
+                )
             case SiteBenched():
                 times = counted(event.failures, "time")
                 return f"{printable(event.site)} is asked no more: it failed {times} in a row"
@@ -187,7 +189,7 @@ def _collected(event: ModelsCollected) -> str:
     whole = len(event.sites) + len(event.failures)
     return (
         f"collected {len(event.sites):,} models of {counted(whole, 'site')} in {took}; none of "
-        f"{printable(site)} ({printable(reason)}){more}"
+        f"{printable(site)} ({quotable(reason, MOST_QUOTED)}){more}"
     )
 
 
