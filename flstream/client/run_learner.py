@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 from flstream.client.code import LearnerCode
+from flstream.client.code_errors import log_traceback, sentence
 from flstream.client.fl_model import FLModel
 from flstream.client.messages import Failed, SiteTask
-from flstream.client.run_script import sentence
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
-from flstream.client.site_folder import enter_work_folder, explain_missing_file
+from flstream.client.site_folder import enter_work_folder, explain_path
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
@@ -63,7 +62,7 @@ class _LearnerRunner:
             seed_everything(start_seed(self._worker.info.seed, ""))
             self._learner = factory(**self._code.arguments)
         except BaseException as error:
-            traceback.print_exc()
+            log_traceback()
             self._worker.send(Failed("", 0, sentence(error, self._source)))
             return False
         self._worker.ready()
@@ -75,10 +74,12 @@ class _LearnerRunner:
         try:
             self._run(execution, site)
         except BaseException as error:
-            traceback.print_exc()
+            log_traceback()
             if execution.site is not None and os.getpid() == pid:
+                info = self._worker.info
+                folder = f"{info.sites_folder}/{site.site}"
                 reason = sentence(error, self._source)
-                execution.fail(reason + explain_missing_file(error, self._worker.info.job_folder))
+                execution.fail(reason + explain_path(error, info.job_folder, folder))
         if os.getpid() != pid:
             os._exit(1)  # a child that the learner forked ends here
 

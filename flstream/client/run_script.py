@@ -6,19 +6,18 @@ import gc
 import os
 import runpy
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from flstream.client.code import ScriptCode
+from flstream.client.code_errors import log_traceback, sentence
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
-from flstream.client.site_folder import enter_work_folder, explain_missing_file
+from flstream.client.site_folder import enter_work_folder, explain_path
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.client.worker_info import WorkerInfo
-from flstream.text import MOST_OF_AN_ERROR, shortened
 
 _TAIL_BYTES = 4096
 _UNANSWERED = "{name} ended without answering the task; send() an FLModel for each task"
@@ -123,8 +122,9 @@ def run_script(script: Path, words: Sequence[str], info: WorkerInfo, site: str) 
     except SystemExit as error:
         failure = _exit_reason(error.code, script)
     except BaseException as error:
-        traceback.print_exc()
-        failure = sentence(error, script) + explain_missing_file(error, info.job_folder)
+        log_traceback()
+        folder = f"{info.sites_folder}/{site}"
+        failure = sentence(error, script) + explain_path(error, info.job_folder, folder)
     if os.getpid() != pid:
         os._exit(0 if failure is None else 1)  # a child that the script forked ends here
     return failure
@@ -157,22 +157,3 @@ def last_line(path: Path, start: int = 0) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def sentence(error: BaseException, source: Path) -> str:
-    """Return a sentence that describes an exception, with the line of the training code.
-
-    Args:
-        error: The exception.
-        source: Path of the training code's file.
-    """
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(source)
-    ]
-    where = f"{source.name}, line {lines[-1]}" if lines else source.name
-    # On one line: torch lists what does not fit on lines of their own.
-    text = shortened(" ".join(str(error).split()), MOST_OF_AN_ERROR)
-    message = f": {text}" if text else ""
-    return f"{where} raised {type(error).__name__}{message}"

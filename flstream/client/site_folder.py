@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from flstream.text import printable_path
+
 WORK_FOLDER = "work"
 SPLIT = "split.json"
 """Name of the file in a site's folder with its number of examples by label."""
@@ -31,15 +33,30 @@ def enter_work_folder(sites_folder: str, site: str) -> None:
         os.chdir(path)
 
 
-def explain_missing_file(error: BaseException, job_folder: str) -> str:
-    """Where a relative path leads that was not found; empty for all other errors.
+def explain_path(error: BaseException, job_folder: str, site_folder: str) -> str:
+    """Return what an exception of training code leaves out about a file, to follow its sentence.
+
+    That is where a relative path leads that was not found, and which disk is full where something
+    could not be written; empty for all other errors.
 
     Args:
         error: What training code has raised.
         job_folder: Path of the job file's folder.
+        site_folder: Path of the site's folder in the run directory.
     """
-    if not isinstance(error, FileNotFoundError):
-        return ""
+    if isinstance(error, FileNotFoundError):
+        return _missing_file(error, job_folder)
+    if isinstance(error, Exception) and getattr(error, "filename", None) is None:
+        # The system names no path where a write fails, and torch and safetensors have errors of
+        # their own, which need not say that it was for want of space.
+        folders = (site_folder, os.curdir, os.environ.get("TMPDIR") or "/tmp")
+        full = [os.path.realpath(each) for each in folders if _is_full(each)]
+        if full:
+            return f" (no space is left on the disk of {printable_path(full[0])})"
+    return ""
+
+
+def _missing_file(error: FileNotFoundError, job_folder: str) -> str:
     name = error.filename
     if name is None:
         # NumPy's error has the name in its text alone: "data/a.csv not found."
@@ -52,3 +69,12 @@ def explain_missing_file(error: BaseException, job_folder: str) -> str:
         f" (a site works in a folder of its own, and {where}: "
         "Path(flare.system_info()['job_dir'], ...))"
     )
+
+
+def _is_full(folder: str) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    # Of some systems of files none has a number of its own.
+    return disk.f_blocks > 0 and (disk.f_bavail == 0 or (disk.f_files > 0 and disk.f_favail == 0))

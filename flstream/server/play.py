@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flstream.client.run_script import sentence
+from flstream.client.code_errors import sentence
 from flstream.errors import (
     ChannelClosedError,
     FlstreamError,

@@ -6,12 +6,12 @@ import ctypes
 import os
 import select
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from flstream.engines.process_tree import kill_descendants
+from flstream.simulation.log_streams import flush_streams, use_log_streams
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
@@ -20,9 +20,7 @@ _ORPHANED = 3
 def redirect_output(log: Path) -> None:
     """Redirect stdout and stderr of this process, output of C code included, to a file."""
     _point_at(log)
-    # New streams, since a process that was started without a stdout has none.
-    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    use_log_streams()
 
 
 class SiteLogs:
@@ -45,8 +43,7 @@ class SiteLogs:
         if site == self._current:
             return
         self._current = site
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        flush_streams()
         # C code has its own buffer for output to a file.
         self._libc.fflush(None)
         _point_at(self._own if site is None else self._log_of(site))

@@ -48,7 +48,7 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
         try:
             command = Command(words, variables)
         except SimulationError as error:
-            _report(end, str(error))
+            report_failure(end, str(error))
             return
         server = RankServer(info, threads, end, listener, token, command)
         try:
@@ -57,14 +57,19 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
             server.kill()
             # Before its first task, a worker that has died failed nobody: it is started again.
             if error.has_raised or server.has_begun:
-                _report(end, str(error))
+                report_failure(end, str(error))
             print(f"flstream: {error}", file=sys.stderr)
         finally:
             server.kill()
 
 
-def _report(end: WorkerSockets, reason: str) -> None:
-    """Report to the server that the worker cannot go on; no other process may use the socket."""
+def report_failure(end: WorkerSockets, reason: str) -> None:
+    """Report to the server that a worker cannot go on; nothing else may use the socket any more.
+
+    Args:
+        end: The worker's ends of the sockets to the server.
+        reason: Clause that says why.
+    """
     control: MessageChannel[ToWorker] = MessageChannel(
         SocketChannel(end.control, SERVER), SERVER, ToWorker
     )

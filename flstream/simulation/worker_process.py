@@ -24,12 +24,13 @@ from flstream.errors import FlstreamError
 from flstream.job.code import make_importable
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import SiteLogs, end_with_peer, redirect_output
-from flstream.simulation.command_process import run_command
+from flstream.simulation.command_process import report_failure, run_command
 from flstream.streaming.limits import limits_for
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
+from flstream.text import MOST_OF_AN_ERROR, error_text, shortened
 from flstream.transport.channel import Channel
 from flstream.transport.link_relay import LinkRelay
 from flstream.transport.messages import MessageChannel
@@ -49,7 +50,29 @@ def worker_main(
         end: the worker's ends of the sockets to the server.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    enter = _redirect(info, run)
+    try:
+        enter = _redirect(info, run)
+        _run(info, enter, code, threads, end)
+    except FlstreamError as error:
+        print(f"flstream: {error}", file=sys.stderr)
+    except OSError as error:
+        # Such as a full disk, which the log may be on: the server is all that can be told.
+        report_failure(end, f"its process cannot go on: {error_text(error)}; put that right")
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        report_failure(end, f"its process met a defect, {shortened(what, MOST_OF_AN_ERROR)}")
+        raise
+
+
+def _run(
+    info: WorkerInfo,
+    enter: Callable[[str | None], None],
+    code: TrainCode,
+    threads: int,
+    end: WorkerSockets,
+) -> None:
+    """Run tasks, in a process whose output goes to a log."""
     if info.alias is not None:
         install_alias()
     make_importable(info.job_folder)
@@ -63,12 +86,9 @@ def worker_main(
     # Training code starts its processes as it does elsewhere on Linux: those of the launcher's fork
     # server would import everything anew, and the script itself.
     have_fork_as_default()
-    try:
-        with serving(info, end, enter) as worker:
-            _serve(worker, code)
-            worker.send(Goodbye(own_peak_rss()))
-    except FlstreamError as error:
-        print(f"flstream: {error}", file=sys.stderr)
+    with serving(info, end, enter) as worker:
+        _serve(worker, code)
+        worker.send(Goodbye(own_peak_rss()))
 
 
 @contextmanager

@@ -97,6 +97,15 @@ def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start, run, 
     assert run.log("worker-1").read_text() == "made\n"
 
 
+def test_a_log_that_cannot_be_opened_is_named_to_the_server(start, run, tmp_path):
+    log = run.site_log("site-4")
+    log.mkdir(parents=True)
+    server = start(script(tmp_path, "print('early')"), "site-4")
+    assert server.hear(Failed) == Failed(
+        "", 0, f"its process cannot go on: {log}: Is a directory; put that right"
+    )
+
+
 def test_a_sites_own_process_prints_into_its_log_from_the_start(start, run, tmp_path):
     server = start(script(tmp_path, "print('early')\n1 / 0"), "site-4")
     assert server.hear(Failed) == Failed(
