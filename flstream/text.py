@@ -20,9 +20,6 @@ _MOST_SHOWN = 2000
 # What stands for the middle of a text that is too long.
 _LEFT_OUT = " [...] "
 
-# Characters of a line that a message quotes.
-_MOST_QUOTED = 100
-
 
 def printable(text: str) -> str:
     """Escape every control character, so that no text can send commands to a terminal."""
@@ -45,11 +42,6 @@ def shortened(text: str, most: int) -> str:
 def quotable(text: str, most: int = _MOST_SHOWN) -> str:
     """Return a peer's text for a message of this process: printable, and of bounded length."""
     return shortened(printable(text), most)
-
-
-def shortened(line: str) -> str:
-    """Return a line as a message quotes it: a long one ends in dots."""
-    return line if len(line) <= _MOST_QUOTED else line[:_MOST_QUOTED] + "..."
 
 
 def printable_path(path: str) -> str:

@@ -42,6 +42,9 @@ from flstream.units import format_bytes
 # Most bytes of a job file, which pyhocon takes seconds to read.
 _MOST_BYTES = 1 << 20
 
+# Characters of a line that a message quotes.
+_MOST_QUOTED = 100
+
 # A mapping or list of YAML: a key without a value, above an indented key or an item.
 _YAML = re.compile(
     r"^( *[\w-]+:) *(?:#.*)?\n(?:\s*(?:#.*)?\n)* *(?:- |[\w-]+:(?:\s|$))", re.MULTILINE
@@ -131,7 +134,7 @@ class _Reader:
         try:
             text = _text_of(path)
             if yaml := _YAML.search(text):
-                self._yaml = self._yaml or shortened(yaml[1].strip())
+                self._yaml = self._yaml or shortened(yaml[1].strip(), _MOST_QUOTED)
             return self.parse_text(text, path.parent, path)
         except UnicodeDecodeError as error:
             raise _UnreadableError(f"{path} is not UTF-8 text (byte {error.start})") from None
@@ -227,7 +230,7 @@ def _text_of(path: Path) -> str:
 
 def _syntax_error(error: ParseBaseException, included: Path | None) -> str:
     # pyparsing's message lists grammar symbols, and its position may be a line after the mistake.
-    line = shortened(error.line.strip())
+    line = shortened(error.line.strip(), _MOST_QUOTED)
     near = f" near `{line}`" if line else ""
     return f"syntax error at or just before line {error.lineno}{near}" + (
         f" of {included}" if included else ""
