@@ -13,13 +13,12 @@ import re
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
+from rich.console import Console, Group
 
 from flstream.job import load_job
 from flstream.report.live.frame import render
 from flstream.report.live.progress import download_done
-from flstream.report.live.site_table import Memory
+from flstream.report.live.site_state import Memory
 from flstream.report.live.state import RunState
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
@@ -41,13 +40,13 @@ class Photographer:
         width: columns of the frame.
 
     Attributes:
-        frame: lines of the frame; empty until it is taken.
+        frame: the frame; None until it is taken.
     """
 
     def __init__(self, width: int) -> None:
         self._state = RunState()
         self._width = width
-        self.frame: list[Text] = []
+        self.frame: Group | None = None
 
     def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event, and take the frame if it is time for it."""
@@ -74,19 +73,18 @@ def main() -> None:
     photographer = Photographer(asked.width)
     with tempfile.TemporaryDirectory() as folder:
         summary = simulate(job, RunDirectory.create(job.name, Path(folder)), photographer)
-    if summary.status != "finished" or not photographer.frame:
+    if summary.status != "finished" or photographer.frame is None:
         raise SystemExit(f"there is no picture: the run {summary.status}, {summary.error}")
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(svg(photographer.frame, asked.width))
 
 
-def svg(frame: list[Text], width: int) -> str:
-    """Convert lines to a self-contained SVG file."""
+def svg(frame: Group, width: int) -> str:
+    """Convert a frame to a self-contained SVG file."""
     console = Console(
         file=io.StringIO(), record=True, force_terminal=True, color_system="truecolor", width=width
     )
-    for line in frame:
-        console.print(line, soft_wrap=True)
+    console.print(frame, no_wrap=True, overflow="crop")
     picture = console.export_svg(title="flstream simulate jobs/exchange", unique_id="live")
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     picture = re.sub(r"<!--.*?-->\s*", "", picture, flags=re.DOTALL)

@@ -6,9 +6,10 @@ import io
 import os
 import sys
 import textwrap
+from contextlib import suppress
 from typing import IO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +17,25 @@ from flstream.text import MOST_ON_A_LINE, quotable
 
 
 class _Console(Console):
-    """A console that discards further output once its reader has closed the pipe."""
+    """A console that discards further output once its reader has closed the pipe.
+
+    On the alternate screen its size never exceeds that of the terminal, even if COLUMNS does: a
+    line that wraps would move all others.
+    """
+
+    @property
+    def options(self) -> ConsoleOptions:
+        """Default options to render with."""
+        options = super().options
+        if not self.is_alt_screen:
+            return options
+        with suppress(OSError):
+            real = os.get_terminal_size(self.file.fileno())
+            # A terminal whose size was never set reports 0.
+            width = min(options.size.width, real.columns or options.size.width)
+            height = min(options.size.height, real.lines or options.size.height)
+            options.size = ConsoleDimensions(width, height)
+        return options
 
     def on_broken_pipe(self) -> None:
         """Redirect further output, including the interpreter's last flush, to the null device."""

@@ -5,14 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import MIB, START, round_finished, shared, started, state_after
 
-from flstream.report.live.pace import Pace
 from flstream.report.live.progress import (
     download_done,
     seconds_left,
     seconds_left_of,
     task_done,
 )
-from flstream.report.live.throughput import Throughput
+from flstream.report.live.rates import Pace, Throughput
 from flstream.report.text import format_clock, format_elapsed, format_left, steady_bytes
 from flstream.telemetry.events import Progress, RoundStarted, RunFinished, SiteUpdate
 

@@ -1,9 +1,12 @@
 """The live view shows what the events said, and never outgrows the terminal."""
 
+import io
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from runs import (
     MIB,
     START,
@@ -16,10 +19,11 @@ from runs import (
     state_after,
 )
 
-from flstream.report.live.bar import bar
 from flstream.report.live.frame import render
-from flstream.report.live.site_table import Memory, choose
+from flstream.report.live.site_state import Memory
+from flstream.report.live.site_table import choose
 from flstream.report.live.state import RunState
+from flstream.report.live.table import bar
 from flstream.telemetry.events import (
     AnyEvent,
     EffectDone,
@@ -40,8 +44,16 @@ from flstream.telemetry.events import (
 def frame(state: RunState, width: int = 80, height: int = 24, now: float = START + 1) -> list[str]:
     """Return the lines of a frame as they stand on a terminal of this size."""
     rss = {"server": 180 * MIB} | dict.fromkeys([*state.sites, *state.workers], 231 * MIB)
-    memory = Memory(rss, rss, 3 << 30)
-    return [line.plain for line in render(state, memory, now, width, height)]
+    return on_terminal(render(state, Memory(rss, rss, 3 << 30), now, width, height), width)
+
+
+def on_terminal(frame: RenderableType, width: int, encoding: str = "utf-8") -> list[str]:
+    """Return the lines that a terminal of this width and encoding shows, with nothing wrapped."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=file, width=width, markup=False, force_terminal=True, color_system=None)
+    options = console.options.update(no_wrap=True, overflow="crop")
+    lines = console.render_lines(frame, options, pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
 def line_of(lines: list[str], start: str) -> str:
@@ -77,7 +89,7 @@ def test_sites_on_nodes_have_a_column_of_nodes(width: int) -> None:
     state = state_after(*started())
     nodes = {f"site-{number}": f"machine-{number % 2}" for number in (1, 2)}
     memory = Memory({}, {}, 3 << 30, nodes)
-    lines = [line.plain for line in render(state, memory, START + 1, width, 24)]
+    lines = on_terminal(render(state, memory, START + 1, width, 24), width)
     assert "node" in line_of(lines, "site ").split()
     assert [line_of(lines, f"site-{number}").split()[2] for number in (1, 2)] == [
         "machine-1",
@@ -88,14 +100,15 @@ def test_sites_on_nodes_have_a_column_of_nodes(width: int) -> None:
 
 
 def test_a_wide_terminal_has_more_columns_and_longer_bars() -> None:
-    state = state_after(*started(4))
+    half = dict.fromkeys(["site-1", "site-2", "site-3", "site-4"], 32 * MIB)
+    state = state_after(*started(4), Progress(time=START + 1, down=half, up={}, size=1))
     narrow, wide = frame(state, 80), frame(state, 200)
     assert "peak RSS" not in line_of(narrow, "site ")
     assert line_of(wide, "site ").split() == [
         *("site", "state", "time", "rate", "down", "up", "weight", "RSS", "peak", "RSS"),
     ]
-    for start in ("site-1", "rounds"):
-        assert line_of(wide, start).count("\u2500") > 2 * line_of(narrow, start).count("\u2500")
+    for start in ("site-1", "down    \u2501"):
+        assert line_of(wide, start).count("\u2501") > 2 * line_of(narrow, start).count("\u2501")
 
 
 def test_sites_that_processes_share_are_told_by_process_and_in_all() -> None:
@@ -291,11 +304,16 @@ def test_no_name_however_long_or_odd_breaks_a_line() -> None:
     assert any("[red]metric" in line for line in lines)
 
 
-def test_a_bar_can_be_read_without_colour_and_in_ascii() -> None:
-    assert bar(1, 2, 9, style="red").plain == "\u2501" * 4 + "\u2578" + "\u2500" * 4
-    assert bar(1, 2, 9, style="red", ascii_only=True).plain == "#####...."
-    assert bar(0, 0, 3, style="red").plain == "\u2500" * 3
-    assert bar(999, 1000, 4, style="red").plain != "\u2501" * 4  # not before its time
+@pytest.mark.parametrize(
+    ("done", "total", "shown"),
+    [(1, 2, "\u2501" * 4 + "\u2578"), (0, 0, ""), (999, 1000, "\u2501" * 8 + "\u2578")],
+)
+def test_a_bar_can_be_read_without_colour_and_is_full_at_the_end_alone(
+    done: int, total: int, shown: str
+) -> None:
+    assert "".join(on_terminal(bar(done, total, "red"), 9)) == shown
+    in_ascii = shown.replace("\u2501", "-").replace("\u2578", "")
+    assert "".join(on_terminal(bar(done, total, "red"), 9, "ascii")) == in_ascii
 
 
 def test_before_the_first_event_there_is_a_line_already() -> None:
@@ -370,11 +388,12 @@ def test_whatever_happens_a_frame_fits_the_terminal(
 ) -> None:
     state = state_after(run_started(20, []), *events)
     memory = Memory({"server": 1 << 60, "site-1": 0}, {"worker-1": 1 << 40}, 1 << 60)
-    lines = render(state, memory, now, width, height, ascii_only=ascii_only)
+    encoding = "ascii" if ascii_only else "utf-8"
+    lines = on_terminal(render(state, memory, now, width, height), width, encoding)
     assert 1 <= len(lines) <= height
     for line in lines:
-        assert cell_len(line.plain) <= width
-        assert line.plain.isprintable()
+        assert cell_len(line) <= width
+        assert line.isprintable()
 
 
 def effect(name: str, time: float) -> EffectDone:

@@ -1,34 +1,29 @@
 """What the live view sends to a terminal keeps its picture steady, and leaves nothing behind."""
 
-import io
 import signal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
-from rich.text import Text
 from terminals import Terminal, run_on_terminal
-
-from flstream.report.live.screen import Screen
 
 # A run whose events come from nowhere: it ends once the view has shown all of them.
 VIEW = """
 import sys, threading
+from rich.live import Live
 from flstream.report.console import make_console
-from flstream.report.live.screen import Screen
 from flstream.report.live.view import watching
+from flstream.telemetry.events import Progress
 from flstream.telemetry.memory import MemorySampler
 sys.path.insert(0, sys.argv[1])
-from runs import started
-frames, paint = threading.Semaphore(0), Screen.paint
-def counted(screen, lines, size):
-    paint(screen, lines, size)
+from runs import MIB, START, started
+frames, refresh = threading.Semaphore(0), Live.refresh
+def counted(live):
+    refresh(live)
     frames.release()
-Screen.paint = counted
+Live.refresh = counted
 console = make_console()
+half = dict.fromkeys(["site-1", "site-2", "site-3", "site-4"], 32 * MIB)
 with watching(console) as listen:
-    for event in started(4, "digits"):
+    for event in (*started(4, "digits"), Progress(time=START, down=half, up={}, size=64 * MIB)):
         listen(event, MemorySampler())
     if sys.argv[2] == "interrupted":
         raise KeyboardInterrupt
@@ -42,48 +37,9 @@ print("the result")
 HERE = __file__.rpartition("/")[0]
 
 
-class Tty(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def painted(*frames: list[str], width: int = 20, height: int = 5) -> tuple[Terminal, list[str]]:
-    """Return a terminal after these frames, and what was sent to it for each."""
-    file = Tty()
-    console = Console(file=file, force_terminal=True, width=width, height=height)
-    screen, terminal, sent = Screen(console), Terminal(width, height), []
-    for lines in frames:
-        screen.paint([Text(line) for line in lines], (width, height))
-        sent.append(file.getvalue())
-        file.seek(0)
-        file.truncate()
-        terminal.feed(sent[-1])
-    return terminal, sent
-
-
 def live_part(output: str) -> str:
     """Return what was written between taking the screen and giving it back."""
     return output.partition("\x1b[?1049h")[2].partition("\x1b[?1049l")[0]
-
-
-LINES = st.text(st.sampled_from("ab \u2501"), max_size=20).map(str.rstrip)
-
-
-@given(st.lists(st.lists(LINES, max_size=5), min_size=1, max_size=6))
-def test_after_any_frames_the_last_one_is_what_stands_there(frames: list[list[str]]) -> None:
-    terminal, _ = painted(*frames)
-    assert terminal.lines == frames[-1] + [""] * (5 - len(frames[-1]))
-    assert terminal.wraps == 0
-
-
-def test_only_lines_that_changed_are_written_and_nothing_is_erased_before() -> None:
-    first = ["title 1.0 s", "x" * 20, "the same"]
-    _, sent = painted(first, ["title 1.1 s", "x" * 20, "the same"], first[:2])
-    assert "\x1b[2J" in sent[0]
-    assert sent[1] == "\x1b[1;1Htitle 1.1 s\x1b[0K"
-    assert "\x1b[2J" not in sent[2]
-    _, sent = painted(first, first)
-    assert sent[1] == ""
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
@@ -100,6 +56,10 @@ def test_on_a_terminal_nothing_wraps_and_everything_is_put_back(width: int, heig
     assert any(line.startswith("site-1") for line in terminal.lines)
     assert terminal.styles & {"36", "1;36"}
     assert terminal.has_cursor
+    # Nothing flickers: each frame is written over the one before, which is never erased.
+    assert live.count("\x1b[H") > 1
+    assert "\x1b[2J" not in live
+    assert "\x1b[K" not in live
 
 
 @pytest.mark.parametrize(("columns", "width"), [("150", 60), ("40", 40)])
@@ -118,7 +78,7 @@ def test_with_no_color_nothing_is_coloured_and_bars_can_still_be_read() -> None:
     terminal.feed(live_part(output))
     # Bold, dim, and back to plain: those are no colours.
     assert terminal.styles <= {"0", "1", "2"}
-    assert any("\u2500" * 8 in line for line in terminal.lines)
+    assert any("\u2501" * 8 in line and "50%" in line for line in terminal.lines)
 
 
 def test_on_a_dumb_terminal_a_run_is_plain_lines() -> None:
@@ -133,7 +93,7 @@ def test_a_terminal_without_unicode_gets_bars_of_ascii() -> None:
     output, status = run_on_terminal(VIEW, 80, 24, ascii_only, HERE, "drawn")
     assert status == 0
     assert output.isascii()
-    assert "." * 12 in output
+    assert "-" * 6 in output
 
 
 def test_an_interrupted_view_gives_the_terminal_back() -> None:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.cells import cell_len
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from flstream.report.live.bar import bar, percent
-from flstream.report.live.fixed_table import Column, FixedRow, table_lines
 from flstream.report.live.progress import download_done, seconds_left, task_done
-from flstream.report.live.site_table import STYLES, Memory, row_lines
+from flstream.report.live.site_state import Memory
+from flstream.report.live.site_table import STYLES, site_tables
 from flstream.report.live.state import RunState
+from flstream.report.live.table import (
+    Column,
+    bar,
+    columns_that_fit,
+    fixed_table,
+    lines_of,
+    percent,
+)
 from flstream.report.text import (
     counted,
     elide,
@@ -29,23 +37,16 @@ from flstream.units import format_bytes
 
 # Lines of a terminal below which only the title, the bars, the sites and the rates are shown.
 _ROOMY = 15
-_LABEL_WIDTH = 8
-_MOST_BAR, _LEAST_BAR, _BESIDE_BAR = 140, 6, 42
-_BESIDE_WIDE_BAR = 56
+_LABEL_WIDTH, _LEAST_NAME = 8, 8
+_MOST_BAR, _LEAST_BAR = 140, 6
+# Columns of the text beside a bar, which do not change, so that the bar does not move.
+_BESIDE_BAR, _BESIDE_WIDE_BAR = 36, 50
 # Columns of a terminal from which on there is more text beside a bar.
 _WIDE = 100
 _LEAST_PAST, _MOST_PAST = 2, 12
 
 
-def render(
-    state: RunState,
-    memory: Memory,
-    now: float,
-    width: int,
-    height: int,
-    *,
-    ascii_only: bool = False,
-) -> list[Text]:
+def render(state: RunState, memory: Memory, now: float, width: int, height: int) -> Group:
     """Render a frame of the live view.
 
     Args:
@@ -54,54 +55,51 @@ def render(
         now: current time in seconds since the epoch.
         width: columns of the terminal.
         height: lines of the terminal.
-        ascii_only: whether to use ASCII characters only.
 
     Returns:
-        At most ``height`` lines, none wider than ``width``.
+        Texts of a line each and tables, which fit a terminal of at least five lines if texts are
+        cropped, not wrapped.
     """
+    if not state.job:
+        start = Text.assemble(
+            ("flstream", "bold"), f"  {state.phase}  {format_elapsed(now - state.began)}"
+        )
+        if state.awaited is None:
+            return Group(start)
+        return Group(start, Text(printable(state.awaited.command)))
     roomy = height >= _ROOMY
-    top = [_title(state, now, width)]
-    bottom: list[Text] = []
-    if state.job:
-        if roomy:
-            top += [_facts(state, width), Text()]
-        top += _bars(state, now, width, ascii_only)
-        bottom = _footer(state, memory, now, width)
-        bottom = [Text(), *bottom] if roomy else bottom[:1]
-        gap = [Text()] if roomy else []
-        room = height - len(top) - len(bottom) - len(gap)
-        rows = row_lines(state, memory, now, width, room, ascii_only=ascii_only)
-        if rows:
-            top += gap + rows
-        top += _past(state, width, height - len(top) - len(bottom))
-    elif state.awaited is not None:
-        top.append(Text(printable(state.awaited.command)))
-    lines = [*top, *bottom][:height]
-    for line in lines:
-        line.no_wrap = True
-        line.truncate(width)
-    return lines
+    top: list[RenderableType] = [_title(state, now, width)]
+    if roomy:
+        top += [_facts(state, width), Text()]
+    top += _bars(state, now, width)
+    bottom = _footer(state, memory, now, width)
+    bottom = [Text(), *bottom] if roomy else bottom[:1]
+    gap = [Text()] if roomy else []
+    room = height - lines_of([*top, *gap, *bottom])
+    if sites := site_tables(state, memory, now, width, room):
+        top += [*gap, *sites]
+    top += _past(state, width, height - lines_of([*top, *bottom]))
+    return Group(*top, *bottom)
 
 
 def _title(state: RunState, now: float, width: int) -> Text:
-    clock = format_elapsed(now - state.began)
-    if not state.job:
-        return Text.assemble(("flstream", "bold"), f"  {state.phase}  {clock}")
-    left = seconds_left(state, now)
-    if left is not None and left >= 1:
-        clock = f"{clock}, about {format_left(left)} left"
     where = (
         f"round {state.round} of {state.rounds}" if state.round else counted(state.rounds, "round")
     )
     phase = _phase(state, now)
     if phase == "folding" and state.aggregator:
         phase = f"folding at {printable(state.aggregator)}"
-    room = width - len(f"  {where}  {phase}  {clock}")
-    name = elide(printable(state.job), max(room, 8))
+    clock = [format_elapsed(now - state.began)]
+    left = seconds_left(state, now)
+    if left is not None and left >= 1:
+        clock.append(f"about {format_left(left)} left")
+    job, beside = printable(state.job), len(f"  {where}  {phase}  ")
+    times = _fitting(clock, width - beside - min(cell_len(job), _LEAST_NAME))
+    name = elide(job, max(width - beside - len(times), _LEAST_NAME))
     title = Text.assemble((name, "bold"), f"  {where}  ", (phase, "bold cyan"))
     # Aligned right, so that it does not move when the phase changes.
-    gap = max(width - title.cell_len - len(clock), 2)
-    return title.append(" " * gap).append(clock, "dim")
+    gap = max(width - title.cell_len - len(times), 2)
+    return title.append(" " * gap).append(times, "dim")
 
 
 def _phase(state: RunState, now: float) -> str:
@@ -119,27 +117,35 @@ def _facts(state: RunState, width: int) -> Text:
     if state.is_shared:
         sites += f" in {counted(len(state.workers), 'process')}"
     facts = [*model, sites, f"{state.mode} mode", pieces(state.chunk_size)]
-    while len(facts) > 1 and len(", ".join(facts)) > width:
-        facts.pop()
-    return Text(", ".join(facts), style="dim")
+    return Text(_fitting(facts, width), style="dim")
 
 
-def _bars(state: RunState, now: float, width: int, ascii_only: bool) -> list[Text]:
+def _fitting(facts: Sequence[str], width: int) -> str:
+    """Join facts, of which the first are the most important; leave out those that do not fit."""
+    text, *others = facts
+    for fact in others:
+        if cell_len(f"{text}, {fact}") > width:
+            break
+        text += f", {fact}"
+    return text
+
+
+def _bars(state: RunState, now: float, width: int) -> list[RenderableType]:
     """Return the bars of the job's and the current task's progress."""
     over = state.history[-1].number if state.history else max(state.round - 1, 0)
     rounds = [f"{over:,} of {state.rounds:,}"]
     each = state.pace.seconds_a_round
     if each is not None:
         rounds.append(f"{each:.2f} s each" if each < 60 else f"{format_left(each)} each")
-    lines = [_bar_line("rounds", over, state.rounds, rounds, "green", width, ascii_only)]
+    lines = [_bar_line("rounds", over, state.rounds, rounds, "green", width)]
     if state.is_quick:  # a bar would change too fast to be read
         rate = f"{state.tasks.per_second(now):,.0f} answers/s"
         if state.failed:
             rate += f", {len(state.failed):,} failed"
-        return [*lines, Text.assemble(("sites".ljust(_LABEL_WIDTH), "dim"), rate)]
+        return [*lines, _labelled("sites", rate)]
     done = download_done(state, now) or task_done(state, now)
     if done is None:
-        return [*lines, Text.assemble(("sites".ljust(_LABEL_WIDTH), "dim"), _between_tasks(state))]
+        return [*lines, _labelled("sites", _between_tasks(state))]
     if done.is_bytes:
         label = "fold" if state.phase == "folding" else "down"
         parts = [f"{steady_bytes(done.amount)} of {format_bytes(done.total)}"]
@@ -153,7 +159,7 @@ def _bars(state: RunState, now: float, width: int, ascii_only: bool) -> list[Tex
     if not done.is_bytes and state.is_shared:
         parts.append(_each_second(done.amount / max(now - state.task_began, 1.0)))
     style = STYLES.get(_phase(state, now), "magenta")
-    return [*lines, _bar_line(label, done.amount, done.total, parts, style, width, ascii_only)]
+    return [*lines, _bar_line(label, done.amount, done.total, parts, style, width)]
 
 
 def _between_tasks(state: RunState) -> str:
@@ -170,28 +176,29 @@ def _each_second(rate: float) -> str:
 
 
 def _bar_line(
-    label: str,
-    done: int,
-    total: int,
-    facts: Sequence[str],
-    style: str,
-    width: int,
-    ascii_only: bool,
-) -> Text:
-    line = Text(label.ljust(_LABEL_WIDTH), style="dim")
-    beside = _BESIDE_BAR if width < _WIDE else _BESIDE_WIDE_BAR
-    room = min(width - _LABEL_WIDTH - beside, _MOST_BAR)
-    shown = bar(done, total, room, style=style, ascii_only=ascii_only) if room >= _LEAST_BAR else ""
-    line = Text.assemble(line, shown)
-    if room >= _LEAST_BAR:
-        line.append(f" {percent(done, total):>4} ")
-    # The most important fact comes first; those that do not fit are left out rather than cut.
-    text, *parts = facts
-    for part in parts:
-        if line.cell_len + len(f" {text}, {part}") > width:
-            break
-        text += f", {part}"
-    return line.append(f" {text}")
+    label: str, done: int, total: int, facts: Sequence[str], style: str, width: int
+) -> RenderableType:
+    beside = min(_BESIDE_BAR if width < _WIDE else _BESIDE_WIDE_BAR, width - _LABEL_WIDTH)
+    columns = columns_that_fit(
+        [
+            Column("label", "", _LABEL_WIDTH - 1, 0, is_number=False),
+            Column("bar", "", _LEAST_BAR, 3, is_number=False, most=_MOST_BAR),
+            Column("percent", "", 4, 2),
+            Column("facts", "", beside, 1, is_number=False),
+        ],
+        width,
+    )
+    row: dict[str, RenderableType] = {
+        "label": Text(label, style="dim"),
+        "bar": bar(done, total, style),
+        "percent": percent(done, total),
+        "facts": f" {_fitting(facts, beside - 1)}",
+    }
+    return fixed_table(columns, [row], has_head=False)
+
+
+def _labelled(label: str, text: str) -> Text:
+    return Text.assemble((label.ljust(_LABEL_WIDTH), "dim"), text)
 
 
 def _footer(state: RunState, memory: Memory, now: float, width: int) -> list[Text]:
@@ -201,28 +208,29 @@ def _footer(state: RunState, memory: Memory, now: float, width: int) -> list[Tex
         + f", {steady_bytes(way.total)} in all"
         for way in (state.down, state.up)
     ]
+    room = width - _LABEL_WIDTH
+    held = [
+        f"server {steady_bytes(memory.rss.get(SERVER, 0))} RSS",
+        f"all processes at most {steady_bytes(memory.peak_total)} so far",
+    ]
     lines = [
         Text.assemble(
             ("down".ljust(_LABEL_WIDTH), "dim"), moved[0].ljust(34), ("up", "dim"), f"  {moved[1]}"
         ),
-        Text.assemble(
-            ("memory".ljust(_LABEL_WIDTH), "dim"),
-            f"server {steady_bytes(memory.rss.get(SERVER, 0))} RSS, "
-            f"all processes at most {steady_bytes(memory.peak_total)} so far",
-        ),
+        _labelled("memory", _fitting(held, room)),
     ]
     down, up = state.totals.down.reused, state.totals.up.reused
     if down or up:
-        saved = f"{format_bytes(down)} down, {format_bytes(up)} up: the receiver had them"
-        lines.append(Text.assemble(("saved".ljust(_LABEL_WIDTH), "dim"), saved))
+        saved = f"{format_bytes(down)} down, {format_bytes(up)} up"
+        lines.append(_labelled("saved", _fitting([saved, "which receivers had"], room)))
     if state.scored is not None:
         after = f"after round {state.scored}: "
-        scores = format_metrics(state.metrics, max(width - _LABEL_WIDTH - len(after), 1))
-        lines.append(Text.assemble(("scores".ljust(_LABEL_WIDTH), "dim"), f"{after}{scores}"))
+        scores = format_metrics(state.metrics, max(room - len(after), 1))
+        lines.append(_labelled("scores", f"{after}{scores}"))
     return lines
 
 
-def _past(state: RunState, width: int, room: int) -> list[Text]:
+def _past(state: RunState, width: int, room: int) -> list[RenderableType]:
     """Return the table of the last completed rounds, if there is room for it."""
     count = min(room - 2, len(state.history), _MOST_PAST)
     if count < 1 or room - 2 < _LEAST_PAST:
@@ -249,7 +257,7 @@ def _past(state: RunState, width: int, room: int) -> list[Text]:
     rows = []
     for each in shown:
         seconds = (each.download, each.train, each.upload_and_fold, each.checkpoint)
-        cells = dict(
+        cells: dict[str, RenderableType] = dict(
             zip(("download", "train", "fold", "checkpoint"), map(_two, seconds), strict=True)
         )
         cells |= {"round": str(each.number), "seconds": _two(each.seconds)}
@@ -258,8 +266,8 @@ def _past(state: RunState, width: int, room: int) -> list[Text]:
         for kind, name in names:
             known = each.scores or {} if kind == "score" else each.trained
             cells[f"{kind} {name}"] = format_metric(known.get(name))
-        rows.append(FixedRow(cells))
-    return [Text(), *table_lines(columns, rows, width)]
+        rows.append(cells)
+    return [Text(), fixed_table(columns_that_fit(columns, width), rows)]
 
 
 def _two(seconds: float) -> str:

@@ -1,10 +1,12 @@
-"""Records of the live view: progress of a site, and its last failure."""
+"""Records of the live view: progress of a site, its last failure, and memory of processes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flstream.telemetry.events import Metrics
+from flstream.telemetry.memory import MemorySampler
 
 MOVING = frozenset({"downloading", "uploading"})
 """States of a site during a transfer."""
@@ -61,3 +63,31 @@ class RecentFailure:
     round: int
     reason: str
     benched: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a run's processes, in bytes.
+
+    Attributes:
+        rss: current RSS of each process, by name.
+        peak_rss: peak RSS of each process so far, by name.
+        peak_total: peak sum over all processes so far, with shared pages counted once.
+        nodes: node of each process that is not on this machine, by name of the process.
+    """
+
+    rss: Mapping[str, int] = field(default_factory=dict)
+    peak_rss: Mapping[str, int] = field(default_factory=dict)
+    peak_total: int = 0
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+
+def memory_now(sampler: MemorySampler) -> Memory:
+    """Return the memory of the processes that a sampler watches."""
+    peaks = sampler.peaks()
+    return Memory(
+        sampler.current_rss(),
+        {name: memory.peak_rss for name, memory in peaks.items()},
+        sampler.peak_total_pss,
+        {name: memory.node for name, memory in peaks.items() if isinstance(memory.node, str)},
+    )

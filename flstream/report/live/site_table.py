@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
+from rich.cells import cell_len
+from rich.console import RenderableType
 from rich.text import Text
 
-from flstream.report.live.bar import bar, percent
-from flstream.report.live.fixed_table import Column, FixedRow, columns_that_fit, table_lines, widest
 from flstream.report.live.progress import slow_sites, slow_workers
-from flstream.report.live.site_state import GONE, MOVING, WORKING, SiteProgress
+from flstream.report.live.site_state import (
+    GONE,
+    MOVING,
+    WORKING,
+    Memory,
+    RecentFailure,
+    SiteProgress,
+)
 from flstream.report.live.state import RunState
+from flstream.report.live.table import Column, bar, columns_that_fit, fixed_table, percent
 from flstream.report.text import format_elapsed, format_metrics, steady_bytes
 from flstream.telemetry.events import WorkerActivity
-from flstream.telemetry.memory import MemorySampler
 from flstream.text import printable
 
 STYLES = {
@@ -36,33 +42,8 @@ _URGENCY = (
 )
 _RANKS = {state: rank for rank, state in enumerate(_URGENCY)}
 
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory of a run's processes, in bytes.
-
-    Attributes:
-        rss: current RSS of each process, by name.
-        peak_rss: peak RSS of each process so far, by name.
-        peak_total: peak sum over all processes so far, with shared pages counted once.
-        nodes: node of each process that is not on this machine, by name of the process.
-    """
-
-    rss: Mapping[str, int] = field(default_factory=dict)
-    peak_rss: Mapping[str, int] = field(default_factory=dict)
-    peak_total: int = 0
-    nodes: Mapping[str, str] = field(default_factory=dict)
-
-
-def memory_now(sampler: MemorySampler) -> Memory:
-    """Return the memory of the processes that a sampler watches."""
-    peaks = sampler.peaks()
-    return Memory(
-        sampler.current_rss(),
-        {name: memory.peak_rss for name, memory in peaks.items()},
-        sampler.peak_total_pss,
-        {name: memory.node for name, memory in peaks.items() if isinstance(memory.node, str)},
-    )
+_Cells = dict[str, RenderableType]
+"""Cells of a row, by the keys of their columns."""
 
 
 def choose(
@@ -90,10 +71,10 @@ def choose(
     return sorted(sites, key=urgency)[:room], max(len(sites) - room, 0)
 
 
-def row_lines(
-    state: RunState, memory: Memory, now: float, width: int, room: int, *, ascii_only: bool
-) -> list[Text]:
-    """Format the table of sites or workers.
+def site_tables(
+    state: RunState, memory: Memory, now: float, width: int, room: int
+) -> list[RenderableType]:
+    """Create the tables of sites or workers: headings, failures, the others, how many are left out.
 
     Args:
         state: state of the run.
@@ -101,30 +82,27 @@ def row_lines(
         now: current time in seconds since the epoch.
         width: columns of the terminal.
         room: maximum number of lines.
-        ascii_only: whether to use ASCII characters only.
 
     Returns:
-        The lines of the table; nothing if it would have no rows.
+        The tables, one below the other; nothing if they would have no rows.
     """
     if room < 2:
         return []
-    if state.is_shared:
-        lines = _worker_lines(state, memory, now, width, room, ascii_only)
-    else:
-        lines = _site_lines(state, memory, now, width, room, ascii_only)
-    return lines if len(lines) > 1 else []
+    make = _worker_tables if state.is_shared else _site_tables
+    return make(state, memory, now, width, room)
 
 
 def _columns(
-    first: str, names: int, width: int, nodes: Mapping[str, str], *, shared: bool
+    first: str, names: Iterable[str], width: int, nodes: Mapping[str, str], *, shared: bool
 ) -> list[Column]:
+    """Return the columns that fit the width, of which the first has the names."""
     # At least as wide as the labels of the bars above, so that the columns are aligned with them.
-    named = min(max(names, 7), max(width - 65, 7))
+    named = min(max(_widest(names), 7), max(width - 65, 7))
     columns = [
-        Column(first, first, named, 0, is_number=False),
+        Column("name", first, named, 0, is_number=False),
         Column("state", "state", 11, 1, is_number=False),
         Column("sites", "sites", 20, 2, is_number=False, most=30),
-        Column("node", "node", min(widest(nodes.values()), 20), 3, is_number=False),
+        Column("node", "node", min(_widest(nodes.values()), 20), 3, is_number=False),
         Column("activity", "", 12, 3, is_number=False, most=30 if shared else 100),
         Column("percent", "", 4, 7),
         Column("time", "time", 9, 2 if shared else 8),
@@ -138,99 +116,115 @@ def _columns(
     absent = {"up", "weight"} if shared else {"sites"}
     if not nodes:
         absent.add("node")
-    return [column for column in columns if column.key not in absent]
+    there = [column for column in columns if column.key not in absent]
+    return columns_that_fit(there, width)
 
 
-def _site_lines(
-    state: RunState, memory: Memory, now: float, width: int, room: int, ascii_only: bool
-) -> list[Text]:
+def _widest(names: Iterable[str]) -> int:
+    return max((cell_len(printable(name)) for name in names), default=0)
+
+
+def _stacked(
+    columns: Sequence[Column], failed: Sequence[_Cells], rows: Sequence[_Cells], width: int
+) -> list[RenderableType]:
+    """Return the headings, the failures with their reasons, and the other rows."""
+    name, state, *_ = columns
+    reason = Column("reason", "", max(width - name.width - state.width - 2, 1), 0, is_number=False)
+    tables = (
+        fixed_table(columns, ()),
+        fixed_table([name, state, reason], failed, has_head=False),
+        fixed_table(columns, rows, has_head=False),
+    )
+    return [table for table in tables if table.row_count or table.show_header]
+
+
+def _failure_cells(name: str, state: str, failure: RecentFailure) -> _Cells:
+    reason = printable(failure.reason)
+    if failure.round:
+        reason = f"round {failure.round}: {reason}"
+    return {
+        "name": printable(name),
+        "state": _state(state),
+        "reason": Text(reason, style="red", overflow="ellipsis"),
+    }
+
+
+def _site_tables(
+    state: RunState, memory: Memory, now: float, width: int, room: int
+) -> list[RenderableType]:
     sites, slow = list(state.sites.values()), slow_sites(state, now)
     shown, hidden = choose(sites, slow, room - 1)
     if hidden:
         shown, hidden = choose(sites, slow, room - 2)
-    named = _columns("site", widest(state.sites), width, memory.nodes, shared=False)
-    columns = columns_that_fit(named, width)
-    kinds = {column.key: column.width for column in columns}
-    rows = [
-        _site_row(site, state, memory, now, kinds, ascii_only, is_slow=site.name in slow)
-        for site in shown
-    ]
-    lines = table_lines(columns, rows, width)
+    if not shown:
+        return []
+    columns = _columns("site", state.sites, width, memory.nodes, shared=False)
+    widths = {column.key: column.width for column in columns}
+    failed, rows = [], []
+    for site in shown:
+        failure = state.failures.get(site.name)
+        if site.state in GONE and failure is not None:
+            failed.append(_failure_cells(site.name, site.state, failure))
+        else:
+            is_slow = site.name in slow
+            rows.append(_site_cells(site, state, now, widths, is_slow) | _sizes(site.name, memory))
+    parts = _stacked(columns, failed, rows, width)
     if hidden:
-        lines.append(Text(f"... and {hidden:,} more", style="dim"))
-    return lines
+        parts.append(Text(f"... and {hidden:,} more", style="dim"))
+    return parts
 
 
-def _site_row(
-    site: SiteProgress,
-    state: RunState,
-    memory: Memory,
-    now: float,
-    widths: Mapping[str, int],
-    ascii_only: bool,
-    *,
-    is_slow: bool,
-) -> FixedRow:
-    cells: dict[str, str | Text] = {
-        "site": printable(site.name),
-        "state": Text(site.state, style=STYLES.get(site.state, "dim")),
+def _site_cells(
+    site: SiteProgress, state: RunState, now: float, widths: Mapping[str, int], is_slow: bool
+) -> _Cells:
+    cells: _Cells = {
+        "name": printable(site.name),
+        "state": _state(site.state),
         "down": _size(site.down),
         "up": _size(site.up),
         "weight": "-" if site.weight is None else f"{site.weight:,.6g}",
-        **_memory_cells(site.name, memory),
     }
-    failure = state.failures.get(site.name)
-    if site.state in GONE and failure is not None:
-        return FixedRow(cells, _reason(failure.round, failure.reason), "red")
-    elapsed = format_elapsed(now - site.since)
+    seconds = now - site.since
+    elapsed = format_elapsed(seconds)
     if site.state in MOVING | WORKING:
         cells["time"] = _time(elapsed, is_slow=is_slow)
-    wide = widths.get("activity", 0)
     if site.state in MOVING:
-        style = STYLES[site.state]
-        size = state.model_bytes
-        cells["activity"] = bar(site.moved, size, wide, style=style, ascii_only=ascii_only)
-        cells["percent"] = percent(site.moved, size)
-        cells["rate"] = _rate(site.moved, now - site.since)
+        cells |= _transfer(site.state, site.moved, state.model_bytes, seconds)
     elif site.state in WORKING and "time" not in widths:
         cells["activity"] = Text(f"for {elapsed}", style="dim")
     elif site.state in WORKING or site.state == "ready":
-        cells["activity"] = Text(format_metrics(site.latest_metrics, wide), style="dim")
-    return FixedRow(cells)
+        metrics = format_metrics(site.latest_metrics, widths.get("activity", 0))
+        cells["activity"] = Text(metrics, style="dim")
+    return cells
 
 
-def _worker_lines(
-    state: RunState, memory: Memory, now: float, width: int, room: int, ascii_only: bool
-) -> list[Text]:
+def _worker_tables(
+    state: RunState, memory: Memory, now: float, width: int, room: int
+) -> list[RenderableType]:
     # At least half of the lines are for workers, the rest for sites that failed.
     slow = slow_workers(state, now)
     most = max((room - 1) // 2, room - 2 - len(state.failures))
     workers = _slow_first(state.workers, slow, most)
     spare = room - 1 - len(workers)
-    failed = list(islice(reversed(state.failures.items()), spare))
-    if len(failed) < len(state.failures):
-        failed = failed[: spare - 1]
-    named = _columns("worker", widest(state.workers), width, memory.nodes, shared=True)
-    columns = columns_that_fit(named, width)
-    wide = next((each.width for each in columns if each.key == "activity"), 0)
-    rows = []
-    for name, failure in failed:
-        gone = "benched" if failure.benched else "failed"
-        cells: dict[str, str | Text] = {
-            "worker": printable(name),
-            "state": Text(gone, style=STYLES[gone]),
-        }
-        rows.append(FixedRow(cells, _reason(failure.round, failure.reason), "red"))
-    rows += [
-        _worker_row(name, work, state, memory, now, wide, ascii_only, is_slow=name in slow)
+    failures = list(islice(reversed(state.failures.items()), spare))
+    hidden = len(state.failures) - len(failures)
+    if hidden:
+        failures = failures[: spare - 1]
+        hidden = len(state.failures) - len(failures)
+    failed = [
+        _failure_cells(name, "benched" if failure.benched else "failed", failure)
+        for name, failure in failures
+    ]
+    rows = [
+        _worker_cells(name, work, state, now, name in slow) | _sizes(name, memory)
         for name, work in workers
     ]
-    lines = table_lines(columns, rows, width)
-    hidden = len(state.failures) - len(failed)
-    if hidden and len(lines) < room:
-        more = f"... and {hidden:,} more sites that failed"
-        lines.insert(1 + len(failed), Text(more, style="dim"))
-    return lines
+    columns = _columns("worker", state.workers, width, memory.nodes, shared=True)
+    head, *parts = _stacked(columns, failed, rows, width)
+    if hidden and len(failed) + len(rows) + 1 < room:
+        more = Text(f"... and {hidden:,} more sites that failed", style="dim")
+        parts.insert(1 if failed else 0, more)
+    return [head, *parts] if parts else []
 
 
 def _slow_first(
@@ -244,61 +238,52 @@ def _slow_first(
     return rows[: max(room, 0)]
 
 
-def _worker_row(
-    name: str,
-    work: WorkerActivity | None,
-    state: RunState,
-    memory: Memory,
-    now: float,
-    wide: int,
-    ascii_only: bool,
-    *,
-    is_slow: bool,
-) -> FixedRow:
-    cells: dict[str, str | Text] = {"worker": name, **_memory_cells(name, memory)}
+def _worker_cells(
+    name: str, work: WorkerActivity | None, state: RunState, now: float, is_slow: bool
+) -> _Cells:
     if work is None:
         # In quick rounds there are no events about the activity of each worker.
         is_busy = state.is_quick or (state.phase in WORKING and not state.has_activity)
         doing = "at work" if is_busy else "idle" if name in state.started else "starting"
-        cells["state"] = Text(doing, style=STYLES.get(doing, "dim"))
-        return FixedRow(cells)
+        return {"name": printable(name), "state": _state(doing)}
     place = f", {work.over + 1:,} of {work.sites:,}" if work.sites > 1 else ""
-    elapsed = now - work.since
-    cells |= {
-        "state": Text(work.state, style=STYLES[work.state]),
+    seconds = now - work.since
+    cells: _Cells = {
+        "name": printable(name),
+        "state": _state(work.state),
         "sites": f"{printable(work.site)}{place}",
-        "time": _time(format_elapsed(elapsed), is_slow=is_slow),
+        "time": _time(format_elapsed(seconds), is_slow=is_slow),
         "down": _size(work.down),
     }
     if work.state == "downloading":
-        size = state.model_bytes
-        cells["activity"] = bar(
-            work.down, size, wide, style=STYLES[work.state], ascii_only=ascii_only
-        )
-        cells["percent"] = percent(work.down, size)
-        cells["rate"] = _rate(work.down, elapsed)
-    return FixedRow(cells)
+        cells |= _transfer(work.state, work.down, state.model_bytes, seconds)
+    return cells
+
+
+def _state(name: str) -> Text:
+    return Text(name, style=STYLES.get(name, "dim"))
+
+
+def _transfer(state: str, moved: int, size: int, seconds: float) -> _Cells:
+    # Too early, it would be the rate of a single burst.
+    rate = f"{steady_bytes(round(moved / seconds))}/s" if moved and seconds >= 0.2 else ""
+    return {
+        "activity": bar(moved, size, STYLES[state]),
+        "percent": percent(moved, size),
+        "rate": rate,
+    }
 
 
 def _time(elapsed: str, *, is_slow: bool) -> Text:
     return Text(elapsed, style="bold yellow" if is_slow else "")
 
 
-def _memory_cells(name: str, memory: Memory) -> dict[str, str]:
+def _sizes(name: str, memory: Memory) -> _Cells:
     return {
         "rss": _size(memory.rss.get(name, 0)),
         "peak": _size(memory.peak_rss.get(name, 0)),
         "node": printable(memory.nodes.get(name, "")),
     }
-
-
-def _reason(round_number: int, reason: str) -> str:
-    return printable(f"round {round_number}: {reason}" if round_number else reason)
-
-
-def _rate(count: int, seconds: float) -> str:
-    # Too early, it would be the rate of a single burst.
-    return f"{steady_bytes(round(count / seconds))}/s" if count and seconds >= 0.2 else ""
 
 
 def _size(count: int) -> str:

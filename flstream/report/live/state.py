@@ -12,9 +12,8 @@ from typing import Literal
 
 from msgspec import structs
 
-from flstream.report.live.pace import Pace
+from flstream.report.live.rates import Pace, Throughput
 from flstream.report.live.site_state import GONE, WORKING, RecentFailure, SiteProgress
-from flstream.report.live.throughput import Throughput
 from flstream.report.text import counted, nodes_awaited
 from flstream.runs.counted_events import CountedEvents
 from flstream.runs.round_record import RoundRecord

@@ -6,27 +6,32 @@ the run down nor make the view flicker.
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
 
 from flstream.report.console import in_notebook, is_live
 from flstream.report.live.frame import render
-from flstream.report.live.notebook import NotebookView
 from flstream.report.live.plain import PlainView
-from flstream.report.live.screen import Screen
-from flstream.report.live.site_table import Memory, memory_now
+from flstream.report.live.site_state import Memory, memory_now
 from flstream.report.live.state import RunState
 from flstream.simulation.launcher import Listener
-from flstream.telemetry.events import AnyEvent
+from flstream.telemetry.events import AnyEvent, RunFinished
 from flstream.telemetry.memory import MemorySampler
 
 _FRAME_SECONDS = 0.125
 # Maximum share of the time that drawing may take, where it is slow.
 _MOST_SHARE = 0.05
+_NOTEBOOK_FRAME_SECONDS = 0.5
+_NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT = 100, 28
+# A notebook's own colours of code, whether it is light or dark.
+_PRE = '<pre style="line-height:1.3; overflow-x:auto; white-space:pre">{code}</pre>'
 
 
 @contextmanager
@@ -45,33 +50,28 @@ def watching(console: Console) -> Iterator[Listener | None]:
     if not is_live(console):
         yield PlainView(console)
         return
-    live = _LiveView(console)
-    thread = threading.Thread(target=live.draw_until_over, name="live-view", daemon=True)
+    view, over = LiveView(), threading.Event()
+    thread = threading.Thread(
+        target=_draw_until, args=(over, view, console), name="live-view", daemon=True
+    )
     thread.start()
     try:
-        yield live.listen
+        yield view.listen
     finally:
-        live.over.set()
+        over.set()
         thread.join()
 
 
-class _LiveView:
-    """The live view of a run, shared by the thread that runs it and the one that draws.
+class LiveView:
+    """The live view of a run, which rich renders as of now, for any console.
 
-    Args:
-        console: console of the terminal.
-
-    Attributes:
-        over: event that ends the drawing.
+    It is shared by the thread that runs the job and the one that draws.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._screen = Screen(console)
+    def __init__(self) -> None:
         self._state = RunState(began=time.time())
         self._lock = threading.Lock()
         self._sampler: MemorySampler | None = None
-        self.over = threading.Event()
 
     def listen(self, event: AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event of the run."""
@@ -79,25 +79,77 @@ class _LiveView:
             self._state.apply(event)
             self._sampler = sampler
 
-    def draw_until_over(self) -> None:
-        """Draw frames until ``over`` is set."""
-        # A closed terminal (OSError) ends the view, not the run. Any other exception is a defect,
-        # whose traceback is printed once the former screen is restored.
-        with suppress(OSError), self._screen.shown():
-            pause = 0.0
-            while not self.over.wait(pause):
-                began = time.thread_time()
-                self._draw()
-                spent = time.thread_time() - began
-                pause = max(_FRAME_SECONDS, spent / _MOST_SHARE)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the frame of this moment."""
+        memory = Memory() if self._sampler is None else memory_now(self._sampler)
+        height = options.height or console.height
+        with self._lock:
+            frame = render(self._state, memory, time.time(), options.max_width, height)
+        yield from console.render(frame, options.update(no_wrap=True, overflow="crop", height=None))
+
+
+def _draw_until(over: threading.Event, view: LiveView, console: Console) -> None:
+    """Draw frames on the alternate screen of a terminal until an event is set."""
+    live = Live(
+        view,
+        console=console,
+        screen=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    # A closed terminal (OSError) ends the view, not the run. Any other exception is a defect, whose
+    # traceback is printed once the former screen is restored.
+    with suppress(OSError), live:
+        pause = _FRAME_SECONDS
+        while not over.wait(pause):
+            began = time.thread_time()
+            live.refresh()
+            spent = time.thread_time() - began
+            pause = max(_FRAME_SECONDS, spent / _MOST_SHARE)
+
+
+class NotebookView:
+    """Listener of a run that shows its progress below the cell.
+
+    Events are handled in the cell's own thread, from which alone a display reaches its cell.
+    """
+
+    def __init__(self) -> None:
+        self._view = LiveView()
+        self._display: Any = None
+        self._drawn = float("-inf")
+
+    def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
+        """Handle an event of the run."""
+        self._view.listen(event, sampler)
+        is_last = isinstance(event, RunFinished)
+        if is_last or time.monotonic() - self._drawn >= _NOTEBOOK_FRAME_SECONDS:
+            self._draw()
+            self._drawn = time.monotonic()
 
     def _draw(self) -> None:
-        size = self._screen.size
-        memory = self._memory()
-        ascii_only = self._console.options.ascii_only
-        with self._lock:
-            lines = render(self._state, memory, time.time(), *size, ascii_only=ascii_only)
-        self._screen.paint(lines, size)
+        from IPython.display import HTML, display
 
-    def _memory(self) -> Memory:
-        return Memory() if self._sampler is None else memory_now(self._sampler)
+        frame = HTML(_as_html(self._view))
+        if self._display is None:
+            self._display = display(frame, display_id=True)
+        else:
+            self._display.update(frame)
+
+
+def _as_html(view: LiveView) -> str:
+    console = Console(
+        file=io.StringIO(),
+        record=True,
+        width=_NOTEBOOK_WIDTH,
+        height=_NOTEBOOK_HEIGHT,
+        force_terminal=True,
+        force_jupyter=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    console.print(view)
+    body = console.export_html(inline_styles=True, code_format="{code}")
+    return _PRE.format(code=body if body.strip() else "starting")
