@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import statistics
-import time
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from flstream.bench.codec_cases import CodecCase
-from flstream.bench.codec_error import PlainModels, RelativeError
 from flstream.bench.codec_plan import CodecBenchPlan
-from flstream.bench.needs import Need, fits, need_of
-from flstream.bench.running import RunListener, finished_run, temporary_folder
+from flstream.bench.exchange import ROUNDS, Need
+from flstream.bench.measurement import median
+from flstream.bench.running import CaseRunner, FinishedRun, temporary_folder
 from flstream.bench.schedule import RunShare, Schedule, Watcher
 from flstream.errors import SimulationError
-from flstream.runs.summary import Summary
+from flstream.inspection.difference import find_difference
+from flstream.model.checkpoint import FileSource
 from flstream.simulation.forecasting.fitting import Available, available_in
-from flstream.telemetry.events import RoundFinished
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,19 @@ class CodecMeasurement:
         return self.down_bytes + self.up_bytes
 
 
+class RelativeError(NamedTuple):
+    """What codecs have lost of all updates of a run.
+
+    Attributes:
+        exact: whether the final models have the same digest.
+        relative: L2 norm of the final model less the plain run's, divided by that of the plain
+            run's less the initial one.
+    """
+
+    exact: bool
+    relative: float
+
+
 @dataclass
 class CodecResult:
     """Predicted needs and measured figures of a case.
@@ -61,7 +75,8 @@ class CodecResult:
     Attributes:
         case: the case.
         need: predicted memory and disk of a run, in bytes.
-        available: memory and disk of this machine before the case.
+        available: memory and disk of this machine before the first run, or before the run that
+            had no room any more.
         runs: figures of each run; empty if there was no room for the case.
         error: what was lost of the updates, which is the same in every run; None without runs.
         failure: reason why a run failed, after which the case is not run again; None if none did.
@@ -82,11 +97,7 @@ class CodecResult:
     @property
     def median(self) -> CodecMeasurement | None:
         """Median of each figure over the runs; None without runs."""
-        if not self.runs:
-            return None
-        rows = [asdict(run) for run in self.runs]
-        names = [each.name for each in fields(CodecMeasurement)]
-        return CodecMeasurement(*(statistics.median(row[name] for row in rows) for name in names))
+        return median(self.runs) if self.runs else None
 
 
 def compare_codecs(plan: CodecBenchPlan, folder: Path, watcher: Watcher) -> Sequence[CodecResult]:
@@ -108,83 +119,91 @@ def compare_codecs(plan: CodecBenchPlan, folder: Path, watcher: Watcher) -> Sequ
         KeyboardInterrupt: Ctrl-C came between two runs.
     """
     with temporary_folder(folder) as work:
-        return _CodecBench(plan, work, watcher).compare()
-
-
-class _CodecBench:
-    def __init__(self, plan: CodecBenchPlan, work: Path, watcher: Watcher) -> None:
-        self._plan = plan
-        self._work = work
-        self._watcher = watcher
-        self._plain: PlainModels | None = None
+        available = available_in(work)
+        results = [CodecResult(case, plan.need(case), available) for case in plan.cases]
         expected = {case: plan.expected_seconds(case) for case in plan.cases}
-        self._schedule = Schedule(expected, [*plan.cases] * plan.repeat)
-        self._results = [
-            CodecResult(case, self._need(case), available_in(work)) for case in plan.cases
-        ]
-
-    def compare(self) -> Sequence[CodecResult]:
-        """Run the cases, the one without codecs first."""
-        self._watcher.planned(len(self._schedule.runs), self._schedule.total())
-        for number in range(1, self._plan.repeat + 1):
-            for result in self._results:
-                self._take(result, f"run {number} of {self._plan.repeat}")
-        return self._results
-
-    def _need(self, case: CodecCase) -> Need:
-        plan = self._plan
-        # The plain run's initial and final model are kept beside the run that is compared.
-        kept = 2 * plan.measured_bytes
-        return need_of(plan.job(case), plan.measured_bytes, plan.tensors, kept)
-
-    def _take(self, result: CodecResult, which: str) -> None:
-        """Run a case once, unless it has failed before or has no room."""
-        if result.failure is not None:
-            return
-        result.available = available_in(self._work)
-        has_reference = result.case.is_plain or self._plain is not None
-        if not has_reference or not fits(result.need, result.available):
-            self._schedule.drop(result.case)
-            return
-        began = time.monotonic()
-        try:
-            measured = self._run(result, f"{result.label}, {which}")
-        except SimulationError as error:
-            if result.case.is_plain:
-                raise SimulationError(f"the exchange without codecs failed: {error}") from error
-            result.failure = str(error)
-            self._schedule.drop(result.case)
-            return
-        self._schedule.taken.append(time.monotonic() - began)
-        result.runs.append(measured)
-
-    def _run(self, result: CodecResult, text: str) -> CodecMeasurement:
-        plan, case = self._plan, result.case
-        linked = plan.link_seconds(case)
-        down_part = linked.down / sum(linked) if sum(linked) else 0.5
-        share = RunShare(plan.moved_bytes, self._schedule.seconds(case), down_part)
-
-        def report(elapsed: float, done: float) -> None:
-            self._watcher.stepped(self._schedule.step(text, elapsed, done))
-
-        listener = RunListener(report, share)
-        with finished_run(plan.job(case), self._work, listener) as (summary, run):
-            if self._plain is None:
-                self._plain = PlainModels(self._work, run, summary)
-                result.error = RelativeError(True, 0.0)
-            elif result.error is None:
-                result.error = self._plain.error_of(run, summary)
-            assert listener.last_round is not None  # the run has finished
-            return _figures(plan, summary, listener.last_round)
+        runner = CaseRunner(Schedule(expected, [*plan.cases] * plan.repeat), work, watcher)
+        _run_all(plan, results, runner)
+        return results
 
 
-def _figures(plan: CodecBenchPlan, summary: Summary, last_round: RoundFinished) -> CodecMeasurement:
+def _run_all(
+    plan: CodecBenchPlan, results: Sequence[CodecResult], runner: CaseRunner[CodecCase]
+) -> None:
+    """Run the cases as often as the plan repeats them, the one without codecs first."""
+    schedule, plain = runner.schedule, PlainModel(runner.work)
+    runner.watcher.planned(len(schedule.runs), schedule.total())
+    for number in range(1, plan.repeat + 1):
+        for result in results:
+            case = result.case
+            if not (case.is_plain or plain.is_there):
+                schedule.drop(case)
+                continue
+            linked = plan.link_seconds(case)
+            down_part = linked.down / sum(linked) if sum(linked) else 0.5
+            share = RunShare(plan.measured.moved_bytes, schedule.seconds(case), down_part)
+            measure = partial(_measure, plan, plain, result)
+            runner.take(result, f"run {number} of {plan.repeat}", plan.job(case), share, measure)
+            if case.is_plain and result.failure is not None:
+                raise SimulationError(f"the exchange without codecs failed: {result.failure}")
+
+
+def _measure(
+    plan: CodecBenchPlan, plain: PlainModel, result: CodecResult, run: FinishedRun
+) -> CodecMeasurement:
+    """Return the figures of a run, whose final model is compared if it is the first of its case."""
+    if not plain.is_there:
+        plain.keep(run)
+    if result.error is None:
+        result.error = plain.error_of(run)
+    last = run.history.rounds[-1]
     return CodecMeasurement(
-        down_bytes=last_round.down.bytes / plan.clients,
-        up_bytes=last_round.up.bytes / plan.clients,
-        download=last_round.download,
-        train=last_round.train,
-        upload_and_fold=last_round.upload_and_fold,
-        checkpoint=last_round.checkpoint,
-        wall_seconds=summary.wall_seconds,
+        down_bytes=last.down.bytes / plan.clients,
+        up_bytes=last.up.bytes / plan.clients,
+        download=last.download,
+        train=last.train,
+        upload_and_fold=last.upload_and_fold,
+        checkpoint=last.checkpoint,
+        wall_seconds=run.summary.wall_seconds,
     )
+
+
+class PlainModel:
+    """The final model of a run without codecs, kept while others are compared with it.
+
+    Args:
+        folder: folder for its file, on the disk of the run directories.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "plain.safetensors"
+        self._digest = ""
+        self._changed = 0.0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a run without codecs has finished."""
+        return bool(self._digest)
+
+    def keep(self, run: FinishedRun) -> None:
+        """Keep the final model of a run."""
+        os.replace(run.directory.checkpoint(ROUNDS), self._file)
+        self._changed = _distance(run.directory.checkpoint(0), self._file)
+        self._digest = run.summary.model.digest
+
+    def error_of(self, run: FinishedRun) -> RelativeError:
+        """Compare the final model of a run with the plain one, a range at a time.
+
+        Raises:
+            CheckpointError: a model cannot be read.
+        """
+        if run.summary.model.digest == self._digest:
+            return RelativeError(True, 0.0)
+        lost = _distance(self._file, run.directory.checkpoint(ROUNDS))
+        return RelativeError(False, lost / self._changed)
+
+
+def _distance(one: Path, other: Path) -> float:
+    """Return the L2 norm of the difference of two models of the same tensors."""
+    source, target = FileSource(one), FileSource(other)
+    return find_difference(source, target, str(other), source.layout.by_name).l2

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flstream.bench.codec_cases import CodecCase
-from flstream.bench.link_times import LinkSeconds, link_overrides, link_seconds
-from flstream.bench.plan import EXCHANGE, ROUNDS
-from flstream.job import Job, load_job
+from flstream.bench.exchange import ROUNDS, ExchangedModel, LinkSeconds, Need, link_seconds
+from flstream.job import Job
 from flstream.job.link import NetworkLink
 
 _MODEL = "flstream.bench.model_like:build"
-_CLIENT = Path(__file__).with_name("update_client.py")
+_CLIENT = Path(__file__).with_name("model_like.py")
 
 MOST_SECONDS = 20.0
 """Seconds that a model goes over its link at most, unless the whole of it is asked for."""
@@ -70,9 +69,9 @@ class CodecBenchPlan:
         return self.model_bytes / self.measured_bytes
 
     @property
-    def moved_bytes(self) -> int:
-        """Bytes that a round without codecs moves in one direction, to or from every client."""
-        return self.clients * self.measured_bytes
+    def measured(self) -> ExchangedModel:
+        """The model that a run moves, and between whom."""
+        return ExchangedModel(self.measured_bytes, self.tensors, self.clients, self.network)
 
     def link_seconds(self, case: CodecCase) -> LinkSeconds:
         """Predict the seconds that the measured model takes over the link in a case."""
@@ -88,20 +87,16 @@ class CodecBenchPlan:
 
     def job(self, case: CodecCase) -> Job:
         """Load the exchange job with the settings of a case, and with updates like real ones."""
-        tensors = [] if self.tensors is None else [f"model.args.tensors={self.tensors}"]
-        return load_job(
-            EXCHANGE,
-            [
-                f"rounds={ROUNDS}",
-                f"clients.count={self.clients}",
-                f"clients.parallel={self.clients}",
-                f"model.factory={json.dumps(_MODEL)}",
-                f"model.args.size={self.measured_bytes}",
-                f"train.script={json.dumps(str(_CLIENT))}",
-                "streaming.mode=pull",
-                f"streaming.tensor_download_chunk_size={self.chunk_size}",
-                *tensors,
-                *case.overrides,
-                *link_overrides(self.network, self.measured_bytes),
-            ],
+        return self.measured.job(
+            self.chunk_size,
+            f"model.factory={json.dumps(_MODEL)}",
+            f"train.script={json.dumps(str(_CLIENT))}",
+            "streaming.mode=pull",
+            *case.overrides,
         )
+
+    def need(self, case: CodecCase) -> Need:
+        """Predict the memory and disk that a run of a case needs."""
+        need = self.measured.need(self.job(case))
+        # The plain run's initial and final model are kept beside the run that is compared.
+        return replace(need, disk=need.disk + 2 * self.measured_bytes)

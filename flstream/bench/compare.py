@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from flstream.bench.exchange import Need, fits
 from flstream.bench.limits import MachineLimits, measure_limits, median_limits
 from flstream.bench.measurement import (
     Measurement,
@@ -16,11 +17,9 @@ from flstream.bench.measurement import (
     read_samples,
     trace,
 )
-from flstream.bench.needs import Need, fits, predict
 from flstream.bench.plan import Case, Plan
-from flstream.bench.running import RunListener, finished_run, temporary_folder
-from flstream.bench.schedule import RunShare, Schedule, Step, Watcher, expected_seconds
-from flstream.errors import SimulationError
+from flstream.bench.running import CaseRunner, FinishedRun, temporary_folder
+from flstream.bench.schedule import RunShare, Schedule, Step, Watcher
 from flstream.simulation.forecasting.fitting import Available, available_in
 
 # Bytes a read of the bare pipe where no case has chunks.
@@ -93,74 +92,44 @@ def compare(plan: Plan, folder: Path, watcher: Watcher) -> Comparison:
         KeyboardInterrupt: Ctrl-C came between two runs.
     """
     with temporary_folder(folder) as work:
-        return _Bench(plan, work, watcher).compare()
-
-
-class _Bench:
-    def __init__(self, plan: Plan, work: Path, watcher: Watcher) -> None:
-        self._plan = plan
-        self._work = work
-        self._watcher = watcher
         available = available_in(work)
-        self._results = {
-            case: Result(case, plan.label(case), predict(plan, case), available)
-            for case in plan.cases
-        }
+        results = [
+            Result(case, plan.label(case), plan.need(case), available) for case in plan.cases
+        ]
+        fitting = [each for each in results if fits(each.need, available)]
+        limits = _run_all(plan, fitting, work, watcher) if fitting else []
+        return Comparison(limits, results)
 
-    def compare(self) -> Comparison:
-        """Measure the limits and run the cases, as often as the plan repeats them."""
-        plan = self._plan
-        fitting = [case for case, each in self._results.items() if fits(each.need, each.available)]
-        if not fitting:
-            return Comparison([], list(self._results.values()))
-        limits = [self._limits(Step(_MEASURING, 0, 0, 0.0, None))]
-        expected = {case: expected_seconds(plan, case, limits[0]) for case in fitting}
-        self._schedule = Schedule(expected, fitting * plan.repeat)
-        self._watcher.planned(len(self._schedule.runs), self._schedule.total())
-        for number in range(1, plan.repeat + 1):
-            if number > 1 and len(self._schedule.taken) < len(self._schedule.runs):
-                limits.append(self._limits(self._schedule.step(_MEASURING, 0.0, 0.0)))
-            for case in fitting:
-                self._take(case, f"run {number} of {plan.repeat}")
-        return Comparison(limits, list(self._results.values()))
 
-    def _limits(self, step: Step) -> MachineLimits:
-        self._watcher.stepped(step)
-        sizes = [case.chunk_size for case in self._plan.cases if case.chunk_size is not None]
-        nbytes = self._plan.model_bytes
-        return measure_limits(list(dict.fromkeys(sizes)) or [_READ_SIZE], nbytes, self._work)
+def _run_all(
+    plan: Plan, results: Sequence[Result], work: Path, watcher: Watcher
+) -> list[MachineLimits]:
+    """Run the cases as often as the plan repeats them; return the limits before each repetition."""
+    watcher.stepped(Step(_MEASURING, 0, 0, 0.0, None))
+    limits = [_limits(plan, work)]
+    expected = {each.case: plan.expected_seconds(each.case, limits[0]) for each in results}
+    schedule = Schedule(expected, [*expected] * plan.repeat)
+    runner = CaseRunner(schedule, work, watcher)
+    watcher.planned(len(schedule.runs), schedule.total())
+    for number in range(1, plan.repeat + 1):
+        if number > 1 and len(schedule.taken) < len(schedule.runs):
+            watcher.stepped(schedule.step(_MEASURING, 0.0, 0.0))
+            limits.append(_limits(plan, work))
+        for result in results:
+            share = RunShare(plan.moved_bytes, schedule.seconds(result.case))
+            job, which = plan.job(result.case), f"run {number} of {plan.repeat}"
+            runner.take(result, which, job, share, partial(_measure, result))
+    return limits
 
-    def _take(self, case: Case, which: str) -> None:
-        """Run a case once, unless it has failed before or has no room any more."""
-        result = self._results[case]
-        if result.failure is not None:
-            return
-        available = available_in(self._work)
-        still_fits = fits(result.need, available)
-        if not result.runs or not still_fits:
-            result.available = available
-        if not still_fits:
-            # Other processes have taken the memory or disk since the bench began.
-            self._schedule.drop(case)
-            return
-        began = time.monotonic()
-        try:
-            measured, traced = self._run(case, f"{result.label}, {which}")
-        except SimulationError as error:
-            result.failure = str(error)
-            self._schedule.drop(case)
-            return
-        self._schedule.taken.append(time.monotonic() - began)
-        result.runs.append(measured)
-        result.trace = result.trace or traced
 
-    def _run(self, case: Case, text: str) -> tuple[Measurement, Trace]:
-        share = RunShare(self._plan.moved_bytes, self._schedule.seconds(case))
+def _limits(plan: Plan, work: Path) -> MachineLimits:
+    sizes = [case.chunk_size for case in plan.cases if case.chunk_size is not None]
+    return measure_limits(list(dict.fromkeys(sizes)) or [_READ_SIZE], plan.model_bytes, work)
 
-        def report(elapsed: float, done: float) -> None:
-            self._watcher.stepped(self._schedule.step(text, elapsed, done))
 
-        listener = RunListener(report, share)
-        with finished_run(self._plan.job(case), self._work, listener) as (summary, run):
-            samples, moments = read_samples(run.memory), listener.moments
-            return figures(summary, samples, moments), trace(summary, samples, moments)
+def _measure(result: Result, run: FinishedRun) -> Measurement:
+    """Return the figures of a run, whose memory over time is kept if it is the first."""
+    samples, summary = read_samples(run.directory.memory), run.summary
+    if result.trace is None:
+        result.trace = trace(summary, samples, run.began)
+    return figures(summary, samples, run.ready)

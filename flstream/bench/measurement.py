@@ -1,19 +1,26 @@
-"""Figures of a run, from its summary and the memory samples of its processes."""
+"""Figures of a run, from its summary and its memory samples, and their ratios to the limits."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from flstream.bench.plan import ROUNDS
+from flstream.bench.exchange import ROUNDS, link_seconds
+from flstream.bench.limits import MachineLimits
+from flstream.bench.plan import Case, Plan
 from flstream.runs.summary import Summary
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import ProcessMemory, Sample
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FiguresT = TypeVar("FiguresT", bound="DataclassInstance")
 
 # Points of a trace, about as many as a chart can show.
 _MOST_POINTS = 2000
@@ -72,27 +79,11 @@ class Trace(NamedTuple):
     client: list[tuple[float, int]]
 
 
-@dataclass
-class RunMoments:
-    """Times of events in a run, in seconds since the epoch.
-
-    Attributes:
-        ready: times at which processes had done their imports, by process name.
-        first_round: time at which the first round began; 0 if none did.
-    """
-
-    ready: dict[str, float]
-    first_round: float = 0.0
-
-
-def median(runs: Sequence[Measurement]) -> Measurement:
-    """Return the median of each figure over one or more runs."""
+def median(runs: Sequence[FiguresT]) -> FiguresT:
+    """Return the median of each figure of a record over one or more runs."""
     rows = [asdict(run) for run in runs]
-    return Measurement(
-        **{
-            field.name: statistics.median(row[field.name] for row in rows)
-            for field in fields(Measurement)
-        }
+    return replace(
+        runs[0], **{name: statistics.median(row[name] for row in rows) for name in rows[0]}
     )
 
 
@@ -112,20 +103,20 @@ def read_samples(path: Path) -> dict[str, list[Sample]]:
 
 
 def figures(
-    summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: RunMoments
+    summary: Summary, samples: Mapping[str, Sequence[Sample]], ready: Mapping[str, float]
 ) -> Measurement:
     """Compute the figures of a finished run.
 
     Args:
         summary: summary of the run.
         samples: memory samples by process name, as from :func:`read_samples`.
-        moments: times of the run's events.
+        ready: times at which processes had done their imports, by name.
     """
     steady, transfer = summary.rounds[-1], summary.transfer
     largest = largest_client(summary)
     server, client = summary.memory.server, summary.memory.clients[largest]
-    server_uss = _idle_uss(SERVER, samples, moments)
-    client_uss = _idle_uss(largest, samples, moments)
+    server_uss = _idle_uss(SERVER, samples, ready)
+    client_uss = _idle_uss(largest, samples, ready)
     return Measurement(
         download=steady.download,
         upload_and_fold=steady.upload_and_fold,
@@ -151,29 +142,77 @@ def largest_client(summary: Summary) -> str:
     return max(clients, key=lambda name: clients[name].over_idle)
 
 
-def trace(summary: Summary, samples: Mapping[str, Sequence[Sample]], moments: RunMoments) -> Trace:
+def trace(summary: Summary, samples: Mapping[str, Sequence[Sample]], began: float) -> Trace:
     """Compute the memory over time of a finished run.
 
     Args:
         summary: summary of the run.
         samples: memory samples by process name, as from :func:`read_samples`.
-        moments: times of the run's events.
+        began: time at which the first round began.
     """
     client, memory = largest_client(summary), summary.memory
     return Trace(
-        _points(samples.get(SERVER, ()), memory.server, moments),
-        _points(samples.get(client, ()), memory.clients[client], moments),
+        _points(samples.get(SERVER, ()), memory.server, began),
+        _points(samples.get(client, ()), memory.clients[client], began),
+    )
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Measured times divided by those at the machine's limits; 1 is optimal.
+
+    Attributes:
+        download_pipe: ratio of sending the model to every client to the bare pipe.
+        upload_pipe: ratio of fetching and folding the updates to the bare pipe.
+        exchange_pipe: ratio of download, upload and fold together to the bare pipe.
+        exchange_memcpy: ratio of download, upload and fold together to copying in memory.
+        checkpoint_disk: ratio of making the next model durable to writing as many bytes.
+        exchange_link: ratio of download, upload and fold together to the emulated link, or to the
+            bare pipe in a direction in which that is slower; None without a link.
+    """
+
+    download_pipe: float
+    upload_pipe: float
+    exchange_pipe: float
+    exchange_memcpy: float
+    checkpoint_disk: float
+    exchange_link: float | None
+
+
+def ratios(plan: Plan, case: Case, seconds: Measurement, limits: MachineLimits) -> Ratios:
+    """Compute the ratios of a case to the machine's limits.
+
+    Args:
+        plan: plan of the bench.
+        case: case that was measured. The pipe's limit is the one with reads of the case's chunk
+            size, and the highest one where the case has no chunks.
+        seconds: measured figures of the case.
+        limits: limits of the machine, measured in the same bench.
+    """
+    pipe = limits.pipe.get(case.chunk_size or 0, max(limits.pipe.values()))
+    one_way = plan.moved_bytes / pipe
+    exchange = seconds.download + seconds.upload_and_fold
+    linked = None
+    if plan.network is not None:
+        linked = sum(max(one_way, each) for each in link_seconds(plan.network, plan.model_bytes))
+    return Ratios(
+        download_pipe=seconds.download / one_way,
+        upload_pipe=seconds.upload_and_fold / one_way,
+        exchange_pipe=exchange / (2 * one_way),
+        exchange_memcpy=exchange / (2 * plan.moved_bytes / limits.memcpy),
+        checkpoint_disk=seconds.checkpoint / (plan.model_bytes / limits.disk),
+        exchange_link=None if linked is None else exchange / linked,
     )
 
 
 def _points(
-    samples: Sequence[Sample], memory: ProcessMemory, moments: RunMoments
+    samples: Sequence[Sample], memory: ProcessMemory, began: float
 ) -> list[tuple[float, int]]:
     points = [
-        (sample.time - moments.first_round, _over(sample.rss, memory.idle_rss))
+        (sample.time - began, _over(sample.rss, memory.idle_rss))
         for sample in samples
         # A zombie process has no memory.
-        if sample.time >= moments.first_round and sample.rss
+        if sample.time >= began and sample.rss
     ]
     # Of neighbours that would fall on one point the highest is kept, so that no peak is lost.
     step = -(-len(points) // _MOST_POINTS) or 1
@@ -181,13 +220,14 @@ def _points(
     return [max(group, key=lambda point: point[1]) for group in groups]
 
 
-def _idle_uss(process: str, samples: Mapping[str, Sequence[Sample]], moments: RunMoments) -> int:
+def _idle_uss(
+    process: str, samples: Mapping[str, Sequence[Sample]], ready: Mapping[str, float]
+) -> int:
     """Return the USS in bytes of the sample closest to the time at which a process was ready."""
-    ready = moments.ready.get(process)
     read = [sample for sample in samples.get(process, ()) if sample.uss is not None]
-    if ready is None or not read:
+    if process not in ready or not read:
         return 0
-    closest = min(read, key=lambda sample: abs(sample.time - ready))
+    closest = min(read, key=lambda sample: abs(sample.time - ready[process]))
     return closest.uss or 0
 
 

@@ -4,6 +4,8 @@ Matrices have normal numbers with a scale for each row, as trained weights have,
 1. An update is small, the larger the larger a row is, and has heavy tails: a quotient of normal
 numbers has them. It is added to whatever model a site has received, and does not depend on it, so
 that two runs differ by what was lost on the way and by nothing else.
+
+Run as a script, it is the client of such a model.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+
+import flstream.client as flare
 
 Array = np.ndarray[Any, Any]
 
@@ -115,3 +119,23 @@ def _parts(
     for start in range(0, len(numbers), _STEP * WIDTH):
         part = numbers[start : start + _STEP * WIDTH]
         yield part, row_scales(scaling, -(-len(part) // WIDTH)), random
+
+
+def main() -> None:
+    """Serve task after task: add an update to every weight, in place."""
+    flare.init()
+    site = int(flare.get_site_name().removeprefix("site-"))
+    while flare.is_running():
+        model = flare.receive()
+        # A running job has sent a model, with its round.
+        assert model is not None
+        assert model.params is not None
+        assert model.current_round is not None
+        params: Mapping[str, Any] = model.params
+        for name, tensor in params.items():
+            add_update(name, tensor.numpy().reshape(-1), site, model.current_round)
+        flare.send(flare.FLModel(params=params))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Literal, NamedTuple
 
-import flstream
-from flstream.bench.link_times import link_overrides
-from flstream.job import Job, load_job
+from flstream.bench.exchange import ROUNDS, ExchangedModel, Need, link_seconds
+from flstream.bench.limits import MachineLimits
+from flstream.bench.schedule import START_SECONDS
+from flstream.job import Job
 from flstream.job.link import NetworkLink
 from flstream.units import format_bytes
 
@@ -18,12 +20,16 @@ Mode = Literal["pull", "push", "native", "map", "file"]
 MODES: tuple[Mode, ...] = ("pull", "push", "native", "map", "file")
 """Transfer modes. In ``file``, clients pull the model into a file and send the update from it."""
 
-EXCHANGE = Path(flstream.__file__).parent / "templates" / "exchange" / "job.conf"
-"""Job file of the exchange that is measured."""
 _FILE_CLIENT = Path(__file__).with_name("file_client.py")
-
-ROUNDS = 2
-"""Rounds of a run. The first one warms up, and the second is measured."""
+# Observed times of a round of each mode, as multiples of the bare pipe's, on machines with few
+# cores. They only have to be good enough for the first minute.
+_TIMES_PIPE: dict[Mode, float] = {
+    "pull": 4.0,
+    "push": 3.5,
+    "native": 13.0,
+    "map": 6.0,
+    "file": 9.0,
+}
 
 
 class Case(NamedTuple):
@@ -70,9 +76,14 @@ class Plan:
         ]
 
     @property
+    def model(self) -> ExchangedModel:
+        """The model that a run moves, and between whom."""
+        return ExchangedModel(self.model_bytes, self.tensors, self.clients, self.network)
+
+    @property
     def moved_bytes(self) -> int:
         """Bytes that a round moves in one direction: the model, to or from every client."""
-        return self.clients * self.model_bytes
+        return self.model.moved_bytes
 
     def label(self, case: Case) -> str:
         """Return a case's name in tables: its mode, and its chunk size if there are several."""
@@ -82,20 +93,36 @@ class Plan:
 
     def job(self, case: Case) -> Job:
         """Load the exchange job with the settings of a case."""
-        overrides = [
-            f"rounds={ROUNDS}",
-            f"clients.count={self.clients}",
-            f"clients.parallel={self.clients}",
-            f"model.args.size={self.model_bytes}",
-            f"streaming.mode={'pull' if case.mode == 'file' else case.mode}",
+        is_file = case.mode == "file"
+        return self.model.job(
+            case.chunk_size,
+            f"streaming.mode={'pull' if is_file else case.mode}",
             # Only the last round is measured; older models would just fill the disk.
             "checkpoints.keep=1",
-            *link_overrides(self.network, self.model_bytes),
-        ]
-        if case.chunk_size is not None:
-            overrides.append(f"streaming.tensor_download_chunk_size={case.chunk_size}")
-        if self.tensors is not None:
-            overrides.append(f"model.args.tensors={self.tensors}")
-        if case.mode == "file":
-            overrides.append(f"train.script={json.dumps(str(_FILE_CLIENT))}")
-        return load_job(EXCHANGE, overrides)
+            *([f"train.script={json.dumps(str(_FILE_CLIENT))}"] if is_file else []),
+        )
+
+    def need(self, case: Case) -> Need:
+        """Predict the memory and disk that a run of a case needs."""
+        need = self.model.need(self.job(case))
+        if case.mode != "file":
+            return need
+        # Each client's model is on the disk instead, once, and is changed in place. The process
+        # that builds the initial model, before the first round, then takes most memory.
+        idle = need.memory - need.server - self.clients * need.client
+        client = need.client - self.model_bytes
+        return replace(
+            need,
+            memory=idle + max(need.server + self.clients * client, need.client),
+            client=client,
+            disk=need.disk + self.moved_bytes,
+        )
+
+    def expected_seconds(self, case: Case, limits: MachineLimits) -> float:
+        """Predict the seconds of a run of a case from the machine's limits alone."""
+        pipe = median(limits.pipe.values())
+        linked = sum(link_seconds(self.network, self.model_bytes))
+        moved = ROUNDS * (2 * self.moved_bytes * _TIMES_PIPE[case.mode] / pipe + linked)
+        # The initial model, and one each round.
+        kept = (1 + ROUNDS) * self.model_bytes / limits.disk
+        return START_SECONDS + moved + kept

@@ -1,86 +1,151 @@
-"""Runs of a bench: a job run once in a temporary folder, followed by its events."""
+"""Runs of a bench's cases, one after another, each in a temporary folder."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from flstream.bench.measurement import RunMoments
-from flstream.bench.schedule import RunShare
+from flstream.bench.exchange import Need, fits
+from flstream.bench.schedule import CaseT, RunShare, Schedule, Watcher
 from flstream.errors import AbortedError, SimulationError, UsageError
 from flstream.job import Job
+from flstream.runs.history import History
+from flstream.runs.journal import read_events, read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
+from flstream.simulation.forecasting.fitting import Available, available_in
 from flstream.simulation.interruption import undisturbed
-from flstream.simulation.launcher import simulate
-from flstream.telemetry.events import (
-    AnyEvent,
-    ProcessReady,
-    Progress,
-    RoundFinished,
-    RoundStarted,
-)
+from flstream.simulation.launcher import Listener, simulate
+from flstream.telemetry.events import AnyEvent, ProcessReady
 from flstream.telemetry.memory import MemorySampler
 
+FiguresT = TypeVar("FiguresT")
 
-class RunListener:
-    """Listener of a run that reports its progress and notes what the summary lacks.
 
-    Args:
-        report: function called with the seconds since the run began and the share of it that is
-            done, from 0 to 1.
-        share: computation of that share.
+class FinishedRun(NamedTuple):
+    """A run that has finished, while its directory is there.
 
     Attributes:
-        moments: times at which the run's processes were idle.
-        last_round: end of the last round that has ended; None before the first.
+        directory: its directory.
+        summary: its summary.
+        history: its history, with the lines of its journal that say when processes were ready.
     """
 
-    def __init__(self, report: Callable[[float, float], None], share: RunShare) -> None:
-        self._report_to = report
-        self._share = share
-        self._began = time.monotonic()
-        self.moments = RunMoments({})
-        self.last_round: RoundFinished | None = None
-        self._report()
+    directory: RunDirectory
+    summary: Summary
+    history: History
 
-    def __call__(self, event: AnyEvent, sampler: MemorySampler) -> None:
-        """Handle an event of the run."""
-        match event:
-            case ProcessReady():
-                self.moments.ready[event.process] = event.time
-            case RoundStarted():
-                self.moments.first_round = self.moments.first_round or event.time
-                self._share.round_began()
-            case Progress():
-                self._share.moved(sum(event.down.values()), sum(event.up.values()))
-            case RoundFinished():
-                self.last_round = event
-                self._share.round_ended()
-        self._report()
+    @property
+    def began(self) -> float:
+        """Time at which the first round began, in seconds since the epoch."""
+        return self.history.timeline.spans[0].begin
 
-    def _report(self) -> None:
-        elapsed = time.monotonic() - self._began
-        self._report_to(elapsed, self._share.share(elapsed))
+    @property
+    def ready(self) -> Mapping[str, float]:
+        """Times at which processes had done their imports, by name, in seconds since the epoch."""
+        events = read_events(self.directory.events, self.history.lines)
+        return {event.process: event.time for event in events if isinstance(event, ProcessReady)}
+
+
+class CaseResult(Protocol[CaseT, FiguresT]):
+    """What comes of a case, filled in by its runs.
+
+    Attributes:
+        case: the case.
+        need: predicted memory and disk of a run, in bytes.
+        available: memory and disk of this machine before the first run, or before the run that
+            had no room any more.
+        runs: figures of each run; empty if there was no room for the case.
+        failure: reason why a run failed, after which the case is not run again; None if none did.
+    """
+
+    case: CaseT
+    need: Need
+    available: Available
+    runs: list[FiguresT]
+    failure: str | None
+
+    @property
+    def label(self) -> str:
+        """Name of the case in tables."""
+
+
+@dataclass(frozen=True)
+class CaseRunner(Generic[CaseT]):
+    """Runs of a bench's cases.
+
+    Attributes:
+        schedule: all runs, with the times of those that have ended.
+        work: folder for the run directories.
+        watcher: receiver of the progress.
+    """
+
+    schedule: Schedule[CaseT]
+    work: Path
+    watcher: Watcher
+
+    def take(
+        self,
+        result: CaseResult[CaseT, FiguresT],
+        which: str,
+        job: Job,
+        share: RunShare,
+        measure: Callable[[FinishedRun], FiguresT],
+    ) -> None:
+        """Run a case once, unless it has failed before or has no room any more.
+
+        Args:
+            result: what comes of the case.
+            which: which of its runs it is, for the progress.
+            job: the job that it runs.
+            share: computation of the share of the run that is done.
+            measure: returns the figures of the run, whose directory is removed after that.
+
+        Raises:
+            AbortedError: Ctrl-C stopped the run.
+        """
+        if result.failure is not None:
+            return
+        available = available_in(self.work)
+        has_room = fits(result.need, available)
+        if not result.runs or not has_room:
+            result.available = available
+        if not has_room:
+            # Other processes have taken the memory or disk since the bench began.
+            self.schedule.drop(result.case)
+            return
+        began = time.monotonic()
+
+        def step() -> None:
+            elapsed = time.monotonic() - began
+            text = f"{result.label}, {which}"
+            self.watcher.stepped(self.schedule.step(text, elapsed, share.share(elapsed)))
+
+        def listen(event: AnyEvent, sampler: MemorySampler) -> None:
+            share.apply(event)
+            step()
+
+        step()
+        try:
+            with _finished_run(job, self.work, listen) as run:
+                figures = measure(run)
+        except SimulationError as error:
+            result.failure = str(error)
+            self.schedule.drop(result.case)
+            return
+        self.schedule.taken.append(time.monotonic() - began)
+        result.runs.append(figures)
 
 
 @contextmanager
-def finished_run(
-    job: Job, folder: Path, listener: RunListener
-) -> Iterator[tuple[Summary, RunDirectory]]:
+def _finished_run(job: Job, folder: Path, listener: Listener) -> Iterator[FinishedRun]:
     """Run a job in a temporary run directory, which is removed at the end of the block.
-
-    Args:
-        job: the job.
-        folder: folder for the run directory.
-        listener: listener of the run.
-
-    Yields:
-        The summary of the run, and its directory.
 
     Raises:
         AbortedError: Ctrl-C stopped the run.
@@ -94,7 +159,7 @@ def finished_run(
             raise AbortedError("the bench was stopped")
         if summary.status == "failed":
             raise SimulationError(str(summary.error))
-        yield summary, run
+        yield FinishedRun(run, summary, read_history(run.events, note_lines_of=[ProcessReady]))
     finally:
         with undisturbed():
             shutil.rmtree(path)

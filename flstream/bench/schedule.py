@@ -11,21 +11,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from flstream.bench.limits import MachineLimits
-from flstream.bench.link_times import link_seconds
-from flstream.bench.plan import ROUNDS, Case, Mode, Plan
+from flstream.bench.exchange import ROUNDS
+from flstream.telemetry.events import AnyEvent, Progress, RoundFinished, RoundStarted
 
-# Observed times of a round of each mode, as multiples of the bare pipe's, on machines with few
-# cores. They only have to be good enough for the first minute.
-_TIMES_PIPE: dict[Mode, float] = {
-    "pull": 4.0,
-    "push": 3.5,
-    "native": 13.0,
-    "map": 6.0,
-    "file": 9.0,
-}
-# Time of a run for starting and ending processes.
-_START_SECONDS = 4.0
+START_SECONDS = 4.0
+"""Time of a run for starting and ending processes."""
+
 # The share of a run from which on its own pace enters the prediction.
 _PACE_SHARE = 0.1
 
@@ -59,16 +50,6 @@ class Watcher(Protocol):
 
     def stepped(self, step: Step) -> None:
         """Handle progress."""
-
-
-def expected_seconds(plan: Plan, case: Case, limits: MachineLimits) -> float:
-    """Predict the seconds of a run of a case from the machine's limits alone."""
-    pipe = median(limits.pipe.values())
-    linked = sum(link_seconds(plan.network, plan.model_bytes))
-    moved = ROUNDS * (2 * plan.moved_bytes * _TIMES_PIPE[case.mode] / pipe + linked)
-    # The initial model, and one each round.
-    kept = (1 + ROUNDS) * plan.model_bytes / limits.disk
-    return _START_SECONDS + moved + kept
 
 
 @dataclass
@@ -150,30 +131,24 @@ class RunShare:
     def __init__(self, moved_bytes: int, expected: float, down_part: float = 0.5) -> None:
         self._moved_bytes = moved_bytes
         self._down_part = down_part
-        self._starting = min(_START_SECONDS / expected, 0.9)
+        self._starting = min(START_SECONDS / expected, 0.9)
         self._began = False
         self._rounds = 0
         self._down = 0
         self._up = 0
 
-    def round_began(self) -> None:
-        """Handle the beginning of a round, for which all processes have started."""
-        self._began = True
-        self._down = self._up = 0
-
-    def moved(self, down: int, up: int) -> None:
-        """Handle progress of a round.
-
-        Args:
-            down: bytes sent to clients in this round.
-            up: bytes fetched from clients in this round.
-        """
-        self._down, self._up = max(self._down, down), max(self._up, up)
-
-    def round_ended(self) -> None:
-        """Handle the end of a round."""
-        self._rounds += 1
-        self._down = self._up = 0
+    def apply(self, event: AnyEvent) -> None:
+        """Handle an event of the run, in the order in which they happen."""
+        match event:
+            case RoundStarted():  # for which all processes have started
+                self._began = True
+                self._down = self._up = 0
+            case Progress():
+                self._down = max(self._down, sum(event.down.values()))
+                self._up = max(self._up, sum(event.up.values()))
+            case RoundFinished():
+                self._rounds += 1
+                self._down = self._up = 0
 
     def share(self, elapsed: float) -> float:
         """Return the share of the run that is done, from 0 to 1.
@@ -182,7 +157,7 @@ class RunShare:
             elapsed: seconds since the run began.
         """
         if not self._began:
-            return self._starting * min(elapsed / _START_SECONDS, 1.0)
+            return self._starting * min(elapsed / START_SECONDS, 1.0)
         down, up = (min(each / self._moved_bytes, 1.0) for each in (self._down, self._up))
         round_share = self._down_part * down + (1 - self._down_part) * up
         moved = min((self._rounds + round_share) / ROUNDS, 1.0)

@@ -149,7 +149,7 @@ def _modes_measured(plan: Plan) -> Callable[[Watcher], BenchFound]:
 
 def _codecs_measured(plan: CodecBenchPlan) -> Callable[[Watcher], BenchFound]:
     from flstream.bench.codec_compare import compare_codecs
-    from flstream.bench.codec_document import codec_document
+    from flstream.bench.document import codec_document
     from flstream.report.bench.codec_tables import print_codecs
     from flstream.report.bench.outputs import BenchFound
 

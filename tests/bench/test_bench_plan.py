@@ -2,7 +2,7 @@
 
 import pytest
 
-from flstream.bench.needs import Need, fits, predict
+from flstream.bench.exchange import Need, fits
 from flstream.bench.plan import MODES, Case, Plan
 from flstream.simulation.forecasting.fitting import Available
 
@@ -22,7 +22,7 @@ def make_plan(**changes):
 
 
 def needs(plan):
-    return {case.mode: predict(plan, case) for case in plan.cases}
+    return {case.mode: plan.need(case) for case in plan.cases}
 
 
 def test_each_mode_is_measured_at_each_chunk_size_and_native_once():

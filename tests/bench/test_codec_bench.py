@@ -7,10 +7,9 @@ from bench_plans import make_codec_plan
 
 from flstream.bench.codec_cases import parse_codecs
 from flstream.bench.codec_compare import compare_codecs
-from flstream.bench.codec_document import codec_document
-from flstream.bench.link_times import link_seconds
+from flstream.bench.document import codec_document
+from flstream.bench.exchange import Need, link_seconds
 from flstream.bench.model_like import build
-from flstream.bench.needs import Need
 from flstream.errors import SimulationError
 from flstream.job.link import parse_link
 
@@ -148,7 +147,7 @@ def test_nothing_is_compared_with_an_exchange_that_failed(tmp_path, monkeypatch)
 
 def test_what_has_no_room_is_not_run(tmp_path, monkeypatch):
     need = Need(memory=1 << 60, server=1, client=1, disk=1)
-    monkeypatch.setattr("flstream.bench.codec_compare.need_of", lambda *_: need)
+    monkeypatch.setattr("flstream.bench.codec_plan.CodecBenchPlan.need", lambda *_: need)
     results = compare_codecs(make_plan("int8"), tmp_path / "runs", Watcher())
     assert [each.runs for each in results] == [[], []]
     assert [each.failure for each in results] == [None, None]
@@ -156,7 +155,7 @@ def test_what_has_no_room_is_not_run(tmp_path, monkeypatch):
 
 def test_the_disk_has_the_plain_models_beside_a_run(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("flstream.bench.codec_compare.fits", lambda need, room: seen.append(need))
+    monkeypatch.setattr("flstream.bench.running.fits", lambda need, room: seen.append(need))
     compare_codecs(make_plan("int8"), tmp_path / "runs", Watcher())
     # Four models of the run at least: the initial one, two rounds', and the next one's file.
     assert all(need.disk >= 5 * SIZE for need in seen)

@@ -4,10 +4,9 @@ import pytest
 from bench_plans import make_codec_plan
 
 from flstream.bench.codec_plan import MOST_SECONDS, shortened
+from flstream.bench.exchange import link_seconds
 from flstream.bench.limits import MachineLimits
-from flstream.bench.link_times import link_seconds
 from flstream.bench.plan import Case, Plan
-from flstream.bench.schedule import expected_seconds
 from flstream.job.link import parse_link
 
 MB = 10**6
@@ -74,7 +73,7 @@ def test_modes_over_a_link_are_expected_to_take_what_it_takes():
     case = Case("pull", 2 << 20)
     plan = Plan(25 * MB, 2, ["pull"], [2 << 20], None, 1, SLOW)
     assert plan.job(case).network.is_on
-    assert 4 * 20 < expected_seconds(plan, case, limits) < 4 * 20 + 10
+    assert 4 * 20 < plan.expected_seconds(case, limits) < 4 * 20 + 10
 
 
 def test_codecs_are_expected_to_take_less_than_none():

@@ -4,7 +4,8 @@ import pytest
 
 from flstream.bench.limits import MachineLimits
 from flstream.bench.plan import Case, Plan
-from flstream.bench.schedule import RunShare, Schedule, expected_seconds
+from flstream.bench.schedule import RunShare, Schedule
+from flstream.telemetry.events import Progress, RoundFinished, RoundStarted, Transfer
 
 GIB = 1 << 30
 PULL, NATIVE = Case("pull", 2 << 20), Case("native", None)
@@ -23,8 +24,8 @@ def test_before_anything_ran_the_total_is_what_was_predicted():
 def test_a_slower_machine_pipe_means_longer_runs():
     fast = MachineLimits(1e10, {2 << 20: 4e9}, 1e9)
     slow = MachineLimits(1e10, {2 << 20: 1e9}, 1e9)
-    assert expected_seconds(PLAN, PULL, slow) > expected_seconds(PLAN, PULL, fast)
-    assert expected_seconds(PLAN, NATIVE, fast) > expected_seconds(PLAN, PULL, fast)
+    assert PLAN.expected_seconds(PULL, slow) > PLAN.expected_seconds(PULL, fast)
+    assert PLAN.expected_seconds(NATIVE, fast) > PLAN.expected_seconds(PULL, fast)
 
 
 def test_a_run_that_took_twice_as_long_doubles_what_has_not_been_seen():
@@ -56,16 +57,17 @@ def test_what_was_dropped_is_not_waited_for():
 def test_the_share_of_a_run_rises_with_the_bytes_of_its_rounds():
     share = RunShare(PLAN.moved_bytes, expected=40.0)
     seen = [share.share(0.0), share.share(2.0)]
-    share.round_began()
+    share.apply(RoundStarted(round=1, sites=["site-1", "site-2"]))
     seen.append(share.share(5.0))
-    share.moved(down=PLAN.moved_bytes, up=0)
+    share.apply(Progress(down={"site-1": GIB, "site-2": GIB}, up={}, size=GIB))
     seen.append(share.share(8.0))
-    share.moved(down=0, up=PLAN.moved_bytes // 2)
+    share.apply(Progress(down={}, up={"site-1": GIB}, size=GIB))
     seen.append(share.share(9.0))
-    share.round_ended()
+    share.apply(RoundFinished(1, "", 1.0, 1.0, 1.0, 1.0, {}, {}, Transfer(), Transfer()))
     seen.append(share.share(10.0))
-    share.round_began()
-    share.moved(down=PLAN.moved_bytes, up=PLAN.moved_bytes)
+    share.apply(RoundStarted(round=1, sites=["site-1", "site-2"]))
+    both = {"site-1": GIB, "site-2": GIB}
+    share.apply(Progress(down=both, up=both, size=GIB))
     seen.append(share.share(20.0))
     assert seen == sorted(set(seen))
     assert seen[0] == 0.0

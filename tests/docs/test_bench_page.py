@@ -9,10 +9,10 @@ from bench_plans import make_codec_plan
 
 from flstream.bench.codec_cases import STANDARD, parse_codecs
 from flstream.bench.codec_compare import CodecMeasurement, CodecResult
-from flstream.bench.codec_document import codec_document
 from flstream.bench.codec_plan import MOST_SECONDS
-from flstream.bench.needs import Need
-from flstream.bench.ratios import Ratios
+from flstream.bench.document import codec_document
+from flstream.bench.exchange import Need
+from flstream.bench.measurement import Ratios
 from flstream.simulation.forecasting.fitting import Available
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from flstream.bench.compare import Result
+from flstream.bench.exchange import Need
 from flstream.bench.limits import MachineLimits
 from flstream.bench.measurement import Measurement, Trace
-from flstream.bench.needs import Need
 from flstream.bench.plan import MODES, Plan
 from flstream.simulation.forecasting.fitting import Available
 

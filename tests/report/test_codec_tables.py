@@ -8,9 +8,8 @@ import pytest
 from bench_plans import MIB, make_codec_plan
 
 from flstream.bench.codec_cases import parse_codecs
-from flstream.bench.codec_compare import CodecMeasurement, CodecResult
-from flstream.bench.codec_error import RelativeError
-from flstream.bench.needs import Need
+from flstream.bench.codec_compare import CodecMeasurement, CodecResult, RelativeError
+from flstream.bench.exchange import Need
 from flstream.job.link import parse_link
 from flstream.report.bench.codec_tables import print_codecs
 from flstream.report.console import make_console

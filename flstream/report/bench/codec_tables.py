@@ -9,7 +9,7 @@ from rich.table import Table
 
 from flstream.bench.codec_compare import CodecMeasurement, CodecResult
 from flstream.bench.codec_plan import CodecBenchPlan
-from flstream.bench.plan import ROUNDS
+from flstream.bench.exchange import ROUNDS
 from flstream.report.bench.tables import describe_link, print_wrapped
 from flstream.report.bench.verdict import shortfalls
 from flstream.report.console import new_table, print_section

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from flstream.bench.compare import Comparison, Result
+from flstream.bench.exchange import link_seconds
 from flstream.bench.limits import MachineLimits
-from flstream.bench.link_times import link_seconds
+from flstream.bench.measurement import Ratios, ratios
 from flstream.bench.plan import Plan
-from flstream.bench.ratios import Ratios, ratios
 from flstream.job.link import NetworkLink
 from flstream.report.bench.bars import memory_bars, second_bars
 from flstream.report.bench.verdict import shortfalls, verdict

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from flstream.bench.compare import Result
+from flstream.bench.exchange import Need, fits
 from flstream.bench.limits import MachineLimits
-from flstream.bench.measurement import Measurement
-from flstream.bench.needs import Need, fits
+from flstream.bench.measurement import Measurement, ratios
 from flstream.bench.plan import Plan
-from flstream.bench.ratios import ratios
 from flstream.report.text import counted
 from flstream.simulation.forecasting.fitting import Available
 from flstream.text import printable
