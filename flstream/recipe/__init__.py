@@ -17,7 +17,12 @@ from flstream.recipe.components import (
     TransferType,
 )
 from flstream.recipe.fed_job import FedJob
-from flstream.recipe.fedavg_variants import FedOptRecipe, FedProxRecipe
+from flstream.recipe.fedavg_recipes import (
+    FedAvgRecipe,
+    FedOptRecipe,
+    FedProxRecipe,
+    NumpyFedAvgRecipe,
+)
 from flstream.recipe.filters import (
     ExcludeVars,
     FilterType,
@@ -26,16 +31,18 @@ from flstream.recipe.filters import (
     SVTPrivacy,
 )
 from flstream.recipe.recipes import (
-    FedAvgRecipe,
-    FedEvalRecipe,
-    NumpyFedAvgRecipe,
     Recipe,
     add_cross_site_evaluation,
     add_experiment_tracking,
 )
 from flstream.recipe.run_result import RunFailedError, RunResult
 from flstream.recipe.sim_env import SimEnv
-from flstream.recipe.workflow_recipes import CyclicRecipe, ScaffoldRecipe, SwarmLearningRecipe
+from flstream.recipe.workflow_recipes import (
+    CyclicRecipe,
+    FedEvalRecipe,
+    ScaffoldRecipe,
+    SwarmLearningRecipe,
+)
 
 __all__ = [
     "CyclicRecipe",

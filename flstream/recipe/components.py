@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flstream.recipe.checked import checked_arguments
-from flstream.recipe.notices import notice
+from flstream.recipe.checks import checked_arguments, notice
 
 if TYPE_CHECKING:
     from flstream.recipe.fed_job import FedJob

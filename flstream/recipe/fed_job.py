@@ -10,7 +10,7 @@ from typing import Any
 from flstream.errors import UsageError
 from flstream.job import Job, job_keys
 from flstream.job.workflow_code import DEFAULT_WORKFLOW
-from flstream.recipe.checked import checked
+from flstream.recipe.checks import checked, notice
 from flstream.recipe.components import ScriptRunner
 from flstream.recipe.filters import (
     BuiltInFilter,
@@ -22,7 +22,6 @@ from flstream.recipe.filters import (
 from flstream.recipe.initial_model import initial_model
 from flstream.recipe.job_folder import write_job_folder
 from flstream.recipe.job_parts import JobParts
-from flstream.recipe.notices import notice
 from flstream.recipe.nvflare_names import STREAMING_KEYS, UNNEEDED_KEYS
 from flstream.recipe.run_result import RunResult
 

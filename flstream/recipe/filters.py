@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flstream.errors import UsageError
 from flstream.job.filter_sections import EXCLUDE_VARS, GAUSSIAN, PERCENTILE, SVT
-from flstream.recipe.checked import checked_arguments
+from flstream.recipe.checks import checked_arguments
 
 Direction = Literal["up", "down"]
 
@@ -36,11 +36,7 @@ class PercentilePrivacy:
 
     percentile: float = 10
     gamma: float = 0.01
-
-    @property
-    def type(self) -> str:
-        """Name of the filter in a job file."""
-        return PERCENTILE
+    type: ClassVar[str] = PERCENTILE
 
 
 @checked_arguments
@@ -61,11 +57,7 @@ class SVTPrivacy:
     noise_var: float = 0.1
     gamma: float = 1e-5
     tau: float = 1e-6
-
-    @property
-    def type(self) -> str:
-        """Name of the filter in a job file."""
-        return SVT
+    type: ClassVar[str] = SVT
 
 
 @checked_arguments
@@ -78,11 +70,7 @@ class ExcludeVars:
     """
 
     exclude_vars: list[str] | str
-
-    @property
-    def type(self) -> str:
-        """Name of the filter in a job file."""
-        return EXCLUDE_VARS
+    type: ClassVar[str] = EXCLUDE_VARS
 
 
 @checked_arguments
@@ -95,11 +83,7 @@ class Gaussian:
     """
 
     sigma: float
-
-    @property
-    def type(self) -> str:
-        """Name of the filter in a job file."""
-        return GAUSSIAN
+    type: ClassVar[str] = GAUSSIAN
 
 
 BuiltInFilter = PercentilePrivacy | SVTPrivacy | ExcludeVars | Gaussian

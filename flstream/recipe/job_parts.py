@@ -16,9 +16,8 @@ from flstream.job.stage import Stage
 from flstream.job.values import nested
 from flstream.recipe.components import ExchangeFormat, FrameworkType, ScriptRunner
 from flstream.recipe.initial_model import FactoryCall, Weights
-from flstream.recipe.nvflare_imports import imports_nvflare
-from flstream.recipe.nvflare_names import PLAIN_COMMANDS, metric_mode
-from flstream.recipe.script_args import by_name
+from flstream.recipe.nvflare_names import metric_mode
+from flstream.recipe.training_scripts import PLAIN_COMMANDS, by_name, imports_nvflare
 from flstream.telemetry.events import default_site_names
 
 

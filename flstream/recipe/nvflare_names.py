@@ -45,9 +45,6 @@ MODEL_KEYS = frozenset({"class_path", "path", "args", "config_type"})
 NUMPY_KEY = "numpy_key"
 """Name of the one array of a NumPy model that has no names."""
 
-PLAIN_COMMANDS = re.compile(r"python3?(\.\d+)?(\s+-u)?")
-"""Launch commands that only start Python, as every site has a process of its own."""
-
 _SMALLER_IS_BETTER = re.compile(r"loss|perplexity", re.IGNORECASE)
 
 

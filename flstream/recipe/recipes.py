@@ -1,4 +1,4 @@
-"""Recipes: jobs of a known shape, with NVFlare's arguments."""
+"""Recipes, which are jobs with NVFlare's arguments, and what can be added to any of them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
-from flstream.job.aggregation_method import BuiltInMethod
-from flstream.recipe.checked import checked
-from flstream.recipe.components import (
-    ExchangeFormat,
-    FedAvg,
-    FrameworkType,
-    ScriptRunner,
-    TransferType,
-    say_that_streaming_is_on,
-)
+from flstream.recipe.checks import checked, notice
+from flstream.recipe.components import say_that_streaming_is_on
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.filters import check_use
-from flstream.recipe.notices import notice
-from flstream.recipe.nvflare_names import UNNEEDED_ARGUMENTS
 from flstream.recipe.run_result import RunResult
 from flstream.recipe.sim_env import SimEnv
 
@@ -150,119 +140,6 @@ class Recipe:
                 self.job.set_site_args(site, value)
 
 
-class FedAvgRecipe(Recipe):
-    """Federated averaging (McMahan et al. 2017, arXiv:1602.05629).
-
-    Args:
-        name: Name of the job, and of its run directories.
-        model: A torch module, whose weights are the initial ones; a dict of tensors;
-            ``{"class_path": "model.Net", "args": {...}}``, ``"module:callable"`` or a function of a
-            file, which each run calls in a process of its own.
-        initial_ckpt: Path of a file with initial weights.
-        min_clients: Number of sites that a round samples, as in NVFlare; None for all of them.
-        num_rounds: Number of rounds.
-        train_script: Path of the script that each site runs, from the working folder or from the
-            folder of the program itself.
-        train_args: Its arguments, as on a shell; or values by name.
-        launch_external_process: Whether ``command`` starts it.
-        command: Launcher, such as ``torchrun --nproc_per_node=2``.
-        server_expected_format: Accepted for NVFlare's sake: tensors travel as bytes.
-        params_transfer_type: See :class:`~flstream.recipe.components.TransferType`.
-        aggregator: Name of a method that comes with flstream, such as ``median``; None for the
-            mean. One of your own is ``aggregation.method`` in ``config``.
-        per_site_config: See :meth:`Recipe.set_per_site_config`.
-        key_metric: Metric that decides which round is the best. Its smallest value is the best if
-            ``stop_cond`` has it below a number, or its name says loss or perplexity.
-        stop_cond: Condition that ends the job early, such as ``accuracy >= 0.97``.
-        patience: Number of evaluations without a new best one that ends the job early.
-        exclude_vars: Regular expression, or several, of tensors that keep their value.
-        aggregation_weights: Factors of sites' weights in the mean, by site.
-        initial_model: An older spelling of ``model``.
-        framework: What the script computes with; with NumPy it receives arrays.
-        config: Further keys of the job, by dotted name, such as ``{"seed": 7}``.
-        **others: Arguments of NVFlare's that are not needed here, which a line says.
-
-    Raises:
-        UsageError: An argument is unknown, or has no counterpart.
-    """
-
-    @checked
-    def __init__(
-        self,
-        *,
-        name: str = "fedavg",
-        model: Any = None,
-        initial_ckpt: str | None = None,
-        min_clients: int | None = None,
-        num_rounds: int = 2,
-        train_script: str | Path | None = None,
-        train_args: str | Mapping[str, Any] = "",
-        launch_external_process: bool = False,
-        command: str = "python3 -u",
-        server_expected_format: ExchangeFormat = ExchangeFormat.NUMPY,
-        params_transfer_type: TransferType = TransferType.FULL,
-        aggregator: BuiltInMethod | None = None,
-        per_site_config: Mapping[str, Mapping[str, Any]] | None = None,
-        key_metric: str | None = None,
-        stop_cond: str | None = None,
-        patience: int | None = None,
-        exclude_vars: str | Sequence[str] | None = None,
-        aggregation_weights: Mapping[str, float] | None = None,
-        initial_model: Any = None,
-        framework: FrameworkType = FrameworkType.PYTORCH,
-        config: Mapping[str, Any] | None = None,
-        **others: Any,
-    ) -> None:
-        super().__init__(FedJob(name))
-        _pass_over(type(self).__name__, others)
-        if model is not None and initial_model is not None:
-            raise UsageError("model and initial_model are both given; leave out initial_model")
-        job = self.job
-        job.to_server(
-            FedAvg(
-                num_clients=min_clients,
-                num_rounds=num_rounds,
-                key_metric=key_metric,
-                stop_cond=stop_cond,
-                patience=patience,
-                exclude_vars=exclude_vars,
-                aggregation_weights=aggregation_weights,
-            )
-        )
-        job.set({"aggregation.method": aggregator})
-        job.set_model(initial_model if model is None else model, initial_ckpt)
-        if train_script is not None:
-            is_text = isinstance(train_args, str)
-            job.to_clients(
-                ScriptRunner(
-                    str(train_script),
-                    train_args if isinstance(train_args, str) else "",
-                    launch_external_process=launch_external_process,
-                    command=command,
-                    framework=framework,
-                    server_expected_format=server_expected_format,
-                    params_transfer_type=params_transfer_type,
-                )
-            )
-            job.set({"train.args": None if is_text else train_args})
-        elif train_args or launch_external_process:
-            raise UsageError("train_args or a launcher is given without train_script; give it, too")
-        self.set_per_site_config(per_site_config or {})
-        job.configure(config or {})
-
-
-class NumpyFedAvgRecipe(FedAvgRecipe):
-    """Federated averaging of NumPy arrays: see :class:`FedAvgRecipe`.
-
-    Args:
-        model: An array or a nested list, which is the array ``numpy_key``; or a dict of arrays.
-        **arguments: As of :class:`FedAvgRecipe`.
-    """
-
-    def __init__(self, *, model: Any = None, **arguments: Any) -> None:
-        super().__init__(model=model, **{"framework": FrameworkType.NUMPY, **arguments})
-
-
 @checked
 def add_experiment_tracking(
     recipe: Recipe,
@@ -290,73 +167,6 @@ def add_experiment_tracking(
     recipe.job.set({"tracking.type": tracking_type, "tracking.args": tracking_config})
 
 
-class FedEvalRecipe(Recipe):
-    """Evaluation of one model at every site, without any training.
-
-    Args:
-        name: Name of the job, and of its run directories.
-        model: As of :class:`FedAvgRecipe`; None where the checkpoint alone makes the model.
-        eval_ckpt: Path of the file with the weights to score; None for those that the model has.
-        min_clients: Number of sites.
-        eval_script: Path of the script that each site runs; it answers evaluations.
-        eval_args: Its arguments, as on a shell.
-        validation_timeout: Seconds that a site may take.
-        launch_external_process: Whether ``command`` starts the script.
-        command: Launcher, such as ``torchrun --nproc_per_node=2``.
-        server_expected_format: Accepted for NVFlare's sake: tensors travel as bytes.
-        per_site_config: See :meth:`Recipe.set_per_site_config`.
-        framework: What the script computes with; with NumPy it receives arrays.
-        config: Further keys of the job, by dotted name, such as ``{"seed": 7}``.
-        **others: Arguments of NVFlare's that are not needed here, which a line says.
-
-    Raises:
-        UsageError: An argument is unknown, or has no counterpart.
-    """
-
-    @checked
-    def __init__(
-        self,
-        *,
-        name: str = "eval",
-        model: Any = None,
-        eval_ckpt: str | Path | None = None,
-        min_clients: int | None = None,
-        eval_script: str | Path,
-        eval_args: str = "",
-        validation_timeout: float = 6000,
-        launch_external_process: bool = False,
-        command: str = "python3 -u",
-        server_expected_format: ExchangeFormat = ExchangeFormat.NUMPY,
-        per_site_config: Mapping[str, Mapping[str, Any]] | None = None,
-        framework: FrameworkType = FrameworkType.PYTORCH,
-        config: Mapping[str, Any] | None = None,
-        **others: Any,
-    ) -> None:
-        super().__init__(FedJob(name, min_clients))
-        _pass_over(type(self).__name__, others)
-        job = self.job
-        job.set(
-            {
-                "rounds": 1,
-                "workflow.type": "evaluate",
-                "workflow.args.eval_task_timeout": validation_timeout,
-            }
-        )
-        job.set_model(model, None if eval_ckpt is None else str(eval_ckpt))
-        job.to_clients(
-            ScriptRunner(
-                str(eval_script),
-                eval_args,
-                launch_external_process=launch_external_process,
-                command=command,
-                framework=framework,
-                server_expected_format=server_expected_format,
-            )
-        )
-        self.set_per_site_config(per_site_config or {})
-        job.configure(config or {})
-
-
 @checked
 def add_cross_site_evaluation(
     recipe: Recipe,
@@ -382,12 +192,3 @@ def add_cross_site_evaluation(
             "participating_sites": participating_clients and list(participating_clients),
         }
     )
-
-
-def _pass_over(recipe: str, others: Mapping[str, Any]) -> None:
-    for name in others:
-        if name not in UNNEEDED_ARGUMENTS:
-            near = get_close_matches(name, FedAvgRecipe.__init__.__annotations__, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; docs/python.md lists them"
-            raise UsageError(f"{recipe} has no argument {name}{hint}")
-        notice(f"{name} is not needed: {UNNEEDED_ARGUMENTS[name]}")

@@ -11,9 +11,8 @@ from typing import Any
 
 from flstream.engines.processes import OF_A_RUN
 from flstream.errors import UsageError
-from flstream.recipe.checked import checked
+from flstream.recipe.checks import checked, notice
 from flstream.recipe.fed_job import FedJob
-from flstream.recipe.notices import notice
 from flstream.recipe.run_result import RunFailedError, RunResult
 from flstream.report.console import make_console
 from flstream.report.running import run_and_show

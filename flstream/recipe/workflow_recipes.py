@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from flstream.recipe.checked import checked
-from flstream.recipe.recipes import FedAvgRecipe, add_cross_site_evaluation
+from flstream.recipe.checks import checked
+from flstream.recipe.components import ExchangeFormat, FrameworkType, ScriptRunner
+from flstream.recipe.fed_job import FedJob
+from flstream.recipe.fedavg_recipes import FedAvgRecipe, pass_over
+from flstream.recipe.recipes import Recipe, add_cross_site_evaluation
 
 
 class ScaffoldRecipe(FedAvgRecipe):
@@ -77,3 +81,70 @@ class SwarmLearningRecipe(FedAvgRecipe):
         )
         if do_cross_site_eval:
             add_cross_site_evaluation(self, validation_timeout=cross_site_eval_timeout)
+
+
+class FedEvalRecipe(Recipe):
+    """Evaluation of one model at every site, without any training.
+
+    Args:
+        name: Name of the job, and of its run directories.
+        model: As of :class:`FedAvgRecipe`; None where the checkpoint alone makes the model.
+        eval_ckpt: Path of the file with the weights to score; None for those that the model has.
+        min_clients: Number of sites.
+        eval_script: Path of the script that each site runs; it answers evaluations.
+        eval_args: Its arguments, as on a shell.
+        validation_timeout: Seconds that a site may take.
+        launch_external_process: Whether ``command`` starts the script.
+        command: Launcher, such as ``torchrun --nproc_per_node=2``.
+        server_expected_format: Accepted for NVFlare's sake: tensors travel as bytes.
+        per_site_config: See :meth:`Recipe.set_per_site_config`.
+        framework: What the script computes with; with NumPy it receives arrays.
+        config: Further keys of the job, by dotted name, such as ``{"seed": 7}``.
+        **others: Arguments of NVFlare's that are not needed here, which a line says.
+
+    Raises:
+        UsageError: An argument is unknown, or has no counterpart.
+    """
+
+    @checked
+    def __init__(
+        self,
+        *,
+        name: str = "eval",
+        model: Any = None,
+        eval_ckpt: str | Path | None = None,
+        min_clients: int | None = None,
+        eval_script: str | Path,
+        eval_args: str = "",
+        validation_timeout: float = 6000,
+        launch_external_process: bool = False,
+        command: str = "python3 -u",
+        server_expected_format: ExchangeFormat = ExchangeFormat.NUMPY,
+        per_site_config: Mapping[str, Mapping[str, Any]] | None = None,
+        framework: FrameworkType = FrameworkType.PYTORCH,
+        config: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(FedJob(name, min_clients))
+        pass_over(type(self).__name__, others)
+        job = self.job
+        job.set(
+            {
+                "rounds": 1,
+                "workflow.type": "evaluate",
+                "workflow.args.eval_task_timeout": validation_timeout,
+            }
+        )
+        job.set_model(model, None if eval_ckpt is None else str(eval_ckpt))
+        job.to_clients(
+            ScriptRunner(
+                str(eval_script),
+                eval_args,
+                launch_external_process=launch_external_process,
+                command=command,
+                framework=framework,
+                server_expected_format=server_expected_format,
+            )
+        )
+        self.set_per_site_config(per_site_config or {})
+        job.configure(config or {})

@@ -14,10 +14,9 @@ from flstream.cli.init import init
 from flstream.client.alias import ALIASES, NAMES
 from flstream.job import load_job
 from flstream.job.code_check import code_problems
-from flstream.recipe.nvflare.components import COMPONENTS
+from flstream.recipe.nvflare.components import COMPONENTS, FILTERS
 from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.executors import EXECUTORS
-from flstream.recipe.nvflare.filters import FILTERS
 
 FOLDERS = Path(__file__).parents[1] / "recipe" / "nvflare_folders"
 DOCS = Path(__file__).parents[2] / "docs"

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from flstream.recipe import notices
+from flstream.recipe import checks
 
 SCRIPT = """
 import argparse
@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "model", raising=False)
-    notices.notice.cache_clear()
+    checks.notice.cache_clear()
     yield tmp_path
     sys.modules.pop("model", None)
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from flstream.job import job_keys, load_job
 from flstream.job.hocon import read_hocon
 from flstream.recipe.nvflare import Conversion, convert, open_problems, write_job
-from flstream.recipe.nvflare.components import COMPONENTS
+from flstream.recipe.nvflare.components import COMPONENTS, FILTERS
 from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.executors import EXECUTORS
-from flstream.recipe.nvflare.filters import FILTERS
 from flstream.workflows.registry import BUILT_IN
 
 FOLDERS = Path(__file__).parent / "nvflare_folders"

@@ -1,87 +1,20 @@
-"""What becomes of single settings: a rule each, which converts one and returns the note on it."""
+"""What becomes of settings that need a rule of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from flstream.job.workflow_code import find_workflow
 from flstream.recipe.nvflare.draft import Argument, ConfiguredClass, JobDraft, KeyMetric
 from flstream.recipe.nvflare.notes import Note
+from flstream.recipe.nvflare.rules import ONE_OF_EACH, Rule, lost, to, unneeded
 from flstream.recipe.nvflare_names import fedavgm_keys
 
-Rule = Callable[[JobDraft, Argument], Note]
-"""Converts a setting, and returns the note on it."""
-
-# Of NVFlare's model selector.
+# Of NVFlare's controllers, and of its model selector.
+_DEFAULT_ROUNDS = 5
 _DEFAULT_METRIC = "val_accuracy"
 _AN_HOUR = "no limit, while clients.round_timeout is an hour unless it is set"
 _ALL_ANSWER = "all sites of a round have to answer, unless clients.min_updates is set"
-
-
-def to(key: str) -> Rule:
-    """Return the rule of a setting that is a key of the job file, with the same values."""
-
-    def rule(draft: JobDraft, argument: Argument) -> Note:
-        if argument.value is None:
-            return argument.not_needed("null is the default")
-        refused = draft.put(key, argument.value)
-        return argument.becomes(key) if refused is None else argument.lost(refused)
-
-    return rule
-
-
-def unneeded(why: str) -> Rule:
-    """Return the rule of a setting that has nothing to do here."""
-    return lambda draft, argument: argument.not_needed(why)
-
-
-def lost(why: str) -> Rule:
-    """Return the rule of a setting without a counterpart; null and false ask for nothing."""
-
-    def rule(draft: JobDraft, argument: Argument) -> Note:
-        if argument.value in (None, False) or argument.value == [] or argument.value == {}:
-            return argument.not_needed("nothing is asked for")
-        return argument.lost(why)
-
-    return rule
-
-
-def only(value: Any, why: str, otherwise: str = "") -> Rule:
-    """Return the rule of a setting that is as it should be, or else has no counterpart.
-
-    Args:
-        value: The value that needs nothing.
-        why: Why it needs nothing.
-        otherwise: What to say of other values.
-    """
-
-    def rule(draft: JobDraft, argument: Argument) -> Note:
-        if argument.value in (None, value):
-            return argument.not_needed(why)
-        return argument.lost(otherwise)
-
-    return rule
-
-
-def in_workflow(name: str = "") -> Rule:
-    """Return the rule of a setting that is an argument of the workflow.
-
-    Args:
-        name: Name of the workflow's argument; empty where it is the same.
-    """
-
-    def rule(draft: JobDraft, argument: Argument) -> Note:
-        stage = draft.stages[-1]
-        own = name or argument.name
-        if argument.value is None:
-            return argument.not_needed("null is the default")
-        if own not in find_workflow(stage.type).args.model_fields:
-            return argument.lost(f"the workflow {stage.type} has no such argument")
-        stage.args[own] = argument.value
-        return argument.becomes(f"workflow.args.{own}")
-
-    return rule
 
 
 def order(draft: JobDraft, argument: Argument) -> Note:
@@ -91,15 +24,25 @@ def order(draft: JobDraft, argument: Argument) -> Note:
     return argument.becomes("workflow.args.order")
 
 
-def aggregators(draft: JobDraft, argument: Argument) -> Note:
-    """Convert the sites of which one folds in each round; none are all of them."""
-    value = argument.value
-    if value in (None, "", [], "@all", "@ALL"):
-        return argument.not_needed("all sites may fold unless workflow.args.aggregators is set")
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        return argument.lost("workflow.args.aggregators is a list of sites")
-    draft.stages[-1].args["aggregators"] = [draft.site(name) for name in value]
-    return argument.becomes("workflow.args.aggregators")
+def site_list(name: str, why: str, words: Collection[str] = ()) -> Rule:
+    """Return the rule of a setting that lists sites, and is an argument of the workflow.
+
+    Args:
+        name: Name of the workflow's argument.
+        why: Why an empty list needs nothing.
+        words: Words that stand for an empty list.
+    """
+
+    def rule(draft: JobDraft, argument: Argument) -> Note:
+        value, key = argument.value, f"workflow.args.{name}"
+        if not value or (isinstance(value, str) and value in words):
+            return argument.not_needed(why)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            return argument.lost(f"{key} is a list of sites")
+        draft.stages[-1].args[name] = [draft.site(each) for each in value]
+        return argument.becomes(key)
+
+    return rule
 
 
 def _whole(value: Any) -> bool:
@@ -165,15 +108,10 @@ def exclude(draft: JobDraft, argument: Argument) -> Note:
     """Convert a regular expression of tensors that keep their value."""
     if argument.value in (None, "", []):
         return argument.not_needed("nothing is excluded")
-    return _exclude(draft, argument, [argument.value])
-
-
-def _exclude(draft: JobDraft, argument: Argument, patterns: list[Any]) -> Note:
     key = "aggregation.exclude"
-    if not all(isinstance(each, str) for each in patterns):
+    if not isinstance(argument.value, str):
         return argument.lost(f"{key} is a list of regular expressions")
-    refused = draft.add_patterns(key, patterns)
-    return argument.becomes(key) if refused is None else argument.lost(refused)
+    return argument.becomes_unless(draft.add_patterns(key, [argument.value]), key)
 
 
 def site_weights(draft: JobDraft, argument: Argument) -> Note:
@@ -183,19 +121,8 @@ def site_weights(draft: JobDraft, argument: Argument) -> Note:
     if not isinstance(argument.value, dict):
         return argument.lost("aggregation.weights is a section")
     factors = {draft.site(name): factor for name, factor in argument.value.items()}
-    refused = draft.put("aggregation.weights", factors)
-    return argument.becomes("aggregation.weights") if refused is None else argument.lost(refused)
-
-
-def sites(draft: JobDraft, argument: Argument) -> Note:
-    """Convert the sites that take part in a workflow."""
-    value = argument.value
-    if not value:
-        return argument.not_needed("all sites take part")
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        return argument.lost("workflow.args.participating_sites is a list of sites")
-    draft.stages[-1].args["participating_sites"] = [draft.site(name) for name in value]
-    return argument.becomes("workflow.args.participating_sites")
+    key = "aggregation.weights"
+    return argument.becomes_unless(draft.put(key, factors), key)
 
 
 def key_metric(draft: JobDraft, argument: Argument) -> Note:
@@ -208,6 +135,13 @@ def key_metric(draft: JobDraft, argument: Argument) -> Note:
         return argument.lost(f"workflow.args.key_metric is {draft.metric[0]} already")
     draft.metric = metric
     return argument.becomes("workflow.args.key_metric")
+
+
+def default_rounds(draft: JobDraft, owner: ConfiguredClass) -> Iterator[Note]:
+    """Note on the number of rounds of a controller that says none."""
+    if "num_rounds" not in owner.args and draft.put("rounds", _DEFAULT_ROUNDS) is None:
+        word = f"rounds = {_DEFAULT_ROUNDS}, its default"
+        yield owner.place.note("becomes", word, owner.named)
 
 
 def default_metric(draft: JobDraft, owner: ConfiguredClass) -> Iterator[Note]:
@@ -225,7 +159,7 @@ def negate(draft: JobDraft, argument: Argument) -> Note:
     return argument.not_needed("the largest value is the best, unless the metric is a loss")
 
 
-def server_optimizer(draft: JobDraft, argument: Argument) -> Note:
+def _server_optimizer(draft: JobDraft, argument: Argument) -> Note:
     """Convert torch's SGD on the server, which is what fedavgm computes."""
     keys = fedavgm_keys(argument.value)
     if isinstance(keys, str):
@@ -234,3 +168,12 @@ def server_optimizer(draft: JobDraft, argument: Argument) -> Note:
         if refused := draft.put(key, each):
             return argument.lost(refused)
     return argument.becomes(*keys)
+
+
+SERVER_OPTIMIZER: Mapping[str, Rule] = {
+    "optimizer_args": _server_optimizer,
+    "lr_scheduler_args": lost("server_optimizer.learning_rate is one number"),
+    "source_model": ONE_OF_EACH,
+    "device": unneeded("the server computes on the CPU, range by range"),
+}
+"""Settings of an optimizer on the server."""

@@ -1,29 +1,38 @@
-"""NVFlare's components: what each becomes, or why none is needed."""
+"""NVFlare's components and filters: what each becomes, or why none is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
+from flstream.recipe.filters import ExcludeVars, PercentilePrivacy, SVTPrivacy
 from flstream.recipe.nvflare.arguments import (
-    Rule,
+    SERVER_OPTIMIZER,
     default_metric,
     exclude,
     key_metric,
-    lost,
     negate,
-    only,
-    server_optimizer,
     site_weights,
+)
+from flstream.recipe.nvflare.draft import Argument, ConfiguredClass, JobDraft
+from flstream.recipe.nvflare.executors import LAUNCH_ONCE
+from flstream.recipe.nvflare.models import checkpoint, model, nested_list, numpy_model
+from flstream.recipe.nvflare.notes import Note
+from flstream.recipe.nvflare.rules import (
+    AS_SENT,
+    KnownClass,
+    Rule,
+    later,
+    lost,
+    no_counterpart,
+    not_needed,
+    only,
     unneeded,
 )
-from flstream.recipe.nvflare.executors import LAUNCH_ONCE
-from flstream.recipe.nvflare.known_classes import KnownClass, no_counterpart, not_needed
-from flstream.recipe.nvflare.models import checkpoint, model, nested_list, numpy_model
 from flstream.recipe.nvflare.scripts import command
 
-_AS_SENT = unneeded("tensors travel in their own dtype")
 _MODELS = unneeded("models are in the run directory, as checkpoints/round-NNNN.safetensors")
-_ONE_OF_EACH = unneeded("a job has one of each")
 
 _AGGREGATOR = KnownClass(
     "becomes",
@@ -71,7 +80,7 @@ COMPONENTS: Mapping[str, KnownClass] = {
             "exclude_vars": exclude,
             "global_model_file_name": _MODELS,
             "best_global_model_file_name": _MODELS,
-            "allow_numpy_conversion": _AS_SENT,
+            "allow_numpy_conversion": AS_SENT,
             "load_weights_only": unneeded("files of torch are loaded as weights only"),
             "filter_id": lost(""),
         },
@@ -120,14 +129,7 @@ COMPONENTS: Mapping[str, KnownClass] = {
         "WandBReceiver",
     ),
     "PTFedOptModelShareableGenerator": KnownClass(
-        "becomes",
-        "the section server_optimizer",
-        {
-            "optimizer_args": server_optimizer,
-            "lr_scheduler_args": lost("server_optimizer.learning_rate is one number"),
-            "source_model": _ONE_OF_EACH,
-            "device": unneeded("the server computes on the CPU, range by range"),
-        },
+        "becomes", "the section server_optimizer", SERVER_OPTIMIZER
     ),
     **not_needed(
         "models travel as tensors",
@@ -167,3 +169,60 @@ COMPONENTS: Mapping[str, KnownClass] = {
     ),
 }
 """Components by the name of their class."""
+
+
+# A recipe takes these filters with the names and arguments that they have in NVFlare.
+_ALIKE = {each.__name__: each for each in (PercentilePrivacy, SVTPrivacy, ExcludeVars)}
+_TRAINING = {"train", "*"}
+
+
+def filter_of(made: ConfiguredClass) -> dict[str, Any]:
+    """Return the section of a job file's filter that an object of a known class becomes."""
+    args = {name: value for name, value in made.args.items() if name not in _UNNEEDED}
+    return {"type": _ALIKE[made.short_name or ""].type, **args}
+
+
+def is_for_trainings(tasks: object) -> bool:
+    """Whether filters for these tasks are for trainings, too."""
+    listed = [tasks] if isinstance(tasks, str) else tasks
+    return not isinstance(listed, list) or bool(_TRAINING & set(map(str, listed)))
+
+
+def _in_the_filter(draft: JobDraft, argument: Argument) -> Note:
+    return argument.becomes("a key of the filter")
+
+
+_UNNEEDED = {
+    "data_kinds": unneeded("weights and differences are filtered alike, by their changes"),
+    "replace": unneeded("as many numbers as fraction says are shared, none twice"),
+}
+
+
+FILTERS: Mapping[str, KnownClass] = {
+    **{
+        name: KnownClass(
+            "becomes",
+            "",
+            {**dict.fromkeys((each.name for each in fields(known)), _in_the_filter), **_UNNEEDED},
+        )
+        for name, known in _ALIKE.items()
+    },
+    **later(
+        "this version has no codecs for what travels",
+        "ModelQuantizer",
+        "ModelDequantizer",
+    ),
+    **not_needed(
+        "tensors travel in their own dtype",
+        "NumpyToPTParamsConverter",
+        "PTToNumpyParamsConverter",
+        "ParamsConverterFilter",
+    ),
+    **no_counterpart(
+        "nothing is encrypted between processes of one machine",
+        "HEModelEncryptor",
+        "HEModelDecryptor",
+        "HEModelSerializeFilter",
+    ),
+}
+"""Filters by the name of their class."""

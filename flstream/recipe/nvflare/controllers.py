@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from flstream.recipe.nvflare.arguments import (
-    Rule,
-    aggregators,
+    SERVER_OPTIMIZER,
+    default_rounds,
     exclude,
-    in_workflow,
-    lost,
     min_clients,
     num_clients,
-    only,
     order,
     patience,
-    server_optimizer,
+    site_list,
     site_weights,
-    sites,
     timeout,
-    to,
-    unneeded,
     wait_after_min,
 )
 from flstream.recipe.nvflare.models import model
+from flstream.recipe.nvflare.rules import (
+    ONE_OF_EACH,
+    Complete,
+    KnownClass,
+    Rule,
+    in_workflow,
+    lost,
+    nothing_more,
+    only,
+    to,
+    unneeded,
+)
 
-_ROUNDS = 5
-_ONE_OF_EACH = unneeded("a job has one of each")
 _TASK_NAME = unneeded("tasks need no names")
 _NOTHING_ASKED = unneeded("nothing is asked for at intervals")
 _EVERY_MODEL = unneeded("every round's model is a file of the run directory")
@@ -38,9 +41,9 @@ _SITES = in_workflow()
 _COMMON: Mapping[str, Rule] = {
     "num_rounds": to("rounds"),
     "start_round": only(0, "rounds are counted from 0", "rounds are counted from 0"),
-    "persistor_id": _ONE_OF_EACH,
-    "shareable_generator_id": _ONE_OF_EACH,
-    "aggregator_id": _ONE_OF_EACH,
+    "persistor_id": ONE_OF_EACH,
+    "shareable_generator_id": ONE_OF_EACH,
+    "aggregator_id": ONE_OF_EACH,
     "task_name": _TASK_NAME,
     "train_task_name": _TASK_NAME,
     "task_check_period": _NOTHING_ASKED,
@@ -70,14 +73,6 @@ _FEDAVG: Mapping[str, Rule] = {
     "enable_tensor_disk_offload": unneeded("updates are folded range by range"),
 }
 
-_FEDOPT: Mapping[str, Rule] = {
-    **_FEDAVG,
-    "optimizer_args": server_optimizer,
-    "lr_scheduler_args": lost("server_optimizer.learning_rate is one number"),
-    "device": unneeded("the server computes on the CPU, range by range"),
-    "source_model": _ONE_OF_EACH,
-}
-
 _CYCLIC: Mapping[str, Rule] = {
     **_COMMON,
     "num_clients": num_clients,
@@ -103,7 +98,11 @@ _SWARM: Mapping[str, Rule] = {
     **_CLIENT_CONTROLLED,
     "start_task_timeout": _SITES,
     "progress_timeout": _SITES,
-    "aggr_clients": aggregators,
+    "aggr_clients": site_list(
+        "aggregators",
+        "all sites may fold unless workflow.args.aggregators is set",
+        words=("@all", "@ALL"),
+    ),
     "starting_client": unneeded("the seed draws who folds, in the first round, too"),
     "result_clients": unneeded("every round's model is a file of the run directory"),
     "participating_clients": lost("clients.names lists the sites, all of which take part"),
@@ -115,15 +114,15 @@ _CROSS_SITE: Mapping[str, Rule] = {
     "eval_task_timeout": _SITES,
     "validation_timeout": in_workflow("eval_task_timeout"),
     "submit_model_timeout": _SITES,
-    "participating_clients": sites,
+    "participating_clients": site_list("participating_sites", "all sites take part"),
     "start_task_timeout": _WORKS,
     "progress_timeout": _WORKS,
     **dict.fromkeys(
         ("evaluators", "evaluatees"), lost("all sites that take part score all models")
     ),
     "global_model_client": unneeded("the server has the global models"),
-    "model_locator_id": _ONE_OF_EACH,
-    "formatter_id": _ONE_OF_EACH,
+    "model_locator_id": ONE_OF_EACH,
+    "formatter_id": ONE_OF_EACH,
     "submit_model_task_name": _TASK_NAME,
     "validation_task_name": _TASK_NAME,
     "cross_val_dir": unneeded("results are in the run directory"),
@@ -133,19 +132,13 @@ _CROSS_SITE: Mapping[str, Rule] = {
 }
 
 
-@dataclass(frozen=True)
-class KnownController:
-    """A controller of NVFlare."""
-
-    workflow: str
-    """Name of the workflow."""
-    args: Mapping[str, Rule] = field(default_factory=dict)
-    """What becomes of its arguments, in the order in which they are converted."""
-    rounds: int | None = None
-    """Number of rounds where it is not given; None if it has to be."""
+def _controller(
+    workflow: str, args: Mapping[str, Rule], complete: Complete = nothing_more
+) -> KnownClass:
+    return KnownClass("becomes", f"workflow.type = {workflow}", args, complete, workflow=workflow)
 
 
-CONTROLLERS: Mapping[str, KnownController] = {
+CONTROLLERS: Mapping[str, KnownClass] = {
     **dict.fromkeys(
         (
             "ScatterAndGather",
@@ -154,22 +147,22 @@ CONTROLLERS: Mapping[str, KnownController] = {
             "FedAvgEarlyStopping",
             "PTFedAvgEarlyStopping",
         ),
-        KnownController("fedavg", _FEDAVG, rounds=_ROUNDS),
+        _controller("fedavg", _FEDAVG, default_rounds),
     ),
-    "FedOpt": KnownController("fedavg", _FEDOPT, rounds=_ROUNDS),
+    "FedOpt": _controller("fedavg", {**_FEDAVG, **SERVER_OPTIMIZER}, default_rounds),
     **dict.fromkeys(
         ("CyclicController", "Cyclic", "CyclicServerController"),
-        KnownController("cyclic", {**_CLIENT_CONTROLLED, **_CYCLIC}, rounds=_ROUNDS),
+        _controller("cyclic", {**_CLIENT_CONTROLLED, **_CYCLIC}, default_rounds),
     ),
     **dict.fromkeys(
         ("ScatterAndGatherScaffold", "Scaffold", "PTScaffold"),
-        KnownController("scaffold", _FEDAVG, rounds=_ROUNDS),
+        _controller("scaffold", _FEDAVG, default_rounds),
     ),
-    "SwarmServerController": KnownController("swarm", _SWARM),
+    "SwarmServerController": _controller("swarm", _SWARM),
     **dict.fromkeys(
         ("CrossSiteEvalServerController", "CrossSiteModelEval", "CrossSiteEval"),
-        KnownController("cross_site", _CROSS_SITE),
+        _controller("cross_site", _CROSS_SITE),
     ),
-    "GlobalModelEval": KnownController("evaluate", _CROSS_SITE),
+    "GlobalModelEval": _controller("evaluate", _CROSS_SITE),
 }
 """Controllers by the name of their class."""

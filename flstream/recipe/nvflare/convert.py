@@ -10,7 +10,6 @@ from flstream.errors import UsageError
 from flstream.job import job_keys
 from flstream.job.conditions import read_condition
 from flstream.job.values import nested
-from flstream.recipe.nvflare.code import list_code
 from flstream.recipe.nvflare.draft import Conversion, JobDraft, KeyMetric, Place
 from flstream.recipe.nvflare.folders import AppFolder, JobFolder, read_folder
 from flstream.recipe.nvflare.meta import (
@@ -21,7 +20,7 @@ from flstream.recipe.nvflare.meta import (
     site_names,
 )
 from flstream.recipe.nvflare.notes import Note
-from flstream.recipe.nvflare.scripts import put_scripts
+from flstream.recipe.nvflare.scripts import list_code, put_scripts
 from flstream.recipe.nvflare.walk import ConfigWalk
 from flstream.recipe.nvflare_names import metric_mode
 from flstream.text import natural_key

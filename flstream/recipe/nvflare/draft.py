@@ -86,6 +86,10 @@ class Argument:
         """Return the note on a setting that was converted."""
         return self.place.note("becomes", ", ".join(keys), value=self._shown())
 
+    def becomes_unless(self, refused: str | None, *keys: str) -> Note:
+        """Return the note on a setting that was converted, unless it was refused with a reason."""
+        return self.becomes(*keys) if refused is None else self.lost(refused)
+
     def not_needed(self, why: str) -> Note:
         """Return the note on a setting that has nothing to do here."""
         return self.place.note("not needed", why, value=self._shown())

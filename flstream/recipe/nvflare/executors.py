@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flstream.recipe.nvflare.arguments import (
+from flstream.recipe.nvflare.arguments import min_clients, timeout, wait_after_min
+from flstream.recipe.nvflare.rules import (
+    AS_SENT,
+    ONE_OF_EACH,
+    KnownClass,
     Rule,
     lost,
-    min_clients,
+    no_counterpart,
+    not_needed,
     only,
-    timeout,
     unneeded,
-    wait_after_min,
 )
-from flstream.recipe.nvflare.known_classes import KnownClass, no_counterpart, not_needed
 from flstream.recipe.nvflare.scripts import (
     command,
     exchange_format,
@@ -25,9 +27,7 @@ from flstream.recipe.nvflare.scripts import (
 _TASKS = unneeded("a site does what it is asked to")
 _PIPES = unneeded("a site's process talks to the server itself")
 _ALIVE = unneeded("a site that ends is seen at once, and clients.round_timeout bounds a task")
-_AS_SENT = unneeded("tensors travel in their own dtype")
 _IN_FULL = unneeded("updates travel in full, which is exact")
-_ONE_OF_EACH = unneeded("a job has one of each")
 
 LAUNCH_ONCE = only(
     True,
@@ -46,7 +46,7 @@ _SCRIPTS: Mapping[str, Rule] = {
         else argument.not_needed("a site has a process of its own")
     ),
     "params_exchange_format": exchange_format,
-    "server_expected_format": _AS_SENT,
+    "server_expected_format": AS_SENT,
     "params_transfer_type": _IN_FULL,
     "train_with_evaluation": unneeded("metrics that come with an update score what was received"),
     "training": _TASKS,
@@ -54,8 +54,8 @@ _SCRIPTS: Mapping[str, Rule] = {
     "train_task_name": _TASKS,
     "evaluate_task_name": _TASKS,
     "submit_model_task_name": _TASKS,
-    "from_nvflare_converter_id": _AS_SENT,
-    "to_nvflare_converter_id": _AS_SENT,
+    "from_nvflare_converter_id": AS_SENT,
+    "to_nvflare_converter_id": AS_SENT,
     "launch_once": LAUNCH_ONCE,
     **dict.fromkeys(("pipe_id", "launcher_id", "data_exchange_path", "config_file_name"), _PIPES),
     **dict.fromkeys(
@@ -121,7 +121,7 @@ EXECUTORS: Mapping[str, KnownClass] = {
             "learn_task_name": _TASKS,
             **dict.fromkeys(
                 ("persistor_id", "aggregator_id", "shareable_generator_id", "metric_comparator_id"),
-                _ONE_OF_EACH,
+                ONE_OF_EACH,
             ),
         },
     ),

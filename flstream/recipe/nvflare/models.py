@@ -42,9 +42,7 @@ def _factory(draft: JobDraft, argument: Argument, given: Mapping[str, Any]) -> N
     refused = draft.put("model.factory", named)
     if refused is None and args:
         refused = draft.put("model.args", dict(args))
-    if refused is not None:
-        return argument.lost(refused)
-    return argument.becomes("model.factory", *(["model.args"] if args else []))
+    return argument.becomes_unless(refused, "model.factory", *(["model.args"] if args else []))
 
 
 def checkpoint(draft: JobDraft, argument: Argument) -> Note:
@@ -57,8 +55,7 @@ def checkpoint(draft: JobDraft, argument: Argument) -> Note:
     found = _find(argument.owner, value)
     if found is None:
         refused = draft.put("model.initial", value)
-        word = f"model.initial, but there is no {value} here"
-        return argument.becomes(word) if refused is None else argument.lost(refused)
+        return argument.becomes_unless(refused, f"model.initial, but there is no {value} here")
     if found.suffix == ".npy":
         return _array_file(draft, argument, found)
     if Path(value).is_absolute():
@@ -67,7 +64,7 @@ def checkpoint(draft: JobDraft, argument: Argument) -> Note:
         refused = draft.put("model.initial", found.name)
         if refused is None:
             draft.files[found.name] = found
-    return argument.becomes("model.initial") if refused is None else argument.lost(refused)
+    return argument.becomes_unless(refused, "model.initial")
 
 
 def _find(owner: ConfiguredClass, value: str) -> Path | None:
@@ -110,7 +107,7 @@ def _array(draft: JobDraft, argument: Argument, array: np.ndarray) -> Note:
     refused = draft.put("model.initial", _ARRAYS)
     if refused is None:
         draft.arrays[_ARRAYS] = {NUMPY_KEY: array}
-    return argument.becomes("model.initial") if refused is None else argument.lost(refused)
+    return argument.becomes_unless(refused, "model.initial")
 
 
 def numpy_model(draft: JobDraft, owner: ConfiguredClass) -> Iterable[Note]:

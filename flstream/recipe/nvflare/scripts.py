@@ -1,4 +1,4 @@
-"""What becomes of the sites' scripts: one for all sites, with their arguments."""
+"""What becomes of the sites' scripts, one for all sites, and of the code beside them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job.imports import all_imports
-from flstream.recipe.nvflare.draft import Argument, ConfiguredClass, JobDraft, SiteScript
-from flstream.recipe.nvflare.folders import CUSTOM
+from flstream.recipe.job_folder import JOB_FILE
+from flstream.recipe.nvflare.draft import Argument, ConfiguredClass, JobDraft, Place, SiteScript
+from flstream.recipe.nvflare.folders import CUSTOM, JobFolder
 from flstream.recipe.nvflare.notes import Note
 from flstream.recipe.nvflare.variables import open_variables
-from flstream.recipe.nvflare_names import PLAIN_COMMANDS
-from flstream.recipe.script_args import by_name
+from flstream.recipe.training_scripts import PLAIN_COMMANDS, by_name
 
 _PREFIXES = ("{JOB_CUSTOM_DIR}/", f"./{CUSTOM}/", f"{CUSTOM}/", "./")
 _FORMATS, _AS_SENT = ("pytorch", "numpy"), "raw"
@@ -75,8 +75,8 @@ def exchange_format(draft: JobDraft, argument: Argument) -> Note:
         return argument.not_needed("a script receives what the server sends")
     if value not in _FORMATS:
         return argument.lost(f"train.exchange_format has {' and '.join(_FORMATS)}")
-    refused = draft.put("train.exchange_format", value)
-    return argument.becomes("train.exchange_format") if refused is None else argument.lost(refused)
+    key = "train.exchange_format"
+    return argument.becomes_unless(draft.put(key, value), key)
 
 
 def numpy_by_default(draft: JobDraft, owner: ConfiguredClass) -> Iterator[Note]:
@@ -211,3 +211,31 @@ def _put_args(draft: JobDraft, scripts: Sequence[SiteScript]) -> Iterator[Note]:
 
 def _is_in_all(key: str, value: Any, named: Sequence[Mapping[str, Any]]) -> bool:
     return all(key in args and args[key] == value for args in named)
+
+
+def list_code(draft: JobDraft, folder: JobFolder) -> Iterator[Note]:
+    """Enter the files of all apps' code; yield notes on those that are not copied.
+
+    Files keep their places below the folder `custom`, so that packages stay packages.
+    """
+    for app in folder.apps:
+        for path in _code_files(app.custom) if app.custom is not None else ():
+            target = path.relative_to(app.custom or path).as_posix()
+            place = Place(path.relative_to(folder.root).as_posix(), "")
+            if not path.is_file() or not path.resolve().is_relative_to(folder.root):
+                yield place.note("no counterpart", "it is no file of this folder; not copied")
+            elif target == JOB_FILE or target in draft.arrays:
+                yield place.note("no counterpart", f"not copied: {target} is the job's own")
+            elif target in draft.files and not cmp(draft.files[target], path, shallow=False):
+                first = draft.files[target].relative_to(folder.root).as_posix()
+                yield place.note("no counterpart", f"not copied: {first} differs, and is")
+            else:
+                draft.files[target] = path
+
+
+def _code_files(custom: Path) -> Iterator[Path]:
+    """Yield the paths of files, and of links to folders, in order."""
+    for where, folders, names in os.walk(custom):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        links = [name for name in folders if Path(where, name).is_symlink()]
+        yield from (Path(where, name) for name in sorted([*names, *links]))

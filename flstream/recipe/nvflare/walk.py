@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
-from flstream.recipe.nvflare.arguments import Rule, to
-from flstream.recipe.nvflare.components import COMPONENTS
+from flstream.recipe.nvflare.components import COMPONENTS, FILTERS, filter_of, is_for_trainings
 from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.draft import (
     Argument,
@@ -18,11 +18,10 @@ from flstream.recipe.nvflare.draft import (
     StageDraft,
 )
 from flstream.recipe.nvflare.executors import EXECUTORS
-from flstream.recipe.nvflare.filters import FILTERS, filter_of, is_for_trainings
 from flstream.recipe.nvflare.folders import AppFolder
-from flstream.recipe.nvflare.known_classes import KnownClass
 from flstream.recipe.nvflare.notes import Note
 from flstream.recipe.nvflare.reading import ConfigFile
+from flstream.recipe.nvflare.rules import KnownClass, Rule, to
 from flstream.recipe.nvflare.variables import fill_in
 from flstream.recipe.nvflare_names import STREAMING_KEYS, UNNEEDED_KEYS
 
@@ -106,39 +105,20 @@ class ConfigWalk:
 
     def _workflows(self) -> Iterator[Note]:
         for found in self._all("workflows"):
-            made = self._made(found)
-            known = None if made is None else CONTROLLERS.get(made.short_name or "")
-            if made is None or known is None:
-                yield from self._one(found, None)
-                continue
-            self._draft.stages.append(StageDraft(known.workflow))
-            yield made.place.note("becomes", f"workflow.type = {known.workflow}", made.named)
-            yield from self._arguments(made, known.args)
-            if known.rounds is not None and "num_rounds" not in made.args:
-                refused = self._draft.put("rounds", known.rounds)
-                if refused is None:
-                    word = f"rounds = {known.rounds}, its default"
-                    yield made.place.note("becomes", word, made.named)
-            yield from _further_keys(found)
+            yield from self._one(found, self._known(found, CONTROLLERS))
 
     def _executors(self) -> Iterator[Note]:
         for place, values in self._all("executors"):
             executor = Found(place.inner("executor"), _section(place, values, "executor"))
-            made = self._made(executor)
-            yield from self._one(executor, EXECUTORS.get(made.short_name or "") if made else None)
-            for key in values.keys() - {"executor"}:
-                argument = Argument(None, place.inner(key), key, values[key])
-                if key == "tasks":
-                    yield argument.not_needed("a site does what it is asked to")
-                else:
-                    yield argument.lost(_UNKNOWN)
+            yield from self._one(executor, self._known(executor, EXECUTORS))
+            why = "a site does what it is asked to"
+            yield from _further_keys(Found(place, values), {"executor"}, {"tasks": why})
 
     def _components(self) -> Iterator[Note]:
         known: list[tuple[Found, KnownClass | None]] = []
         unknown: list[tuple[Found, KnownClass | None]] = []
         for found in self._all("components", "handlers"):
-            made = self._made(found)
-            rules = COMPONENTS.get(made.short_name or "") if made else None
+            rules = self._known(found, COMPONENTS)
             (unknown if rules is None else known).append((found, rules))
         # A model is a component of the user's own, which a persistor names.
         for found, rules in [*known, *unknown]:
@@ -156,8 +136,7 @@ class ConfigWalk:
             if not filters:
                 yield place.inner("filters").note("not needed", "it is empty")
             for found in filters:
-                made = self._made(found)
-                known = FILTERS.get(made.short_name or "") if made else None
+                made, known = self._made(found), self._known(found, FILTERS)
                 if made is not None and known is not None and known.kind == "becomes":
                     refused: str | None = "filters are applied to trainings"
                     if is_for_trainings(values.get("tasks")):
@@ -167,12 +146,8 @@ class ConfigWalk:
                     if refused:
                         known = KnownClass("no counterpart", refused)
                 yield from self._one(found, known)
-            for key in values.keys() - {"filters"}:
-                argument = Argument(None, place.inner(key), key, values[key])
-                if key in ("tasks", "direction"):
-                    yield argument.not_needed("it says where the filters are applied")
-                else:
-                    yield argument.lost(_UNKNOWN)
+            why = dict.fromkeys(("tasks", "direction"), "it says where the filters are applied")
+            yield from _further_keys(Found(place, values), {"filters"}, why)
 
     def _one(self, found: Found, known: KnownClass | None) -> Iterator[Note]:
         """Convert one object; yield the notes on it and on its arguments."""
@@ -181,6 +156,8 @@ class ConfigWalk:
             yield found.place.note("not needed", "it is disabled", value=found.values)
             return
         known = known or KnownClass("no counterpart", _UNKNOWN)
+        if known.workflow:
+            self._draft.stages.append(StageDraft(known.workflow))
         refused = None
         for key, value in known.values.items():
             refused = self._draft.put(key, value)
@@ -202,6 +179,10 @@ class ConfigWalk:
             argument = Argument(made, place, name, made.args[name])
             rule = rules.get(name)
             yield argument.lost(_UNKNOWN) if rule is None else rule(self._draft, argument)
+
+    def _known(self, found: Found, table: Mapping[str, KnownClass]) -> KnownClass | None:
+        made = self._made(found)
+        return None if made is None else table.get(made.short_name or "")
 
     def _made(self, found: Found) -> ConfiguredClass | None:
         """Return the object that a section has NVFlare make; None for one that is disabled."""
@@ -227,10 +208,16 @@ def _class_of(found: Found) -> str:
     raise UsageError(f"{file}: {path} names no class: it has neither a path nor a name")
 
 
-def _further_keys(found: Found) -> Iterable[Note]:
-    """Return notes on the keys of an object that NVFlare does not know either."""
-    for key in found.values.keys() - set(_CLASS_KEYS):
-        yield Argument(None, found.place.inner(key), key, found.values[key]).lost(_UNKNOWN)
+def _further_keys(
+    found: Found,
+    known: Collection[str] = _CLASS_KEYS,
+    unneeded: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Note]:
+    """Yield notes on the keys of a section that are not known, and why some need not be."""
+    for key in found.values.keys() - set(known):
+        argument = Argument(None, found.place.inner(key), key, found.values[key])
+        why = unneeded.get(key)
+        yield argument.lost(_UNKNOWN) if why is None else argument.not_needed(why)
 
 
 def _section(place: Place, values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -1,12 +1,19 @@
-"""Command lines of scripts, as arguments by name."""
+"""Training scripts: the commands that start them, their arguments, and what they import."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
+from flstream.job.imports import all_imports
+
+PLAIN_COMMANDS = re.compile(r"python3?(\.\d+)?(\s+-u)?")
+"""Launch commands that only start Python, as every site has a process of its own."""
 
 _OPTION = re.compile(r"--([A-Za-z0-9][A-Za-z0-9_-]*)(?:=(.*))?", re.DOTALL)
 _NUMBER = re.compile(r"-\.?\d.*")
@@ -52,3 +59,12 @@ def _value(values: list[str]) -> Any:
     if not values:
         return True
     return values[0] if len(values) == 1 else values
+
+
+def imports_nvflare(path: Path) -> bool:
+    """Return whether a Python file imports NVFlare anywhere; one that does not parse does not."""
+    # What does not parse is refused with the job, by its key.
+    with suppress(OSError, SyntaxError, ValueError):
+        tree = ast.parse(path.read_bytes())
+        return any(each.module.partition(".")[0] == "nvflare" for each in all_imports(tree))
+    return False

@@ -1,15 +1,16 @@
-"""Checks of the types of arguments, with all mistakes in one sentence."""
+"""Checks of the types of arguments, and notices on what needs no counterpart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import ParamSpec, TypeVar
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from flstream.errors import UsageError
+from flstream.report.console import make_console
 
 Parameters = ParamSpec("Parameters")
 ReturnT = TypeVar("ReturnT")
@@ -37,9 +38,15 @@ def checked(function: Callable[Parameters, ReturnT]) -> Callable[Parameters, Ret
 
 
 def checked_arguments(made: type[ClassT]) -> type[ClassT]:
-    """Have a class refuse arguments that are not of the types of its fields: see `checked`."""
+    """Have a class refuse arguments that are not of the types of its fields, as `checked` does."""
     made.__init__ = checked(made.__init__)  # type: ignore[method-assign]
     return made
+
+
+@cache
+def notice(text: str) -> None:
+    """Print a line on stdout, unless this process has printed it before."""
+    make_console().print(f"flstream: {text}", style="dim", soft_wrap=True)
 
 
 def _mistakes(error: ValidationError, names: Sequence[str]) -> list[str]:
