@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job import Job, job_keys
+from flstream.job.problems import did_you_mean
 from flstream.job.workflow_code import DEFAULT_WORKFLOW
 from flstream.recipe.checks import checked, notice
 from flstream.recipe.components import ScriptRunner
@@ -138,8 +138,7 @@ class FedJob:
                 continue
             key = STREAMING_KEYS.get(name, name)
             if key not in known and not key.startswith(("workflow.args.", "model.args.")):
-                near = get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else "docs/job.md lists all keys"
+                hint = did_you_mean(name, known) or "docs/job.md lists all keys"
                 raise UsageError(f"{name} is no key of a job; {hint}")
             self.set({key: value})
 

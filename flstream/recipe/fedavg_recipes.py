@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
 from flstream.job.aggregation_method import BuiltInMethod
+from flstream.job.problems import did_you_mean
 from flstream.recipe.checks import checked, notice
 from flstream.recipe.components import (
     ExchangeFormat,
@@ -208,7 +208,7 @@ def pass_over(recipe: str, others: Mapping[str, Any]) -> None:
     """
     for name in others:
         if name not in UNNEEDED_ARGUMENTS:
-            near = get_close_matches(name, FedAvgRecipe.__init__.__annotations__, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; docs/python.md lists them"
-            raise UsageError(f"{recipe} has no argument {name}{hint}")
+            near = did_you_mean(name, FedAvgRecipe.__init__.__annotations__)
+            hint = near or "docs/python.md lists them"
+            raise UsageError(f"{recipe} has no argument {name}; {hint}")
         notice(f"{name} is not needed: {UNNEEDED_ARGUMENTS[name]}")

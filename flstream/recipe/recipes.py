@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
+from flstream.job.problems import did_you_mean
 from flstream.recipe.checks import checked, notice
 from flstream.recipe.components import say_that_streaming_is_on
 from flstream.recipe.fed_job import FedJob
@@ -158,8 +158,7 @@ def add_experiment_tracking(
     """
     known = ("tensorboard", "mlflow")
     if tracking_type not in known and ":" not in tracking_type:
-        near = get_close_matches(tracking_type, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it must be {', '.join(known)} or a class"
+        hint = did_you_mean(tracking_type, known) or f"it must be {', '.join(known)} or a class"
         raise UsageError(f"there is no tracker {tracking_type}; {hint}")
     if tracking_config and ":" not in tracking_type:
         notice(f"tracking_config is not needed: {tracking_type}'s files are in the run directory")
