@@ -9,13 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flstream.inspection.elements import BLOCK, Array, as_array, read_blocks
+from flstream.inspection.elements import BLOCK, LARGEST, SMALLEST, Array, as_array, read_blocks
 from flstream.model.body import Scratch, Source
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout, TensorInfo
-
-# Differences outside this interval have squares outside the range of float64.
-_LARGEST, _SMALLEST = 1e140, 1e-140
 
 
 class Reshaped(NamedTuple):
@@ -228,7 +225,7 @@ class _DifferenceTally:
             widest = np.clongdouble if one.dtype.kind == "c" else np.longdouble
             distances = np.abs(one.astype(widest) - two.astype(widest))
             largest = float(min(distances.max(), sys.float_info.max))
-        elif largest and not _SMALLEST < largest < _LARGEST:
+        elif largest and not SMALLEST < largest < LARGEST:
             distances = distances.astype(np.longdouble)
         self._max = max(self._max, largest)
         self._squares += np.einsum("i,i->", distances, distances)

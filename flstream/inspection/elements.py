@@ -20,6 +20,9 @@ BLOCK = 32_768
 """Elements processed at a time: their float64 copy (256 KiB) stays in the L2 cache. Of 16 Ki,
 32 Ki and 128 Ki, measured on 256 MiB of float32, this was the fastest."""
 
+LARGEST, SMALLEST = 1e140, 1e-140
+"""Numbers outside this interval have squares, or sums of squares, outside the range of float64."""
+
 
 def read_blocks(source: Source, spec: TensorInfo, scratch: Scratch) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in order, in blocks of whole elements.

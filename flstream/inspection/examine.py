@@ -16,8 +16,13 @@ from flstream.inspection.overview import (
     inspect_checkpoint,
     matches,
 )
-from flstream.inspection.run_outline import RunOutline, checkpoints_of, read_outline
-from flstream.inspection.scored_models import ScoredModels, read_scored_models
+from flstream.inspection.run_outline import (
+    RunOutline,
+    ScoredModels,
+    checkpoints_of,
+    read_outline,
+    read_scored_models,
+)
 from flstream.inspection.statistics import Statistics, tensor_statistics
 from flstream.inspection.tree import Module, build_tree
 from flstream.inspection.verification import Verification, verify, verify_body

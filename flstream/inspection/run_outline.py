@@ -1,11 +1,11 @@
-"""What a run directory says of its checkpoints: its journal, ``events.jsonl``, and its summary."""
+"""What a run directory says of its checkpoints: its journal, its summary, and its sites' scores."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from flstream.runs.model_files import ModelFile
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import Metrics, ModelRecord
 
-_MOST_SUMMARY_BYTES = 64 << 20
+_MOST_JSON_BYTES = 64 << 20
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
@@ -88,6 +88,18 @@ class FoundModel(NamedTuple):
     file: ModelFile | None
 
 
+class ScoredModels(NamedTuple):
+    """How many models the sites of a run have scored, each for itself.
+
+    Attributes:
+        sites: number of sites that have scored a model.
+        models: number of models that a site has scored.
+    """
+
+    sites: int
+    models: int
+
+
 def read_outline(run: RunDirectory) -> RunOutline | None:
     """What a run directory's journal says, or its summary where there is none; None without both.
 
@@ -114,6 +126,25 @@ def read_outline(run: RunDirectory) -> RunOutline | None:
     if os.path.isfile(run.summary):
         return _from_summary(run.summary)
     return None
+
+
+def read_scored_models(path: Path) -> ScoredModels | None:
+    """Count what a file with the results of a cross-site evaluation has; None without a file.
+
+    Raises:
+        CheckpointError: It cannot be read, or is none.
+    """
+    try:
+        with path.open("rb") as file:
+            found = msgspec.json.decode(file.read(_MOST_JSON_BYTES), type=dict[str, dict[str, Any]])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}; remove it or put it back"
+        ) from error
+    scored = [owners for owners in found.values() if owners]
+    return ScoredModels(len(scored), len({owner for owners in scored for owner in owners}))
 
 
 def run_of(path: Path) -> FoundModel | None:
@@ -178,7 +209,7 @@ def _from_history(path: Path, history: History) -> RunOutline:
 def _from_summary(path: Path) -> RunOutline:
     try:
         with path.open("rb") as file:
-            summary = msgspec.json.decode(file.read(_MOST_SUMMARY_BYTES), type=_Summary)
+            summary = msgspec.json.decode(file.read(_MOST_JSON_BYTES), type=_Summary)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except _UNREADABLE as error:
