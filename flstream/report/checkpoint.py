@@ -22,13 +22,13 @@ from flstream.report.checkpoint_findings import (
     statistics_lines,
     verification_lines,
 )
-from flstream.report.columns import GAP, column_lines, section
+from flstream.report.columns import GAP, column_lines, section, wrapped
 from flstream.report.site_bodies import site_lines
 from flstream.report.text import counted
 from flstream.text import printable
 from flstream.units import format_bytes
 
-# Maximum width of a shape on a terminal, in columns; the middle of a longer one is left out.
+# Width of a shape on a terminal, in columns, from which on it is folded.
 _SHAPE_WIDTH = 26
 # Lines, or pieces of JSON of a few characters each, that are printed at a time.
 _BATCH = 4096
@@ -37,8 +37,8 @@ _BATCH = 4096
 def print_findings(console: Console, findings: Findings) -> None:
     """Print the results of an examination.
 
-    On a terminal names and shapes are cut in the middle to fit its width. Elsewhere they are
-    whole, so that programs can search them.
+    On a terminal names and shapes are folded to fit its width. Elsewhere they are whole, so that
+    programs can search them.
     """
     width = console.width if console.is_terminal else None
     inspection = findings.inspection
@@ -60,7 +60,7 @@ def print_findings(console: Console, findings: Findings) -> None:
 
 
 def print_site(console: Console, found: SiteBodies) -> None:
-    """Print what a site received and sent; on a terminal, cut to fit its width."""
+    """Print what a site received and sent; on a terminal, folded to fit its width."""
     _print(console, site_lines(found, console.width if console.is_terminal else None))
 
 
@@ -130,6 +130,7 @@ def _total_lines(inspection: Inspection, width: int | None) -> list[str]:
     lines.append(
         f"{file.format}, {counted(len(file.files), 'file')}, {format_bytes(file.file_bytes)}"
     )
+    lines = wrapped(lines, width)
     lines += section("streaming", _streaming_lines(inspection.streaming, file), width)
     ties = inspection.ties.items()
     lines += section(

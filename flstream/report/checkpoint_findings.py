@@ -9,9 +9,9 @@ from flstream.inspection.examine import InspectedRun, RunCheckpoint
 from flstream.inspection.statistics import Statistics
 from flstream.inspection.verification import Verification
 from flstream.model.layout import TensorInfo
-from flstream.report.columns import GAP, column_lines, section, shortened, wrapped
+from flstream.report.columns import GAP, column_lines, fold, section, shortened, wrapped
 from flstream.report.site_bodies import body_lines
-from flstream.report.text import counted, elide, format_metrics
+from flstream.report.text import counted, format_metrics
 from flstream.text import printable
 from flstream.units import format_bytes
 
@@ -45,7 +45,10 @@ def statistics_lines(
     )
     if not any_non_finite:
         note += " Every element is finite."
-    return [*column_lines(head, rows, width, left=1), *(w.strip() for w in wrapped([note], width))]
+    return [
+        *column_lines(head, rows, width, left=1),
+        *([note] if width is None else fold(note, width)),
+    ]
 
 
 def difference_lines(difference: Difference, path: str, width: int | None) -> list[str]:
@@ -58,8 +61,7 @@ def difference_lines(difference: Difference, path: str, width: int | None) -> li
     """
     room = None if width is None else width - len(GAP)
     lines = ["", f"from {printable(path)}", f"to   {printable(difference.other)}"]
-    if width is not None:
-        lines = [elide(line, width) for line in lines]
+    lines = wrapped(lines, width)
     lines += section("added", _listed(difference.added, room), width)
     lines += section("removed", _listed(difference.removed, room), width)
     reshaped = [
@@ -73,13 +75,13 @@ def difference_lines(difference: Difference, path: str, width: int | None) -> li
     kinds = ("added", "removed", "reshaped", "changed")
     counts = ", ".join(f"{len(getattr(difference, kind)):,} {kind}" for kind in kinds)
     if not difference.compared_bytes:
-        return [*lines, "", counts, "no tensor of both has a byte to compare"]
+        return [*lines, "", *wrapped([counts, "no tensor of both has a byte to compare"], width)]
     compared = (
         f"{counted(difference.compared, 'tensor')}, {format_bytes(difference.compared_bytes)}"
     )
     equal = _share(difference.equal_bytes, difference.compared_bytes)
     found = f"compared {compared}: {equal} of the bytes are equal, L2 {difference.l2:.4g}"
-    return [*lines, "", counts, found]
+    return [*lines, "", *wrapped([counts, found], width)]
 
 
 def _changed_lines(difference: Difference, width: int | None) -> list[str]:
@@ -111,7 +113,7 @@ def verification_lines(verified: Sequence[Verification], width: int | None) -> l
     """
     lines = []
     for each in verified:
-        checks = wrapped([printable(check) for check in each.checks], width)
+        checks = [printable(check) for check in each.checks]
         lines += section(f"verified {printable(str(each.path))}", checks, width)
     return lines
 
@@ -134,21 +136,20 @@ def run_lines(run: InspectedRun | None, width: int | None) -> list[str]:
         models = counted(run.scored.models, "model")
         line = f"scored across sites: {models} by {counted(run.scored.sites, 'site')}"
         lines.append(f"{line} (cross_site/cross_val_results.json)")
-    cells = [_checkpoint_cells(row, width) for row in shortened(run.checkpoints)]
+    lines = wrapped(lines, width)
+    cells = [_checkpoint_cells(row, width is None) for row in shortened(run.checkpoints)]
     lines += ["", *column_lines(("round", "bytes", "digest", "metrics"), cells, width, left=4)]
     lines += section("what sites received and sent", body_lines(run.bodies or (), width), width)
     final = "the final model" if run.final_model else "the latest checkpoint"
     return [*lines, "", f"{final}:", ""]
 
 
-def _checkpoint_cells(row: RunCheckpoint | None, width: int | None) -> tuple[str, str, str, str]:
+def _checkpoint_cells(row: RunCheckpoint | None, is_whole: bool) -> tuple[str, str, str, str]:
     if row is None:
         return "...", "", "", ""
-    # The width without the columns before this one, and the gaps between them.
-    room = None if width is None else max(width - 5 - 10 - _DIGEST_WIDTH - 3 * len(GAP), 10)
-    digest = row.digest if width is None else row.digest[:_DIGEST_WIDTH]
+    digest = row.digest if is_whole else row.digest[:_DIGEST_WIDTH]
     number = f"{row.round}" if row.step is None else f"{row.round}.{row.step}"
-    return number, format_bytes(row.bytes), digest, format_metrics(row.metrics, room)
+    return number, format_bytes(row.bytes), digest, format_metrics(row.metrics)
 
 
 def _number(value: complex | None) -> str:

@@ -6,14 +6,18 @@ import io
 import os
 import sys
 import textwrap
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import IO
 
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from flstream.report.columns import table_lines
 from flstream.text import MOST_ON_A_LINE, quotable
+
+# Columns of the labels of facts.
+_LABEL_WIDTH = 15
 
 
 class _Console(Console):
@@ -67,20 +71,38 @@ def error_console() -> Console:
     return make_console(file=sys.stderr)
 
 
-def new_table(*columns: str) -> Table:
-    """Create a table without a frame: row names in the first column, numbers in the others."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    return table
-
-
 def print_section(console: Console, title: str, *content: RenderableType) -> None:
     """Print a blank line, a title, and the content below it."""
     console.print()
     console.print(Text(title, style="bold"))
     for each in content:
         console.print(each)
+
+
+def print_table(
+    console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print a table below its title: row names in the first column, numbers in the others."""
+    lines = table_lines(head, rows, console.width)
+    print_section(console, title, *(Text(text, "dim" if dim else "") for text, dim in lines))
+
+
+def print_facts(console: Console, facts: Iterable[tuple[str, Text]], width: int | None) -> None:
+    """Print facts below one another, each beside its label.
+
+    Args:
+        console: console to print to.
+        facts: labels, and values of which those with ``no_wrap`` are never broken over two lines.
+        width: columns in which other values are wrapped; None to leave them whole.
+    """
+    for label, value in facts:
+        lines = [value]
+        if width is not None and not value.no_wrap:
+            lines = list(value.wrap(console, max(width - _LABEL_WIDTH, 1)))
+        for number, line in enumerate(lines):
+            line.rstrip()
+            head = "" if number else label
+            console.print(Text(head.ljust(_LABEL_WIDTH), style="dim") + line, soft_wrap=True)
 
 
 def is_live(console: Console) -> bool:

@@ -6,21 +6,19 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from flstream.job import Job
 from flstream.report.columns import wrapped
-from flstream.report.console import new_table, print_section
+from flstream.report.console import print_facts, print_table
 from flstream.report.network import describe_links
-from flstream.report.text import counted, elide, pieces
+from flstream.report.text import counted, pieces
 from flstream.simulation.forecasting.fitting import Available, Fit
 from flstream.simulation.forecasting.forecast import Forecast, Traffic
 from flstream.telemetry.events import LinkFacts
 from flstream.text import printable
 from flstream.units import format_bytes
 
-_LABEL_WIDTH = 15
 _TRAINING = (
     "For the exchange alone; training adds its own: gradients are as large as the weights that "
     "a client trains, and Adam keeps two numbers more for each."
@@ -42,16 +40,17 @@ def print_forecast(console: Console, job: Job, need: Forecast, room: Available, 
         fit: result of comparing the two.
     """
     width = console.width if console.is_terminal else None
-    for name, value in _facts(job, need):
-        line = name.ljust(_LABEL_WIDTH) + printable(value)
-        console.print(Text(line if width is None else elide(line, width)), soft_wrap=True)
-    print_section(console, f"A round ({_mode(job, need)})", _traffic_table(need))
-    memory = _memory_table(job, need, room)
-    print_section(console, "Peak memory (over idle; of all processes, all they have)", memory)
+    print_facts(
+        console, [(name, Text(printable(value))) for name, value in _facts(job, need)], width
+    )
+    head = ["", "bytes", "requests", "chunks"]
+    print_table(console, f"A round ({_mode(job, need)})", head, _traffic_rows(need))
+    title = "Peak memory (over idle; of all processes, all they have)"
+    print_table(console, title, ["", "at most", "available"], _memory_rows(job, need, room))
     remark = _COUNTED.format(need.optimizer) if need.optimizer else _TRAINING
     for line in wrapped([remark], console.width):
         console.print(Text(line, style="dim"))
-    print_section(console, "Disk", _disk_table(job, need, room))
+    print_table(console, "Disk", ["", "at most", "free"], _disk_rows(job, need, room))
     console.print()
     _print_verdict(console, job, need, room, fit, width)
 
@@ -193,8 +192,7 @@ def _mode(job: Job, need: Forecast) -> str:
     return f"{need.mode} mode, {pieces(need.chunk_size)}{most}"
 
 
-def _traffic_table(need: Forecast) -> Table:
-    table = new_table("", "bytes", "requests", "chunks")
+def _traffic_rows(need: Forecast) -> list[list[str]]:
     ways = [("models down to the sites", need.down), ("updates up", need.up)]
     if need.evaluations or need.scored:
         ways.append(("models down for evaluation", need.evaluation))
@@ -202,38 +200,41 @@ def _traffic_table(need: Forecast) -> Table:
     everything = f"all of {counted(need.rounds, 'round')}"
     if need.scored:
         everything += f", and {counted(need.scored, 'model')} scored"
-    for name, way in [*ways, (everything, whole)]:
-        table.add_row(name, format_bytes(way.bytes), f"{way.requests:,}", f"{way.chunks:,}")
-    return table
+    return [
+        [name, format_bytes(way.bytes), f"{way.requests:,}", f"{way.chunks:,}"]
+        for name, way in [*ways, (everything, whole)]
+    ]
 
 
-def _memory_table(job: Job, need: Forecast, room: Available) -> Table:
-    table = new_table("", "at most", "available")
-    table.add_row("server", format_bytes(need.server_bytes), "")
+def _memory_rows(job: Job, need: Forecast, room: Available) -> list[list[str]]:
     each = "client" if need.workers == 1 else f"each of {need.workers} clients"
-    table.add_row(each, format_bytes(need.client_bytes), "")
+    rows = [
+        ["server", format_bytes(need.server_bytes), ""],
+        [each, format_bytes(need.client_bytes), ""],
+    ]
     if need.optimizer:
-        table.add_row(f"  training ({need.optimizer})", format_bytes(need.training_bytes), "")
+        rows.append([f"  training ({need.optimizer})", format_bytes(need.training_bytes), ""])
     available = format_bytes(room.memory)
     if job.engine.is_local:
         total = format_bytes(need.total_bytes)
-        table.add_row(f"all {need.processes} processes", total, available)
-    else:
-        table.add_row("all on this machine", format_bytes(need.bytes_here), available)
-        table.add_row("a worker, on its node", format_bytes(need.worker_bytes), "")
-        fitting = min(need.workers_in(room.memory), need.workers)
-        alike = f"{fitting:,} of {counted(need.workers, 'worker')}"
-        table.add_row("a node like this machine", alike, available)
-    return table
+        return [*rows, [f"all {need.processes} processes", total, available]]
+    fitting = min(need.workers_in(room.memory), need.workers)
+    alike = f"{fitting:,} of {counted(need.workers, 'worker')}"
+    return [
+        *rows,
+        ["all on this machine", format_bytes(need.bytes_here), available],
+        ["a worker, on its node", format_bytes(need.worker_bytes), ""],
+        ["a node like this machine", alike, available],
+    ]
 
 
-def _disk_table(job: Job, need: Forecast, room: Available) -> Table:
-    table = new_table("", "at most", "free")
-    table.add_row("a round", format_bytes(need.round_disk_bytes), "")
+def _disk_rows(job: Job, need: Forecast, room: Available) -> list[list[str]]:
     free = "not told" if room.disk is None else format_bytes(room.disk)
     name = f"the run (checkpoints.keep = {job.checkpoints.keep})"
-    table.add_row(name, format_bytes(need.disk_bytes), free)
-    return table
+    return [
+        ["a round", format_bytes(need.round_disk_bytes), ""],
+        [name, format_bytes(need.disk_bytes), free],
+    ]
 
 
 def _print_verdict(

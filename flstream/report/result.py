@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import median_low
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from flstream.report.columns import column_lines
-from flstream.report.console import new_table, print_section
+from flstream.report.columns import wrapped
+from flstream.report.console import print_facts, print_section, print_table
 from flstream.report.metrics import UNSCORED, last_scored
 from flstream.report.rounds import rounds_table
 from flstream.report.text import (
-    clip,
     counted,
-    elide,
     format_metrics,
     format_rate,
     pieces,
@@ -35,8 +33,8 @@ from flstream.units import format_bytes, format_seconds
 # If there are more clients, only the largest and the median are shown.
 _MOST_CLIENTS = 16
 _LARGEST = 3
-_MOST_FAILED = 5
-_LABEL_WIDTH = 15
+_MOST_FAILED, _MOST_REASON_LINES = 5, 3
+_MOST_SCORES = 6
 
 
 def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
@@ -47,18 +45,17 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
         summary: summary of the run.
         run: the run directory.
     """
-    sections: list[tuple[str, Table]] = []
     if summary.rounds:
-        table, more = rounds_table(console, summary)
+        (head, *rows), more = rounds_table(summary, console.width)
         also = f"; {counted(more, 'more metric')} in summary.json" if more else ""
-        sections.append((f"Rounds (in seconds{also})", table))
+        print_table(console, f"Rounds (in seconds{also})", head, rows)
     if summary.transfer.down.requests:
-        sections.append((f"Transfer ({_mode(summary)})", _transfer_table(summary)))
+        head, *rows = _transfer_table(summary)
+        print_table(console, f"Transfer ({_mode(summary)})", head, rows)
     if summary.memory.server.peak_rss:
         model = format_bytes(summary.model.bytes)
-        sections.append((f"Peak memory (the model is {model})", _memory_table(summary)))
-    for title, table in sections:
-        print_section(console, title, table)
+        head, *rows = _memory_table(summary)
+        print_table(console, f"Peak memory (the model is {model})", head, rows)
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
@@ -70,14 +67,12 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     if summary.failures:
         print_section(console, _failures_title(summary))
         for line in _failure_lines(summary, console.width):
-            console.print(line, soft_wrap=True)
+            console.print(Text(line))
     for warning in summary.warnings:
         console.print()
         console.print(Text(f"warning: {quotable(warning, MOST_ON_A_LINE)}", style="yellow"))
     console.print()
-    for name, value in _facts(summary, run, console.width):
-        # A path is never broken over two lines, so that it can be copied.
-        console.print(Text(name.ljust(_LABEL_WIDTH), style="dim") + value, soft_wrap=True)
+    print_facts(console, _facts(summary, run), console.width)
 
 
 def _mode(summary: Summary) -> str:
@@ -85,14 +80,14 @@ def _mode(summary: Summary) -> str:
     return f"{transfer.mode} mode, {pieces(transfer.chunk_size)}"
 
 
-def _transfer_table(summary: Summary) -> Table:
+def _transfer_table(summary: Summary) -> list[list[str]]:
     ways = {"down": summary.transfer.down, "up": summary.transfer.up}
     reuses = any(way.reused for way in ways.values())
     reused = ["not sent"] if reuses else []
-    table = new_table("", "bytes", *reused, "requests", "chunks", "retries", "seconds", "rate")
+    table = [["", "bytes", *reused, "requests", "chunks", "retries", "seconds", "rate"]]
     for name, way in ways.items():
         saved = [format_bytes(way.reused)] if reuses else []
-        table.add_row(name, format_bytes(way.bytes), *saved, *_transfer_row(way))
+        table.append([name, format_bytes(way.bytes), *saved, *_transfer_row(way)])
     return table
 
 
@@ -102,12 +97,13 @@ def _transfer_row(way: Transfer) -> list[str]:
     return [*counts, f"{way.seconds:,.2f}", rate]
 
 
-def _memory_table(summary: Summary) -> Table:
+def _memory_table(summary: Summary) -> list[list[str]]:
     clients = summary.memory.clients
     heads = ["process", "idle RSS", "peak RSS", "over idle", "peak USS"]
     nodes = {name: each.node for name, each in clients.items() if isinstance(each.node, str)}
-    table = new_table(*heads, *(["node"] if nodes else []))
-    table.add_row("server", *_memory_row(summary.memory.server))
+    table = [[*heads, *(["node"] if nodes else [])]]
+    unplaced = [""] if nodes else []
+    table.append(["server", *_memory_row(summary.memory.server), *unplaced])
     if len(clients) <= _MOST_CLIENTS:
         shown = list(clients)
     else:
@@ -115,10 +111,11 @@ def _memory_table(summary: Summary) -> Table:
         shown = by_peak[:_LARGEST]
     for name in shown:
         on = [printable(nodes.get(name, ""))] if nodes else []
-        table.add_row(printable(name), *_memory_row(clients[name]), *on)
+        table.append([printable(name), *_memory_row(clients[name]), *on])
     if len(shown) < len(clients):
         middle = _median(list(clients.values()))
-        table.add_row(f"median of {len(clients)} clients", *_memory_row(middle))
+        name = f"median of {len(clients)} clients"
+        table.append([name, *_memory_row(middle), *unplaced])
     return table
 
 
@@ -140,22 +137,18 @@ def _failures_title(summary: Summary) -> str:
     return f"Failures ({sites}, {times}; summary.json has each reason)"
 
 
-def _failure_lines(summary: Summary, width: int) -> list[Text]:
-    """Return a line for each of the sites that failed most often, with its last reason."""
+def _failure_lines(summary: Summary, width: int) -> list[str]:
+    """Return the sites that failed most often, each with its last reason."""
     times = Counter(failure.site for failure in summary.failures)
     last = {failure.site: failure for failure in summary.failures}
-    rows = [
-        [printable(site), f"{count:,}", str(last[site].round)]
+    sentences = [
+        f"{printable(site)}: {counted(count, 'time')}, last in round {last[site].round}: "
+        f"{printable(last[site].reason)}"
         for site, count in times.most_common(_MOST_FAILED)
     ]
-    head, *lines = column_lines(["site", "times", "last round"], rows, None, left=1)
-    texts = [Text(f"{head}  reason", style="dim")]
-    for line, (site, _) in zip(lines, times.most_common(_MOST_FAILED), strict=True):
-        # Padded to the length of the heading, so that the reasons begin in one column.
-        texts.append(Text(clip(f"{line.ljust(len(head))}  {printable(last[site].reason)}", width)))
-    if len(times) > len(rows):
-        texts.append(Text(f"... and {counted(len(times) - len(rows), 'more site')}"))
-    return texts
+    if len(times) > len(sentences):
+        sentences.append(f"... and {counted(len(times) - len(sentences), 'more site')}")
+    return wrapped(sentences, width, _MOST_REASON_LINES)
 
 
 def _benched(summary: Summary) -> str:
@@ -164,19 +157,17 @@ def _benched(summary: Summary) -> str:
     return printable(f"{names} and {more:,} more" if more > 0 else names)
 
 
-def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, Text]]:
+def _facts(summary: Summary, run: RunDirectory) -> list[tuple[str, Text]]:
     facts = []
     if summary.best is not None:
         best = format_metrics({summary.best.metric: summary.best.value})
-        where = f"{summary.best.round}, {best}"
-        facts.append(("best round", Text(elide(where, width - _LABEL_WIDTH))))
+        facts.append(("best round", Text(f"{summary.best.round}, {best}")))
     scored = last_scored(summary)
     if scored is not None and summary.evaluate == "received":
-        scores = format_metrics(scored.metrics, width - _LABEL_WIDTH - len(f"{scored.round}, "))
-        facts.append(("last scored", Text(f"{scored.round}, {scores}")))
-        facts.append(("final model", Text(clip(UNSCORED, width - _LABEL_WIDTH))))
+        facts.append(("last scored", Text(f"{scored.round}, {_scores(scored.metrics)}")))
+        facts.append(("final model", Text(UNSCORED)))
     elif scored is not None:
-        facts.append(("final model", Text(format_metrics(scored.metrics, width - _LABEL_WIDTH))))
+        facts.append(("final model", Text(_scores(scored.metrics))))
     if summary.privacy is not None:
         facts.append(("privacy", Text(privacy_words(summary.privacy))))
     style = {"finished": "bold green", "failed": "bold red"}.get(summary.status, "bold yellow")
@@ -190,9 +181,20 @@ def _facts(summary: Summary, run: RunDirectory, width: int) -> list[tuple[str, T
         facts.append(("asked no more", Text(_benched(summary))))
     model = _model(summary, run)
     if model is not None:
-        facts.append(("model", Text(printable(shown_path(model)))))
-    facts.append(("run directory", Text(printable(shown_path(run.path)))))
+        facts.append(("model", _path(model)))
+    facts.append(("run directory", _path(run.path)))
     return facts
+
+
+def _scores(metrics: Mapping[str, float | None]) -> str:
+    shown = dict(islice(metrics.items(), _MOST_SCORES))
+    more = len(metrics) - len(shown)
+    return format_metrics(shown) + (f" and {more:,} more" if more else "")
+
+
+def _path(path: Path) -> Text:
+    # A path is never broken over two lines, so that it can be copied.
+    return Text(printable(shown_path(path)), no_wrap=True)
 
 
 def _model(summary: Summary, run: RunDirectory) -> Path | None:

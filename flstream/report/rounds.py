@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-
-from flstream.report.console import new_table
+from flstream.report.columns import fits
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.text import elide, format_epsilon, format_metric
 from flstream.runs.summary import RoundSummary, Summary
@@ -22,46 +18,49 @@ _MOST_ROUNDS, _FIRST, _LAST = 20, 5, 12
 _METRIC_WIDTH = 12
 
 
-def rounds_table(console: Console, summary: Summary) -> tuple[Table, int]:
-    """Create the table of rounds, with a star beside the best one.
+def rounds_table(summary: Summary, width: int) -> tuple[list[list[str]], int]:
+    """Return the table of rounds, with a star beside the best one.
 
     Args:
-        console: console that the table must fit.
         summary: summary of the run.
+        width: columns of the terminal.
 
     Returns:
-        The table, with as many metrics as fit the console's width, and the number of metrics that
-        were left out.
+        The headings and rows, with as many metrics as fit the width beside the seconds, or below
+        them if there is not even room for these; and the number of metrics that were left out.
     """
     metrics = metrics_of([summary])
-    # Measured without a limit of the width: rich would otherwise shrink the table and cut numbers.
-    endless = console.options.update_width(1 << 16)
+    bare = _table(summary, [])
+    is_wide = fits(bare, width)
     # No metric takes less than five columns.
-    for count in range(min(len(metrics), console.width // 5), 0, -1):
+    for count in range(min(len(metrics), width // 5), 0, -1):
         table = _table(summary, metrics[:count])
-        if Measurement.get(console, endless, table).maximum <= console.width:
+        beside = table if is_wide else [row[: 1 + count] for row in table]
+        if fits(beside, width):
             return table, len(metrics) - count
-    return _table(summary, []), len(metrics)
+    return bare, len(metrics)
 
 
-def _table(summary: Summary, metrics: Sequence[Metric]) -> Table:
+def _table(summary: Summary, metrics: Sequence[Metric]) -> list[list[str]]:
     privacy = ("epsilon",) if summary.privacy else ()
     folders = [_FOLDED_AT] if any(each.aggregator for each in summary.rounds) else []
-    table = new_table("round", *map(_heading, metrics), *privacy, *_PHASES, *folders)
+    table = [["round", *map(_heading, metrics), *privacy, *_PHASES, *folders]]
     best = summary.best.round if summary.best else None
     scores = values_by_round(summary)
     if 0 in scores:
         first = (format_metric(scores[0].get(metric)) for metric in metrics)
-        table.add_row(_marked(0, best), *first, *("-" for _ in (*privacy, *_PHASES)))
+        blank = ["" for _ in folders]
+        dashes = ["-" for _ in (*privacy, *_PHASES)]
+        table.append([_marked(0, best), *first, *dashes, *blank])
     for each in _chosen(summary.rounds, best):
         if each is None:
-            table.add_row("...")
+            table.append(["...", *("" for _ in table[0][1:])])
             continue
         row = scores.get(each.round, {})
         values = (format_metric(row.get(metric)) for metric in metrics)
         spent = [format_epsilon(each.privacy)] if privacy else []
-        table.add_row(
-            _marked(each.round, best), *values, *spent, *_seconds(each), *_folder(each, folders)
+        table.append(
+            [_marked(each.round, best), *values, *spent, *_seconds(each), *_folder(each, folders)]
         )
     return table
 

@@ -46,7 +46,7 @@ def site_lines(found: SiteBodies, width: int | None) -> list[str]:
     """
     name = printable(found.site)
     when = "" if found.round is None else f" in round {found.round}"
-    lines = [f"{name}{when}", *(GAP + each for each in _total_lines(found.bodies)), ""]
+    lines = [*section(f"{name}{when}", _total_lines(found.bodies), width)[1:], ""]
     rows = [
         ("...", "", "", "", "", "")
         if body is None

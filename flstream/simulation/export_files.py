@@ -7,13 +7,15 @@ import shutil
 import traceback
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from flstream.errors import CheckpointError
 from flstream.model.modules import exchanged_state, is_adapted
-from flstream.simulation.factory import MadeModel
+
+if TYPE_CHECKING:
+    from flstream.simulation.factory import MadeModel
 
 # Files of these names lie beside the weights of a pretrained model.
 BESIDE = (

@@ -147,9 +147,12 @@ def test_what_sites_received_fits_the_terminal_and_is_shortened(
     assert max(map(cell_len, text.splitlines())) <= width
     assert "\x1b" not in text
     table = text.partition("what sites received and sent\n")[2].partition("\n\n")[0].splitlines()
-    assert len(table) == 1 + 5 + 1 + 12
-    assert all("delta shuffle zstd reused" in line for line in table[1:6:2])
-    assert all("int8" in line and "update" in line for line in table[2:6:2])
+    assert [line.split()[0] for line in table].count("...") == 1
+    rows = [line for line in table if " MiB" in line or " GiB" in line]
+    assert len(rows) == 5 + 12
+    text_of_rows = " ".join(" ".join(table).split())
+    assert text_of_rows.count("delta shuffle zstd reused") >= 5
+    assert all("update" in line for line in rows if "int8" in line)
     assert "received 29 models: 145 MiB moved" in text
 
 

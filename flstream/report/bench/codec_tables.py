@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from flstream.bench.codec_compare import CodecMeasurement, CodecResult
 from flstream.bench.codec_plan import CodecBenchPlan
 from flstream.bench.exchange import ROUNDS
 from flstream.report.bench.tables import describe_link, print_wrapped
 from flstream.report.bench.verdict import shortfalls
-from flstream.report.console import new_table, print_section
-from flstream.report.text import counted, elide
+from flstream.report.console import print_table
+from flstream.report.text import counted
 from flstream.units import format_bytes, format_seconds
 
 _NOT_RUN = "-"
-# Columns between two of a table, and those that a name has at least.
-_GAP, _LEAST_NAME = 2, 12
 
 
 def print_codecs(console: Console, plan: CodecBenchPlan, results: Sequence[CodecResult]) -> None:
@@ -29,14 +26,14 @@ def print_codecs(console: Console, plan: CodecBenchPlan, results: Sequence[Codec
         print_wrapped(console, describe_link(plan.network, plan.measured_bytes), "dim")
     title = f"Measured with {measured}: round {ROUNDS}, bytes of one client"
     plain = results[0].median
-    rows = [_measured_cells(each, plain) for each in results]
-    heads = ("down", "up", "share", "s down", "s up", "s all", "error")
-    print_section(console, title, _table(console, heads, rows))
+    heads = ("codecs", "down", "up", "share", "s down", "s up", "s all", "error")
+    rows = [_filled(heads, _measured_cells(each, plain)) for each in results]
+    print_table(console, title, heads, rows)
     if plan.times > 1:
         title = f"For {format_bytes(plan.model_bytes)}: the same, times {plan.times:.4g}"
-        whole_rows = [_whole_cells(each, plan.times) for each in results]
-        whole_heads = ("down", "up", "to download", "to upload", "in all")
-        print_section(console, title, _table(console, whole_heads, whole_rows))
+        whole_heads = ("codecs", "down", "up", "to download", "to upload", "in all")
+        whole_rows = [_filled(whole_heads, _whole_cells(each, plan.times)) for each in results]
+        print_table(console, title, whole_heads, whole_rows)
     for sentence in shortfalls(plan.repeat, results):
         print_wrapped(console, sentence)
     console.print()
@@ -54,15 +51,8 @@ def _heading(plan: CodecBenchPlan) -> str:
     return f"A model of {size}, {clients}, pulled in chunks of {chunk}: {runs}."
 
 
-def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table of names and cells in which a name has what room the cells leave."""
-    filled = [[*row, *[_NOT_RUN] * (len(heads) + 1 - len(row))] for row in rows]
-    columns = zip(heads, *(row[1:] for row in filled), strict=True)
-    room = console.width - sum(max(map(len, column)) + _GAP for column in columns)
-    table = new_table("codecs", *heads)
-    for name, *cells in filled:
-        table.add_row(elide(name, max(room, _LEAST_NAME)), *cells)
-    return table
+def _filled(heads: Sequence[str], row: Sequence[str]) -> list[str]:
+    return [*row, *[_NOT_RUN] * (len(heads) - len(row))]
 
 
 def _measured_cells(result: CodecResult, plain: CodecMeasurement | None) -> tuple[str, ...]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from flstream.bench.compare import Comparison, Result
@@ -17,7 +15,8 @@ from flstream.bench.plan import Plan
 from flstream.job.link import NetworkLink
 from flstream.report.bench.bars import memory_bars, second_bars
 from flstream.report.bench.verdict import shortfalls, verdict
-from flstream.report.console import new_table, print_section
+from flstream.report.columns import fold
+from flstream.report.console import print_section, print_table
 from flstream.report.network import describe_links
 from flstream.report.text import counted, format_elapsed, format_rate
 from flstream.units import format_bytes
@@ -35,9 +34,11 @@ def print_comparison(console: Console, plan: Plan, comparison: Comparison) -> No
         print_wrapped(console, _limits(limits), "dim")
         than = "bare pipe" if plan.network is None else "link"
         title = f"Seconds of a round; x: times the {than}'s, and the disk's"
-        print_section(console, title, _seconds_table(plan, results, limits))
+        heads, rows = _seconds_heads(plan), _seconds_rows(plan, results, limits)
+        print_table(console, title, heads, rows)
     title = "Memory: RSS and USS over idle at the peak; PSS of all processes"
-    print_section(console, title, _memory_table(results))
+    heads = ["", "server", "USS", "client", "USS", "all PSS", "predicted"]
+    print_table(console, title, heads, [_memory_cells(each) for each in results])
     for sentence in shortfalls(plan.repeat, results):
         print_wrapped(console, sentence)
     for title, lines in (
@@ -51,7 +52,7 @@ def print_comparison(console: Console, plan: Plan, comparison: Comparison) -> No
 
 def print_wrapped(console: Console, sentence: str, style: str = "") -> None:
     """Print a sentence, wrapped between words at the console's width."""
-    for line in textwrap.wrap(sentence, console.width, break_on_hyphens=False):
+    for line in fold(sentence, console.width):
         console.print(Text(line, style=style))
 
 
@@ -78,17 +79,21 @@ def _limits(limits: MachineLimits) -> str:
     return f"This machine: memcpy {memcpy}, disk {disk}, bare pipe {pipe}."
 
 
-def _seconds_table(plan: Plan, results: Sequence[Result], limits: MachineLimits) -> Table:
+def _seconds_heads(plan: Plan) -> list[str]:
     than = "x pipe" if plan.network is None else "x link"
-    heads = ("down", "MiB/s", "up+fold", "MiB/s", "durable", "requests", than, "x disk")
-    table = new_table("", *heads)
+    return ["", "down", "MiB/s", "up+fold", "MiB/s", "durable", "requests", than, "x disk"]
+
+
+def _seconds_rows(plan: Plan, results: Sequence[Result], limits: MachineLimits) -> list[list[str]]:
+    heads = _seconds_heads(plan)
+    rows = []
     for result in results:
         run = result.median
         if run is None:
-            table.add_row(result.label, *[_NOT_RUN] * len(heads))
+            rows.append([result.label, *[_NOT_RUN] * (len(heads) - 1)])
             continue
         against = ratios(plan, result.case, run, limits)
-        table.add_row(
+        cells = [
             result.label,
             f"{run.download:.2f}",
             _mib_rate(plan.moved_bytes, run.download),
@@ -98,8 +103,9 @@ def _seconds_table(plan: Plan, results: Sequence[Result], limits: MachineLimits)
             f"{run.requests:,.0f}",
             _against(against),
             f"{against.checkpoint_disk:.2f}",
-        )
-    return table
+        ]
+        rows.append(cells)
+    return rows
 
 
 def _against(against: Ratios) -> str:
@@ -113,20 +119,15 @@ def _mib_rate(moved: int, seconds: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}"
 
 
-def _memory_table(results: Sequence[Result]) -> Table:
-    heads = ("server", "USS", "client", "USS", "all PSS", "predicted")
-    table = new_table("", *heads)
-    for result in results:
-        run, predicted = result.median, format_bytes(result.need.memory)
-        if run is None:
-            table.add_row(result.label, *[_NOT_RUN] * (len(heads) - 1), predicted)
-            continue
-        sizes = (
-            run.server_peak_rss,
-            run.server_peak_uss,
-            run.client_peak_rss,
-            run.client_peak_uss,
-            run.total_peak_pss,
-        )
-        table.add_row(result.label, *(format_bytes(round(size)) for size in sizes), predicted)
-    return table
+def _memory_cells(result: Result) -> list[str]:
+    run, predicted = result.median, format_bytes(result.need.memory)
+    if run is None:
+        return [result.label, *[_NOT_RUN] * 5, predicted]
+    sizes = (
+        run.server_peak_rss,
+        run.server_peak_uss,
+        run.client_peak_rss,
+        run.client_peak_uss,
+        run.total_peak_pss,
+    )
+    return [result.label, *(format_bytes(round(size)) for size in sizes), predicted]
