@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from flstream.codecs.chain import chain_of
-from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CheckpointError, SimulationError, UsageError
 from flstream.inspection.examine import model_at
 from flstream.inspection.overview import matches
-from flstream.job import JobError
-from flstream.job.codecs import CodecPlan
-from flstream.job.hocon import read_hocon
-from flstream.job.keys import keys_in
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.runs.body_records import (
@@ -31,6 +25,9 @@ from flstream.runs.journal import read_events, read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_scores import by_site
 from flstream.telemetry.events import Metrics, SiteUpdate, default_site_names
+
+if TYPE_CHECKING:
+    from flstream.codecs.lossy import LossyCodec
 
 
 class SiteRequest(NamedTuple):
@@ -183,6 +180,13 @@ def lossy_codec_of(run: RunDirectory, way: Literal["down", "up"]) -> LossyCodec 
     """
     if not run.job_file.exists():
         return None
+    # Which take longer to import than a checkpoint takes to be shown.
+    from flstream.codecs.chain import chain_of
+    from flstream.job import JobError
+    from flstream.job.codecs import CodecPlan
+    from flstream.job.hocon import read_hocon
+    from flstream.job.keys import keys_in
+
     hocon = read_hocon(run.job_file)
     if hocon.problems:
         raise CheckpointError(str(JobError(run.job_file, hocon.problems)))
