@@ -115,6 +115,7 @@ def test_nothing_is_left_behind(bench):
     assert list(bench[3].iterdir()) == []
 
 
+@pytest.mark.soak
 def test_a_codec_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     # Weights of 1e6 are beyond what float16 holds, but changes are not: the change is made large.
     monkeypatch.setattr("flstream.bench.codec_plan._CLIENT", tmp_path / "client.py")

@@ -31,6 +31,7 @@ def test_peaks_agree_with_an_outside_sampler_within_a_tenth(bench):
     assert [line for line in lines if line.startswith("!") and "PSS" not in line] == []
 
 
+@pytest.mark.soak
 def test_native_holds_models_where_streaming_holds_chunks(bench):
     results = {each["mode"]: each["median"] for each in bench[0]["results"]}
     assert set(results) == {"pull", "push", "native", "file"}

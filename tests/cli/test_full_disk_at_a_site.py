@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from cli_support import environment
+from soaking import soaking
 
 FLSTREAM = [sys.executable, "-m", "flstream", "simulate"]
 # Neither file systems nor processes of others are touched.
@@ -75,6 +76,7 @@ def on_a_small_disk(fail):
 WORKERS = pytest.mark.parametrize("workers", [2, 1])
 
 
+@pytest.mark.soak
 @WORKERS
 def test_an_exception_is_the_reason_also_where_its_traceback_cannot_be_logged(fail, workers):
     mistake = LOG_IS_FULL + "raise ValueError('the loss is 7')"
@@ -83,7 +85,7 @@ def test_an_exception_is_the_reason_also_where_its_traceback_cannot_be_logged(fa
 
 
 @WORKERS
-@pytest.mark.parametrize(
+@soaking(
     "mistake",
     ["print('a line')", "print('a part', end=''); raise OSError(28, os.strerror(28), '/dev/full')"],
 )
@@ -112,7 +114,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("what", WRITES)
+@soaking("what", WRITES)
 def test_the_full_disk_of_a_file_that_the_system_does_not_name_is_named(
     on_a_small_disk, tmp_path, what
 ):
@@ -122,6 +124,7 @@ def test_the_full_disk_of_a_file_that_the_system_does_not_name_is_named(
     assert f"(no space is left on the disk of {tmp_path}/run/sites/site-2)" in reason
 
 
+@pytest.mark.soak
 @WORKERS
 def test_a_state_that_cannot_be_laid_out_is_named_with_its_path(on_a_small_disk, tmp_path, workers):
     state = "(flare.get_state_dir() / str(model.current_round)).write_bytes(bytes(150 << 10))"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cli_support import Flstream, environment
 from safetensors.torch import save_file
+from soaking import soaking
 
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.layout import Layout
@@ -222,9 +223,7 @@ def test_a_wrong_option_exits_2_and_is_named(
 SPARSE = 128 << 20
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("--stats",), ("--verify",), ("--diff", "other.safetensors")]
-)
+@soaking("words", [(), ("--stats",), ("--verify",), ("--diff", "other.safetensors")])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, words: tuple[str, ...]) -> None:
     for name, elements in (("tiny", 4), ("large", SPARSE // 4), ("other", SPARSE // 4)):
         with (tmp_path / f"{name}.safetensors").open("wb") as file:

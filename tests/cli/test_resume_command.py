@@ -8,7 +8,7 @@ import pytest
 from cli_support import Flstream, WriteJob
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_that_was_not_begun_is_started_and_a_finished_one_is_left_as_it_is(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import Flstream, WriteJob
+from soaking import soaking
 
 HEAD = "import flstream.client as flare\n\n"
 TRAINS = "    def train(self, model):\n        return model\n"
@@ -115,13 +116,13 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("where", ELSEWHERE)
+@soaking("where", ELSEWHERE, brief=2)
 def test_a_method_that_is_or_may_be_elsewhere_is_not_missed(validate, where):
     done = validate(ELSEWHERE[where], *EVERY, base=WHOLE.replace("Mine", "Base"))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
+@soaking(
     "learner",
     [
         "from flstream.client import Learner as L\n\nclass Mine(L):\n" + TRAINS,
@@ -132,6 +133,7 @@ def test_a_method_that_is_or_may_be_elsewhere_is_not_missed(validate, where):
         BARE.replace("class", "import dataclasses\n\n@dataclasses.dataclass(frozen=True)\nclass"),
         BARE + "        evaluate = 3\n",
     ],
+    brief=2,
 )
 def test_a_method_that_is_nowhere_is_missed_however_the_class_is_written(validate, learner):
     done = validate(learner, *EVERY, base=BARE.replace("Mine", "Base"))

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from serving import Server, worker_info, write
+from soaking import soaking
 
 from flstream.client.code import ScriptCode
 from flstream.client.messages import Failed, Goodbye, Logged, Ready, Stop
@@ -189,7 +190,7 @@ def test_one_process_of_a_command_needs_no_launcher(start):
     server.hear(Goodbye)
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("body", "words"),
     [
         ("kill(os.getpid()) if rank == 0 else wait()", "rank 0 of train.command has died"),
@@ -212,6 +213,7 @@ def test_one_process_of_a_command_needs_no_launcher(start):
             "client.py ended without answering the task; send() an FLModel for each task",
         ),
     ],
+    brief=2,
 )
 def test_a_rank_that_ends_in_a_task_fails_the_site(start, pair, body, words):
     assert failure(start(looping(body), *pair)) == words

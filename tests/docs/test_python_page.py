@@ -48,7 +48,7 @@ def test_the_job_of_pieces_runs_and_is_exported(folder):
     assert len(list((folder / "runs").glob("pieces-*/report.html"))) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_loop_over_results_prints_a_line_a_run(folder):
     first, second = run(folder, "loop.py").splitlines()
     assert first.startswith("0.02 [")

@@ -82,7 +82,7 @@ def test_each_worker_of_one_machine_sees_its_own(cluster, monkeypatch):
     assert "GPUs for 2 workers of 2 (engine.gpus), and the job has 4" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_each_worker_of_a_node_sees_its_own(cluster, monkeypatch):
     sim = cluster.simulate("--set", "engine.gpus=2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
@@ -94,7 +94,7 @@ def test_each_worker_of_a_node_sees_its_own(cluster, monkeypatch):
     assert sorted(seen(cluster).values()) == ["0,1", "0,1", "2,3", "2,3"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_node_without_gpus_is_refused_where_workers_take_some(cluster, monkeypatch):
     sim = cluster.simulate("--set", "engine.gpus=1", "--set", "engine.wait=4s", nodes=1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -274,6 +274,7 @@ def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_p
     assert any(words in each for each in here.summary()["warnings"])
 
 
+@pytest.mark.soak
 def test_what_is_no_part_of_a_job_is_not_sent(new_cluster):
     here = new_cluster(
         'assert sorted(os.listdir(HERE)) == ["client.py", "job.conf", "model.py"]\n',
@@ -289,6 +290,7 @@ def test_what_is_no_part_of_a_job_is_not_sent(new_cluster):
     run_apart(here)  # whose key is in the folder, too
 
 
+@pytest.mark.soak
 def test_a_folder_that_a_link_leads_to_is_sent(new_cluster, tmp_path):
     here = new_cluster(rounds=1)
     here.folder.rename(tmp_path / "real")
@@ -296,6 +298,7 @@ def test_a_folder_that_a_link_leads_to_is_sent(new_cluster, tmp_path):
     run_apart(here)
 
 
+@pytest.mark.soak
 def test_a_state_that_is_too_large_fails_its_site_with_a_sentence(new_cluster):
     here = new_cluster(
         """
@@ -311,6 +314,7 @@ if site == "site-1":
     assert "has 1.0 GiB, and 1 GiB at most travels" in failure["reason"]
 
 
+@pytest.mark.soak
 def test_a_state_that_was_damaged_ends_the_run(new_cluster, monkeypatch):
     here = new_cluster("""
 if round == 2 and site == "site-1":
@@ -332,6 +336,7 @@ if round == 2 and site == "site-1":
     assert "and had" in text
 
 
+@pytest.mark.soak
 def test_sites_that_fold_need_the_run_directory(new_cluster):
     here = new_cluster(rounds=1)
     sim, _ = begin_apart(here, "--set", "workflow.type=swarm")

@@ -151,7 +151,7 @@ def test_a_weight_that_is_no_number_of_examples_fails_its_site(folder, write):
     write("client.py", text.replace("args.examples}", "1e199 if args.examples > 1 else 1}"))
     made = recipe(aggregation_weights={"a": 1e6})
     made.set_per_site_config({"a": {"train_args": "--examples 2"}})
-    with pytest.raises(RunFailedError, match="a number from 1e-15 to 1e.15; send the number of"):
+    with pytest.raises(RunFailedError, match=r"a number from 1e-15 to 1e\+15; send the number"):
         made.execute(SimEnv(clients=["a", "b"], quiet=True))
 
 

@@ -61,6 +61,7 @@ def test_a_command_of_one_process_gives_the_same_bits(jobs, undisturbed):
             assert peaks.peak_rss >= event.idle_rss > 0
 
 
+@pytest.mark.soak
 def test_ranks_of_torchrun_train_together_and_give_the_same_bits_again(jobs):
     pids = []
 

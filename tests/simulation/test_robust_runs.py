@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from safetensors.torch import load_file
+from soaking import soaking
 from training_scripts import LARGE, QUIET, noisy, of_kind, results
 
 from flstream.telemetry.events import ProcessReady, SiteFailed, SitePhaseChanged
@@ -31,7 +32,7 @@ class Median:
 """
 
 
-@pytest.mark.parametrize(
+@soaking(
     "method",
     [
         pytest.param("krum", marks=pytest.mark.slow),

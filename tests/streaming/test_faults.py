@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 from faults import FAULTS, Faults, FaultyChannel
+from soaking import soaking
 
 from flstream.errors import StreamingError
 from flstream.model.body import Scratch
@@ -132,6 +133,6 @@ def test_over_a_pair_a_fault_ends_in_the_right_bits_or_in_a_typed_error(fault, t
         assert tally["right bits"] > len(SEEDS) / 2
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, "reset"])
+@soaking("fault", [*FAULTS, "reset"], brief=2)
 def test_over_tcp_every_fault_ends_in_the_right_bits(fault, tmp_path):
     assert tally_of(over_tcp, fault, tmp_path) == {"right bits": len(SEEDS)}

@@ -114,7 +114,7 @@ def read_away(channel, stop):
                 return
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_service_goes_on_after_a_hundred_thousand_malformed_requests():
     rng = random.Random("service")
     with open_harness() as harness:

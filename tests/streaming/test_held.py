@@ -329,6 +329,7 @@ def test_blocks_in_files_are_copied_from_one_to_the_other(harness, tmp_path):
     assert len(base.digests) >= COUNT - 1
 
 
+@pytest.mark.soak
 @given(
     portions=st.lists(st.integers(1, 200_000), min_size=1, max_size=40), seed=st.integers(0, 2**32)
 )

@@ -29,7 +29,7 @@ def test_a_value_is_built_by_its_own_class_which_checks_it():
     forged = msgspec.msgpack.decode(packed.message)
     forged[1][forged[1].index(["d", "ParamsType"])] = None
     forged[1].remove("FULL")
-    with pytest.raises(PayloadError, match="a FLModel of a payload cannot be made: params_type is None"):
+    with pytest.raises(PayloadError, match="payload cannot be made: params_type is None"):
         unpack(msgspec.msgpack.encode(forged), {}, registry=REGISTRY)
     elsewhere = Registry()
     other = elsewhere.register_dataclass(Colourless, "FLModel")

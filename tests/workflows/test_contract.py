@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from flows import finished
+from soaking import soaking
 from training_scripts import LARGE, QUIET, adding, noisy, of_kind, results
 
 from flstream.report.html.run_page import write_report
@@ -54,7 +55,7 @@ def name(request):
     return request.param
 
 
-@pytest.mark.parametrize("spread", SPREAD.values(), ids=SPREAD)
+@soaking("spread", SPREAD.values(), brief=3, ids=SPREAD)
 def test_the_bits_are_the_same_however_the_work_is_spread(jobs, undisturbed, name, spread):
     run = jobs.run(noisy(), *ROUNDS, *WORKFLOWS[name], *spread)
     size = [LARGE] if LARGE in spread else []

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from soaking import soaking
 
 from flstream.streaming.api import add_arrays, add_file, download_arrays
 from flstream.streaming.receiver import Receiver, StreamSettings
@@ -133,7 +134,7 @@ def test_chunks_longer_than_a_turn_are_sent_in_pieces_and_sound(
 KINDS = ["zeros", "beginnings"]
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+@soaking("kind", range(len(KINDS)), ids=KINDS)
 def test_a_receiver_that_floods_the_sender_loses_its_channel_alone(
     attackers, honest, watch_growth, kind
 ):
