@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -54,7 +55,8 @@ class WeightedMean:
             self._values, self._mean = np.empty(longest), np.empty(longest)
         if len(self._sums_buffer) < sum(numbers):
             self._sums_buffer = np.empty(sum(numbers))
-        self.sums = np.split(self._sums_buffer[: sum(numbers)], np.cumsum(numbers)[:-1])
+        starts = accumulate(numbers, initial=0)
+        self.sums = [self._sums_buffer[at : at + n] for at, n in zip(starts, numbers, strict=False)]
         sizes = [
             region.stop - region.start if region.dtype in INTEGERS else 0 for region in regions
         ]
