@@ -40,12 +40,9 @@ class FoldedUpdates:
         Raises:
             WorkflowError: It is no sequence of updates, is empty, or has two of one site.
         """
-        if isinstance(updates, Updates):
-            training = updates.training
-            assert isinstance(training, SiteTraining)
-            # Whether it was read follows from the program, so it is the same on replay.
-            if not updates.is_read:
-                return cls([training], None)
+        # Whether it was read follows from the program, so it is the same on replay.
+        if isinstance(updates, Updates) and not updates.is_read:
+            return cls([updates.training], None)
         chosen = []
         for update in updates:
             if not isinstance(update, Update):
@@ -53,7 +50,6 @@ class FoldedUpdates:
                     f"run.{method}() was given a {type(update).__name__} among its updates; "
                     "give it what run.train() returned, or some of it"
                 )
-            assert isinstance(update.training, SiteTraining)
             chosen.append((update.training, update.site))
         if not chosen:
             raise WorkflowError(

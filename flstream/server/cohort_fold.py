@@ -55,32 +55,22 @@ class FoldOutcome(NamedTuple):
     clipped: Sequence[str] = ()
 
 
-class FoldSeconds(NamedTuple):
-    """Where the seconds of a fold went.
-
-    Attributes:
-        fold: Fetching and folding.
-        checkpoint: From then until the model was durable.
-    """
-
-    fold: float
-    checkpoint: float
-
-
 class FoldedModel(NamedTuple):
     """A model that was made, and is durable.
 
     Attributes:
         outcome: What came of the fold beside it.
         record: What the journal says of it.
-        seconds: How long it took.
+        fold: Seconds of fetching and folding.
+        checkpoint: Seconds from then until it was durable.
         digester: Took digests of its chunks; None where the server does not send it so.
         at: Site in whose process it was made; empty for the server's.
     """
 
     outcome: FoldOutcome
     record: ModelRecord
-    seconds: FoldSeconds
+    fold: float
+    checkpoint: float
     digester: ChunkDigester | None = None
     at: str = ""
 
@@ -187,9 +177,9 @@ class CohortFold:
             updates = self.left()
             digest = self._fold.finish(updates, draft.target, draft.optimization, self.refuse)
             outcome, folded = self.outcome(self._fold, digest), time.monotonic()
-            record = self._store.finish(draft, round_number, digest)
-        seconds = FoldSeconds(folded - began, time.monotonic() - folded)
-        return FoldedModel(outcome, record, seconds, draft.digester)
+            record = self._store.finish(draft.finish, round_number, digest)
+        checkpoint = time.monotonic() - folded
+        return FoldedModel(outcome, record, folded - began, checkpoint, draft.digester)
 
     def new_fold(self) -> UpdateFold:
         """A fold of all the updates at once, of which nothing is recorded yet."""

@@ -13,9 +13,8 @@ from flstream.aggregation.steps import Steps, plan_steps
 from flstream.client.messages import SUBMIT_MODEL, SiteTask
 from flstream.client.meta import pack_values
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import AbortedError, CheckpointError, UpdateRefusedError, WorkflowError
+from flstream.errors import AbortedError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
-from flstream.model.digests import body_digest
 from flstream.runs.small_files import temporary_of
 from flstream.server.body_forms import submitted_model
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
@@ -25,7 +24,7 @@ from flstream.server.effects import Effect
 from flstream.server.last_models import LastModels
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model, SiteModel, SiteModels
-from flstream.server.stored_model import UnsoundModelError
+from flstream.server.stored_model import opened, verify
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
@@ -122,7 +121,7 @@ class ModelCollection:
             )
         if model.site not in self._sources:
             path = self._context.run.site_model(model.site)
-            self._sources[model.site] = verified_site_model(path, model.digest, model.effect)
+            self._sources[model.site] = _verified(path, model.digest, model.effect)
         return self._sources[model.site]
 
     def _last_of(self, site: str) -> str:
@@ -130,7 +129,7 @@ class ModelCollection:
         run, path = self._context.run, self._last.path(site)
         digest = self._last.digests[site]
         temporary_of(path).unlink(missing_ok=True)  # a fold that was cut off has left it
-        verified_site_model(path, digest, self._last.effects[site])
+        _verified(path, digest, self._last.effects[site])
         target = run.site_model(site)
         target.parent.mkdir(parents=True, exist_ok=True)
         run.publish(path, target)
@@ -207,23 +206,8 @@ class ModelCollection:
         return write_site_model(path, base, update.update, rule, steps, check, {})
 
 
-def verified_site_model(path: Path, digest: str, effect: int) -> FileSource:
-    """Open the file of a site's model, which is to have a digest.
-
-    Args:
-        path: The file.
-        digest: Digest of its body, going by the journal.
-        effect: Number of the effect that has it on record.
-
-    Raises:
-        UnsoundModelError: It has another one, or cannot be read.
-    """
-    try:
-        source = FileSource(path, immutable=True)
-        found = body_digest(source)
-    except CheckpointError as error:
-        raise UnsoundModelError(effect, str(error)) from error
-    if found != digest:
-        flaw = f"{path} has the digest {found}, and had {digest} when it was written"
-        raise UnsoundModelError(effect, flaw)
+def _verified(path: Path, digest: str, effect: int) -> FileSource:
+    """The file of a site's model, which is to have a digest going by the record of an effect."""
+    source = opened(effect, path)
+    verify(effect, source, digest)
     return source

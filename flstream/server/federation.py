@@ -10,9 +10,6 @@ from flstream.client.meta import pack_values
 from flstream.client.personal_part import part_of
 from flstream.errors import WorkflowError
 from flstream.job.bodies import optimizer_bodies
-from flstream.job.scoring import ScoreSource
-from flstream.runs.best import BestEvaluation
-from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import (
     check_bodies,
     check_model,
@@ -22,7 +19,7 @@ from flstream.server.arguments import (
     check_training,
     check_values,
 )
-from flstream.server.collector import UNLIMITED, ResultCollector, TaskWaits
+from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.evaluation_effects import EvaluationEffects
@@ -50,12 +47,11 @@ class Federation:
         store: The models.
 
     Attributes:
-        context: The server.
         state: What its effects have come to.
     """
 
     def __init__(self, context: ServerContext, journal: EffectJournal, store: ModelStore) -> None:
-        self.context = context
+        self._context = context
         self.state = FederationState(context, journal, store)
         self._store = store
         scoring = Scoring(context, store, self.state.trainer)
@@ -63,68 +59,6 @@ class Federation:
         self._models = ModelEffects(self.state, self._trainings)
         self._evaluations = EvaluationEffects(self.state, scoring)
         self._per_site = SiteEffects(self.state, scoring)
-
-    @property
-    def seed(self) -> int:
-        """Seed of the job."""
-        return self.context.job.seed
-
-    @property
-    def round(self) -> int:
-        """The current round, from 1; 0 before the first."""
-        return self.state.round
-
-    @property
-    def stage(self) -> int:
-        """Place of the current workflow among those of the job, from 0."""
-        return self.state.stage
-
-    @property
-    def sites(self) -> list[str]:
-        """The sites that are still asked, in their fixed order."""
-        return self.state.sites
-
-    @property
-    def best(self) -> BestEvaluation | None:
-        """The best evaluation so far; that of the last round counts until an effect follows."""
-        return self.state.scores.best
-
-    @property
-    def score_source(self) -> ScoreSource:
-        """What scores the models of the current workflow."""
-        return self.state.scores.source
-
-    @property
-    def best_version(self) -> int | None:
-        """Version of the best model so far that an evaluation of a round has found; or None."""
-        return self.state.scores.best_version
-
-    def begin_stage(self, place: int, source: ScoreSource, stopping: EarlyStopping) -> None:
-        """Begin with the next workflow.
-
-        Args:
-            place: Its place among those of the job, from 0.
-            source: What scores its models.
-            stopping: Judges by their scores whether it goes on.
-        """
-        self.limit_waiting(UNLIMITED)
-        self.state.begin_stage(place, source, stopping)
-
-    def limit_waiting(self, waits: TaskWaits) -> None:
-        """Set how long there may be nothing from the sites of a task, from now on."""
-        self.state.trainer.waits = waits
-
-    def begin_round(self) -> None:
-        """Begin the next round, and end the current one."""
-        self.state.begin_round()
-
-    def end_stage(self, reason: str | None) -> None:
-        """End the current workflow's last round.
-
-        Args:
-            reason: Why it has had fewer rounds than the job; None if it has not.
-        """
-        self.state.end_stage(reason)
 
     @uncatchable
     def log(self, key: str, value: float) -> None:
@@ -137,17 +71,17 @@ class Federation:
                 "give it a number"
             ) from error
         check_name("log", key)
-        self.state.emit_live(SiteLog(round=self.round, site="", key=key, value=number))
+        self.state.emit_live(SiteLog(round=self.state.round, site="", key=key, value=number))
 
     def sample(self, number: int) -> list[str]:
         """Draw the sites of a round; see :meth:`flstream.server.run.Run.sample`."""
-        clients, sites = self.context.job.clients, self.sites
+        clients, sites = self._context.job.clients, self.state.sites
         least = clients.min_updates or clients.cohort_size
         if self.state.private is not None:
             drawn = self.state.private.sample(sites, number)
             least = min(least, len(drawn))
         else:
-            drawn = sample_sites(sites, clients.cohort_size, self.seed, number)
+            drawn = sample_sites(sites, clients.cohort_size, self._context.job.seed, number)
         ResultCollector[None](f"train round {number}", drawn, least).check_size()
         return drawn
 
@@ -160,10 +94,6 @@ class Federation:
     def check_model(self, method: str, model: Model) -> None:
         """Refuse what is no model of the run."""
         check_model(method, model)
-
-    def check_sites(self, method: str, names: Sequence[str]) -> None:
-        """Refuse names that are no sites of the job, or that stand there twice."""
-        self.state.check_sites(method, names)
 
     @uncatchable
     def train(
@@ -189,7 +119,7 @@ class Federation:
                 "that name beside it; give it another name"
             )
         part = part_of(personal, is_beside=beside)
-        self.check_sites("train", sites)
+        self.state.check_sites("train", sites)
         self.state.check_round("train")
         message = pack_values(meta or {}, optimizer_params)
         request = TrainRequest(model, sites, min_updates, timeout, message, part)
@@ -249,9 +179,9 @@ class Federation:
     ) -> tuple[list[str], float]:
         """The sites of an effect that are still asked, and the seconds that each may take."""
         check_sites_and_timeout(method, sites, timeout)
-        self.check_sites(method, sites)
+        self.state.check_sites(method, sites)
         self.state.scores.drop_provisional()
-        asked, default = set(self.sites), self.context.job.clients.round_timeout
+        asked, default = set(self.state.sites), self._context.job.clients.round_timeout
         names = [site for site in sites if site in asked]
         return names, default if timeout is None else float(timeout)
 
@@ -278,15 +208,6 @@ class Federation:
             return self._evaluations.evaluate_provisionally(model, part)
         return self._evaluations.evaluate(model, part)
 
-    @property
-    def newest_version(self) -> int:
-        """Version of the model that was made last."""
-        return self._store.newest.record.version
-
-    def model(self, version: int) -> Model:
-        """A model by its version."""
-        return self._store.handle(version)
-
     @uncatchable
     def initial_model(self, version: int, bodies: Mapping[str, object]) -> Model:
         """The model that a workflow begins with; see :meth:`flstream.server.run.Run.initial_model`.
@@ -295,24 +216,15 @@ class Federation:
             version: Its version.
             bodies: What the bodies beside it are to be, by name.
         """
-        job = self.context.job
+        job = self._context.job
         averaged = optimizer_bodies(job.train)
         return self._store.begin(version, averaged | check_bodies(bodies, averaged))
-
-    def check_failed(self) -> None:
-        """Raise what an effect has failed with, if the workflow has caught that all the same.
-
-        Raises:
-            FlstreamError: The failure.
-        """
-        if self.state.failure is not None:
-            raise self.state.failure
 
     def finish(self, version: int) -> None:
         """End the run with a model: its file gets its second name, and what waits is let go of."""
         path = self._store.source(self._store.handle(version)).path
         self.state.trainer.release_all("the run is over")
-        run = self.context.run
+        run = self._context.run
         run.discard_updates()
         run.publish(path, run.final_model)
         best = self.state.scores.final_version
@@ -323,11 +235,7 @@ class Federation:
                 source = self._store.source(self._store.handle(best))
             except UnsoundModelError as error:
                 # To do all the rounds since again would change nothing but this name.
-                self.context.emit(Warned(message=f"no {run.best_model.name}: {error.flaw}"))
+                self._context.emit(Warned(message=f"no {run.best_model.name}: {error.flaw}"))
             else:
                 run.publish(source.path, run.best_model)
         self._store.retire(self.state.scores.best_version, in_use)
-
-    def abandon(self) -> None:
-        """Let go of all updates: the workflow is replayed from its beginning."""
-        self.state.trainer.release_all("the workflow is replayed")

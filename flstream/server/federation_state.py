@@ -10,6 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.scoring import ScoreSource
 from flstream.runs.stopping import EarlyStopping
+from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectFailedError, EffectJournal
 from flstream.server.failures import FailureRecord
@@ -82,6 +83,7 @@ class FederationState:
             stopping: Judges by their scores whether it goes on.
         """
         self.stage = place
+        self.trainer.waits = UNLIMITED
         self.scores.begin_stage(source, stopping)
         if self.private is not None:
             self.private.begin_stage(stopping)

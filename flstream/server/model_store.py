@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -29,7 +29,6 @@ from flstream.server.context import ServerContext
 from flstream.server.model_offers import ModelHosts
 from flstream.server.program_view import Model
 from flstream.server.stored_model import (
-    Draft,
     DraftFiles,
     ModelDraft,
     StoredModel,
@@ -114,9 +113,9 @@ class ModelStore:
         """
         stored = self._models[model.version]
         if stored.source is None or not stored.is_verified:
-            source = opened(stored, self.path(stored.record), stored.chunk_digests)
+            source = opened(stored.effect, self.path(stored.record), stored.chunk_digests)
             if not stored.is_verified:
-                verify(stored, source, stored.record.digest)
+                verify(stored.effect, source, stored.record.digest)
             stored.source, stored.is_verified = source, True
             self._opened.add(model.version)
         return stored.source
@@ -168,9 +167,9 @@ class ModelStore:
 
     def _body(self, stored: StoredModel, name: str) -> FileSource:
         """Open a body beside a model, and verify it once."""
-        source = opened(stored, body_file(self.path(stored.record), name))
+        source = opened(stored.effect, body_file(self.path(stored.record), name))
         if name not in stored.verified:
-            verify(stored, source, bodies_beside(stored.record)[name])
+            verify(stored.effect, source, bodies_beside(stored.record)[name])
             stored.verified.add(name)
         return source
 
@@ -292,8 +291,16 @@ class ModelStore:
             metadata[ORDER] = order
         return DraftFiles(path, metadata, self._state_of(base) if optimizes else None)
 
-    def finish(self, draft: Draft, round_number: int, digest: str) -> ModelRecord:
-        """Make a model that was written durable, and return what the journal is to say of it."""
+    def finish(
+        self, make_durable: Callable[[], dict[str, str]], round_number: int, digest: str
+    ) -> ModelRecord:
+        """Make a model that was written durable, and return what the journal is to say of it.
+
+        Args:
+            make_durable: Does so: see :meth:`flstream.server.stored_model.ModelDraft.finish`.
+            round_number: Its round.
+            digest: Its digest, unless ``make_durable`` returns another.
+        """
         version, step = self.next_record(round_number)
         # Whoever resumes the run is to know whose the file is, even if nothing else is said of it.
         self._context.emit(ModelWritten(round=round_number, step=step))
@@ -301,7 +308,7 @@ class ModelStore:
         self._rounds.add(round_number)
         if step:
             self._rename_earlier(round_number, step - 1)
-        beside = draft.finish()
+        beside = make_durable()
         digest, state = beside.pop(MAIN, digest), beside.pop(OPTIMIZER, "")
         return ModelRecord(round_number, version, step, digest, state, beside)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from msgspec import structs
 
@@ -36,7 +37,7 @@ from flstream.errors import (
 from flstream.model.layout import Layout
 from flstream.runs.model_files import OPTIMIZER
 from flstream.server.cohort import FoldedUpdates
-from flstream.server.cohort_fold import CohortFold, FoldedModel, FoldSeconds, training_label
+from flstream.server.cohort_fold import CohortFold, FoldedModel, training_label
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import PROGRESS_KEY
 from flstream.server.context import ServerContext
@@ -168,9 +169,7 @@ class PeerFold:
                 self._lose(site, str(error), round_number)
                 continue
             # What it took until the fold was begun anew is part of it.
-            checkpoint = made.seconds.checkpoint
-            seconds = FoldSeconds(time.monotonic() - began - checkpoint, checkpoint)
-            return made._replace(seconds=seconds)
+            return made._replace(fold=time.monotonic() - began - made.checkpoint)
 
     def _make_at(
         self,
@@ -189,12 +188,11 @@ class PeerFold:
 
         sound = fold.fold_sound(list(placed.values()), walk, self._fold.refuse)
         folded = time.monotonic()
-        draft = PeerDraft(worker)
-        record = self._store.finish(draft, round_number, digest)
-        seconds = FoldSeconds(folded - began, time.monotonic() - folded)
+        record = self._store.finish(partial(_keep, worker), round_number, digest)
+        checkpoint = time.monotonic() - folded
         self._fold.record(sound, site)
         outcome = self._fold.outcome(fold, digest)._replace(kept=self._kept)
-        return FoldedModel(outcome, record, seconds, None, site)
+        return FoldedModel(outcome, record, folded - began, checkpoint, None, site)
 
     def _walk(
         self,
@@ -340,22 +338,16 @@ class PeerFold:
                     del training.bodies[site]
 
 
-class PeerDraft:
-    """A model that a worker has written.
+def _keep(worker: WorkerHandle) -> dict[str, str]:
+    """Have a worker make the model that it has written durable.
 
-    Args:
-        worker: The worker.
+    Returns:
+        Digests of the bodies beside it, by name.
     """
-
-    def __init__(self, worker: WorkerHandle) -> None:
-        self._worker = worker
-
-    def finish(self) -> dict[str, str]:
-        """Have the worker make it durable: see :class:`~flstream.server.stored_model.Draft`."""
-        try:
-            state = self._worker.peers.ask(Keep(), Kept, seconds=None).state
-        except AbortedError:
-            raise
-        except StreamingError as error:
-            raise PeerLostError(str(error)) from error
-        return {OPTIMIZER: state} if state else {}
+    try:
+        state = worker.peers.ask(Keep(), Kept, seconds=None).state
+    except AbortedError:
+        raise
+    except StreamingError as error:
+        raise PeerLostError(str(error)) from error
+    return {OPTIMIZER: state} if state else {}

@@ -137,10 +137,10 @@ def play(context: ServerContext, initial: str, replay: Replay) -> None:
             federation.finish(version)
         except UnsoundModelError as error:
             # It, and all that came after it, is void: the programs are replayed without it.
-            federation.abandon()
+            federation.state.trainer.release_all("the workflow is replayed")
             replay = _go_back(context, error, replay.score_sources)
         except AnsweredWithModelError as error:
-            federation.abandon()
+            federation.state.trainer.release_all("the workflow is replayed")
             replay = _begin_again(context, error)
         else:
             return
@@ -213,11 +213,11 @@ def _received_where_auto(job: Job) -> Sequence[ScoreSource]:
 
 def _play_stage(federation: Federation, place: int, source: ScoreSource, start: int) -> int:
     """Run one workflow from a version of the model, and return that which it ended with."""
-    context = federation.context
+    state, context = federation.state, federation.state.context
     stage = context.job.stages[place]
     is_last = place == len(context.job.stages) - 1
     stopping = EarlyStopping(context.job)
-    federation.begin_stage(place, source, stopping)
+    state.begin_stage(place, source, stopping)
     run = Run(federation, stage.args, stopping, start, is_last)
     try:
         returned = load_program(stage)(run, stage.args)
@@ -232,8 +232,9 @@ def _play_stage(federation: Federation, place: int, source: ScoreSource, start: 
             f"the workflow {stage.name} failed: {sentence(error, program_file(stage))}; "
             "see server.log"
         ) from error
-    federation.check_failed()
-    federation.end_stage(run.ended_early)
+    if state.failure is not None:  # and the workflow has caught that all the same
+        raise state.failure
+    state.end_stage(run.ended_early)
     if returned is None:
         context.emit(
             Warned(
@@ -241,7 +242,7 @@ def _play_stage(federation: Federation, place: int, source: ScoreSource, start: 
                 "model; return the model that the run is to end with"
             )
         )
-        return federation.newest_version
+        return state.store.newest.record.version
     if not isinstance(returned, Model):
         raise WorkflowError(
             f"the workflow {stage.name} returned a {type(returned).__name__}; it must return the "

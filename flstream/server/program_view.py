@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+if TYPE_CHECKING:
+    from flstream.server.training import SiteTraining
 
 
 class Model:
@@ -43,28 +46,6 @@ class BestModel(NamedTuple):
     value: float
 
 
-class Training(Protocol):
-    """A task that a workflow has asked for with ``run.train``, done or not."""
-
-    @property
-    def number(self) -> int:
-        """Number of the effect."""
-        ...
-
-    @property
-    def is_done(self) -> bool:
-        """Whether its sites have trained."""
-        ...
-
-    def updates(self) -> Sequence[Update]:
-        """The updates, in the cohort's order; the sites train now if they have not."""
-        ...
-
-    def failures(self) -> Mapping[str, str]:
-        """Why each site that has no update has none; the sites train now if they have not."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Update:
     """A site's update; its tensors lie where it was trained, or in a file.
@@ -81,7 +62,7 @@ class Update:
     weight: float
     metrics: Mapping[str, float]
     base: Model
-    training: Training
+    training: SiteTraining
     _message: bytes = b""
 
     @cached_property
@@ -112,7 +93,7 @@ class Updates(Sequence[Update]):
         is_read: Whether something was read of it.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: SiteTraining) -> None:
         self.training = training
         self.is_read = False
         self._found: Sequence[Update] | None = None

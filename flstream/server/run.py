@@ -62,11 +62,12 @@ class Run:
         is_last_stage: bool,
     ) -> None:
         self._federation = federation
+        self._state = federation.state
         self._args = args
         self._stopping = stopping
         self._start = start
         self._is_last_stage = is_last_stage
-        self._last_round = federation.round + federation.context.job.rounds
+        self._last_round = self._state.round + self._state.context.job.rounds
         self._generators: dict[str, random.Random] = {}
         self._last_ordered: str | None = None
         self._is_counting = False
@@ -75,7 +76,7 @@ class Run:
     @property
     def all_sites(self) -> list[str]:
         """The names of all sites of the job, in their fixed order."""
-        return list(self._federation.context.job.clients.site_names)
+        return list(self._state.context.job.clients.site_names)
 
     @property
     def sites(self) -> list[str]:
@@ -83,19 +84,19 @@ class Run:
 
         Sites that failed too often in a row (``clients.bench_after``) are not among them.
         """
-        return self._federation.sites
+        return self._state.sites
 
     @property
     def best(self) -> BestModel | None:
         """The best evaluation so far by the key metric; None before there is one."""
-        found = self._federation.best
+        found = self._state.scores.best
         return None if found is None else BestModel(found.round, found.value)
 
     @property
     def best_model(self) -> Model | None:
         """The model of the best evaluation so far; None before there is one."""
-        version = self._federation.best_version
-        return None if version is None else self._federation.model(version)
+        version = self._state.scores.best_version
+        return None if version is None else self._state.store.handle(version)
 
     def initial_model(self, **bodies: Literal["zeros"]) -> Model:
         """The model to begin with: that of the job, or the one that the stage before returned.
@@ -126,17 +127,17 @@ class Run:
                 "run.rounds() was called in a loop over run.rounds(), and there is one count of "
                 "rounds; loop over range() inside of it"
             )
-        federation = self._federation
+        state = self._state
         self._is_counting = True
         try:
-            while federation.round < self._last_round:
+            while state.round < self._last_round:
                 if self._stopping.reason is not None:
                     self.ended_early = self._stopping.reason
                     return
                 # What is done after the last round belongs to it: so a round ends when the next
                 # one begins.
-                federation.begin_round()
-                yield federation.round
+                state.begin_round()
+                yield state.round
         finally:
             self._is_counting = False
 
@@ -164,12 +165,12 @@ class Run:
         """
         sites = self.sites
         if not isinstance(order, str):
-            self._federation.check_sites("order", order)
+            self._state.check_sites("order", order)
             found = [site for site in order if site in set(sites)]
         elif order == "fixed":
             found = sites
         elif order in _ORDERS:
-            generator = random.Random(f"flstream/order/{self._federation.seed}/{number}")
+            generator = random.Random(f"flstream/order/{self._state.context.job.seed}/{number}")
             found = generator.sample(sites, len(sites))
             repeats = found[:1] == [self._last_ordered] and len(found) > 1
             if order == "random_without_same_in_a_row" and repeats:
@@ -190,8 +191,8 @@ class Run:
         self._federation.check_name("random", name)
         generator = self._generators.get(name)
         if generator is None:
-            stage = self._federation.stage
-            text = f"flstream/workflow/{self._federation.seed}/{stage}/{name}"
+            stage, seed = self._state.stage, self._state.context.job.seed
+            text = f"flstream/workflow/{seed}/{stage}/{name}"
             generator = self._generators[name] = random.Random(text)
         return generator
 
@@ -298,7 +299,7 @@ class Run:
             progress: Seconds after which the run fails if nothing came of a task or a fold; None is
                 without limit.
         """
-        self._federation.limit_waiting(TaskWaits(start, progress))
+        self._state.trainer.waits = TaskWaits(start, progress)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make the update of one site the next model, as it is.
@@ -332,7 +333,7 @@ class Run:
         """
         self._federation.check_model("evaluate", model)
         every = self._args.evaluate_every
-        if not every or not model.round or self._federation.score_source == "received":
+        if not every or not model.round or self._state.scores.source == "received":
             return None
         is_regular = model.round % every == 0
         is_last = self._is_last_stage and model.round == self._last_round

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from flstream.aggregation.optimizers import Optimization
 from flstream.codecs.rounded_writer import RoundedWriter
@@ -90,19 +89,6 @@ class DraftFiles:
         return body_file(self.path, OPTIMIZER)
 
 
-class Draft(Protocol):
-    """A model that is being written, by whomever."""
-
-    def finish(self) -> dict[str, str]:
-        """Make it durable, and give it its name; before it, the bodies beside it.
-
-        Returns:
-            The digests of these by name, among them that of the server optimizer's state; and that
-            of the model, under an empty name, where that was taken here.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class ModelDraft:
     """A model that is being written.
@@ -124,7 +110,12 @@ class ModelDraft:
     rounded: RoundedWriter | None = None
 
     def finish(self) -> dict[str, str]:
-        """Make it durable, and give it its name: see :class:`Draft`."""
+        """Make it durable, and give it its name; before it, the bodies beside it.
+
+        Returns:
+            The digests of these by name, among them that of the server optimizer's state; and that
+            of the model, under an empty name, where that was taken here.
+        """
         digests: dict[str, str] = {}
         # The model last: where it is, what goes with it is, too.
         for sink in self.bodies.values():
@@ -142,8 +133,8 @@ class ModelDraft:
         return digests
 
 
-def opened(stored: StoredModel, path: Path, digests: ChunkDigests | None = None) -> FileSource:
-    """Open a file of a model.
+def opened(effect: int, path: Path, digests: ChunkDigests | None = None) -> FileSource:
+    """Open a file of a model, which an effect has on record.
 
     Raises:
         UnsoundModelError: It is damaged or gone.
@@ -151,11 +142,11 @@ def opened(stored: StoredModel, path: Path, digests: ChunkDigests | None = None)
     try:
         return FileSource(path, digests, immutable=True)
     except CheckpointError as error:
-        raise UnsoundModelError(stored.effect, str(error)) from error
+        raise UnsoundModelError(effect, str(error)) from error
 
 
-def verify(stored: StoredModel, source: FileSource, digest: str) -> None:
-    """Read a file of a model, whose body is to have a digest.
+def verify(effect: int, source: FileSource, digest: str) -> None:
+    """Read a file of a model, whose body is to have a digest going by the record of an effect.
 
     Raises:
         UnsoundModelError: It has another one, or cannot be read.
@@ -163,7 +154,7 @@ def verify(stored: StoredModel, source: FileSource, digest: str) -> None:
     try:
         found = body_digest(source)
     except CheckpointError as error:
-        raise UnsoundModelError(stored.effect, str(error)) from error
+        raise UnsoundModelError(effect, str(error)) from error
     if found != digest:
         flaw = f"{source.path} has the digest {found}, and had {digest} when it was written"
-        raise UnsoundModelError(stored.effect, flaw)
+        raise UnsoundModelError(effect, flaw)

@@ -27,6 +27,7 @@ from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
 from flstream.server.tasks import ModelArrived, TaskGiven, TaskSpec, ask
+from flstream.server.training import TaskCost
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import (
@@ -71,22 +72,6 @@ class ResultsDelivered(NamedTuple):
     seconds: float = 0.0
 
 
-class TaskSeconds(NamedTuple):
-    """Where the seconds of a task went.
-
-    Where workers do several sites, these are what a worker has spent on average.
-
-    Attributes:
-        download: Until the last site had the model.
-        work: From then until the last answer.
-        fetch: Fetching updates, where they are fetched at once.
-    """
-
-    download: float = 0.0
-    work: float = 0.0
-    fetch: float = 0.0
-
-
 class TaskRun:
     """A task in progress.
 
@@ -101,7 +86,7 @@ class TaskRun:
         collector: As given.
         answers: What each site has answered that has not failed since.
         late: Sites that were not waited for any longer.
-        seconds: Where the time went; known once the task is over.
+        cost: What it cost; known once it is over.
     """
 
     def __init__(
@@ -114,7 +99,7 @@ class TaskRun:
     ) -> None:
         self.collector = collector
         self.answers: dict[str, SiteAnswer] = {}
-        self.seconds = TaskSeconds()
+        self.cost = TaskCost()
         self._context = context
         self._spec = spec
         self._plan = plan
@@ -169,7 +154,7 @@ class TaskRun:
                 if isinstance(event, ResultsDelivered | SiteLost):
                     yield
         assert self.collector.settled == len(self._spec.cohort)
-        self.seconds = self._elapsed(began, len(workers))
+        self.cost = self._cost(began, len(workers))
         hint = hint_at_pull(
             self._context, self._spec.round, self._spec.model.layout.nbytes, self._copied
         )
@@ -343,11 +328,11 @@ class TaskRun:
                 f"{brief_names(self.unsettled)} did not answer: see their logs, or allow more"
             )
 
-    def _elapsed(self, began: float, workers: int) -> TaskSeconds:
+    def _cost(self, began: float, workers: int) -> TaskCost:
         ended = time.monotonic()
         if self._plan.own:
             arrived = max(self._report.arrived_at, began)
-            return TaskSeconds(arrived - began, ended - arrived)
+            return TaskCost(arrived - began, ended - arrived, down=self.down)
         count = workers or 1
-        down, fetched = self._report.down.seconds / count, self._fetching / count
-        return TaskSeconds(down, max(ended - began - down - fetched, 0.0), fetched)
+        down, fetched = self.down.seconds / count, self._fetching / count
+        return TaskCost(down, max(ended - began - down - fetched, 0.0), fetched, self.down)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class TaskCost(NamedTuple):
     """What a task cost.
 
+    Where workers do several sites, seconds are what a worker has spent on average.
+
     Attributes:
         download: Seconds until the last site had the model.
         work: Seconds from then until the last answer.

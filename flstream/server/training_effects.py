@@ -16,7 +16,7 @@ from flstream.server.peer_fold import PeerFold
 from flstream.server.program_view import Model, Updates
 from flstream.server.sampling import brief_names
 from flstream.server.site_tasks import with_states
-from flstream.server.training import SiteTraining, TaskCost, TrainResult
+from flstream.server.training import SiteTraining, TrainResult
 from flstream.telemetry.events import EffectDone
 
 
@@ -134,10 +134,8 @@ class TrainingEffects:
         trainer.check_states(training.tasks, run.collector.failures)
         training.bodies |= run.updates
         trainer.forget_empty(training)
-        cost = TaskCost(*run.seconds, run.down)
-        result = TrainResult.of(
-            run.in_order, run.collector.failures, run.late, cost, training.tasks
-        )
+        failures = run.collector.failures
+        result = TrainResult.of(run.in_order, failures, run.late, run.cost, training.tasks)
         record = state.journal.record(training.effect, result.plain(), is_final=False)
         self._finish(training, record)
 

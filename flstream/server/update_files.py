@@ -6,7 +6,6 @@ resumes the round reuses the updates that are whole, so that no site trains twic
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -197,12 +196,6 @@ class UpdateFiles:
         except (FileNotFoundError, ValueError):
             return None
         return record if record.base == self._base else None
-
-    def discard(self) -> None:
-        """Remove the folder, once the round is durable."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        with suppress(OSError):  # it may hold folders of other trainings
-            self.folder.parent.rmdir()
 
     def _path(self, site: str) -> Path:
         return self.folder / f"{site}.safetensors"

@@ -58,6 +58,9 @@ class WorkerPool:
         service: Download service that offers models to the workers.
         abort: Signal that stops the run.
         ready_seconds: Seconds that a new process may take to become ready.
+
+    Attributes:
+        monitor: Receives the workers' messages.
     """
 
     def __init__(
@@ -71,9 +74,9 @@ class WorkerPool:
     ) -> None:
         self._abort = abort
         self._events: SimpleQueue[PoolEvent] = SimpleQueue()
-        self._monitor = WorkerMonitor(self._events.put, abort)
+        self.monitor = WorkerMonitor(self._events.put, abort)
         self._supervisors = {
-            name: WorkerSupervisor(name, own, spawner, self._monitor, service, abort, ready_seconds)
+            name: WorkerSupervisor(name, own, spawner, self.monitor, service, abort, ready_seconds)
             for name in names
         }
         self._abandoning = threading.Lock()
@@ -85,11 +88,6 @@ class WorkerPool:
         return [
             name for name, supervisor in self._supervisors.items() if not supervisor.is_abandoned
         ]
-
-    @property
-    def monitor(self) -> WorkerMonitor:
-        """Monitor that receives the workers' messages."""
-        return self._monitor
 
     def living(self, name: str) -> WorkerHandle | None:
         """A worker's process, if it is ready and lives; any thread may ask."""
@@ -218,7 +216,7 @@ class WorkerPool:
             # The launcher kills a process that does not end by itself; the model is final.
             with suppress(FlstreamError):
                 worker.control.send(Stop())
-                self._monitor.await_goodbye(worker, seconds)
+                self.monitor.await_goodbye(worker, seconds)
             worker.close()
 
         yield from self._together(

@@ -38,6 +38,7 @@ class WorkerSupervisor:
         failed_starts: Number of processes in a row that did not become ready.
         lost_in_a_row: Number of processes in a row that were lost before they acknowledged a task.
         is_abandoned: Whether the worker is no longer replaced.
+        is_ending: Whether it was ended, and is not to be spawned until :meth:`open` is called.
     """
 
     def __init__(
@@ -61,13 +62,8 @@ class WorkerSupervisor:
         self._service = service
         self._abort = abort
         self._ready_seconds = ready_seconds
-        self._ending = False
+        self.is_ending = False
         self._lock = threading.Lock()  # guards the process that another thread may kill
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the worker was ended, and is not to be spawned until :meth:`open` is called."""
-        return self._ending
 
     def may_lose_another(self) -> bool:
         """Whether one more process may be lost before an acknowledgement without failing a site."""
@@ -75,7 +71,7 @@ class WorkerSupervisor:
 
     def open(self) -> None:
         """Allow the worker to be spawned again after :meth:`end`."""
-        self._ending = False
+        self.is_ending = False
 
     def ready_worker(self) -> WorkerHandle:
         """Return the worker, ready for a task; spawn a process if there is none that is fit.
@@ -93,7 +89,7 @@ class WorkerSupervisor:
         with self._lock:
             worker = self.worker
             assert worker is not None
-            if self._ending:
+            if self.is_ending:
                 worker.kill()
                 raise WorkerLostError("it is no longer wanted")
         deadline = monotonic() + self._ready_seconds
@@ -107,7 +103,7 @@ class WorkerSupervisor:
     def end(self) -> None:
         """Kill the worker, even while it is being spawned; safe to call from any thread."""
         with self._lock:
-            self._ending = True
+            self.is_ending = True
             if self.worker is not None:
                 self.worker.kill()
 

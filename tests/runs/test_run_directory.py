@@ -147,3 +147,16 @@ def test_files_of_a_model_have_the_names_that_scripts_rely_on(tmp_path):
     ]
     assert ModelFile.parse("round-00003.safetensors") is None
     assert ModelFile.parse("round-0003.step-001.safetensors") is None
+
+
+def test_updates_of_one_effect_go_alone_and_with_the_last_of_them_their_folder(tmp_path):
+    run = RunDirectory.create("run", tmp_path / "run")
+    for effect in (3, 4):
+        run.updates(effect).mkdir(parents=True)
+        (run.updates(effect) / "site-1.safetensors").write_bytes(b"")
+    run.discard_updates(3)
+    assert not run.updates(3).exists()
+    assert os.listdir(run.updates(4)) == ["site-1.safetensors"]
+    run.discard_updates(4)
+    assert not run.updates(4).parent.exists()
+    run.discard_updates(4)

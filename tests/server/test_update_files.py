@@ -203,18 +203,6 @@ def test_an_update_that_was_refused_leaves_nothing(fetched):
     assert fetched.record("site-1") is None
 
 
-def test_a_round_that_is_durable_takes_its_folder_along_but_no_other(fetched, offering):
-    worker, offer = offering
-    other = UpdateFiles(fetched.folder.with_name("round-0004"), "base-digest", UpdateForm(BODY))
-    other.fetch(answer("site-1"), collection(worker, offer().token))
-    fetched.discard()
-    assert not fetched.folder.exists()
-    assert list(other.recover(["site-1"])) == ["site-1"]
-    other.discard()
-    assert not other.folder.parent.exists()
-    other.discard()
-
-
 def test_an_update_is_read_from_its_file_a_range_at_a_time(fetched):
     update = fetched.recover(["site-1"])["site-1"]
     assert isinstance(update, UpdateFile)
