@@ -16,7 +16,7 @@ settings.register_profile("brief", settings.get_profile("flstream"), max_example
 settings.register_profile("fast", settings.get_profile("flstream"), max_examples=15)
 settings.load_profile("flstream")
 
-pytest_plugins = ["run_fixtures"]
+pytest_plugins = ["nvflare_jobs", "run_fixtures"]
 
 # Fixtures with which a test runs jobs or commands, each of them in processes of its own.
 WHOLE_RUNS = {"jobs", "jobs_in", "jobs_of_their_own", "flows", "flstream"}

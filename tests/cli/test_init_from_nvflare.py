@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from cli_support import Flstream
 
-FOLDERS = Path(__file__).parents[1] / "recipe" / "nvflare_folders"
 SERVER, CLIENT = "app/config/config_fed_server.json", "app/config/config_fed_client.json"
 
 
@@ -22,9 +21,9 @@ def write(root: Path, files: dict[str, object]) -> Path:
 
 
 def test_a_job_is_named_after_nvflares_and_every_setting_is_listed(
-    flstream_here: Flstream, tmp_path: Path
+    nvflare_folders: Path, flstream_here: Flstream, tmp_path: Path
 ) -> None:
-    done = flstream_here("init", "--from-nvflare", FOLDERS / "scatter_gather")
+    done = flstream_here("init", "--from-nvflare", nvflare_folders / "scatter_gather")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small-net"]
     written = {path.name for path in (tmp_path / "small-net").iterdir()}
@@ -43,8 +42,10 @@ def test_a_job_is_named_after_nvflares_and_every_setting_is_listed(
         assert line in done.stdout.splitlines(), line
 
 
-def test_a_job_may_have_a_name_of_its_own(flstream_here: Flstream, tmp_path: Path) -> None:
-    done = flstream_here("init", "sub/mine", "--from-nvflare", FOLDERS / "scatter_gather")
+def test_a_job_may_have_a_name_of_its_own(
+    nvflare_folders: Path, flstream_here: Flstream, tmp_path: Path
+) -> None:
+    done = flstream_here("init", "sub/mine", "--from-nvflare", nvflare_folders / "scatter_gather")
     assert done.returncode == 0
     assert 'name = "mine"' in (tmp_path / "sub" / "mine" / "job.conf").read_text()
     assert (
@@ -52,8 +53,10 @@ def test_a_job_may_have_a_name_of_its_own(flstream_here: Flstream, tmp_path: Pat
     )
 
 
-def test_what_is_missing_is_said_with_its_key(flstream_here: Flstream, tmp_path: Path) -> None:
-    file = FOLDERS / "document" / "config_fed_server.conf"
+def test_what_is_missing_is_said_with_its_key(
+    nvflare_folders: Path, flstream_here: Flstream, tmp_path: Path
+) -> None:
+    file = nvflare_folders / "document" / "config_fed_server.conf"
     done = flstream_here("init", "--from-nvflare", file)
     assert (done.returncode, done.stderr) == (0, "")
     _, _, rest = done.stdout.partition(
@@ -64,13 +67,13 @@ def test_what_is_missing_is_said_with_its_key(flstream_here: Flstream, tmp_path:
 
 
 def test_nothing_of_a_folder_is_imported(
-    flstream_here: Flstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nvflare_folders: Path, flstream_here: Flstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trap = f"open({str(tmp_path / 'was-run')!r}, 'w')\n"
     files = {
         "meta.json": {"name": "trap"},
-        SERVER: json.loads((FOLDERS / "scatter_gather" / SERVER).read_text()),
-        CLIENT: json.loads((FOLDERS / "scatter_gather" / CLIENT).read_text()),
+        SERVER: json.loads((nvflare_folders / "scatter_gather" / SERVER).read_text()),
+        CLIENT: json.loads((nvflare_folders / "scatter_gather" / CLIENT).read_text()),
         "app/custom/net.py": f"{trap}class Net: ...\n",
         "app/custom/train.py": f"{trap}import net\n",
         "app/custom/sitecustomize.py": trap,
@@ -86,25 +89,25 @@ def test_nothing_of_a_folder_is_imported(
 
 @pytest.mark.parametrize("taken", ["small-net", "mine"])
 def test_a_folder_with_something_in_it_is_not_written_to(
-    flstream_here: Flstream, tmp_path: Path, taken: str
+    nvflare_folders: Path, flstream_here: Flstream, tmp_path: Path, taken: str
 ) -> None:
     write(tmp_path / taken, {"notes.txt": "mine"})
     words = ["mine"] if taken == "mine" else []
-    done = flstream_here("init", *words, "--from-nvflare", FOLDERS / "scatter_gather")
+    done = flstream_here("init", *words, "--from-nvflare", nvflare_folders / "scatter_gather")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {taken} is not empty; name a new folder\n"
     assert [path.name for path in tmp_path.rglob("*")] == [taken, "notes.txt"]
 
 
 def test_a_failed_copy_leaves_nothing(
-    flstream_here: Flstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nvflare_folders: Path, flstream_here: Flstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(source: Path, target: Path) -> None:
         if source.name == "train.py":
             raise OSError(28, "No space left on device", str(target))
 
     monkeypatch.setattr("flstream.recipe.nvflare.writing.shutil.copyfile", full)
-    done = flstream_here("init", "a/b", "--from-nvflare", FOLDERS / "scatter_gather")
+    done = flstream_here("init", "a/b", "--from-nvflare", nvflare_folders / "scatter_gather")
     assert done.returncode == 2
     assert "cannot be written or read: No space left on device" in done.stderr
     assert list(tmp_path.iterdir()) == []

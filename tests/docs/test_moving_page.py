@@ -18,7 +18,6 @@ from flstream.recipe.nvflare.components import COMPONENTS, FILTERS
 from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.executors import EXECUTORS
 
-FOLDERS = Path(__file__).parents[1] / "recipe" / "nvflare_folders"
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "moving.md").read_text()
 KEYS = set(re.findall(r"^### `(.*)`$", (DOCS / "job.md").read_text(), flags=re.MULTILINE))
@@ -169,10 +168,10 @@ def test_the_table_of_classes_has_those_that_are_known():
 
 
 def test_what_the_page_shows_of_a_job_folder_is_what_the_command_prints(
-    tmp_path, monkeypatch, capsys
+    nvflare_folders, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    init(from_nvflare=FOLDERS / "scatter_gather")
+    init(from_nvflare=nvflare_folders / "scatter_gather")
     printed = capsys.readouterr().out.splitlines()
     [block] = re.findall(r"^```\n\$ (.*?)^```$", section("Job folders"), re.MULTILINE | re.DOTALL)
     command, *shown = block.splitlines()

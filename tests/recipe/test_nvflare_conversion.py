@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nvflare_jobs import FOLDERS
 
 from flstream.job import job_keys, load_job
 from flstream.job.hocon import read_hocon
@@ -19,14 +20,9 @@ from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.recipe.nvflare.executors import EXECUTORS
 from flstream.workflows.registry import BUILT_IN
 
-FOLDERS = Path(__file__).parent / "nvflare_folders"
 RUNNABLE = ("scatter_gather", "template_fedavg", "hello_numpy", "two_apps", "cyclic_relay")
 NAMES = sorted(path.name for path in FOLDERS.iterdir())
 KEY = re.compile(r"[a-z_]+(\.[a-z_]+)*")
-
-
-def values_of(name: str) -> dict[str, Any]:
-    return convert(FOLDERS / name).values
 
 
 def note_on(conversion: Conversion, path: str, file: str = "") -> list[str]:
@@ -38,8 +34,8 @@ def note_on(conversion: Conversion, path: str, file: str = "") -> list[str]:
     ]
 
 
-def test_a_scatter_and_gather_in_json_becomes_fedavg() -> None:
-    assert values_of("scatter_gather") == {
+def test_a_scatter_and_gather_in_json_becomes_fedavg(nvflare_folders: Path) -> None:
+    assert convert(nvflare_folders / "scatter_gather").values == {
         "name": "small-net",
         "rounds": 1,
         "clients": {"count": 2},
@@ -50,8 +46,10 @@ def test_a_scatter_and_gather_in_json_becomes_fedavg() -> None:
     }
 
 
-def test_a_template_with_variables_a_launcher_and_a_selector_becomes_fedavg() -> None:
-    conversion = convert(FOLDERS / "template_fedavg")
+def test_a_template_with_variables_a_launcher_and_a_selector_becomes_fedavg(
+    nvflare_folders: Path,
+) -> None:
+    conversion = convert(nvflare_folders / "template_fedavg")
     assert conversion.values == {
         "name": "template-fedavg",
         "rounds": 2,
@@ -77,8 +75,8 @@ def test_a_template_with_variables_a_launcher_and_a_selector_becomes_fedavg() ->
     assert note_on(conversion, "name") == ["becomes: name = template-fedavg, as names are here"]
 
 
-def test_a_model_in_numpy_becomes_a_file_of_arrays() -> None:
-    conversion = convert(FOLDERS / "hello_numpy")
+def test_a_model_in_numpy_becomes_a_file_of_arrays(nvflare_folders: Path) -> None:
+    conversion = convert(nvflare_folders / "hello_numpy")
     assert conversion.values == {
         "name": "hello-arrays",
         "rounds": 1,
@@ -95,8 +93,8 @@ def test_a_model_in_numpy_becomes_a_file_of_arrays() -> None:
     assert set(conversion.files) == {"add.py", "src/add.py", "src/step.py"}
 
 
-def test_apps_of_several_sites_become_names_and_arguments_of_each() -> None:
-    conversion = convert(FOLDERS / "two_apps")
+def test_apps_of_several_sites_become_names_and_arguments_of_each(nvflare_folders: Path) -> None:
+    conversion = convert(nvflare_folders / "two_apps")
     assert conversion.values == {
         "name": "wards",
         "rounds": 1,
@@ -130,8 +128,8 @@ def test_apps_of_several_sites_become_names_and_arguments_of_each() -> None:
     assert lost == ["resource_spec", "mandatory_clients"]
 
 
-def test_a_cyclic_controller_becomes_cyclic_with_its_order() -> None:
-    assert values_of("cyclic_relay") == {
+def test_a_cyclic_controller_becomes_cyclic_with_its_order(nvflare_folders: Path) -> None:
+    assert convert(nvflare_folders / "cyclic_relay").values == {
         "name": "cyclic_relay",
         "rounds": 2,
         "clients": {"count": 2},
@@ -141,8 +139,8 @@ def test_a_cyclic_controller_becomes_cyclic_with_its_order() -> None:
     }
 
 
-def test_what_is_not_known_is_listed_by_file_and_path() -> None:
-    conversion = convert(FOLDERS / "unknown_parts")
+def test_what_is_not_known_is_listed_by_file_and_path(nvflare_folders: Path) -> None:
+    conversion = convert(nvflare_folders / "unknown_parts")
     lost = [(note.file, note.path, note.named) for note in conversion.notes if note.is_lost]
     server, client = (f"app/config/config_fed_{side}.json" for side in ("server", "client"))
     assert lost == [
@@ -172,8 +170,10 @@ def test_what_is_not_known_is_listed_by_file_and_path() -> None:
     }
 
 
-def test_nothing_that_has_no_counterpart_is_lost_from_the_job_file(tmp_path: Path) -> None:
-    write_job(convert(FOLDERS / "unknown_parts"), tmp_path / "new")
+def test_nothing_that_has_no_counterpart_is_lost_from_the_job_file(
+    nvflare_folders: Path, tmp_path: Path
+) -> None:
+    write_job(convert(nvflare_folders / "unknown_parts"), tmp_path / "new")
     text = (tmp_path / "new" / "job.conf").read_text()
     comments = [line for line in text.splitlines() if line.startswith("#")]
     for value in ('"pairs" = [[1, 2]]', '"folder" = "/tmp/splits/small"', '"digits" = 3'):
@@ -185,8 +185,8 @@ def test_nothing_that_has_no_counterpart_is_lost_from_the_job_file(tmp_path: Pat
     }
 
 
-def test_the_documents_example_converts_key_by_key(tmp_path: Path) -> None:
-    conversion = convert(FOLDERS / "document")
+def test_the_documents_example_converts_key_by_key(nvflare_folders: Path, tmp_path: Path) -> None:
+    conversion = convert(nvflare_folders / "document")
     assert conversion.values == {
         "name": "document",
         "rounds": 3,
@@ -207,8 +207,8 @@ def test_the_documents_example_converts_key_by_key(tmp_path: Path) -> None:
     assert written["workflow"] == conversion.values["workflow"]
 
 
-def test_chunk_sizes_of_0_turn_streaming_off_here_too() -> None:
-    conversion = convert(FOLDERS / "document_native")
+def test_chunk_sizes_of_0_turn_streaming_off_here_too(nvflare_folders: Path) -> None:
+    conversion = convert(nvflare_folders / "document_native")
     assert conversion.values["streaming"] == {
         "tensor_download_chunk_size": 0,
         "np_download_chunk_size": 0,
@@ -221,22 +221,24 @@ def test_every_controller_becomes_a_workflow_that_there_is() -> None:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_a_converted_job_is_sound(tmp_path: Path, name: str) -> None:
+def test_a_converted_job_is_sound(nvflare_folders: Path, tmp_path: Path, name: str) -> None:
     pytest.importorskip("tensorboard")
-    write_job(convert(FOLDERS / name), tmp_path / "new")
+    write_job(convert(nvflare_folders / name), tmp_path / "new")
     load_job(tmp_path / "new" / "job.conf")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_job_file_has_exactly_what_was_converted(tmp_path: Path, name: str) -> None:
-    conversion = convert(FOLDERS / name, "new")
+def test_the_job_file_has_exactly_what_was_converted(
+    nvflare_folders: Path, tmp_path: Path, name: str
+) -> None:
+    conversion = convert(nvflare_folders / name, "new")
     write_job(conversion, tmp_path / "new")
     assert read_hocon(tmp_path / "new" / "job.conf").values == conversion.values
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_setting_of_a_folder_has_a_note(name: str) -> None:
-    root = FOLDERS / name
+def test_every_setting_of_a_folder_has_a_note(nvflare_folders: Path, name: str) -> None:
+    root = nvflare_folders / name
     conversion = convert(root)
     for path in [*root.rglob("meta.*"), *root.rglob("config_fed_*")]:
         content = (

@@ -1,13 +1,9 @@
 """A converted job runs, to the same bits as a job of the same parts that a person wrote."""
 
-from pathlib import Path
-
 import pytest
 
 from flstream.recipe import FedAvgRecipe, SimEnv
 from flstream.recipe.nvflare import convert, write_job
-
-FOLDERS = Path(__file__).parent / "nvflare_folders"
 
 TORCH = """
 name = by-hand, rounds = 1
@@ -30,17 +26,22 @@ def build():
 """
 
 
-def converted(jobs_in, tmp_path, name, *overrides):
-    """The summary of a run of the job that a folder becomes."""
-    write_job(convert(FOLDERS / name), tmp_path / "converted")
-    summary = jobs_in(tmp_path / "converted").run_files({}, *overrides).summary
-    assert summary.status == "finished", summary.error
-    assert summary.warnings == []
-    return summary
+@pytest.fixture
+def converted(nvflare_folders, jobs_in, tmp_path):
+    """Runs the job that a folder becomes, and returns the summary."""
+
+    def run(name, *overrides, to="converted"):
+        write_job(convert(nvflare_folders / name), tmp_path / to)
+        summary = jobs_in(tmp_path / to).run_files({}, *overrides).summary
+        assert summary.status == "finished", summary.error
+        assert summary.warnings == []
+        return summary
+
+    return run
 
 
-def code_of(name):
-    custom = FOLDERS / name / "app" / "custom"
+def code_of(folder):
+    custom = folder / "app" / "custom"
     return {path.name: path.read_text() for path in custom.rglob("*.py")}
 
 
@@ -48,47 +49,49 @@ def code_of(name):
     ("name", "by_hand"),
     [("scatter_gather", {"job.conf": TORCH}), ("hello_numpy", {"job.conf": NUMPY})],
 )
-def test_a_converted_job_ends_in_the_bits_of_one_by_hand(jobs_in, tmp_path, name, by_hand):
+def test_a_converted_job_ends_in_the_bits_of_one_by_hand(
+    jobs_in, nvflare_folders, converted, tmp_path, name, by_hand
+):
     folder = tmp_path / "by-hand"
     folder.mkdir()
-    files = {**by_hand, **code_of(name), "model.py": MODEL}
+    files = {**by_hand, **code_of(nvflare_folders / name), "model.py": MODEL}
     if name == "hello_numpy":
         # Where a person would put it: beside the script.
         files["add.py"] = files["add.py"].replace("from src.step", "from step")
     expected = jobs_in(folder).run_files(files).summary
     assert expected.status == "finished", expected.error
-    summary = converted(jobs_in, tmp_path, name)
+    summary = converted(name)
     assert summary.model.digest == expected.model.digest
     assert summary.metrics == expected.metrics
 
 
-def test_the_scores_that_come_with_updates_choose_the_best_model(jobs_in, tmp_path):
-    summary = converted(jobs_in, tmp_path, "template_fedavg", "tracking.type=null")
+def test_the_scores_that_come_with_updates_choose_the_best_model(converted):
+    summary = converted("template_fedavg", "tracking.type=null")
     losses = [each["val_loss"] for each in summary.metrics[:-1]]
     assert losses == sorted(losses, reverse=True)
     assert summary.best.metric == "val_loss"
     assert summary.best.value == losses[-1]
 
 
-def test_sites_have_the_arguments_and_factors_of_their_apps(jobs_in, tmp_path):
-    own = converted(jobs_in, tmp_path / "a", "two_apps")
+def test_sites_have_the_arguments_and_factors_of_their_apps(converted):
+    own = converted("two_apps", to="a")
     assert own.clients == 3
-    alike = converted(jobs_in, tmp_path / "b", "two_apps", "clients.args.site-ward-1.epochs=1")
-    unweighted = converted(jobs_in, tmp_path / "c", "two_apps", "aggregation.weights={}")
+    alike = converted("two_apps", "clients.args.site-ward-1.epochs=1", to="b")
+    unweighted = converted("two_apps", "aggregation.weights={}", to="c")
     assert len({each.model.digest for each in (own, alike, unweighted)}) == 3
 
 
-def test_a_cyclic_job_hands_its_model_on(jobs_in, tmp_path):
-    summary = converted(jobs_in, tmp_path, "cyclic_relay")
+def test_a_cyclic_job_hands_its_model_on(converted):
+    summary = converted("cyclic_relay")
     assert summary.rounds_completed == 2
 
 
 def test_recipe_exported_folder_and_converted_folder_end_in_equal_bits(
-    jobs_in, tmp_path, monkeypatch
+    jobs_in, nvflare_folders, converted, tmp_path, monkeypatch
 ):
     code = tmp_path / "code"
     code.mkdir()
-    for name, text in code_of("scatter_gather").items():
+    for name, text in code_of(nvflare_folders / "scatter_gather").items():
         (code / name).write_text(text)
     monkeypatch.chdir(code)
     recipe = FedAvgRecipe(
@@ -101,5 +104,5 @@ def test_recipe_exported_folder_and_converted_folder_end_in_equal_bits(
     )
     run = recipe.execute(SimEnv(num_clients=2, quiet=True))
     exported = jobs_in(recipe.export("exported")).run_files({}).summary
-    summary = converted(jobs_in, tmp_path, "scatter_gather")
+    summary = converted("scatter_gather")
     assert {exported.model.digest, summary.model.digest} == {run.digest}
