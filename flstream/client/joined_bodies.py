@@ -49,7 +49,6 @@ class JoinedBodies:
 
     def __init__(self, names: Sequence[str], joint: Layout) -> None:
         self._names = names
-        self._joint = joint
         self.model = part_layout(joint, MAIN, names) if names else joint
         self._layouts = {name: part_layout(joint, name, names) for name in names}
 

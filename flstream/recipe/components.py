@@ -1,6 +1,7 @@
 """What can be added to a :class:`~flstream.recipe.fed_job.FedJob`, under NVFlare's names.
 
-Each is a small record of settings; there is nothing in it that runs.
+Each is a small record of settings, whose ``add_to`` writes them into a job, for the site that it is
+added to; there is nothing in it that runs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flstream.recipe.checks import checked_arguments, notice
 
@@ -37,18 +38,6 @@ class FrameworkType(StrEnum):
     PYTORCH = "pytorch"
     NUMPY = "numpy"
     RAW = "raw"
-
-
-class Component(Protocol):
-    """Something that can be added to a job."""
-
-    def add_to(self, job: FedJob, site: str | None) -> None:
-        """Write its settings into a job.
-
-        Args:
-            job: The job.
-            site: Name of the site that it is added to; None for the server, or for all sites.
-        """
 
 
 @checked_arguments
