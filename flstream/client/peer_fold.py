@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from flstream.aggregation.adoption import TRAINING, kept_update, write_site_model
 from flstream.aggregation.ahead import WriteBehind
@@ -35,22 +35,12 @@ from flstream.model.digests import ChunkDigester, body_digest
 from flstream.model.layout import Layout
 from flstream.streaming.frames import LEAST_LENT
 from flstream.streaming.limits import limits_for_updates
-from flstream.streaming.receiver import Receiver
+
+if TYPE_CHECKING:
+    from flstream.client.peers import Peers
 
 # Seconds between reports of how far a fold is.
 _REPORT_SECONDS = 0.1
-
-
-class UpdateHolder(Protocol):
-    """What knows the updates in a process, and the way to those of its peers."""
-
-    def held(self, effect: int) -> Source:
-        """The update of an effect's task that waits in this process."""
-        ...
-
-    def receiver(self, peer: str) -> Receiver:
-        """The receiving side of the channel to a peer."""
-        ...
 
 
 class WorkerFold:
@@ -58,18 +48,16 @@ class WorkerFold:
 
     Args:
         task: What is folded, and into which file.
-        holder: Where the updates lie.
+        peers: Know the updates in this process, and the way to those in others.
         report: Takes how far the walk is, now and then.
 
     Raises:
         FlstreamError: The model cannot be read, or there is no disk for the next one.
     """
 
-    def __init__(
-        self, task: FoldTask, holder: UpdateHolder, report: Callable[[Folding], None]
-    ) -> None:
+    def __init__(self, task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> None:
         self._task = task
-        self._holder = holder
+        self._peers = peers
         self._report = report
         self._reported = time.monotonic()
         self._rule = _rule_of(task)
@@ -172,9 +160,9 @@ class WorkerFold:
         if place.path:
             return lambda: FileSource(Path(place.path), immutable=True)
         if not place.peer:
-            own = self._holder.held(place.effect)
+            own = self._peers.held(place.effect)
             return lambda: own
-        receiver = self._holder.receiver(place.peer)
+        receiver = self._peers.receiver(place.peer)
         receiver.limits = limits_for_updates(self._base.layout, 1)
 
         def check(layout: Layout) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flstream.client.handed_models import HandedModels
+from flstream.client.mapped_model import HandedModels
 from flstream.client.peer_fold import WorkerFold
 from flstream.client.peer_messages import (
     Dial,

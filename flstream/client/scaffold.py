@@ -74,7 +74,7 @@ class ScaffoldControl:
             for name, each in self._parameters.items()
         }
         self._file = get_state_dir() / _FILE
-        self._own = _kept(self._file, self._global)
+        self._own = kept_control(self._file, self._global)
         self._steps = 0
 
     def correct(self) -> None:
@@ -99,7 +99,6 @@ class ScaffoldControl:
             ClientError: There was no step, or the learning rate is not above 0.
         """
         import torch
-        from safetensors.torch import save_file
 
         if not (self._steps and lr > 0):
             raise ClientError(
@@ -112,11 +111,11 @@ class ScaffoldControl:
             change = drift - self._global[name]
             self._own[name] += change
             found[name] = change.to(found[name])
-        save_file({name: each.cpu().contiguous() for name, each in self._own.items()}, self._file)
+        keep_control(self._file, self._own)
         return found
 
 
-def _kept(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def kept_control(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A site's control as its last training has left it; zeros before the first."""
     import torch
 
@@ -126,3 +125,10 @@ def _kept(path: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
     kept = load_file(path)
     return {name: kept[name].to(each) for name, each in like.items()}
+
+
+def keep_control(path: Path, control: Mapping[str, torch.Tensor]) -> None:
+    """Keep a site's control for its next training."""
+    from safetensors.torch import save_file
+
+    save_file({name: each.cpu().contiguous() for name, each in control.items()}, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from flstream.client.scaffold import keep_control, kept_control
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
@@ -47,13 +48,7 @@ class PTScaffoldHelper:
         from flstream.client import get_state_dir
 
         self._steps = 0
-        path = get_state_dir() / _FILE
-        self._local = dict(self._zeros)
-        if path.is_file():
-            from safetensors.torch import load_file
-
-            kept = load_file(path)
-            self._local = {name: kept[name].to(zero) for name, zero in self._zeros.items()}
+        self._local = kept_control(get_state_dir() / _FILE, self._zeros)
         return dict(self._global), dict(self._local)
 
     def model_update(
@@ -79,8 +74,6 @@ class PTScaffoldHelper:
         model_global: torch.nn.Module,
     ) -> None:
         """Renew the site's control at the end of a training."""
-        from safetensors.torch import save_file
-
         from flstream.client import get_state_dir
 
         trained, received = model.state_dict(), model_global.state_dict()
@@ -91,8 +84,7 @@ class PTScaffoldHelper:
             new[name] = (self._local[name] - c_global_para[name] + drift).to(zero)
             difference[name] = (new[name] - c_local_para[name]).cpu().numpy()
         self._local, self._difference = new, difference
-        kept = {name: each.cpu().contiguous() for name, each in new.items()}
-        save_file(kept, get_state_dir() / _FILE)
+        keep_control(get_state_dir() / _FILE, new)
 
     def get_delta_controls(self) -> dict[str, Any]:
         """The change of the site's control, to be sent.

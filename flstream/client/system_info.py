@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flstream.client.worker_info import WorkerInfo
+
+if TYPE_CHECKING:
+    from flstream.client.rank_session import RankSession
+    from flstream.client.session import Session
 
 
 def constants_of(info: WorkerInfo, site: str, index: int | None) -> dict[str, Any]:
@@ -32,29 +35,6 @@ def constants_of(info: WorkerInfo, site: str, index: int | None) -> dict[str, An
     }
 
 
-class HasTasks(Protocol):
-    """What the facts are taken from: a session."""
-
-    @property
-    def kind(self) -> str | None:
-        """Kind of the current task; None between tasks."""
-        ...
-
-    @property
-    def task_seed(self) -> int:
-        """Seed of the site in the current task."""
-        ...
-
-    @property
-    def state_dir(self) -> Path:
-        """Folder for the site's own files."""
-        ...
-
-    def constants(self) -> dict[str, Any]:
-        """Return the facts that are the same in every task."""
-        ...
-
-
 class SystemInfo(Mapping[str, Any]):
     """Facts about the run and the site, by name; the site's files are copied only on access.
 
@@ -62,7 +42,7 @@ class SystemInfo(Mapping[str, Any]):
         session: The session.
     """
 
-    def __init__(self, session: HasTasks) -> None:
+    def __init__(self, session: Session | RankSession) -> None:
         self._session = session
         self._constants = session.constants()
 

@@ -241,7 +241,7 @@ class Worker:
             token: Token of the offered model.
 
         Raises:
-            FlstreamError: See :meth:`~flstream.client.handed_models.HandedModels.take`.
+            FlstreamError: See :meth:`~flstream.client.mapped_model.HandedModels.take`.
         """
         # It is not expected soon that a model is received into memory again.
         self.memory.release()

@@ -6,7 +6,7 @@ import socket
 import pytest
 import torch
 
-from flstream.client.handed_models import HandedModels
+from flstream.client.mapped_model import HandedModels
 from flstream.client.peer_messages import MapModel
 from flstream.errors import ChannelClosedError, CheckpointError, RefusedError
 from flstream.model.checkpoint import FileSource, write_checkpoint
