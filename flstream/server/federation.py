@@ -22,13 +22,11 @@ from flstream.server.arguments import (
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
-from flstream.server.evaluation_effects import EvaluationEffects
 from flstream.server.federation_state import FederationState, uncatchable
 from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model, SiteModel, SiteModels, SiteScores, Update, Updates
 from flstream.server.sampling import sample_sites
-from flstream.server.scoring import Scoring
 from flstream.server.site_effects import SiteEffects
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.training_effects import TrainingEffects, TrainRequest
@@ -54,11 +52,9 @@ class Federation:
         self._context = context
         self.state = FederationState(context, journal, store)
         self._store = store
-        scoring = Scoring(context, store, self.state.trainer)
         self._trainings = TrainingEffects(self.state)
         self._models = ModelEffects(self.state, self._trainings)
-        self._evaluations = EvaluationEffects(self.state, scoring)
-        self._per_site = SiteEffects(self.state, scoring)
+        self._at_sites = SiteEffects(self.state)
 
     @uncatchable
     def log(self, key: str, value: float) -> None:
@@ -149,7 +145,7 @@ class Federation:
     def collect(self, name: str, sites: Sequence[str], timeout: float | None) -> SiteModels:
         """Collect models of sites; see :meth:`flstream.server.run.Run.collect`."""
         names, seconds = self._asked("collect", sites, timeout)
-        return self._per_site.collect(name, names, seconds)
+        return self._at_sites.collect(name, names, seconds)
 
     @uncatchable
     def score(
@@ -165,14 +161,14 @@ class Federation:
         check_scored(model, counts=counts)
         check_name("score", owner)
         names, seconds = self._asked("score", sites, timeout)
-        return self._per_site.score(model, names, seconds, owner, counts=counts)
+        return self._at_sites.score(model, names, seconds, owner, counts=counts)
 
     @uncatchable
     def write_json(self, path: str, value: object) -> None:
         """Write a JSON file of the run; see :meth:`flstream.server.run.Run.write_json`."""
         check_name("write_json", path)
         self.state.scores.drop_provisional()
-        self._per_site.write_json(path, value)
+        self._at_sites.write_json(path, value)
 
     def _asked(
         self, method: str, sites: Sequence[str], timeout: float | None
@@ -205,8 +201,8 @@ class Federation:
         """
         part = part_of(personal, is_beside=beside)
         if is_provisional:
-            return self._evaluations.evaluate_provisionally(model, part)
-        return self._evaluations.evaluate(model, part)
+            return self._at_sites.evaluate_provisionally(model, part)
+        return self._at_sites.evaluate(model, part)
 
     @uncatchable
     def initial_model(self, version: int, bodies: Mapping[str, object]) -> Model:

@@ -6,6 +6,8 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from flstream.client.code_errors import sentence
 from flstream.errors import (
     ChannelClosedError,
@@ -32,7 +34,6 @@ from flstream.server.disk import check_run
 from flstream.server.effects import EffectFailedError, EffectJournal
 from flstream.server.failures import brief
 from flstream.server.federation import Federation
-from flstream.server.initial_model import BuildReport, NotBuilt
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.reporting import report_message, report_replaced
@@ -52,6 +53,34 @@ from flstream.telemetry.events import (
     Warned,
 )
 from flstream.transport.messages import MessageChannel
+
+
+class Built(msgspec.Struct, tag=True, frozen=True):
+    """The checkpoint of round 0 is on disk.
+
+    Attributes:
+        bytes: Length of the model's body.
+        tensors: Number of its tensors.
+        digest: Digest of its body.
+    """
+
+    bytes: int
+    tensors: int
+    digest: str
+
+
+class NotBuilt(msgspec.Struct, tag=True, frozen=True):
+    """The initial model could not be made.
+
+    Attributes:
+        reason: One sentence that says why.
+    """
+
+    reason: str
+
+
+BuildReport = Built | NotBuilt
+"""What the builder process reports, once."""
 
 
 class Replay(NamedTuple):

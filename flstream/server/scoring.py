@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from flstream.client.messages import SiteTask
+from flstream.client.messages import SiteAnswer, SiteTask
 from flstream.client.meta import pack_values
 from flstream.client.personal_part import PersonalPart
 from flstream.codecs.update_form import UpdateForm
@@ -18,7 +19,6 @@ from flstream.runs.site_scores import columns_of
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
-from flstream.server.mean_metrics import weighted_metrics
 from flstream.server.model_offers import ModelHosts
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model, SiteModel
@@ -274,3 +274,25 @@ def _of_own_models(metrics: Mapping[str, float]) -> dict[str, float]:
 def _meta_of(owner: str) -> dict[str, str]:
     """What sites find in the received model's ``meta``, by NVFlare's names."""
     return {"model_owner": owner, "validate_type": "model_validate"}
+
+
+def weighted_metrics(answers: Sequence[SiteAnswer]) -> dict[str, float]:
+    """Return the weighted mean of each metric.
+
+    Args:
+        answers: Answers of a task. An answer without a metric does not count for that metric.
+
+    Returns:
+        Means by name of the metric.
+    """
+    names = sorted({name for answer in answers for name in answer.metrics})
+    return {name: _mean([each for each in answers if name in each.metrics], name) for name in names}
+
+
+def _mean(answers: Sequence[SiteAnswer], name: str) -> float:
+    total = sum(each.weight for each in answers)
+    mean = sum(each.weight * each.metrics[name] for each in answers) / total
+    if math.isfinite(mean):
+        return mean
+    # Where a product alone is too large for a float, shares of the whole are not.
+    return sum(each.weight / total * each.metrics[name] for each in answers)

@@ -30,7 +30,7 @@ from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, order_text
 from flstream.runs.run_directory import RunDirectory
-from flstream.server.initial_model import BuildReport, Built, NotBuilt
+from flstream.server.play import BuildReport, Built, NotBuilt
 from flstream.simulation.child import end_with_peer, redirect_output
 from flstream.simulation.export_files import keep_export_files
 from flstream.simulation.factory import MadeModel, layout_on

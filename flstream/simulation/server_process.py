@@ -20,9 +20,16 @@ from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.accountant_process import AccountantProcess
 from flstream.server.context import ServerContext
-from flstream.server.initial_model import BuildReport
 from flstream.server.lost_variables import watch_variables
-from flstream.server.play import Replay, await_initial, dismiss, play, prepare, run_started
+from flstream.server.play import (
+    BuildReport,
+    Replay,
+    await_initial,
+    dismiss,
+    play,
+    prepare,
+    run_started,
+)
 from flstream.server.privacy import first_request
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
