@@ -37,6 +37,16 @@ while flare.is_running():
     )
 
 
+def sending(answer, body="pass"):
+    """A script that does what ``body`` says with each model, and answers every task alike."""
+    return f"""{HEADER}
+while flare.is_running():
+    model = flare.receive()
+    {body}
+    flare.send(flare.FLModel({answer}))
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -131,29 +141,13 @@ def test_what_factories_print_goes_to_a_log(jobs, noise, capfd):
 
 
 def test_weights_of_which_no_mean_can_be_made_are_refused(jobs):
-    script = (
-        HEADER
-        + """
-while flare.is_running():
-    model = flare.receive()
-    flare.send(flare.FLModel(params=model.params, meta={"num_examples": 1.5e308}))
-"""
-    )
-    run = jobs.run(script)
+    run = jobs.run(sending('params=model.params, meta={"num_examples": 1.5e308}'))
     assert run.summary.status == "failed"
     assert "1.5e+308, and an update's weight is a number from 1e-15 to" in run.summary.error
 
 
 def test_a_metric_may_not_take_the_place_of_the_round_it_is_of(jobs):
-    script = (
-        HEADER
-        + """
-while flare.is_running():
-    model = flare.receive()
-    flare.send(flare.FLModel(params=model.params, metrics={"round": 77.0}))
-"""
-    )
-    run = jobs.run(script)
+    run = jobs.run(sending('params=model.params, metrics={"round": 77.0}'))
     assert run.summary.status == "failed"
     assert "'round'" in run.summary.error
 
@@ -179,15 +173,7 @@ while flare.is_running():
 
 
 def test_a_script_that_trains_on_evaluation_tasks_is_warned_of_once(jobs):
-    script = (
-        HEADER
-        + """
-while flare.is_running():
-    model = flare.receive()
-    model.params["b"] += 1
-    flare.send(flare.FLModel(params=model.params))
-"""
-    )
+    script = sending("params=model.params", 'model.params["b"] += 1')
     run = jobs.run(script, "workflow.args.evaluate=task")
     assert run.summary.status == "finished", run.summary.error
     assert len(run.summary.warnings) == 1
