@@ -11,9 +11,9 @@ from flstream.model.dtypes import BY_CODE
 
 Array = np.ndarray[Any, Any]
 
-# Elements processed at a time. A block in float64 (1 MiB) stays in the L3 cache with the one that is
-# added to it. A quarter of it stays in L2, and is slower nevertheless: summing takes 1.4 times as
-# long, for each call of NumPy gives Python's lock away, and other threads of the walk take it.
+# Elements processed at a time. A block in float64 (1 MiB) stays in the L3 cache with the one that
+# is added to it. A quarter of it stays in L2, and is slower nevertheless: summing takes 1.4 times
+# as long, for each call of NumPy gives Python's lock away, and other threads of the walk take it.
 # Folding two updates of 1 GiB took 0.85 of the time. Twice as many are no faster.
 BLOCK = 131_072
 # Elements of a block where a step makes many temporary arrays: six of these take 192 KiB.
