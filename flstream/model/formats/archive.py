@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import weakref
@@ -13,15 +14,11 @@ from typing import IO, NamedTuple
 
 from flstream.errors import CheckpointError
 from flstream.model.descriptors import read_at
-from flstream.model.formats.file import MOST_EXPANSION
 
 AGAIN = "fetch the file again or save it anew"
 # More than 100,000 tensors need. Python's record of a member is several times its entry.
 _MOST_DIRECTORY_BYTES = 16 << 20
 _LOCAL_HEADER = struct.Struct("<4s2xHH16xHH")
-_END = struct.Struct("<4s8xIIH")
-_END_64_LOCATOR = struct.Struct("<4s4xQ4x")
-_END_64 = struct.Struct("<4s36xQ8x")
 _STEP = 1 << 20
 _ENCRYPTED = 1
 
@@ -44,8 +41,17 @@ class Member(NamedTuple):
     compressed: bool
 
 
+class _ArchiveStream(io.BufferedReader):
+    """A file from which no directory is read that would take much memory."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MOST_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"a directory of {size} bytes is more than any model's")
+        return super().read(size)
+
+
 class Archive:
-    """A zip archive whose members do not overlap and can have the sizes that it states.
+    """A zip archive whose members lie apart and within the file.
 
     Attributes:
         path: Path of the file.
@@ -60,17 +66,19 @@ class Archive:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            file = path.open("rb")
+            file = _ArchiveStream(io.FileIO(path))
             # Closed with the last reference to the archive, never under a reader.
             weakref.finalize(self, file.close)
             self.fd = file.fileno()
             self.file_bytes = os.fstat(self.fd).st_size
-            _check_directory(self.fd, self.file_bytes, path)
             self._zip = zipfile.ZipFile(file)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-            raise CheckpointError(f"{path} is no sound zip archive: {error}; {AGAIN}") from error
+            raise CheckpointError(
+                f"{path} is no zip archive, or was cut short to its {self.file_bytes} bytes: "
+                f"{error}; {AGAIN}"
+            ) from error
         self.members: dict[str, Member] = {}
         self._infos: dict[str, zipfile.ZipInfo] = {}
         self._check_members()
@@ -109,8 +117,7 @@ class Archive:
         if start + info.compress_size > self.file_bytes:
             raise CheckpointError(f"{where} goes beyond the end of the file; {AGAIN}")
         compressed = info.compress_type == zipfile.ZIP_DEFLATED
-        most = info.compress_size * MOST_EXPANSION + 64 if compressed else info.compress_size
-        if info.file_size > most or (not compressed and info.file_size != most):
+        if not compressed and info.file_size != info.compress_size:
             raise CheckpointError(
                 f"{where} claims {info.file_size} bytes, which its {info.compress_size} stored "
                 f"bytes cannot hold; {AGAIN}"
@@ -194,32 +201,3 @@ def fill(path: Path, fd: int, view: memoryview, offset: int) -> None:
         raise CheckpointError(f"{path}: byte {offset} cannot be read: {error.strerror}") from error
     if count < len(view):
         raise CheckpointError(f"{path} ends at byte {offset + count}; {AGAIN}")
-
-
-def _check_directory(fd: int, size: int, path: Path) -> None:
-    """Refuse an archive whose directory would take much memory: the library reads it whole."""
-    tail = os.pread(fd, _END.size + (1 << 16), max(0, size - _END.size - (1 << 16)))
-    # As the library does: the very end first, and only then the last end record.
-    at = len(tail) - _END.size
-    if tail[at : at + 4] != b"PK\5\6" or tail[-2:] != b"\0\0":
-        at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) - at < _END.size:
-        raise CheckpointError(
-            f"{path} is no zip archive, or was cut short: there is no directory at the end of its "
-            f"{size} bytes; {AGAIN}"
-        )
-    directory = _END.unpack_from(tail, at)[1]
-    if at >= _END_64_LOCATOR.size:
-        locator = at - _END_64_LOCATOR.size
-        magic, where = _END_64_LOCATOR.unpack_from(tail, locator)
-        if magic == b"PK\6\7":
-            # The record of a large archive lies before its locator, or where that points. Which of
-            # them is read depends on the library's version.
-            before = max(0, size - len(tail) + locator - _END_64.size)
-            records = [os.pread(fd, _END_64.size, offset) for offset in (before, min(where, size))]
-            sizes = [_END_64.unpack(each)[1] for each in records if each[:4] == b"PK\6\6"]
-            directory = max(sizes, default=directory)
-    if directory > _MOST_DIRECTORY_BYTES:
-        raise CheckpointError(
-            f"{path} has a directory of {directory} bytes, more than any model's; {AGAIN}"
-        )
