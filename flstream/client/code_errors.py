@@ -1,12 +1,42 @@
-"""What training code has raised: a sentence about it, and a traceback in the log."""
+"""Running training code: what it has raised is told in a sentence, with a traceback in the log."""
 
 from __future__ import annotations
 
+import os
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from flstream.client.site_folder import explain_path
+from flstream.client.worker_info import WorkerInfo
 from flstream.text import MOST_OF_AN_ERROR, shortened
+
+
+def run_code(
+    run: Callable[[], str | None], source: Path, info: WorkerInfo, site: str
+) -> str | None:
+    """Run training code, whatever it raises. A child that the code has forked ends here.
+
+    Args:
+        run: Function that runs the code, and returns why it failed if it did not raise that.
+        source: Path of the code's file.
+        info: Facts about the run and the worker.
+        site: Name of the site.
+
+    Returns:
+        Why it failed; None if it did not.
+    """
+    pid = os.getpid()
+    try:
+        failure = run()
+    except BaseException as error:
+        log_traceback()
+        folder = f"{info.sites_folder}/{site}"
+        failure = sentence(error, source) + explain_path(error, info.job_folder, folder)
+    if os.getpid() != pid:
+        os._exit(0 if failure is None else 1)
+    return failure
 
 
 def log_traceback() -> None:

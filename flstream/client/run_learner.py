@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flstream.client.code import LearnerCode
-from flstream.client.code_errors import log_traceback, sentence
+from flstream.client.code_errors import log_traceback, run_code, sentence
+from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
-from flstream.client.messages import Failed, SiteTask
+from flstream.client.messages import Failed
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
-from flstream.client.site_folder import enter_work_folder, explain_path
+from flstream.client.site_folder import enter_work_folder
+from flstream.client.site_turns import serve_turns
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.errors import ClientError
@@ -28,14 +30,8 @@ def serve_learner(worker: Worker, code: LearnerCode) -> None:
         code: The learner's class and arguments.
     """
     runner = _LearnerRunner(worker, code)
-    if not runner.start():
-        return
-    while (task := worker.next_task()) is not None:
-        execution = TaskExecution(worker, task)
-        for site in task.sites:
-            runner.run(execution, site)
-        execution.finish()
-        del execution
+    if runner.start():
+        serve_turns(worker, runner.run)
 
 
 class _LearnerRunner:
@@ -68,35 +64,25 @@ class _LearnerRunner:
         self._worker.ready()
         return True
 
-    def run(self, execution: TaskExecution, site: SiteTask) -> None:
-        """Run the learner for one site of a task; an exception fails that site alone."""
-        pid = os.getpid()
-        try:
-            self._run(execution, site)
-        except BaseException as error:
-            log_traceback()
-            if execution.site is not None and os.getpid() == pid:
-                info = self._worker.info
-                folder = f"{info.sites_folder}/{site.site}"
-                reason = sentence(error, self._source)
-                execution.fail(reason + explain_path(error, info.job_folder, folder))
-        if os.getpid() != pid:
-            os._exit(1)  # a child that the learner forked ends here
+    def run(self, execution: TaskExecution) -> str | None:
+        """Run the learner for one turn of a site; return why it failed, None if it did not."""
+        site = execution.site
+        assert site is not None  # it has just begun
+        info = self._worker.info
+        return run_code(partial(self._run, execution, site), self._source, info, site.name)
 
-    def _run(self, execution: TaskExecution, site: SiteTask) -> None:
+    def _run(self, execution: TaskExecution, site: SiteContext) -> None:
         learner = self._learner
-        learner.site = execution.begin(site)
-        if learner.site is None:
-            return
+        learner.site = site
         enter(Session(self._worker, execution))
-        enter_work_folder(self._worker.info.sites_folder, site.site)
-        if self._prepared != site.site:
+        enter_work_folder(self._worker.info.sites_folder, site.name)
+        if self._prepared != site.name:
             self._prepared = None
             # So that setup() draws the same numbers whatever has run in this process before.
             seed_everything(site.seed)
             if hasattr(learner, "setup"):
                 learner.setup()
-            self._prepared = site.site
+            self._prepared = site.name
         kind = execution.task.kind
         if not hasattr(learner, kind):
             raise ClientError(

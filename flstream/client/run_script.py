@@ -11,10 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from flstream.client.code import ScriptCode
-from flstream.client.code_errors import log_traceback, sentence
+from flstream.client.code_errors import run_code
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
-from flstream.client.site_folder import enter_work_folder, explain_path
+from flstream.client.site_folder import enter_work_folder
+from flstream.client.site_turns import serve_turns
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
 from flstream.client.worker_info import WorkerInfo
@@ -39,10 +40,10 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
 
 
 def run_session(session: Session, script: Path, words: Sequence[str]) -> str | None:
-    """Run the script once, which asks for all of a site's tasks itself.
+    """Run the script once, which is to answer all tasks that its session has for it.
 
     Args:
-        session: The session of the site's own process.
+        session: The session.
         script: Path of the script.
         words: Words of its command line.
 
@@ -68,26 +69,23 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
     worker.ready()
     worker.expect_imports()
     imported = False
-    while (task := worker.next_task()) is not None:
-        execution = TaskExecution(worker, task)
-        for site in task.sites:
-            if execution.begin(site) is None:
-                continue
-            enter(Session(worker, execution))
-            words = _words(script, worker.info, site.site)
-            failure = run_script(script.path, words, worker.info, site.site)
-            # An answer that it sent before it failed counts, and may be on its way already.
-            if execution.site is not None:
-                execution.fail(failure or _UNANSWERED.format(name=script.path.name))
-            # The script's functions and variables refer to each other in cycles, so its model would
-            # stay in memory beside the next one.
-            gc.collect()
-            if not imported:
-                # The imported modules are left: scanning them takes tens of milliseconds each time.
-                gc.freeze()
-                imported = True
-        execution.finish()
-        del execution
+
+    def run(execution: TaskExecution) -> str | None:
+        nonlocal imported
+        session = Session(worker, execution)
+        enter(session)
+        words = _words(script, worker.info, session.site)
+        failure = run_session(session, script.path, words)
+        # The script's functions and variables refer to each other in cycles, so its model would
+        # stay in memory beside the next one.
+        gc.collect()
+        if not imported:
+            # The imported modules are left: scanning them takes tens of milliseconds each time.
+            gc.freeze()
+            imported = True
+        return failure
+
+    serve_turns(worker, run)
 
 
 def _prepare(script: Path) -> None:
@@ -110,24 +108,20 @@ def run_script(script: Path, words: Sequence[str], info: WorkerInfo, site: str) 
     Returns:
         Why it failed; None if it did not.
     """
-    pid = os.getpid()
-    failure = None
     sys.argv = [str(script), *words]
-    try:
+
+    def run() -> str | None:
         with suppress(OSError):  # its tasks fail for the same reason
             enter_work_folder(info.sites_folder, site)
         # Until its first task, which has a seed of its own.
         seed_everything(start_seed(info.seed, site))
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as error:
-        failure = _exit_reason(error.code, script)
-    except BaseException as error:
-        log_traceback()
-        folder = f"{info.sites_folder}/{site}"
-        failure = sentence(error, script) + explain_path(error, info.job_folder, folder)
-    if os.getpid() != pid:
-        os._exit(0 if failure is None else 1)  # a child that the script forked ends here
-    return failure
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as error:
+            return _exit_reason(error.code, script)
+        return None
+
+    return run_code(run, script, info, site)
 
 
 def _exit_reason(code: object, script: Path) -> str | None:

@@ -14,10 +14,11 @@ from flstream.client.messages import Failed, Logged
 from flstream.client.rank_link import Announcer, RankPlace
 from flstream.client.rank_messages import Call
 from flstream.client.rank_session import RankSession
+from flstream.client.site_turns import SiteTurns
 from flstream.client.system_info import SystemInfo, constants_of
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
-from flstream.errors import ClientError, ProtocolError
+from flstream.errors import ClientError
 from flstream.job.bodies import OptimizerState
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class Session:
         self.worker = worker
         self._announcer = announcer
         self._execution = execution
-        self._is_own = execution is None
+        # What begins the tasks of a site's own process, in which the code asks for them.
+        self._turns = SiteTurns(worker) if execution is None else None
         self._context = execution.site if execution is not None else None
         self._initialised = False
         self._is_shut_down = False
@@ -285,20 +287,16 @@ class Session:
             raise ClientError("call flstream.client.init() before anything else")
         if self._execution is not None and self._execution.site is not None:
             return True
-        if not self._is_own or self._is_shut_down:
+        if self._turns is None or self._is_shut_down:
             return False
         self._execution = None  # frees what it refers to before the next model arrives
         self.metrics, self.has_scored = None, False
-        while (task := self.worker.next_task(timeout)) is not None:
-            if [site.site for site in task.sites] != [self.worker.info.site]:
-                raise ProtocolError(f"the server sent {self.site} a task of other sites")
-            execution = TaskExecution(self.worker, task)
-            if (context := execution.begin(task.sites[0])) is not None:
-                self._execution, self._context = execution, context
-                if self._announcer is not None:
-                    self._announcer.begun(task)
-                return True
-            execution.finish()
+        self._execution = self._turns.next(timeout)
+        if self._execution is not None:
+            self._context = self._execution.site
+            if self._announcer is not None:
+                self._announcer.begun(self._execution.task)
+            return True
         if self._announcer is not None and self.worker.is_stopped:
             self._announcer.over()
         return False
