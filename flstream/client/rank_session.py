@@ -14,7 +14,7 @@ from flstream.client.rank_link import RankLink, RankPlace
 from flstream.client.rank_messages import AskedAgain, Call, RunOver, StateReady, TaskBegun
 from flstream.client.seeding import seed_everything
 from flstream.client.system_info import SystemInfo, constants_of
-from flstream.client.task_execution import received_model
+from flstream.client.task_model import received_model
 from flstream.client.worker_info import WorkerInfo
 from flstream.errors import ChannelClosedError, ClientError
 from flstream.job.bodies import OptimizerState

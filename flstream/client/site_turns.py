@@ -68,3 +68,4 @@ def serve_turns(worker: Worker, run: Callable[[TaskExecution], str | None]) -> N
         # An answer that the code sent before it failed counts, and may be on its way already.
         if failure is not None and execution.site is not None:
             execution.fail(failure)
+        del execution  # frees what it refers to before the next model arrives

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,9 +20,9 @@ from flstream.client.answers import (
     read_pieces,
 )
 from flstream.client.context import SiteContext
+from flstream.client.delivery import deliver
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.messages import (
-    MODEL,
     SUBMIT_MODEL,
     Answered,
     Began,
@@ -32,52 +30,24 @@ from flstream.client.messages import (
     SiteAnswer,
     SiteTask,
     Task,
-    WrittenUpdate,
 )
-from flstream.client.meta import pack_meta, unpack_meta
+from flstream.client.meta import pack_meta
 from flstream.client.personal import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
 from flstream.client.remote_states import RemoteStates
 from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
-from flstream.client.task_model import TaskModel
+from flstream.client.task_model import TaskModel, received_model
 from flstream.client.update_codec import encoded_update, kept_for
 from flstream.client.weight import weight_of
 from flstream.client.worker import Worker
 from flstream.codecs.chain import CodecChain
-from flstream.codecs.coded_frames import encoder_for
 from flstream.errors import ClientError
 from flstream.model.body import Source
-from flstream.model.checkpoint import FileSink
-from flstream.model.copy import copy
-from flstream.model.digests import BodyDigest
 from flstream.model.memory import MemoryBody, Params
-from flstream.telemetry.events import Transfer
 
 if TYPE_CHECKING:
     from flstream.client.task_model import Into, Place
-
-
-def received_model(
-    task: Task, site: str, tensors: Params, bodies: Mapping[str, Params] | None = None
-) -> FLModel:
-    """Return the model of a task as training code receives it.
-
-    Args:
-        task: The task.
-        site: Name of the site.
-        tensors: The received tensors by name; none where a model is to be submitted.
-        bodies: Those of the bodies that travel with the model, by name of the body.
-    """
-    sent = unpack_meta(task.meta)
-    own = {"personal": True} if task.personal is not None and task.personal.is_beside else {}
-    return FLModel(
-        params=tensors,
-        optimizer_params=sent.optimizer_params,
-        current_round=task.round - 1,
-        total_rounds=task.total_rounds,
-        meta={**sent.meta, **own, **(bodies or {}), "site_name": site, "task": task.kind},
-    )
 
 
 class TaskExecution:
@@ -376,41 +346,7 @@ class TaskExecution:
                 states=dict(states),
                 copied=self._model.copied_bytes(),
             )
-            if update is None:
-                self._worker.send(answered)
-            elif self.task.folder:
-                self._worker.send(structs.replace(answered, written=self._written(update)))
-            else:
-                self._offer(update, answered)
-
-    def _offer(self, update: Source, answered: Answered) -> None:
-        """Send the answer with an update on offer, and wait until it was used."""
-        encoder, codec, kept = None, self._codecs.frames, self._model.kept
-        if codec is not None:
-            bases = {} if kept is None else {self.task.model: kept}
-            encoder = encoder_for(codec, update.layout, bases)
-        task = self.task
-        with self._worker.offering(answered.effect, update, task.chunk_size, encoder) as ref:
-            self._worker.send(structs.replace(answered, bodies={MODEL: ref.token}))
-            outcome = ref.wait()
-        if not outcome.ok:
-            names = ", ".join(answer.site for answer in self._answers)
-            print(
-                f"flstream: the update of round {self.task.round} was not used "
-                f"({names}): {outcome.reason}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def _written(self, update: Source) -> WrittenUpdate:
-        """Write the update of the task's one site to its file, from which it will be folded."""
-        began, digest = time.monotonic(), BodyDigest(update.layout)
-        path = Path(self.task.folder, f"{self._answers[0].site}.safetensors")
-        with FileSink(path, update.layout, durable=False) as sink:
-            copy(update, sink, digest=digest)
-            sink.finish()
-        cost = Transfer(bytes=update.layout.nbytes, seconds=time.monotonic() - began)
-        return WrittenUpdate(digest.hexdigest(), cost)
+            deliver(self._worker, self._model, self._codecs, answered, update)
 
     def _current(self) -> SiteContext:
         if self.site is None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from flstream.client.context import SiteContext
+from flstream.client.fl_model import FLModel
 from flstream.client.joined_bodies import JoinedBodies
 from flstream.client.mapped_model import copied_bytes, received_mapped
 from flstream.client.messages import MODEL, Received, Task
+from flstream.client.meta import unpack_meta
 from flstream.client.site_filters import SiteFilters
 from flstream.client.worker import KnownModel, Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
@@ -32,6 +34,28 @@ BodyT = TypeVar("BodyT", bound=MemoryBody | UnnamedFile)
 
 SinkFor = Callable[[Layout, Layout], MemoryBody]
 """Function from the layout of a model, and that of the part that code receives, to the sink."""
+
+
+def received_model(
+    task: Task, site: str, tensors: Params, bodies: Mapping[str, Params] | None = None
+) -> FLModel:
+    """Return the model of a task as training code receives it.
+
+    Args:
+        task: The task.
+        site: Name of the site.
+        tensors: The received tensors by name; none where a model is to be submitted.
+        bodies: Those of the bodies that travel with the model, by name of the body.
+    """
+    sent = unpack_meta(task.meta)
+    own = {"personal": True} if task.personal is not None and task.personal.is_beside else {}
+    return FLModel(
+        params=tensors,
+        optimizer_params=sent.optimizer_params,
+        current_round=task.round - 1,
+        total_rounds=task.total_rounds,
+        meta={**sent.meta, **own, **(bodies or {}), "site_name": site, "task": task.kind},
+    )
 
 
 class TaskModel:
