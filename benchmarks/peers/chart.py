@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from record import Result
 
-from flstream.report.charts.style import SMALL_SIZE, figure, ink, save, series_color, styled
+from flstream.report.charts.style import INK, save, series_color, styled
 from flstream.units import format_bytes
 
-# Pixels of the page.
-LABELS, PANEL, GAP, BAR, HEAD, FOOT = 180, 215, 75, 26, 64, 16
+# Inches of the page.
+WIDTH, HEAD, BAR = 14.0, 1.3, 0.36
 PEERS = ("flstream", "nvflare", "flower", "pfl")
 
 
@@ -51,6 +52,7 @@ class Part(NamedTuple):
     results: Sequence[Result]
 
 
+@styled()
 def draw(path: Path, title: str, parts: Sequence[Part]) -> None:
     """Write the picture as a PNG file.
 
@@ -59,51 +61,32 @@ def draw(path: Path, title: str, parts: Sequence[Part]) -> None:
         title: of the whole.
         parts: from above to below.
     """
-    width = LABELS + 3 * (PANEL + GAP)
-    heights = [HEAD + BAR * len(results) + FOOT for _, _, results in parts]
-    height = 40 + sum(heights)
-    with styled():
-        made = figure(width, height)
-        text: Any = {"color": ink("ink"), "verticalalignment": "top"}
-        made.text(16 / width, 1 - 14 / height, title, fontsize=14, **text)
-        top = 40.0
-        for (heading, panels, results), tall in zip(parts, heights, strict=True):
-            made.text(16 / width, 1 - (top + 10) / height, heading, fontweight="bold", **text)
-            for index, panel in enumerate(panels):
-                left = LABELS + index * (PANEL + GAP)
-                bottom = height - top - HEAD - BAR * len(results)
-                box = (
-                    left / width,
-                    bottom / height,
-                    PANEL / width,
-                    BAR * len(results) / height,
-                )
-                _bars(made.add_axes(box), panel, results, names=index == 0)
-            top += tall
+    heights = [HEAD + BAR * len(part.results) for part in parts]
+    made = Figure(figsize=(WIDTH, sum(heights)))
+    made.suptitle(title, x=0, ha="left", fontsize=14)
+    rows = made.subfigures(len(parts), height_ratios=heights, squeeze=False)[:, 0]
+    for row, (heading, panels, results) in zip(rows, parts, strict=True):
+        row.suptitle(f"\n{heading}", x=0, ha="left", fontsize=12, fontweight="bold")
+        # All parts have as many columns, so that their bars are alike.
+        columns = row.subplots(1, 3, sharey=True)
+        for axes, panel in zip(columns, panels, strict=False):
+            _bars(axes, panel, results)
+        for axes in columns[len(panels) :]:
+            axes.set_axis_off()
     save(made, path)
 
 
-def _bars(axes: Axes, panel: Panel, results: Sequence[Result], *, names: bool) -> None:
-    axes.patch.set_visible(False)
-    for side in ("right", "top", "bottom"):
-        axes.spines[side].set_visible(False)
-    axes.spines["left"].set_color(ink("faint"))
-    axes.tick_params(left=False, bottom=False, labelbottom=False, labelcolor=ink("ink"))
-    axes.set_title(panel.title, loc="left", fontsize=SMALL_SIZE, color=ink("muted"))
-    axes.set_yticks(range(len(results)))
-    axes.set_yticklabels([each.contestant.label for each in results] if names else [])
-    axes.set_ylim(len(results) - 0.5, -0.5)
+def _bars(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
+    axes.set_title(panel.title)
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.spines["left"].set_visible(True)
+    axes.tick_params(labelbottom=False, labelcolor=INK)
     values = [panel.value(each) if each.good else 0.0 for each in results]
     colors = [series_color(PEERS.index(each.contestant.peer)) for each in results]
-    axes.barh(range(len(results)), values, height=0.62, color=colors)
+    bars = axes.barh([each.contestant.label for each in results], values, 0.62, color=colors)
+    shown = zip(results, values, strict=True)
+    texts = [panel.label(value) if each.good else "failed" for each, value in shown]
+    axes.bar_label(bars, texts, padding=6)
     axes.set_xlim(0, max(values, default=0.0) or 1.0)
-    for index, (each, value) in enumerate(zip(results, values, strict=True)):
-        axes.annotate(
-            panel.label(value) if each.good else "failed",
-            (value, index),
-            xytext=(6, 0),
-            textcoords="offset points",
-            verticalalignment="center",
-            fontsize=SMALL_SIZE,
-            color=ink("ink"),
-        )
+    axes.set_ylim(len(results) - 0.5, -0.5)

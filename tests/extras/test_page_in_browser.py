@@ -23,10 +23,11 @@ SCHEMES = ("light", "dark")
 LEAST_HEIGHT = 8
 LEAST_CONTRAST = 4.5
 
-# Every text of every chart that is shown: what it says, how high a line is, and its contrast with
-# the page. The browser gives colours as rgb() and rgba().
+# Every text of every chart that is shown: what it says, how high a line is, its contrast with the
+# page, and what it overlaps or where it is cut. A chart is an image, so its content is put in its
+# place for as long. The browser gives colours as rgb() and rgba().
 TEXTS = """
-() => {
+async () => {
   const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4
   const parts = colour => colour.match(/[0-9.]+/g).map(Number)
   const luminance = ([red, green, blue]) =>
@@ -38,16 +39,44 @@ TEXTS = """
     }
     return 1
   }
-  const texts = [...document.querySelectorAll("svg text")].filter(text => text.checkVisibility())
-  return texts.map(text => {
-    const ink = luminance(parts(getComputedStyle(text).fill)), paper = behind(text.ownerSVGElement)
-    const box = text.getBoundingClientRect()
-    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)
-    // A text that stands on end is as high as it is wide.
-    const height = parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a
-      || Math.min(box.width, box.height)
-    return { says: text.textContent, height, contrast, left: box.left, right: box.right }
-  })
+  const filtered = (colour, filter) => {
+    const context = document.createElement("canvas").getContext("2d")
+    Object.assign(context, { filter, fillStyle: colour })
+    context.fillRect(0, 0, 9, 9)
+    return [...context.getImageData(4, 4, 1, 1).data]
+  }
+  // A box is as high as a line, of which letters leave a part free above and below.
+  const meet = (one, other) => one !== other
+    && Math.min(one.right, other.right) - Math.max(one.left, other.left) > 1
+    && Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > one.height / 4
+  const found = []
+  for (const image of document.querySelectorAll("figure img")) {
+    if (!image.checkVisibility()) continue
+    const place = document.createElement("div"), { width, height } = image.getBoundingClientRect()
+    place.innerHTML = await (await fetch(image.currentSrc)).text()
+    const svg = place.querySelector("svg")
+    svg.setAttribute("width", width)
+    svg.setAttribute("height", height)
+    image.hidden = true
+    image.closest("figure").append(place)
+    const texts = [...svg.querySelectorAll("text")], paper = behind(svg)
+    const chart = svg.getBoundingClientRect(), filter = getComputedStyle(image).filter
+    const boxes = texts.map(text => text.getBoundingClientRect())
+    texts.forEach((text, index) => {
+      const box = boxes[index], ink = luminance(filtered(getComputedStyle(text).fill, filter))
+      found.push({
+        says: text.textContent,
+        height: parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a,
+        contrast: (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05),
+        cut: box.left < chart.left - 1 || box.right > chart.right + 1
+          || box.top < chart.top - 1 || box.bottom > chart.bottom + 1,
+        overlaps: texts.filter((_, other) => meet(box, boxes[other])).map(each => each.textContent),
+      })
+    })
+    place.remove()
+    image.hidden = false
+  }
+  return found
 }
 """
 PAPER = "getComputedStyle(document.body).backgroundColor"
@@ -163,6 +192,7 @@ def test_the_page_is_sound_and_can_be_read(
     assert len(texts) >= 20
     assert [each for each in texts if each["height"] < LEAST_HEIGHT] == []
     assert [each for each in texts if each["contrast"] < LEAST_CONTRAST] == []
+    assert [each for each in texts if each["cut"] or each["overlaps"]] == []
     # A table that says that it sorts would have to be tried here.
     assert page.locator("[aria-sort], th button, th[role=button]").count() == 0
 

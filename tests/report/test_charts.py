@@ -1,4 +1,4 @@
-"""Charts: round numbers at their axes, no peak lost, and the same drawing for light and dark."""
+"""Charts: round numbers at their axes, no peak lost, nothing cut, and equal ones alike."""
 
 import math
 import re
@@ -9,163 +9,160 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawn import svgs, texts
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
-from flstream.report.charts.memory import (
-    Mark,
-    MemoryCurve,
-    MemoryView,
-    Shade,
-    highest_per_column,
-    memory_chart,
-    merged,
-)
-from flstream.report.charts.metrics import MetricCurve, metric_chart
+from flstream.report.charts.curves import Curve, curve_chart
+from flstream.report.charts.drawing import drawing
+from flstream.report.charts.heat import heat_chart
+from flstream.report.charts.memory import MemoryView, Shade, memory_chart, shades_of_parts
 from flstream.report.charts.seconds import PHASE_COLORS, seconds_chart
+from flstream.report.charts.split import split_chart
 from flstream.report.charts.style import (
-    COLORS,
-    byte_ticks,
-    format_second_tick,
-    ink,
+    BLUE,
+    GREEN,
+    INK,
+    VERMILION,
+    byte_axis,
+    new_chart,
     save,
-    second_ticks,
-    spread,
+    second_axis,
     styled,
 )
-from flstream.report.charts.svg import to_svg
 
 MIB = 1 << 20
 
 
-def texts(svg: str) -> list[str]:
-    return re.findall(r"<text [^>]*>([^<]*)</text>", svg)
+def ticks(label_axis, greatest: float) -> list[tuple[float, str]]:
+    """The ticks that an axis from 0 to some value shows, and their labels."""
+    with styled():
+        _, axes = new_chart(350, 240)
+        axes.set_ylim(0, greatest)
+        label_axis(axes.yaxis, greatest)
+        places = [each for each in axes.yaxis.get_majorticklocs() if 0 <= each <= greatest]
+        labels = axes.yaxis.get_major_formatter().format_ticks(places)
+    return list(zip(places, labels, strict=True))
 
 
-@given(st.floats(1, 1e16), st.integers(2, 8))
-def test_bytes_are_labelled_at_powers_of_two(greatest: float, most: int) -> None:
-    ticks = byte_ticks(greatest, most)
-    assert ticks[0] == 0
-    assert ticks[-1] <= greatest * (1 + 1e-9)
-    assert len(ticks) <= most + 1
-    if len(ticks) > 1:
-        assert math.log2(ticks[1]).is_integer()
+@given(st.floats(1, 1e16))
+def test_bytes_are_labelled_at_multiples_of_a_power_of_two(greatest: float) -> None:
+    found = ticks(byte_axis, greatest)
+    assert found[0] == (0, "0 B")
+    assert 2 <= len(found) <= 6
+    assert math.log2(found[1][0]).is_integer()
+    assert len(dict(map(reversed, found))) == len(found)
 
 
-@given(st.floats(1e-3, 1e9), st.integers(2, 8))
-def test_seconds_are_labelled_at_steps_that_clocks_have(greatest: float, most: int) -> None:
-    ticks = second_ticks(greatest, most)
-    assert ticks[0] == 0
-    assert ticks[-1] <= greatest * (1 + 1e-9)
-    assert len(ticks) <= most + 1
-    labels = [format_second_tick(tick) for tick in ticks]
-    assert len(set(labels)) == len(labels)
+@given(st.floats(1e-3, 1e9))
+def test_seconds_are_labelled_at_round_numbers_of_one_unit(greatest: float) -> None:
+    found = ticks(second_axis, greatest)
+    assert 2 <= len(found) <= 7
+    assert len({label.split()[1] for _, label in found}) == 1
+    assert len(dict(map(reversed, found))) == len(found)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("greatest", "second"),
     [
-        (0, "0 s"), (0.25, "0.25 s"), (20, "20 s"), (90, "1 min 30 s"), (300, "5 min"),
-        (5400, "1 h 30 min"), (86400 * 2, "2 d"),
+        (0.9, "0.2 s"), (37, "10 s"), (110, "50 s"), (300, "1 min"), (5400, "20 min"),
+        (9000, "0.5 h"), (86400 * 9, "2 d"),
     ],
 )  # fmt: skip
-def test_ticks_of_time_name_their_unit(seconds: float, text: str) -> None:
-    assert format_second_tick(seconds) == text
+def test_ticks_of_time_name_their_unit(greatest: float, second: str) -> None:
+    assert ticks(second_axis, greatest)[1][1] == second
 
 
-@given(st.lists(st.floats(0, 1), max_size=12).map(sorted), st.floats(0.01, 0.07))
-def test_labels_are_moved_apart_and_keep_their_order(heights: list[float], spacing: float) -> None:
-    placed = spread(heights, spacing)
-    assert len(placed) == len(heights)
-    for below, above in pairwise(placed):
-        assert above - below >= spacing * (1 - 1e-6)
-    assert all(-1e-6 <= height <= 1 + 1e-6 for height in placed)
+lengths = st.lists(st.tuples(st.floats(0, 3), st.sampled_from("rgb")), max_size=40)
 
 
-@given(st.lists(st.floats(0, 1e12) | st.just(math.nan), min_size=1), st.integers(1, 50))
-def test_condensing_a_curve_keeps_its_peak(values: list[float], columns: int) -> None:
-    condensed = highest_per_column(values, columns)
-    assert len(condensed) <= columns
-    known = [value for value in values if not math.isnan(value)]
-    if known:
-        assert np.nanmax(condensed) == max(known)
-    else:
-        assert np.isnan(condensed).all()
-
-
-@given(st.lists(st.tuples(st.floats(0, 3), st.sampled_from("rgb")), max_size=40), st.floats(0.1, 9))
-def test_shades_too_short_to_be_seen_are_merged(
-    lengths: list[tuple[float, str]], shortest: float
+@given(lengths, st.floats(0.1, 200))
+def test_shades_are_in_order_and_show_what_was_in_the_middle_of_each_part(
+    lengths: list[tuple[float, str]], seconds: float
 ) -> None:
     shades, now = [], 0.0
-    for seconds, color in lengths:
-        shades.append(Shade(now, now + seconds, color))
-        now += seconds
-    found = merged(shades, shortest)
-    assert all(shade.end - shade.begin >= shortest * 0.999 for shade in found)
+    for length, color in lengths:
+        shades.append(Shade(now, now + length, color))
+        now += length
+    found = shades_of_parts(shades, seconds)
     for before, after in pairwise(found):
-        assert before.end <= after.begin * (1 + 1e-9)
+        assert before.end <= after.begin
         assert before.color != after.color or before.end < after.begin
+    middles = (np.arange(400) + 0.5) * seconds / 400
+    for middle in middles.tolist():
+        shown = [shade.color for shade in found if shade.begin <= middle < shade.end]
+        assert shown == [each.color for each in shades if each.begin <= middle < each.end]
 
 
 def view(name: str = "server") -> MemoryView:
+    values = [1.0 * MIB] * 40 + [math.nan] * 5 + [9.0 * MIB] * 15
     return MemoryView(
         what="memory over idle (RSS)",
-        step=0.5,
         seconds=30.0,
-        curves=[
-            MemoryCurve(name, [1.0 * MIB] * 40 + [math.nan] * 5 + [9.0 * MIB] * 15, ink("ink"))
-        ],
-        level=Mark(8 * MIB, "model 8 MiB"),
-        shades=[Shade(2.0, 9.0, ink("green"))],
+        curves=[Curve(name, np.arange(60) * 0.5, values, INK)],
+        model=8 * MIB,
+        shades=[Shade(2.0, 9.0, GREEN)],
     )
 
 
-def test_memory_has_axes_with_units_and_labels_beside_the_lines() -> None:
-    found = texts(to_svg(memory_chart(view(), 740), "memory", "text"))
+def shown(made: Figure) -> list[str]:
+    """Texts of a figure in a page."""
+    return texts(drawing("text", lambda width: made, is_half=True).narrow)
+
+
+def test_memory_has_axes_with_units_and_a_legend() -> None:
+    found = shown(memory_chart(view(), 740))
     for text in ("memory over idle (RSS)", "time since the run began", "server", "model 8 MiB"):
         assert text in found
     assert {"0 B", "4 MiB", "8 MiB"} <= set(found)
     assert {"0 s", "10 s", "20 s"} <= set(found)
 
 
-def test_a_page_gets_colours_by_name_and_nothing_from_elsewhere() -> None:
-    svg = to_svg(memory_chart(view(), 740), "memory", 'a "text"')
-    assert not {color.light for color in COLORS.values()} & set(re.findall(r"#[0-9a-f]{6}", svg))
-    assert "var(--green)" in svg
-    assert "http" not in svg
-    assert 'role="img" aria-label="a &quot;text&quot;"' in svg
+def test_a_short_peak_among_many_values_is_in_the_drawing() -> None:
+    noise = np.random.default_rng(7).uniform(3, 4, 1536)
+    noise[700] = 40
+    curve = Curve("server", np.arange(1536.0), noise * MIB, VERMILION)
+    made = memory_chart(MemoryView("memory", 1536.0, [curve]), 350)
+    [svg] = svgs(drawing("text", lambda width: made, is_half=True).narrow)
+    lines = re.findall(rf'<path d="([^"]*)"[^>]*stroke: {VERMILION}', svg)
+    highest = min(float(y) for y in re.findall(r"[ML] \S+ (\S+)", max(lines, key=len)))
+    [axes] = made.axes
+    expected = 72 * made.get_figheight() - axes.transData.transform((700, 40 * MIB))[1]
+    assert highest == pytest.approx(expected, abs=0.5)
 
 
-def test_the_same_chart_is_the_same_text_and_two_charts_share_no_id() -> None:
-    one, again, other = (
-        to_svg(memory_chart(view(), 740), name, "text") for name in ("one", "one", "other")
-    )
+def test_nothing_in_a_page_comes_from_elsewhere_and_equal_charts_are_equal() -> None:
+    one, again = (drawing("text", lambda width: memory_chart(view(), width)) for _ in "12")
     assert one == again
-    ids = [set(re.findall(r' id="([^"]*)"', svg)) for svg in (one, other)]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]*)", one))
-    assert used == ids[0]
+    for svg in svgs(one.narrow + str(one.wide)):
+        assert set(re.findall(r'href="([^"]{1,5})', svg)) <= {"#", "data:"}
+        assert not re.search(r"@import|url\((?!#)|<script", svg)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["<script>alert(1)</script>", "a&b", "$x_1$", '#1d232b id="x" d="M 1.23"', "\u6570\u636e"],
+    ["<script>alert(1)</script>", "a&b", "$x_1$", "_site", '#1d232b id="x"', "\u6570\u636e"],
 )
 def test_names_are_drawn_as_they_are(name: str) -> None:
-    svg = to_svg(memory_chart(view(name), 740), "memory", "text")
-    escaped = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    assert escaped in texts(svg)
+    made = memory_chart(view(name), 740)
+    assert name in shown(made)
+    [svg] = svgs(drawing("text", lambda width: made, is_half=True).narrow)
+    assert "<script" not in svg
 
 
 def test_metrics_have_a_line_a_run_and_a_gap_where_a_value_is_not_finite() -> None:
     curves = [
-        MetricCurve("first", [1, 2, 3], [0.5, math.inf, 0.7], ink("blue"), best=3),
-        MetricCurve("second", [1], [0.25], ink("vermilion")),
+        Curve("first", [1, 2, 3], [0.5, math.inf, 0.7], BLUE, best=3),
+        Curve("second", [1], [0.25], VERMILION),
     ]
-    found = texts(to_svg(metric_chart("accuracy", curves, 350), "metric", "text"))
+    found = shown(curve_chart("accuracy", "round", curves, 350))
     assert {"accuracy", "round", "first 0.7000", "second 0.2500", "1", "2", "3"} <= set(found)
+
+
+def test_the_last_value_of_a_curve_without_a_name_is_beside_its_end() -> None:
+    found = shown(curve_chart("loss", "step", [Curve("", [10, 20], [0.5, 0.25], BLUE)], 350))
+    assert {"loss", "step", "0.2500"} <= set(found)
 
 
 @pytest.mark.parametrize(("count", "bars"), [(1, 1), (40, 40), (1000, 72)])
@@ -174,36 +171,73 @@ def test_many_rounds_share_bars(count: int, bars: int) -> None:
     seconds = {phase: [0.5] * count for phase in PHASE_COLORS}
     made = seconds_chart(rounds, seconds, 740)
     [axes] = made.axes
-    assert len(axes.patches) == len(PHASE_COLORS)
-    for index, patch in enumerate(axes.patches):
-        path = patch.get_path()
-        assert (path.codes == path.MOVETO).sum() == bars
+    assert len(axes.containers) == len(PHASE_COLORS)
+    for index, drawn in enumerate(axes.containers):
+        assert len(drawn) == bars
         # A mean of neighbours is as long as each of them, so nothing is lost or added.
-        assert path.vertices[:, 1].max() == pytest.approx(0.5 * (index + 1))
-    svg = to_svg(made, "seconds", "text")
-    assert "round" in texts(svg)
-    assert any(text.startswith("seconds a round") for text in texts(svg))
+        for bar in drawn:
+            assert bar.get_y() + bar.get_height() == pytest.approx(0.5 * (index + 1))
+    found = shown(made)
+    assert "round" in found
+    assert any(text.startswith("seconds a round") for text in found)
+
+
+LONG = "W" * 14
+MANY = [f"hospital-no-{number}" for number in range(40)]
+WIDEST = {
+    "curves": lambda width: curve_chart(
+        "W" * 24, "step", [Curve(LONG, [1, 10**7], [1e-9, n], BLUE) for n in range(7)], width
+    ),
+    "one curve": lambda width: curve_chart("x", "round", [Curve("", [1], [-1e9], BLUE)], width),
+    "memory": lambda width: memory_chart(
+        MemoryView("memory over idle (RSS)", 86400 * 30, [
+            Curve(name, [0, 1], [0, 1023 * MIB], BLUE)
+            for name in ("launcher", "fork-server", "model-builder", f"{LONG}, the largest")
+        ], model=1023 * MIB), width
+    ),
+    "seconds": lambda width: seconds_chart(
+        range(10**4), {phase: [5e3] * 10**4 for phase in PHASE_COLORS}, width
+    ),
+    "split": lambda width: split_chart(MANY, MANY, [[1] * 40] * 40, [10**7] * 40, width),
+    "heat": lambda width: heat_chart(MANY, MANY, [[0.5] * 40] * 40, [["0.5000"] * 40] * 40, width),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [350, 740])
+@pytest.mark.parametrize("kind", WIDEST)
+def test_nothing_is_cut_off(kind: str, width: int) -> None:
+    made = WIDEST[kind](width)
+    with styled():
+        made.draw_without_rendering()
+        box = made.get_tightbbox()
+    high = made.get_figheight() * 72
+    edges = (box.x0 * 72, box.y0 * 72, width - box.x1 * 72, high - box.y1 * 72)
+    assert min(edges) >= -1, edges
 
 
 def test_a_chart_is_a_png_file_too(tmp_path: Path) -> None:
     path = tmp_path / "memory.png"
-    save(memory_chart(view(), 400), path, scale=1)
+    save(memory_chart(view(), 400), path)
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
-    assert int.from_bytes(data[16:20], "big") == 400
+    # Twice as wide, with a margin.
+    assert int.from_bytes(data[16:20], "big") == pytest.approx(800, abs=60)
 
 
 def test_settings_of_the_user_do_not_change_a_chart() -> None:
     import matplotlib
 
-    before = to_svg(memory_chart(view(), 740), "memory", "text")
+    def draw():
+        return drawing("text", lambda width: memory_chart(view(), width))
+
+    before = draw()
     with matplotlib.rc_context({"axes.edgecolor": "red", "font.size": 40, "lines.linewidth": 9}):
-        assert to_svg(memory_chart(view(), 740), "memory", "text") == before
+        assert draw() == before
 
 
 def test_drawing_needs_no_display() -> None:
     program = (
-        "import sys; from flstream.report.charts.style import *; figure(10, 10); "
+        "import sys; from flstream.report.charts.style import *; new_chart(10, 10); "
         "print('matplotlib.pyplot' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -214,6 +248,6 @@ def test_styles_end_with_their_block() -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    with styled({"font.size": 99}):
-        assert matplotlib.rcParams["font.size"] == 99
+    with styled():
+        assert matplotlib.rcParams["axes.titlelocation"] == "left"
     assert dict(matplotlib.rcParams) == before

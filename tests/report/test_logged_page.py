@@ -4,9 +4,10 @@ import math
 from pathlib import Path
 
 import pytest
+from drawn import texts
 from run_directories import BEGAN, finished_run, one_round, started, write_run
 
-from flstream.report.charts.logged import spread_of
+from flstream.report.charts.curves import spread_of
 from flstream.report.html.logged_values import logged_drawings, logged_note, text_note, text_table
 from flstream.report.html.run_page import run_page
 from flstream.report.record.logged import read_logged
@@ -75,8 +76,9 @@ def test_few_sites_have_a_line_each_and_many_a_mean(sites, shown):
         for n in range(1, sites + 1)
     ]
     (drawing,) = logged_drawings(read_logged(events))
-    assert shown in drawing.narrow
-    assert ("mean" in drawing.narrow) == (sites > 7)
+    found = " ".join(texts(drawing.narrow))
+    assert shown in found
+    assert ("mean" in found) == (sites > 7)
 
 
 def test_the_range_of_many_is_their_lowest_mean_and_highest():

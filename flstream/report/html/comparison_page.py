@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flstream.report.charts.memory import MemoryView
 from flstream.report.charts.seconds import PHASE_COLORS
-from flstream.report.charts.style import SERIES, ink
+from flstream.report.charts.style import FAINT, series_color
 from flstream.report.html.drawings import (
     metric_drawings,
     over_idle_drawing,
@@ -51,8 +50,7 @@ def write_comparison(runs: Sequence[Path], output: Path) -> Path:
 def comparison_page(runs: Sequence[RunRecord]) -> str:
     """Render the page that compares several runs, as HTML."""
     labels = run_labels([run.path for run in runs])
-    names = [SERIES[index % len(SERIES)] for index in range(len(runs))]
-    most_memory = _most_memory([over_idle_view(run) for run in runs])
+    most_memory = max(over_idle_view(run).highest for run in runs)
     most_seconds = _most_seconds(runs)
     heads = ["", *labels]
     same, different = _by_setting(runs)
@@ -71,20 +69,16 @@ def comparison_page(runs: Sequence[RunRecord]) -> str:
             "runs": [
                 {
                     "label": label,
-                    "color": color,
+                    "color": series_color(index),
                     "status": run.status,
-                    "memory": over_idle_drawing(
-                        run, f"memory-{index}", is_half=True, greatest=most_memory
-                    ),
-                    "seconds": seconds_drawing(
-                        run, f"seconds-{index}", is_half=True, greatest=most_seconds
-                    ),
+                    "memory": over_idle_drawing(run, is_half=True, greatest=most_memory),
+                    "seconds": seconds_drawing(run, is_half=True, greatest=most_seconds),
                 }
-                for index, (run, label, color) in enumerate(zip(runs, labels, names, strict=True))
+                for index, (run, label) in enumerate(zip(runs, labels, strict=True))
             ],
             "phases": list(PHASE_COLORS.items()),
             "glance": Table(heads, _glance(runs)),
-            "metrics": metric_drawings(runs, [ink(name) for name in names], labels),
+            "metrics": metric_drawings(runs, labels),
             "totals": Table(heads, _totals(runs)),
             "settings": Table(heads, different),
             "more_settings": Table(["key", "value"], same, (1,)),
@@ -140,7 +134,7 @@ def _totals(runs: Sequence[RunRecord]) -> list[TableRow]:
     rows = [
         TableRow(
             [phase, *(f"{each[phase]:,.2f} s" for each in spent)],
-            color=PHASE_COLORS.get(phase, "faint"),
+            color=PHASE_COLORS.get(phase, FAINT),
         )
         for phase in spent[0]
     ]
@@ -167,14 +161,6 @@ def _differing(values: Sequence[Mapping[str, str]]) -> list[TableRow]:
         cells = [each.get(key, NOTHING) for each in values]
         rows.append(TableRow([key, *cells], "different" if len(set(cells)) > 1 else ""))
     return rows
-
-
-def _most_memory(views: Sequence[MemoryView]) -> float | None:
-    heights = [
-        value for view in views for curve in view.curves for value in curve.values if value == value
-    ]
-    levels = [view.level.at for view in views if view.level is not None]
-    return max([*heights, *levels], default=None)
 
 
 def _most_seconds(runs: Sequence[RunRecord]) -> float | None:

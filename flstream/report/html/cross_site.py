@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
+from flstream.report.charts.drawing import Drawing, drawing
 from flstream.report.charts.heat import heat_chart
-from flstream.report.charts.svg import to_svg
-from flstream.report.html.drawings import NARROW, WIDE, Drawing
 from flstream.report.record.cross_site import Matrix
 from flstream.report.text import counted, elide, format_metric
 from flstream.text import printable
@@ -33,12 +30,10 @@ def cross_site_drawing(matrix: Matrix, key_metric: str) -> Drawing | None:
     texts = [["" if each is None else format_metric(each) for each in row] for row in values]
     shown = [elide(_TITLES.get(owner, printable(owner)), _NAME_WIDTH) for owner in owners]
     names = [elide(printable(site), _NAME_WIDTH) for site in sites]
-    title = f"{printable(name)} of each model at each site"
-    narrow, wide = (
-        Markup(to_svg(heat_chart(names, shown, values, texts, width), f"cross-{kind}", title))
-        for kind, width in (("narrow", NARROW), ("wide", WIDE))
+    return drawing(
+        f"{printable(name)} of each model at each site",
+        lambda width: heat_chart(names, shown, values, texts, width),
     )
-    return Drawing(narrow, wide)
 
 
 def cross_site_note(matrix: Matrix, key_metric: str) -> str:

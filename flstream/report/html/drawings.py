@@ -1,93 +1,89 @@
-"""The charts of runs for a page, each for wide and for narrow screens."""
+"""The charts of runs for a page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from itertools import zip_longest
 
-from markupsafe import Markup
-from matplotlib.figure import Figure
+import numpy as np
 
-from flstream.report.charts.memory import Mark, MemoryCurve, MemoryView, Shade, memory_chart
-from flstream.report.charts.metrics import MetricCurve, metric_chart
+from flstream.report.charts.curves import Curve, curve_chart
+from flstream.report.charts.drawing import Drawing, drawing
+from flstream.report.charts.memory import MemoryView, Shade, memory_chart
 from flstream.report.charts.seconds import PHASE_COLORS, seconds_chart
-from flstream.report.charts.style import ink
-from flstream.report.charts.svg import to_svg
-from flstream.report.metrics import metrics_of, values_by_round
+from flstream.report.charts.style import (
+    GREEN,
+    INK,
+    LINE_WIDTH,
+    ORANGE,
+    PINK,
+    VERMILION,
+    VIOLET,
+    series_color,
+)
+from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.record.run import HELPERS, RunRecord
 from flstream.report.text import counted, elide
 from flstream.runs.round_record import PHASES
 from flstream.telemetry.events import SERVER
 from flstream.text import printable
-from flstream.units import format_bytes
-
-WIDE, NARROW = 740.0, 350.0
-"""Widths of charts in pixels: for the whole text column, and for half of it or a phone."""
 
 # If there are more processes, they are drawn as a range from the lowest to the highest.
 _MOST_LINES = 16
 _NAME_WIDTH = 14
+_HELPER_COLORS = tuple(zip(HELPERS, (ORANGE, VERMILION, PINK, GREEN), strict=True))
+# Width of a line that is one of many, in pixels.
+_THIN = 1.0
 # Maximum delay of a memory sample on a busy machine; a process without samples for longer is gone.
 _LATE_SECONDS = 2.0
 # Maximum number of metrics with a chart; the others are only in the table.
 _MOST_METRICS = 8
 
 
-class Drawing(NamedTuple):
-    """A chart as SVG.
-
-    Attributes:
-        narrow: chart for half the text column or a phone.
-        wide: chart for the whole text column; None if there is only the narrow one.
-    """
-
-    narrow: Markup
-    wide: Markup | None = None
-
-
-def metric_drawings(
-    runs: Sequence[RunRecord], colors: Sequence[str], labels: Sequence[str], name: str = "metric"
-) -> list[Drawing]:
+def metric_drawings(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Drawing]:
     """Draw a chart for each metric, with a line for each run that has it.
 
     Args:
         runs: runs to compare; one or more.
-        colors: colour of each run, as from ``style.ink``.
         labels: name of each run.
-        name: beginning of the charts' names, unique in the page.
     """
-    drawings = []
-    summaries = [run.summary for run in runs]
-    rounds = [values_by_round(summary) for summary in summaries]
-    for index, metric in enumerate(metrics_of(summaries)[:_MOST_METRICS]):
-        curves = []
-        for summary, values, color, label in zip(summaries, rounds, colors, labels, strict=True):
-            points = {number: each[metric] for number, each in values.items() if metric in each}
-            best = summary.best
-            if points:
-                curves.append(
-                    MetricCurve(
-                        elide(printable(label), _NAME_WIDTH),
-                        list(points),
-                        list(points.values()),
-                        color,
-                        best.round if best and metric == ("", best.metric) else None,
-                    )
-                )
-        made = metric_chart(elide(metric.title, 40), curves, NARROW)
-        drawings.append(Drawing(_svg(made, f"{name}-{index}", f"{metric.title} over rounds")))
-    return drawings
+    metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
+    return [_metric_drawing(metric, runs, labels) for metric in metrics]
+
+
+def _metric_drawing(metric: Metric, runs: Sequence[RunRecord], labels: Sequence[str]) -> Drawing:
+    curves = []
+    for index, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        rounds = values_by_round(run.summary)
+        points = {number: each[metric] for number, each in rounds.items() if metric in each}
+        best = run.summary.best
+        if points:
+            curve = Curve(
+                elide(printable(label), _NAME_WIDTH),
+                list(points),
+                list(points.values()),
+                series_color(index),
+                # Lower lines are thicker, so that those of runs with equal values are all visible.
+                LINE_WIDTH + 1.4 * min(len(runs) - 1 - index, 3),
+                best=best.round if best and metric == ("", best.metric) else None,
+            )
+            curves.append(curve)
+    title = elide(metric.title, 40)
+    return drawing(
+        f"{metric.title} over rounds",
+        lambda width: curve_chart(title, "round", curves, width),
+        is_half=True,
+    )
 
 
 def over_idle_drawing(
-    run: RunRecord, name: str, *, is_half: bool = False, greatest: float | None = None
+    run: RunRecord, *, is_half: bool = False, greatest: float | None = None
 ) -> Drawing | None:
     """Draw the memory over idle of the server and the workers.
 
     Args:
         run: the run.
-        name: name of the chart, unique in the page.
         is_half: whether to draw the narrow chart only.
         greatest: upper end of the vertical axis in bytes; None for the curves' maximum.
 
@@ -95,64 +91,41 @@ def over_idle_drawing(
         The chart; None if there are no memory samples.
     """
     view = over_idle_view(run)._replace(greatest=greatest)
-    if not view.curves or not view.seconds:
-        return None
-    return _memory(view, name, "Resident memory over idle of each process over time", is_half)
+    return _memory(view, "Resident memory over idle of each process over time", is_half=is_half)
 
 
 def over_idle_view(run: RunRecord) -> MemoryView:
     """Return the content of the chart of memory over idle."""
-    idle = {
-        name: rss
+    over = {
+        name: np.maximum(_bridged(run, name) - rss, 0)
         for name, rss in run.history.timeline.idle_rss.items()
         if rss and name in run.memory.rss and name not in HELPERS
     }
-    over = {
-        name: [max(value - rss, 0.0) for value in _bridged(run, name)] for name, rss in idle.items()
-    }
-    server = over.pop(SERVER, None)
-    curves = _worker_curves(over, run.shares_workers)
-    if server is not None:
-        curves.append(MemoryCurve("server", server, ink("ink")))
-    size = run.summary.model.bytes
-    level = Mark(size, f"model {format_bytes(size)}") if size else None
-    return _view(run, "memory over idle (RSS)", curves)._replace(level=level)
+    view = _view(run, "memory over idle (RSS)", over)
+    return view._replace(model=run.summary.model.bytes)
 
 
-def rss_drawing(run: RunRecord, name: str) -> Drawing | None:
+def rss_drawing(run: RunRecord) -> Drawing | None:
     """Draw the whole resident memory of every process.
 
     Args:
         run: the run.
-        name: name of the chart, unique in the page.
 
     Returns:
         The chart; None if there are no memory samples.
     """
     rss = {process: _bridged(run, process) for process in run.memory.rss}
-    helpers = [
-        MemoryCurve(printable(process), rss.pop(process), ink("muted"), is_thin=True)
-        for process in HELPERS
-        if process in rss
-    ]
-    server = rss.pop(SERVER, None)
-    curves = [*helpers, *_worker_curves(rss, run.shares_workers)]
-    if server is not None:
-        curves.append(MemoryCurve("server", server, ink("ink")))
-    view = _view(run, "resident memory (RSS)", curves)
-    if not view.curves or not view.seconds:
-        return None
-    return _memory(view, name, "Resident memory of every process over time", is_half=False)
+    view = _view(run, "resident memory (RSS)", rss)
+    return _memory(view, "Resident memory of every process over time")
 
 
 def seconds_drawing(
-    run: RunRecord, name: str, *, is_half: bool = False, greatest: float | None = None
+    run: RunRecord, *, is_half: bool = False, greatest: float | None = None
 ) -> Drawing | None:
     """Draw the seconds of each round by phase.
 
     Args:
         run: the run.
-        name: name of the chart, unique in the page.
         is_half: whether to draw the narrow chart only.
         greatest: upper end of the vertical axis in seconds; None for the highest bar.
 
@@ -165,60 +138,71 @@ def seconds_drawing(
     numbers = [each.round for each in rounds]
     columns = zip(*(each.phases for each in rounds), strict=True)
     seconds = dict(zip(PHASES, columns, strict=True))
-    text = "Seconds of each phase over rounds"
-    narrow = _svg(seconds_chart(numbers, seconds, NARROW, greatest), f"{name}-narrow", text)
-    if is_half:
-        return Drawing(narrow)
-    return Drawing(narrow, _svg(seconds_chart(numbers, seconds, WIDE, greatest), name, text))
+    return drawing(
+        "Seconds of each phase over rounds",
+        lambda width: seconds_chart(numbers, seconds, width, greatest),
+        is_half=is_half,
+    )
 
 
-def _view(run: RunRecord, what: str, curves: Sequence[MemoryCurve]) -> MemoryView:
-    running = run.clock.running
+def _memory(view: MemoryView, text: str, *, is_half: bool = False) -> Drawing | None:
+    if not view.curves or not view.seconds:
+        return None
+    return drawing(text, lambda width: memory_chart(view, width), is_half=is_half)
+
+
+def _view(run: RunRecord, what: str, values: Mapping[str, np.ndarray]) -> MemoryView:
+    """Return a chart's content, with the server's curve above those of workers and helpers."""
+    running, step = run.clock.running, run.memory.step
+    values = {name: each for name, each in values.items() if np.isfinite(each).any()}
+    workers = {name: each for name, each in values.items() if name not in (SERVER, *HELPERS)}
     return MemoryView(
         what=what,
-        step=run.memory.step,
         seconds=run.clock.seconds,
-        curves=curves,
+        curves=[
+            *(
+                _curve(name, values[name], step, color, _THIN)
+                for name, color in _HELPER_COLORS
+                if name in values
+            ),
+            *_worker_curves(workers, step, run.shares_workers),
+            *([_curve(SERVER, values[SERVER], step, INK)] if SERVER in values else []),
+        ],
         shades=[
-            Shade(running(span.begin), running(span.end), ink(PHASE_COLORS[span.phase]))
+            Shade(running(span.begin), running(span.end), PHASE_COLORS[span.phase])
             for span in sorted(run.history.timeline.spans, key=lambda span: span.begin)
         ],
         joints=[sitting.start for sitting in run.clock.sittings[1:]],
     )
 
 
-def _worker_curves(values: Mapping[str, Sequence[float]], is_shared: bool) -> list[MemoryCurve]:
+def _curve(
+    label: str, values: np.ndarray, step: float, color: str, width: float = LINE_WIDTH
+) -> Curve:
+    # Each value is drawn in the middle of its step.
+    return Curve(label, (np.arange(len(values)) + 0.5) * step, values, color, width)
+
+
+def _worker_curves(values: Mapping[str, np.ndarray], step: float, is_shared: bool) -> list[Curve]:
     """Return curves of the workers: a line each, or the range of many and the highest of them."""
-    color = ink("violet")
-    alive = {name: each for name, each in values.items() if not all(map(math.isnan, each))}
-    if len(alive) <= 1:
-        return [MemoryCurve(_short(name), each, color) for name, each in alive.items()]
-    together = counted(len(alive), "worker" if is_shared else "site")
-    most = max(alive, key=lambda name: max(x for x in alive[name] if not math.isnan(x)))
-    if len(alive) <= _MOST_LINES:
+    if len(values) <= 1:
+        return [_curve(_short(name), each, step, VIOLET) for name, each in values.items()]
+    together = counted(len(values), "worker" if is_shared else "site")
+    most = max(values, key=lambda name: float(np.nanmax(values[name])))
+    if len(values) <= _MOST_LINES:
         return [
-            MemoryCurve(
-                together if name == most else "",
-                each,
-                color,
-                is_thin=True,
-            )
-            for name, each in alive.items()
+            _curve(together if name == most else "", each, step, VIOLET, _THIN)
+            for name, each in values.items()
         ]
-    length = max(map(len, alive.values()))
-    columns = [
-        [each[index] for each in alive.values() if index < len(each)] for index in range(length)
-    ]
-    known = [[x for x in column if not math.isnan(x)] for column in columns]
-    lows = [min(column, default=math.nan) for column in known]
-    highs = [max(column, default=math.nan) for column in known]
+    every = np.array(list(zip_longest(*values.values(), fillvalue=math.nan)))
+    highs, lows = np.fmax.reduce(every, axis=1), np.fmin.reduce(every, axis=1)
     return [
-        MemoryCurve(together, highs, color, lows=lows),
-        MemoryCurve(f"{_short(most)}, the largest", alive[most], color, is_thin=True),
+        _curve(together, highs, step, VIOLET)._replace(lows=lows),
+        _curve(f"{_short(most)}, the largest", values[most], step, VIOLET, _THIN),
     ]
 
 
-def _bridged(run: RunRecord, process: str) -> list[float]:
+def _bridged(run: RunRecord, process: str) -> np.ndarray:
     """Return the RSS of a process at each step in bytes, with the gaps of late samples filled.
 
     Values are NaN where the process did not run.
@@ -232,19 +216,8 @@ def _bridged(run: RunRecord, process: str) -> list[float]:
         if late > _LATE_SECONDS or (index in joints and not value):
             last = math.nan  # the process has ended
         found.append(last)
-    return found
+    return np.array(found)
 
 
 def _short(name: str) -> str:
     return elide(printable(name), _NAME_WIDTH)
-
-
-def _memory(view: MemoryView, name: str, text: str, is_half: bool) -> Drawing:
-    narrow = _svg(memory_chart(view, NARROW, 260), f"{name}-narrow", text)
-    if is_half:
-        return Drawing(narrow)
-    return Drawing(narrow, _svg(memory_chart(view, WIDE), name, text))
-
-
-def _svg(made: Figure, name: str, text: str) -> Markup:
-    return Markup(to_svg(made, name, text))

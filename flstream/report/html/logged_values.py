@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from markupsafe import Markup
-
-from flstream.report.charts.logged import LoggedLine, logged_chart, spread_of
-from flstream.report.charts.style import SERIES, ink, series_color
-from flstream.report.charts.svg import to_svg
-from flstream.report.html.drawings import NARROW, Drawing
+from flstream.report.charts.curves import Curve, curve_chart, spread_of
+from flstream.report.charts.drawing import Drawing, drawing
+from flstream.report.charts.style import INK, SERIES, VIOLET
 from flstream.report.html.tables import NOTHING, Table, TableRow
 from flstream.report.record.logged import LoggedCurve, LoggedNumbers, LoggedRecord
 from flstream.report.text import counted, elide
@@ -25,13 +22,18 @@ _WORKFLOW = "workflow"
 
 def logged_drawings(logged: LoggedRecord) -> list[Drawing]:
     """Draw a chart for each of the first keys that have a finite number."""
-    drawings = []
-    for index, numbers in enumerate(_with_values(logged)[:_MOST_CHARTS]):
-        unit = "step" if numbers.has_steps else "round"
-        title = elide(printable(numbers.key), 40)
-        made = logged_chart(title, unit, _lines(numbers), NARROW)
-        drawings.append(Drawing(Markup(to_svg(made, f"logged-{index}", f"{title} over {unit}s"))))
-    return drawings
+    return [_drawing(numbers) for numbers in _with_values(logged)[:_MOST_CHARTS]]
+
+
+def _drawing(numbers: LoggedNumbers) -> Drawing:
+    unit = "step" if numbers.has_steps else "round"
+    title = elide(printable(numbers.key), 40)
+    curves = _curves(numbers)
+    return drawing(
+        f"{title} over {unit}s",
+        lambda width: curve_chart(title, unit, curves, width),
+        is_half=True,
+    )
 
 
 def logged_note(logged: LoggedRecord) -> str:
@@ -83,21 +85,19 @@ def _finite(numbers: LoggedNumbers) -> Mapping[str, LoggedCurve]:
     return {site: each for site, each in curves if any(map(math.isfinite, each.values))}
 
 
-def _lines(numbers: LoggedNumbers) -> list[LoggedLine]:
+def _curves(numbers: LoggedNumbers) -> list[Curve]:
     curves = _finite(numbers)
     if len(curves) <= len(SERIES):
         return [
-            LoggedLine(
+            Curve(
                 elide(printable(site), _NAME_WIDTH) or (_WORKFLOW if len(curves) > 1 else ""),
                 *each,
-                series_color(index),
+                color,
             )
-            for index, (site, each) in enumerate(curves.items())
+            for (site, each), color in zip(curves.items(), SERIES, strict=False)
         ]
-    spread = spread_of(list(curves.values()))
-    places, lows, means, highs = (each.tolist() for each in spread)
-    mean = LoggedLine("mean", places, means, ink("ink"))
+    places, lows, means, highs = spread_of(list(curves.values()))
+    mean = Curve("mean", places, means, INK)
     if len(curves) <= _MOST_LINES:
-        thin = [LoggedLine(None, *each, ink("violet"), is_thin=True) for each in curves.values()]
-        return [*thin, mean]
-    return [LoggedLine(None, places, highs, ink("violet"), lows=lows), mean]
+        return [*(Curve("", *each, VIOLET, width=1.0) for each in curves.values()), mean]
+    return [Curve("", places, highs, VIOLET, lows=lows), mean]

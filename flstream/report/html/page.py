@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 import flstream
 from flstream.errors import SimulationError, UsageError
-from flstream.report.charts.style import COLORS
 from flstream.runs.small_files import write_whole
 
 _GENERATOR = "flstream report"
@@ -21,37 +19,24 @@ _GENERATOR = "flstream report"
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
 _MARK_BYTES = 512
 
-# Background of highlighted parts of a page, on light and dark pages.
-_WASH = ("#f4f5f7", "#1d2329")
-
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """Render a page as HTML, with everything but its charts escaped.
+    """Render a page, or a part of someone else's, as HTML with everything escaped.
 
     Args:
         template: file name of the template.
         context: variables of the template.
     """
-    environment = _environment()
-    style = environment.get_template("style.css").render(light=_palette(0), dark=_palette(1))
-    return environment.get_template(template).render(
-        context,
-        style=Markup(style),
-        generator=_GENERATOR,
-        version=flstream.__version__,
-        made=time.strftime("%Y-%m-%d at %H:%M UTC", time.gmtime()),
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            context,
+            generator=_GENERATOR,
+            version=flstream.__version__,
+            made=time.strftime("%Y-%m-%d at %H:%M UTC", time.gmtime()),
+        )
     )
-
-
-def render_part(template: str, context: Mapping[str, Any]) -> str:
-    """Render a part of someone else's page as HTML, with its own colours as variables.
-
-    Args:
-        template: file name of the template.
-        context: variables of the template.
-    """
-    made = _environment().get_template(template)
-    return made.render(context, light=Markup(_palette(0)), dark=Markup(_palette(1)))
 
 
 def check_replaceable(path: Path) -> None:
@@ -104,8 +89,3 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _palette(index: int) -> str:
-    values = [(color.name, (color.light, color.dark)[index]) for color in COLORS.values()]
-    return " ".join(f"--{name}: {value};" for name, value in [*values, ("wash", _WASH[index])])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flstream.report.charts.style import ink
 from flstream.report.html.drawings import metric_drawings, over_idle_drawing
-from flstream.report.html.page import render_part
+from flstream.report.html.page import render
 from flstream.report.html.run_page import facts, headline, remarks
 from flstream.report.html.tables import rounds_table
 from flstream.report.record.run import read_run
@@ -23,20 +22,18 @@ def run_cell(path: Path) -> str:
         UsageError: the folder is not a run directory, or cannot be read.
     """
     run = read_run(path)
-    # A notebook may show several runs, whose charts must not share identifiers.
-    name = run.path.name
-    return render_part(
+    return render(
         "cell.html",
         {
-            "name": printable(run.summary.job) or name,
+            "name": printable(run.summary.job) or run.path.name,
             "status": run.status,
             "headline": headline(run),
             "error": printable(run.summary.error or ""),
             "remarks": remarks(run),
             "facts": facts(run),
             "rounds": rounds_table(run),
-            "metrics": metric_drawings([run], [ink("blue")], [""], f"{name}-metric"),
-            "memory": over_idle_drawing(run, f"{name}-memory"),
+            "metrics": metric_drawings([run], [""]),
+            "memory": over_idle_drawing(run),
             "where": printable(str(run.path)),
         },
     )

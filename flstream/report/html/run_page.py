@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flstream.report.charts.seconds import PHASE_COLORS
-from flstream.report.charts.style import ink
 from flstream.report.html.cross_site import cross_site_drawing, cross_site_note
 from flstream.report.html.drawings import (
     metric_drawings,
@@ -101,7 +100,7 @@ def run_page(run: RunRecord) -> str:
             "remarks": remarks(run),
             "facts": facts(run),
             "phases": list(PHASE_COLORS.items()),
-            "metrics": metric_drawings([run], [ink("blue")], [""]),
+            "metrics": metric_drawings([run], [""]),
             "metrics_note": _metrics_note(run),
             "no_metrics": _no_metrics(run),
             "rounds": rounds_table(run),
@@ -113,8 +112,8 @@ def run_page(run: RunRecord) -> str:
             "cross_site_note": cross_site_note(run.cross_site, run.history.facts.key_metric),
             "split": split_drawing(run.split),
             "split_note": split_note(run.split),
-            "over_idle": over_idle_drawing(run, "over-idle"),
-            "rss": rss_drawing(run, "rss"),
+            "over_idle": over_idle_drawing(run),
+            "rss": rss_drawing(run),
             "joints": (
                 " Dotted lines across: the run was resumed there; the time between does not count."
                 if len(run.clock.sittings) > 1
@@ -123,7 +122,7 @@ def run_page(run: RunRecord) -> str:
             "processes": processes,
             "more_processes": more_processes,
             "nodes": nodes_table(run),
-            "seconds": seconds_drawing(run, "seconds"),
+            "seconds": seconds_drawing(run),
             "totals": totals_table(run),
             "transfer": transfer_table(run),
             "transfer_note": _transfer_note(run),

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from markupsafe import Markup
-
+from flstream.report.charts.drawing import Drawing, drawing
 from flstream.report.charts.split import split_chart
-from flstream.report.charts.svg import to_svg
-from flstream.report.html.drawings import NARROW, WIDE, Drawing
 from flstream.report.text import counted, elide
 from flstream.text import natural_key, printable
 
@@ -27,13 +24,11 @@ def split_drawing(split: Split) -> Drawing | None:
         return None
     names = [elide(printable(site), _NAME_WIDTH) for site in sites]
     shown = [elide(printable(label), _NAME_WIDTH) for label in labels]
-    title = "Examples of each label at each site"
     totals = [sum(split[site].values()) for site in sites]
-    narrow, wide = (
-        Markup(to_svg(split_chart(names, shown, counts, totals, width), f"split-{kind}", title))
-        for kind, width in (("narrow", NARROW), ("wide", WIDE))
+    return drawing(
+        "Examples of each label at each site",
+        lambda width: split_chart(names, shown, counts, totals, width),
     )
-    return Drawing(narrow, wide)
 
 
 def split_note(split: Split) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from flstream.report.charts.seconds import PHASE_COLORS
+from flstream.report.charts.style import FAINT
 from flstream.report.metrics import metrics_of, values_by_round
 from flstream.report.record.run import RunRecord
 from flstream.report.record.settings import Setting
@@ -39,7 +40,7 @@ class TableRow(NamedTuple):
     Attributes:
         cells: formatted cells, the first of which is the row's name.
         mark: class of the style sheet for a highlighted row; empty for none.
-        color: name of the row's colour in the charts; empty for none.
+        color: hexadecimal colour of the row in the charts; empty for none.
         share: share of a whole from 0 to 1, drawn as a bar behind the last cell; None for none.
     """
 
@@ -157,7 +158,7 @@ def totals_table(run: RunRecord) -> Table:
                 f"{seconds:,.2f}",
                 f"{seconds / whole:.0%}",
             ],
-            color=PHASE_COLORS.get(phase, "faint"),
+            color=PHASE_COLORS.get(phase, FAINT),
             share=seconds / whole,
         )
         for phase, seconds in spent.items()
