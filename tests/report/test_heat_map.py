@@ -11,7 +11,7 @@ from flstream.report.html.cross_site import (
     metric_of,
     owners_of,
 )
-from flstream.report.record.cross_site import read_cross_site
+from flstream.report.record.json_files import read_cross_site
 
 FINAL = "SRV_FL_global_model.pt"
 MATRIX = {

@@ -7,8 +7,8 @@ from drawn import texts
 
 from flstream.report.html.run_page import run_page
 from flstream.report.html.split import split_drawing, split_note
+from flstream.report.record.json_files import read_split
 from flstream.report.record.run import read_run
-from flstream.report.record.split import read_split
 
 SPLITS = """
 import numpy as np

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flstream.report.charts.drawing import Drawing, drawing
 from flstream.report.charts.heat import heat_chart
-from flstream.report.record.cross_site import Matrix
+from flstream.report.record.json_files import Matrix
 from flstream.report.text import counted, elide, format_metric
 from flstream.text import printable
 

@@ -13,12 +13,15 @@ from msgspec import UNSET
 from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
 from flstream.report.record.clock import Clock
-from flstream.report.record.cross_site import Matrix, read_cross_site
+from flstream.report.record.json_files import (
+    Matrix,
+    read_cross_site,
+    read_split,
+    read_versions,
+)
 from flstream.report.record.logged import LoggedRecord, read_logged
 from flstream.report.record.memory import MemoryRecord, read_memory
 from flstream.report.record.settings import Setting, read_settings
-from flstream.report.record.split import read_split
-from flstream.report.record.versions import read_versions
 from flstream.report.text import counted
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
@@ -148,7 +151,7 @@ def _read(run: RunDirectory) -> RunRecord:
         split=read_split(run.sites),
         clock=clock,
         settings=settings,
-        versions=read_versions(run.path),
+        versions=read_versions(run.versions),
         notes=notes,
         cross_site=read_cross_site(run.cross_site_results),
     )
