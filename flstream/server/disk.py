@@ -111,6 +111,17 @@ class DiskPlan:
         to_come = self.rounds - done
         return to_come if self.keep == "all" else min(to_come, max(1, self.keep + 2 - stored))
 
+    def first_short(self, done: int, lasts: int) -> int:
+        """Number of the first round that may not fit, where not all do.
+
+        Args:
+            done: Number of the last completed round.
+            lasts: Number of rounds that fit if each keeps its checkpoint.
+        """
+        # The initial model, which is never the best, gives its place to one round more.
+        has_gone = self.keep != "all" and done < self.keep <= done + lasts
+        return min(done + lasts + 1 + has_gone, self.rounds)
+
 
 def check_round(
     plan: DiskPlan,
@@ -198,8 +209,8 @@ def check_run(
     return (
         f"{_counted(plan.rounds - done, 'round')} to come with checkpoints.keep = {plan.keep} "
         f"take up to {format_bytes(need)} of disk for {_counted(more, 'more checkpoint')}{kept}, "
-        f"{format_bytes(room)} are free in {folder}, and round {done + lasts + 1} may be the first "
-        f"that does not fit; make room, {advice}"
+        f"{format_bytes(room)} are free in {folder}, and round {plan.first_short(done, lasts)} may "
+        f"be the first that does not fit; make room, {advice}"
     )
 
 
