@@ -69,9 +69,9 @@ def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
         assert step >= frame >= (4 if rule.compares else 8) << 10
 
 
-def slowly(*values):
-    """Values of a parameter that a fast run leaves out: others show the same."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+def at_length(*values):
+    """Values of a parameter that only a long run tries: others show the same."""
+    return [pytest.param(value, marks=pytest.mark.soak) for value in values]
 
 
 class Folder:
@@ -123,7 +123,7 @@ def peak_of(call, *args):
 
 @pytest.mark.parametrize("params_type", ["FULL", "DIFF"])
 @pytest.mark.parametrize(
-    "code", ["BF16", "U8", *slowly("F64", "F32", "F16", "F8_E5M2", "I64", "U64")]
+    "code", ["BF16", "U8", *at_length("F64", "F32", "F16", "F8_E5M2", "I64", "U64")]
 )
 @pytest.mark.parametrize("chunk_size", [4096, 2 * MIB])
 def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type, chunk_size):

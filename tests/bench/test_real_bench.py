@@ -6,7 +6,7 @@ import sys
 import pytest
 from outside import disagreements, watch
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 SIZE = 64 << 20
 
 
@@ -22,7 +22,6 @@ def bench(tmp_path_factory):
     return json.loads((output / "out.json").read_text()), seen, folder
 
 
-@pytest.mark.soak
 def test_peaks_agree_with_an_outside_sampler_within_a_tenth(bench):
     found, seen, _ = bench
     lines = disagreements(found, seen)
@@ -31,7 +30,6 @@ def test_peaks_agree_with_an_outside_sampler_within_a_tenth(bench):
     assert [line for line in lines if line.startswith("!") and "PSS" not in line] == []
 
 
-@pytest.mark.soak
 def test_native_holds_models_where_streaming_holds_chunks(bench):
     results = {each["mode"]: each["median"] for each in bench[0]["results"]}
     assert set(results) == {"pull", "push", "native", "file"}

@@ -57,7 +57,7 @@ def digest(jobs, script, *overrides):
 
 
 @pytest.mark.parametrize("script", [WEIGHTS, DIFFERENCES], ids=["weights", "differences"])
-@soaking("codec", CODECS, brief=2)
+@soaking("codec", CODECS)
 def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
     common = ("clients.count=4", *using(codec))
     first = digest(jobs, script, *common)

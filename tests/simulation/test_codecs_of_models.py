@@ -76,7 +76,7 @@ def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
     assert run.summary.transfer.down.bytes < 0.75 * 2 * 2 * 3 * size
 
 
-@soaking("codec", CODECS, brief=2)
+@soaking("codec", CODECS)
 def test_the_bits_depend_on_nothing_but_the_job(jobs, codec):
     common = ("clients.count=4", "rounds=2", *using(codec))
     first = digest(jobs, *common)

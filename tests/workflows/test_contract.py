@@ -89,7 +89,7 @@ class Killer:
             os.kill(self._server, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", [[], ["clients.parallel=2", LARGE]], ids=["own", "shared"])
+@soaking("how", [["clients.parallel=2", LARGE], []], ids=["shared", "own"])
 def test_a_run_that_is_killed_in_mid_round_goes_on_to_the_same_bits(jobs, undisturbed, name, how):
     # Site 2 or 3 is in every cohort, also in one that is drawn.
     script, how = noisy(WAITS % 3), [*ROUNDS, *WORKFLOWS[name], *how]

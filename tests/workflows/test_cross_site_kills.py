@@ -6,6 +6,7 @@ import shutil
 import pytest
 from cross_sites import checking, due, matrix
 from flows import Flows, finished, records, shape
+from soaking import soaking
 from training_scripts import LARGE, results
 
 # Both stages, which die after a chosen call of what carries them out.
@@ -85,17 +86,18 @@ def killed(flows, how, place):
     return flows.killed_whole(DIES, STAGES, *more, place=place, script=checking())
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("how", "place"),
     [
+        ("own", "2 score #3"),
+        ("shared", "kept 3 #2"),
         ("own", "kept 2 #2"),
         ("own", "2 fold"),
         ("own", "site-2.safetensors"),
-        ("own", "2 score #3"),
         ("own", "cross_val_results.json"),
-        ("shared", "kept 3 #2"),
         ("shared", "added to a sum"),
     ],
+    brief=2,
 )
 def test_a_killed_run_goes_on_to_the_same_scores(flows, undisturbed, how, place):
     expected = undisturbed(how)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
+from soaking import soaking
 from training_scripts import of_kind
 
 from flstream.job import JobError
@@ -129,7 +130,7 @@ def test_rounds_are_those_of_plain_torch(jobs: Jobs, kind, moments):
     assert restored == [(number, number > 1) for number in (1, 2, 3) for _ in range(SITES)]
 
 
-@pytest.mark.parametrize(
+@soaking(
     "how",
     [
         ["clients.parallel=1"],

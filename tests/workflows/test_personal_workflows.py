@@ -7,6 +7,7 @@ import pytest
 import torch
 from flows import lines
 from safetensors.torch import load_file
+from soaking import soaking
 
 from flstream.server.sampling import sample_sites
 from flstream.telemetry.events import SiteLog
@@ -107,7 +108,7 @@ def facts(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workflow", [FEDPER, DITTO])
-@pytest.mark.parametrize("spread", SPREAD[1:])
+@soaking("spread", SPREAD[1:])
 def test_the_bits_are_the_same_however_sites_are_spread_over_workers(runs, workflow, spread):
     assert facts(runs(workflow, *spread)) == facts(runs(workflow))
 

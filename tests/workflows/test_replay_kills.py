@@ -2,6 +2,7 @@
 
 import pytest
 from flows import Flows, models, records, shape
+from soaking import soaking
 from training_scripts import LARGE, noisy, results
 
 # A built-in workflow that dies after a chosen call of what carries it out.
@@ -84,7 +85,7 @@ def undisturbed(tmp_path_factory, jobs_in):
 @pytest.mark.parametrize(
     ("name", "place"), [(name, place) for name, places in CASES.items() for place in places]
 )
-@pytest.mark.parametrize("shared", [pytest.param(False, marks=pytest.mark.slow), True])
+@soaking("shared", [True, False])
 def test_a_kill_of_everything_changes_no_bit(flows, undisturbed, name, place, shared):
     how = [*HOW, SHARED] if shared else HOW
     text = DIES.format(name=name)

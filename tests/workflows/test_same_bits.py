@@ -4,6 +4,7 @@ import re
 
 import pytest
 from run_fixtures import Jobs
+from soaking import soaking
 from training_scripts import noisy, results
 
 from flstream.job.aggregation_method import METHODS
@@ -38,6 +39,7 @@ WORKFLOWS = {
 AGGREGATORS = {
     method: (f"aggregation.method={method}", "aggregation.clip_norm=median") for method in METHODS
 }
+EVERY = {**WORKFLOWS, **AGGREGATORS}
 # What a site sends beside the model is whatever it says.
 SENDS_BODIES = """
 for body in ("control", "momentum_buffer", "optimizer_steps"):
@@ -54,9 +56,7 @@ def test_no_workflow_is_left_out():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [*WORKFLOWS.values(), *AGGREGATORS.values()], ids=[*WORKFLOWS, *AGGREGATORS]
-)
+@soaking("settings", EVERY.values(), brief=6, ids=EVERY)
 def test_neither_workers_nor_chunks_change_a_bit(jobs: Jobs, settings):
     found = {
         case: left_by(jobs.run(noisy(SENDS_BODIES), *HOW, *settings, *how))

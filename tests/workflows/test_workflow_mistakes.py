@@ -2,6 +2,7 @@
 
 import pytest
 from flows import records, shape
+from soaking import soaking
 from training_scripts import QUIET, adding
 
 from flstream.errors import UsageError
@@ -192,7 +193,7 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("other", OTHER)
+@soaking("other", OTHER, brief=2)
 def test_another_effect_on_replay_than_before_is_an_error_that_names_both(flows, other):
     body, before, now = OTHER[other]
     text = f"""
