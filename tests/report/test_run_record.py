@@ -214,7 +214,7 @@ def test_no_peak_is_lost_however_many_samples_share_a_step(
     record = read_memory(path, clock)
     for process in "ab":
         assert record.peak(process) == max((r for _, p, r in taken if p == process), default=0)
-    assert all(len(values) <= 1536 for values in record.rss.values())
+    assert all(len(values) <= 768 for values in record.rss.values())
     starts = [sitting.start for sitting in clock.sittings]
     assert starts == sorted(starts)
     assert clock.seconds <= 1e6

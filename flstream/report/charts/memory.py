@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from flstream.report.charts.curves import Curve, add_legend, draw_curve
 from flstream.report.charts.style import INK, MUTED, byte_axis, new_chart, second_axis, styled
 from flstream.units import format_bytes
 
-_HEIGHT = 240.0
-# Time is divided into so many parts, each of which has the colour of one phase.
+_HEIGHT = 260.0
+# Time is divided into so many parts for the colours of phases.
 _PARTS = 400
 
 
@@ -69,15 +68,19 @@ def memory_chart(view: MemoryView, width: float) -> Figure:
         width: width in pixels.
     """
     made, axes = new_chart(width, _HEIGHT, "time since the run began", view.what)
-    for shade in shades_of_parts(view.shades, view.seconds):
-        axes.axvspan(shade.begin, shade.end, color=shade.color, alpha=0.16, linewidth=0)
+    top = (view.greatest or view.highest) * 1.06
+    extent = (0, view.seconds, 0, top)
+    for color in dict.fromkeys(shade.color for shade in view.shades):
+        shares = shares_of_parts([s for s in view.shades if s.color == color], view.seconds)
+        # Images of a line of pixels, since thousands of shades would make a page slow.
+        pixels = [to_rgba(color, 0.16 * share) for share in np.clip(shares, 0, 1)]
+        axes.imshow([pixels], extent=extent, aspect="auto", interpolation="none", zorder=0)
     legend = {draw_curve(axes, curve): curve.label for curve in view.curves}
     if view.model:
         level = axes.axhline(view.model, color=INK, linewidth=1.2, linestyle="--")
         legend[level] = f"model {format_bytes(view.model)}"
     for joint in view.joints:
         axes.axvline(joint, color=MUTED, linewidth=1, linestyle=":")
-    top = (view.greatest or view.highest) * 1.06
     axes.set_xlim(0, view.seconds)
     axes.set_ylim(0, top)
     byte_axis(axes.yaxis, top)
@@ -86,20 +89,15 @@ def memory_chart(view: MemoryView, width: float) -> Figure:
     return made
 
 
-def shades_of_parts(shades: Sequence[Shade], seconds: float) -> list[Shade]:
-    """Return shades that are long enough to be seen, of which there are not too many to draw.
+def shares_of_parts(shades: Sequence[Shade], seconds: float) -> np.ndarray:
+    """Return how much of each of many equal parts of time is within shades, from 0 to 1.
 
     Args:
-        shades: shades in order and without overlaps.
+        shades: shades in order and without overlaps, at least one.
         seconds: length of the time axis in seconds, greater than 0.
     """
-    begins = [shade.begin for shade in shades]
-
-    def color_of(part: tuple[float, float]) -> str:
-        middle = sum(part) / 2
-        index = bisect_right(begins, middle) - 1
-        return shades[index].color if index >= 0 and middle < shades[index].end else ""
-
-    parts = pairwise(np.linspace(0, seconds, _PARTS + 1).tolist())
-    runs = [(color, list(run)) for color, run in groupby(parts, color_of)]
-    return [Shade(run[0][0], run[-1][1], color) for color, run in runs if color]
+    times = [time for shade in shades for time in (shade.begin, shade.end)]
+    filled = np.cumsum([part for shade in shades for part in (0, shade.end - shade.begin)])
+    edges = np.linspace(0, seconds, _PARTS + 1)
+    shares: np.ndarray = np.diff(np.interp(edges, times, filled)) * _PARTS / seconds
+    return shares

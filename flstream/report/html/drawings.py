@@ -32,7 +32,7 @@ from flstream.text import printable
 # If there are more processes, they are drawn as a range from the lowest to the highest.
 _MOST_LINES = 16
 _NAME_WIDTH = 14
-_HELPER_COLORS = tuple(zip(HELPERS, (ORANGE, VERMILION, PINK, GREEN), strict=True))
+_HELPER_COLORS = tuple(zip(HELPERS, (GREEN, VERMILION, PINK, ORANGE), strict=True))
 # Width of a line that is one of many, in pixels.
 _THIN = 1.0
 # Maximum delay of a memory sample on a busy machine; a process without samples for longer is gone.

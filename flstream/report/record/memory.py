@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from flstream.report.record.clock import Clock
 
 # As many as no chart has columns for. With more samples, bins get longer.
-_MOST_BINS = 1536
+_MOST_BINS = 768
 _FIRST_STEP = 0.05
 _BLOCK_BYTES = 1 << 20
 
