@@ -114,11 +114,7 @@ def run_page(run: RunRecord) -> str:
             "split_note": split_note(run.split),
             "over_idle": over_idle_drawing(run),
             "rss": rss_drawing(run),
-            "joints": (
-                " Dotted lines across: the run was resumed there; the time between does not count."
-                if len(run.clock.sittings) > 1
-                else ""
-            ),
+            "is_resumed": len(run.clock.sittings) > 1,
             "processes": processes,
             "more_processes": more_processes,
             "nodes": nodes_table(run),
