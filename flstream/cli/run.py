@@ -13,6 +13,9 @@ from flstream.cli.output import StandardOutput
 from flstream.cli.status import DONE, FAILED, STOPPED, WRONG
 from flstream.errors import FlstreamError, UsageError
 
+# Set once Ctrl-C has interrupted the command.
+_interrupted = threading.Event()
+
 
 def run(output: StandardOutput) -> int | str | None:
     """Run the command of this process's arguments, and return its exit status.
@@ -27,6 +30,8 @@ def run(output: StandardOutput) -> int | str | None:
         except SystemExit as ended:
             status = ended.code
         except FlstreamError as error:
+            if _interrupted.is_set():
+                raise
             _report(str(error))
             status = WRONG if isinstance(error, UsageError) else FAILED
         output.finish()
@@ -35,6 +40,11 @@ def run(output: StandardOutput) -> int | str | None:
             if not output.is_spare:
                 status = status or FAILED
     except KeyboardInterrupt:
+        status = STOPPED
+    except Exception:
+        # What Ctrl-C interrupts may raise something else in its place, as pydantic does.
+        if not _interrupted.is_set():
+            raise
         status = STOPPED
     return status
 
@@ -53,6 +63,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         KeyboardInterrupt: Always.
     """
     sys.unraisablehook = _come_again
+    _interrupted.set()
     signal.default_int_handler(number, frame)
 
 

@@ -4,13 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from cli_support import environment
 
+from flstream.cli.output import StandardOutput
 from flstream.cli.run import interrupt
+from flstream.cli.run import run as cli_run
+from flstream.errors import CheckpointError
 
 PROGRAM = [sys.executable, "-m", "flstream"]
 
@@ -89,7 +93,41 @@ def test_ctrl_c_at_any_time_is_no_traceback(write_job, tmp_path, command):
         assert process.returncode in (130, -signal.SIGINT)
 
 
-def test_ctrl_c_that_a_destructor_swallows_comes_again(monkeypatch, capsys):
+@pytest.fixture
+def uninterrupted(monkeypatch):
+    """Leave the state that a Ctrl-C changes as it was."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr("flstream.cli.run._interrupted", threading.Event())
+
+
+@pytest.mark.usefixtures("uninterrupted")
+@pytest.mark.parametrize("kind", [ValueError, CheckpointError, KeyboardInterrupt])
+def test_ctrl_c_in_the_place_of_which_a_library_raises_something_ends_with_130(
+    monkeypatch, capsys, kind
+):
+    def app(prog_name):
+        try:
+            interrupt(signal.SIGINT, None)
+        except KeyboardInterrupt as error:
+            raise kind("a schema cannot be built: KeyboardInterrupt") from error
+
+    monkeypatch.setattr("flstream.cli.run.app", app)
+    assert cli_run(StandardOutput()) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("uninterrupted")
+def test_what_no_ctrl_c_has_caused_is_raised(monkeypatch):
+    def app(prog_name):
+        raise ValueError("a defect")
+
+    monkeypatch.setattr("flstream.cli.run.app", app)
+    with pytest.raises(ValueError, match="a defect"):
+        cli_run(StandardOutput())
+
+
+@pytest.mark.usefixtures("uninterrupted")
+def test_ctrl_c_that_a_destructor_swallows_comes_again(capsys):
     class Interrupted:
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
@@ -103,7 +141,6 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(monkeypatch, capsys):
         HalfMade()
         time.sleep(10)
 
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
