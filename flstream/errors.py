@@ -101,6 +101,8 @@ class WorkerLostError(FlstreamError):
         site: Site whose task it was doing; None where that is not known.
         is_acknowledged: Whether it had acknowledged its task; if not, it has failed no site.
         has_raised: Whether its training code raised before it was ready, as it would again.
+        exit_code: Exit code of its process, or minus the signal that killed it; None if it did not
+            end by itself.
     """
 
     def __init__(self, reason: str, site: str | None = None, *, has_raised: bool = False) -> None:
@@ -108,6 +110,7 @@ class WorkerLostError(FlstreamError):
         self.site = site
         self.is_acknowledged = False
         self.has_raised = has_raised
+        self.exit_code: int | None = None
 
 
 class WorkflowError(FlstreamError):

@@ -111,6 +111,18 @@ class Engine(Protocol):
         """Wait until a worker has closed all its files, for at most ``seconds``."""
         ...
 
+    def exit_code(self, name: str, seconds: float) -> int | None:
+        """Return the exit code of a worker's last process, or minus the signal that killed it.
+
+        Args:
+            name: Name of the worker.
+            seconds: Most seconds to wait until the process has ended.
+
+        Returns:
+            The code; None if it has not ended, or how it did is not known.
+        """
+        ...
+
     @property
     def causes(self) -> Mapping[str, str]:
         """Why a worker's last process has ended, as a sentence without a point, by worker's name.

@@ -126,6 +126,8 @@ class JoinEngine:
         self._nodes: list[Node] = []
         self._workers: dict[int, NodeWorker] = {}
         self._causes: dict[str, str] = {}
+        # Exit codes of workers that have ended, by name.
+        self._codes: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
         self._joining: set[SocketChannel] = set()
         self._none_since: float | None = None  # since when no node may have another worker
@@ -187,6 +189,7 @@ class JoinEngine:
                 _PREDECESSOR_SECONDS,
             )
             node = self._node_with_room()
+            self._codes.pop(name, None)
             worker = NodeWorker(next(self._numbers), name)
             node.workers[worker.number] = self._workers[worker.number] = worker
             node.processes.add(name)
@@ -219,6 +222,12 @@ class JoinEngine:
         """Wait until the agent says that a worker has ended, for at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: number not in self._workers, seconds)
+
+    def exit_code(self, name: str, seconds: float) -> int | None:
+        """Return what the agent says of a worker's end, if it does so within ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._codes, seconds)
+            return self._codes.get(name)
 
     @property
     def causes(self) -> Mapping[str, str]:
@@ -390,6 +399,8 @@ class JoinEngine:
                     node.workers[number].pid = pid
                 case WorkerEnded(number, status, reason) if number in node.workers:
                     worker = node.workers[number]
+                    if status is not None:
+                        self._codes[worker.name] = status
                     if status is not None and status < 0 and not self._is_closing:
                         how = signal_name(-status)
                         self._causes[worker.name] = (

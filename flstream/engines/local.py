@@ -15,6 +15,7 @@ class LocalEngine:
         start: Starts a worker, given its name and its ends of the sockets, and returns the pid of
             its process.
         sampler: Sampler of the memory of this machine's processes.
+        exit_code: Returns the exit code of a worker's process, as :meth:`exit_code` does.
         room: How many workers there is room for; None where that is for the job to say.
 
     Attributes:
@@ -25,10 +26,12 @@ class LocalEngine:
         self,
         start: Callable[[str, WorkerSockets], int],
         sampler: MemorySampler,
+        exit_code: Callable[[str, float], int | None],
         room: int | None = None,
     ) -> None:
         self._start = start
         self._sampler = sampler
+        self._exit_code = exit_code
         self.room = room
 
     def start(self, name: str) -> StartedWorker:
@@ -55,6 +58,10 @@ class LocalEngine:
 
     def await_end(self, number: int, seconds: float) -> None:
         """Do nothing: the server waits for processes of its own machine itself."""
+
+    def exit_code(self, name: str, seconds: float) -> int | None:
+        """Return the exit code of a worker's last process: see :class:`Engine`."""
+        return self._exit_code(name, seconds)
 
     @property
     def causes(self) -> Mapping[str, str]:

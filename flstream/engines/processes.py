@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,8 @@ class ProcessHost:
         self._context.set_forkserver_preload([PRELOAD])
         self._processes: dict[str, ForkServerProcess] = {}
         self._replaced: list[ForkServerProcess] = []
+        # The exit code of a process can be read once, by one thread.
+        self._reading = threading.RLock()
 
     def start(self, name: str, target: Callable[..., None], *args: Any) -> int:
         """Start a process.
@@ -75,13 +78,24 @@ class ProcessHost:
         pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
         return pid
 
-    def wait_for(self, name: str, seconds: float) -> None:
-        """Wait until a process has ended, for at most ``seconds``."""
-        self._processes[name].join(seconds)
+    def exit_code(self, name: str, seconds: float) -> int | None:
+        """Wait until a process has ended, for at most ``seconds``, and return its exit code.
+
+        Returns:
+            The code, as :attr:`multiprocessing.Process.exitcode`; None if it has not ended, or
+            there is no such process.
+        """
+        with self._reading:
+            process = self._processes.get(name)
+            if process is None:
+                return None
+            process.join(seconds)
+            return process.exitcode
 
     def exit_codes(self) -> Mapping[str, int | None]:
         """Return exit codes by process name, as :attr:`multiprocessing.Process.exitcode`."""
-        return {name: process.exitcode for name, process in self._processes.items()}
+        with self._reading:
+            return {name: process.exitcode for name, process in self._processes.items()}
 
     def sentinels(self) -> list[int]:
         """Return descriptors that become readable when a process ends, one for each."""

@@ -17,11 +17,14 @@ from flstream.engines.process_tree import kill_descendants
 from flstream.errors import AbortedError, FlstreamError, WorkerLostError
 from flstream.transport.channel import AbortSignal
 
-# Kinds of requests: start a worker of a name, kill one, and wait for the end of one.
-_START, _KILL, _AWAIT = b"s", b"k", b"w"
+# Kinds of requests: start a worker of a name, kill one, wait for the end of one, and how it ended.
+_START, _KILL, _AWAIT, _CODE = b"s", b"k", b"w", b"c"
 _NUMBER = struct.Struct("<Q")
 _AWAITED = struct.Struct("<Qd")
+_EXIT_CODE = struct.Struct("<q")
 _REQUEST_BYTES = 256
+# Seconds within which a process whose sockets have ended is expected to have ended, too.
+_ENDED_SECONDS = 2.0
 # A reply is the worker's pid and number with the file descriptors of its sockets, or an error
 # message without any.
 _STARTED = struct.Struct("<QQ")
@@ -132,6 +135,18 @@ class WorkerSpawner:
         """
         self._launcher.send(kind + argument)
 
+    def exit_code(self, name: str) -> int | None:
+        """Return how a worker's process has ended that is about to, without being asked to.
+
+        Returns:
+            Its exit code, or minus the signal that killed it; None if that is not known.
+        """
+        with self._turn, suppress(OSError):
+            self.request(_CODE, name.encode())
+            reply = self._launcher.recv(_REPLY_BYTES)
+            return _EXIT_CODE.unpack(reply)[0] if len(reply) == _EXIT_CODE.size else None
+        return None
+
     def await_end(self, number: int, seconds: float) -> None:
         """Wait until a worker on another node has ended, for at most ``seconds``."""
         with self._turn, suppress(OSError):
@@ -206,6 +221,8 @@ class SpawnService:
                     starts.submit(self._start, argument.decode())
                 elif kind == _KILL:
                     self._engine.kill(*_NUMBER.unpack(argument))
+                elif kind == _CODE:
+                    starts.submit(self._tell_code, argument.decode())
                 elif kind == _AWAIT:
                     starts.submit(self._await, *_AWAITED.unpack(argument))
 
@@ -220,6 +237,11 @@ class SpawnService:
                 return
             with closing(worker.ends):
                 socket.send_fds(self._ours, [reply], [end.fileno() for end in worker.ends])
+
+    def _tell_code(self, name: str) -> None:
+        code = self._engine.exit_code(name, _ENDED_SECONDS)
+        with suppress(OSError):
+            self._ours.send(b"?" if code is None else _EXIT_CODE.pack(code))
 
     def _await(self, number: int, seconds: float) -> None:
         self._engine.await_end(number, seconds)

@@ -53,11 +53,18 @@ class TransferSummary(msgspec.Struct):
 
 
 class SiteFailure(msgspec.Struct):
-    """A site that had no part in a round, and why. Round 0 is before the first."""
+    """A site that had no part in a round, and why. Round 0 is before the first.
+
+    Attributes:
+        signal: Name of the signal that killed its process; empty for none.
+        exit_status: Status with which its process ended by itself; None if it did not.
+    """
 
     round: int
     site: str
     reason: str
+    signal: str = ""
+    exit_status: int | None = None
 
 
 class RoundSummary(msgspec.Struct):
@@ -235,7 +242,10 @@ def summarize(history: History) -> Summary:
         metrics=_metrics(history),
         best=best and BestSummary(best.round, facts.key_metric, best.value),
         evaluate="received" if facts.leaves_last_unscored else "task",
-        failures=[SiteFailure(each.round, each.site, each.reason) for each in totals.failures],
+        failures=[
+            SiteFailure(each.round, each.site, each.reason, each.signal, each.exit_status)
+            for each in totals.failures
+        ],
         benched=list(totals.benched),
         transfer=TransferSummary(totals.mode, totals.chunk_size, totals.down, totals.up),
         rounds=[_round(each) for each in history.rounds],

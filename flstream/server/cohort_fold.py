@@ -24,7 +24,7 @@ from flstream.server.body_forms import trained_updates
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.context import Emit, ServerContext
-from flstream.server.failures import brief
+from flstream.server.failures import brief, site_failed
 from flstream.server.folding import FoldProgress, UpdateFold
 from flstream.server.last_models import FoldKeeper, LastModels
 from flstream.server.model_store import ModelStore
@@ -32,7 +32,7 @@ from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
-from flstream.telemetry.events import SERVER, ModelRecord, SiteFailed, Transfer
+from flstream.telemetry.events import SERVER, ModelRecord, Transfer
 
 
 class FoldOutcome(NamedTuple):
@@ -300,7 +300,7 @@ class CohortFold:
         before = training.tasks[site].state
         with suppress(SimulationError):  # a later task of the site does the rest
             discard_site_state_after(self._context.run.site(site), training.number - 1, before)
-        self._context.emit(SiteFailed(round=training.effect.round, site=site, reason=reason))
+        self._context.emit(site_failed(training.effect.round, site, reason))
         self._refused[site] = reason
         training.bodies.pop(site, None)
         training.collector.fail(site, reason)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flstream.text import shortened
+from msgspec.structs import replace
+
+from flstream.telemetry.events import SiteFailed
+from flstream.text import shortened, signal_name
 
 # A reason has the words of somebody's exception, or a tensor's name, of whatever length.
 _MOST_CHARACTERS = 2000
@@ -13,6 +16,26 @@ _MOST_CHARACTERS = 2000
 def brief(reason: str) -> str:
     """A reason of a length that an event can bear: one too long is cut in the middle."""
     return shortened(reason, _MOST_CHARACTERS)
+
+
+def site_failed(
+    number: int, site: str, reason: str, exit_code: int | None = None, *, late: bool = False
+) -> SiteFailed:
+    """Make the event of a site that has no part in a round.
+
+    Args:
+        number: Number of the round.
+        site: Name of the site.
+        reason: Clause that says why.
+        exit_code: Exit code of its process if that ended, or minus the signal that killed it.
+        late: Whether the only reason is that the round does not wait longer.
+    """
+    event = SiteFailed(round=number, site=site, reason=brief(reason), late=late)
+    if exit_code is None:
+        return event
+    if exit_code < 0:
+        return replace(event, signal=signal_name(-exit_code))
+    return replace(event, exit_status=exit_code)
 
 
 class FailureRecord:

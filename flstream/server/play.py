@@ -32,7 +32,7 @@ from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_run
 from flstream.server.effects import EffectFailedError, EffectJournal
-from flstream.server.failures import brief
+from flstream.server.failures import brief, site_failed
 from flstream.server.federation import Federation
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
@@ -49,7 +49,6 @@ from flstream.telemetry.events import (
     ModelRecord,
     RunResumed,
     RunStarted,
-    SiteFailed,
     Warned,
 )
 from flstream.transport.messages import MessageChannel
@@ -114,8 +113,8 @@ def prepare(context: ServerContext) -> None:
         match event:
             case WorkerMessage():
                 report_message(event, context.emit)
-            case SiteLost(name, reason):
-                context.emit(SiteFailed(round=0, site=name, reason=brief(reason)))
+            case SiteLost(name, reason, code):
+                context.emit(site_failed(0, name, reason, code))
                 collector.fail(name, brief(reason))
             case WorkerAbandoned() | WorkerReplaced():
                 report_replaced(event, context.emit)

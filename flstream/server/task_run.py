@@ -19,7 +19,7 @@ from flstream.server.collected_updates import (
 )
 from flstream.server.collector import PROGRESS_KEY, ResultCollector
 from flstream.server.context import ServerContext
-from flstream.server.failures import brief
+from flstream.server.failures import brief, site_failed
 from flstream.server.model_offers import hint_at_pull
 from flstream.server.reporting import TaskReport, report_message, report_replaced
 from flstream.server.sampling import brief_names
@@ -39,7 +39,6 @@ from flstream.server.worker_monitor import (
 )
 from flstream.streaming.limits import limits_for_updates
 from flstream.telemetry.events import (
-    SiteFailed,
     SitesBeganAnew,
     SiteUpdate,
     Transfer,
@@ -177,8 +176,16 @@ class TaskRun:
         """Let workers go on with sites further ahead: the first ``count`` need no room any more."""
         self._queue.fold(count)
 
-    def fail(self, site: str, reason: str, *, late: bool = False) -> None:
+    def fail(
+        self, site: str, reason: str, exit_code: int | None = None, *, late: bool = False
+    ) -> None:
         """Leave a site out of the task, with all that it kept for itself.
+
+        Args:
+            site: Name of the site.
+            reason: Clause that says why.
+            exit_code: Exit code of its process if that ended, or minus the signal that killed it.
+            late: Whether the only reason is that the round does not wait longer.
 
         Raises:
             SimulationError: Too few sites are left.
@@ -193,7 +200,7 @@ class TaskRun:
         reason = brief(reason)
         if late:
             self.late.append(site)
-        context.emit(SiteFailed(round=spec.round, site=site, reason=reason, late=late))
+        context.emit(site_failed(spec.round, site, reason, exit_code, late=late))
         self.answers.pop(site, None)
         self.collector.fail(site, reason)
 
@@ -265,8 +272,8 @@ class TaskRun:
             case ResultsDelivered(results, seconds):
                 self._fetching += seconds
                 self._take_results(results)
-            case SiteLost(site, reason) if site not in self.collector.failures:
-                self.fail(site, reason)
+            case SiteLost(site, reason, code) if site not in self.collector.failures:
+                self.fail(site, reason, code)
             case None:
                 self._report.progress()
 

@@ -31,10 +31,18 @@ class SiteLost(NamedTuple):
     Attributes:
         site: Name of the site.
         reason: Clause that says why it failed.
+        exit_code: Exit code of its process if that ended, or minus the signal that killed it.
     """
 
     site: str
     reason: str
+    exit_code: int | None = None
+
+    @classmethod
+    def by(cls, site: str, error: FlstreamError) -> SiteLost:
+        """Describe the failure of a site by the error that it has caused."""
+        code = error.exit_code if isinstance(error, WorkerLostError) else None
+        return cls(site, str(error), code)
 
 
 class WorkerAbandoned(NamedTuple):

@@ -140,15 +140,15 @@ class WorkerPool:
             ):
                 try:
                     supervisor.ready_worker()
-                except WorkerLostError as error:
-                    supervisor.drop()
+                except WorkerLostError as lost:
+                    error = supervisor.lose(lost)
                     if not supervisor.own:
                         self._count_failed_start(supervisor, error)
                     elif _is_repeatable(supervisor, error):
                         supervisor.lost_in_a_row += 1
                         self._events.put(WorkerReplaced(supervisor.name, str(error)))
                     else:
-                        self._events.put(SiteLost(supervisor.name, str(error)))
+                        self._events.put(SiteLost.by(supervisor.name, error))
                         return
 
         yield from self._together(
@@ -286,8 +286,8 @@ class WorkerPool:
         settled: set[str] = set()
         try:
             worker = supervisor.ready_worker()
-        except WorkerLostError as error:
-            supervisor.drop()
+        except WorkerLostError as lost:
+            error = supervisor.lose(lost)
             if not supervisor.own:
                 # The sites have not failed: another worker takes them.
                 queue.give_back(batch)
@@ -296,15 +296,15 @@ class WorkerPool:
             elif _is_repeatable(supervisor, error):
                 self._repeat(supervisor, queue, batch, error)
             else:
-                self._events.put(SiteLost(batch[0], str(error)))
+                self._events.put(SiteLost.by(batch[0], error))
             return
         try:
             execute(worker, batch, partial(self._report, settled))
             supervisor.lost_in_a_row = 0
         except (AbortedError, CheckpointError, SimulationError):
             raise  # not the worker's failure
-        except FlstreamError as error:
-            supervisor.drop()
+        except FlstreamError as failure:
+            error = supervisor.lose(failure)
             left = [site for site in batch if site not in settled]
             if _is_repeatable(supervisor, error):
                 self._repeat(supervisor, queue, left, error)
@@ -338,9 +338,9 @@ class WorkerPool:
         culprit = error.site if isinstance(error, WorkerLostError) else None
         if len(batch) == 1:
             for site in left:
-                self._events.put(SiteLost(site, str(error)))
+                self._events.put(SiteLost.by(site, error))
         elif culprit is not None and culprit in left and isinstance(error.__cause__, DeadlineError):
-            self._events.put(SiteLost(culprit, str(error)))
+            self._events.put(SiteLost.by(culprit, error))
             queue.give_back([site for site in left if site != culprit])
         else:
             for site in reversed(left):
@@ -350,7 +350,7 @@ class WorkerPool:
         settled.update(sites)
         self._events.put(event)
 
-    def _count_failed_start(self, supervisor: WorkerSupervisor, error: WorkerLostError) -> None:
+    def _count_failed_start(self, supervisor: WorkerSupervisor, error: FlstreamError) -> None:
         """Count a failed start, and abandon the worker after :data:`_MOST_FAILED_STARTS`.
 
         Raises:

@@ -7,10 +7,11 @@ from time import monotonic
 
 from flstream.client.messages import Failed
 from flstream.engines.spawning import WorkerSpawner
-from flstream.errors import WorkerLostError
+from flstream.errors import ChannelClosedError, FlstreamError, WorkerLostError
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import WorkerMonitor
 from flstream.streaming.service import DownloadService
+from flstream.text import signal_name
 from flstream.transport.channel import AbortSignal
 
 # Workers in a row that may be lost before they acknowledged a task; then their sites have failed.
@@ -106,6 +107,28 @@ class WorkerSupervisor:
             self.is_ending = True
             if self.worker is not None:
                 self.worker.kill()
+
+    def lose(self, error: FlstreamError) -> FlstreamError:
+        """Drop a process that cannot be used any longer.
+
+        Args:
+            error: Error that says why.
+
+        Returns:
+            The error; or if the process has ended by itself, one that says how.
+        """
+        closed = isinstance(error.__cause__ or error, ChannelClosedError)
+        code = self._spawner.exit_code(self.name) if closed and not self.is_ending else None
+        self.drop()
+        if code is None:
+            return error
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"
+        lost = WorkerLostError(f"{self.name} {how}")
+        lost.exit_code = code
+        if isinstance(error, WorkerLostError):
+            lost.site, lost.is_acknowledged = error.site, error.is_acknowledged
+            lost.has_raised = error.has_raised
+        return lost
 
     def drop(self) -> None:
         """Kill the current process, if there is one, and close its channels."""

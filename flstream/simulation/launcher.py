@@ -244,7 +244,7 @@ class _Follower:
         except AbortedError:
             self._stop(server, channel)
         except StreamingError:
-            host.wait_for(SERVER, _EXPLAIN_SECONDS)
+            host.exit_code(SERVER, _EXPLAIN_SECONDS)
             self.fail("the server process died")
         finally:
             channel.close()
@@ -290,7 +290,7 @@ class _Follower:
         host.wait_for_any(_EXPLAIN_SECONDS)
         for name in host.exit_codes():
             if f"{name} closed the channel" in self._running.error:
-                host.wait_for(name, _EXPLAIN_SECONDS)
+                host.exit_code(name, _EXPLAIN_SECONDS)
         killed = [
             f"{name} was killed by {signal_name(-code)}{_hint(name, code)}"
             for name, code in host.exit_codes().items()

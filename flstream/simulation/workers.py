@@ -59,7 +59,7 @@ def start_engine(
         facts = gpus.equip(info(name), name)
         return host.start(name, worker_main, facts, run, code, threads, end)
 
-    return LocalEngine(start, sampler, gpus.room)
+    return LocalEngine(start, sampler, host.exit_code, gpus.room)
 
 
 def fitted(job: Job, engine: Engine) -> Job:

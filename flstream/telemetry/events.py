@@ -333,12 +333,16 @@ class SiteFailed(Event, tag="site_failed"):
 
     Attributes:
         late: Whether the only reason is that the round did not wait longer.
+        signal: Name of the signal that killed its process; empty for none.
+        exit_status: Status with which its process ended by itself; None if it did not.
     """
 
     round: int
     site: str
     reason: str
     late: bool = False
+    signal: str = ""
+    exit_status: int | None = None
 
 
 class SiteBenched(Event, tag="site_benched"):

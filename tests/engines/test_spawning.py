@@ -18,6 +18,13 @@ from flstream.errors import AbortedError, WorkerLostError
 from flstream.telemetry.memory import MemorySampler
 from flstream.transport.channel import Signal
 
+# Of workers that have ended, as a process host knows them.
+EXIT_CODES = {"worker-1": -9, "worker-2": 3}
+
+
+def exit_code(name, seconds):
+    return EXIT_CODES.get(name)
+
 
 @pytest.fixture
 def connect():
@@ -25,7 +32,7 @@ def connect():
     services, sockets = [], []
 
     def connect_to_server(start):
-        spawn_service = SpawnService(LocalEngine(start, MemorySampler()))
+        spawn_service = SpawnService(LocalEngine(start, MemorySampler(), exit_code))
         services.append(spawn_service)
         # Another process has a descriptor of its own, which closing the spawn service leaves open.
         theirs = spawn_service.theirs.dup()
@@ -125,8 +132,15 @@ def test_a_run_that_is_stopped_starts_no_more(connect, never):
     stuck.set()
 
 
+def test_how_a_worker_has_ended_is_told_as_far_as_it_is_known(connect):
+    spawn_service, spawner = connect(lambda name, end: 7)
+    assert [spawner.exit_code(f"worker-{n}") for n in (1, 2, 3)] == [-9, 3, None]
+    spawn_service.close()
+    assert spawner.exit_code("worker-1") is None
+
+
 def test_a_service_that_never_began_can_be_closed():
-    SpawnService(LocalEngine(lambda name, end: 7, MemorySampler())).close()
+    SpawnService(LocalEngine(lambda name, end: 7, MemorySampler(), exit_code)).close()
 
 
 def test_a_worker_can_be_killed_more_than_once():

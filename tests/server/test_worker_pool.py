@@ -90,7 +90,7 @@ def test_a_site_whose_process_never_gets_ready_fails_its_rounds_and_is_benched(j
     assert list(took_part(run).values()) == [["site-1", "site-3"]] * 3
     assert_rounds_are_means(run)
     assert {failure.site for failure in run.summary.failures} == {"site-2"}
-    assert all("site-2 closed the channel" in each.reason for each in run.summary.failures)
+    assert all(each.reason == "site-2 was killed by SIGKILL" for each in run.summary.failures)
     assert run.summary.benched == ["site-2"]
     assert cohorts(run)[-1] == ["site-1", "site-3"]
 

@@ -74,6 +74,23 @@ def test_a_site_that_fails_ends_the_job_with_its_name_and_reason(jobs, body, wor
     assert not run.directory.final_model.exists()
 
 
+@pytest.mark.parametrize(
+    ("end", "reason", "signal", "status"),
+    [
+        ("os.kill(os.getpid(), 9)", "site-2 was killed by SIGKILL", "SIGKILL", None),
+        ("os._exit(3)", "site-2 exited with status 3", "", 3),
+    ],
+)
+def test_how_the_process_of_a_site_has_ended_is_told(jobs, end, reason, signal, status):
+    run = jobs.run(
+        script(f"import os; {end}"), "workflow.args.evaluate_every=0", "clients.min_updates=1"
+    )
+    assert run.summary.status == "finished", run.summary.error
+    failure = run.summary.failures[0]
+    assert (failure.site, failure.reason) == ("site-2", reason)
+    assert (failure.signal, failure.exit_status) == (signal, status)
+
+
 def test_a_script_that_fails_right_after_init_is_quoted(jobs):
     run = jobs.run(HEADER + "raise KeyError('early')")
     assert run.summary.status == "failed"

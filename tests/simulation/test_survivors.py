@@ -42,7 +42,7 @@ def reasons(run):
 
 # One misdeed a round, each of another site, and a round without one in the end.
 MISDEEDS = {
-    ("site-2", 1): ("os.kill(os.getpid(), signal.SIGKILL)", "closed the channel"),
+    ("site-2", 1): ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     ("site-3", 2): ("raise KeyError('oops')", "client.py, line "),
     ("site-1", 3): (NAN, "the update of site-1 is not finite: tensor 'w' at ["),
     ("site-4", 4): ("params['b'] = params['b'].T", "tensor 'b' has shape [5, 3] instead of [3, 5]"),
