@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
+import xxhash
 
 # JSON has no NaN and no infinity: they are written, and read back, as null.
 Metrics = Mapping[str, float | None]
@@ -667,18 +668,38 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
+# The end of a line: the digest of all that stands before it. It is found from the end, so that a
+# reader needs to know nothing of the rest.
+_CHECK = b',"check":"'
+_CHECK_BYTES = len(_CHECK) + 16 + len(b'"}')
+
+
+def _digest(content: bytes) -> bytes:
+    return xxhash.xxh3_64_hexdigest(content).encode()
+
+
 def encode_event(event: AnyEvent) -> bytes:
-    """Encode an event as one line of JSON, without a newline."""
-    return _encoder.encode(event)
+    """Encode an event as one line of JSON, without a newline.
+
+    Its last key is ``check``, the xxh3 digest of the rest in hexadecimal.
+    """
+    content = _encoder.encode(event)[:-1]
+    return b'%b%b%b"}' % (content, _CHECK, _digest(content))
 
 
 def decode_event(line: bytes) -> AnyEvent:
     """Decode an event from its JSON.
 
+    A line without ``check``, as earlier versions wrote it, is taken at its word.
+
     Raises:
-        msgspec.DecodeError: The line is not an event.
+        msgspec.DecodeError: The line is not an event, or was changed since it was written.
     """
-    return _decoder.decode(line)
+    event = _decoder.decode(line)
+    content, end = line.rstrip()[:-_CHECK_BYTES], line.rstrip()[-_CHECK_BYTES:]
+    if end.startswith(_CHECK) and end[len(_CHECK) : -2] != _digest(content):
+        raise msgspec.DecodeError("it is not what was written, going by its check")
+    return event
 
 
 class _Kind(msgspec.Struct):

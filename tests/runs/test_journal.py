@@ -218,6 +218,18 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path, junk):
     assert read_history(path).last_round == 1
 
 
+def test_a_digit_that_was_changed_is_an_error_that_names_its_line(tmp_path):
+    path = tmp_path / "events.jsonl"
+    lines = [encode_event(event) for event in Script(rounds=3, every=1).events()]
+    place = next(n for n, line in enumerate(lines) if b'"kind":"evaluated","round":2' in line)
+    lines[place] = lines[place].replace(b"0.", b"1.", 1)
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(SimulationError) as caught:
+        read_history(path)
+    assert f"{path}, line {place + 1}, is damaged: it is not what was written" in str(caught.value)
+    assert read_history(path, tolerant=True).damaged == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

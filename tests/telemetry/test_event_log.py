@@ -18,6 +18,7 @@ from flstream.errors import SimulationError
 from flstream.telemetry.event_log import EventLog, WholeLines
 from flstream.telemetry.events import (
     AnyEvent,
+    Evaluated,
     LinkFacts,
     Metrics,
     ModelRecord,
@@ -86,6 +87,26 @@ def test_an_event_comes_back_as_it_was_from_one_line(kind, data):
     line = encode_event(event)
     assert b"\n" not in line
     assert decode_event(line) == event
+
+
+def test_a_flipped_bit_changes_no_event_in_silence():
+    event = Evaluated(round=3, metrics={"loss": 0.98}, seconds=1.5, down=Transfer())
+    line = encode_event(event)
+    for place in range(8 * len(line)):
+        flipped = bytearray(line)
+        flipped[place // 8] ^= 1 << place % 8
+        try:
+            found = decode_event(bytes(flipped))
+        except ValueError:
+            continue
+        assert found == event, flipped
+
+
+def test_a_line_of_an_earlier_version_is_an_event_without_its_check():
+    event = RunFinished(status="stopped", error="why")
+    plain = json.loads(encode_event(event))
+    assert len(plain.pop("check")) == 16
+    assert decode_event(json.dumps(plain).encode()) == event
 
 
 def test_every_event_says_its_kind_and_its_time():
