@@ -62,6 +62,18 @@ def sentence(error: BaseException, source: Path) -> str:
     ]
     where = f"{source.name}, line {lines[-1]}" if lines else source.name
     # On one line: torch lists what does not fit on lines of their own.
-    text = shortened(" ".join(str(error).split()), MOST_OF_AN_ERROR)
+    text = shortened(" ".join(_message(error).split()), MOST_OF_AN_ERROR)
     message = f": {text}" if text else ""
     return f"{where} raised {type(error).__name__}{message}"
+
+
+def _message(error: BaseException) -> str:
+    """Return the message of an exception as text that can be sent; empty if it cannot be had.
+
+    The code of an exception may fail, too, and its text have half of a surrogate pair.
+    """
+    try:
+        text = str(error)
+    except Exception:
+        return ""
+    return text.encode(errors="backslashreplace").decode()
