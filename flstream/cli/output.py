@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
-class StandardOutput(io.FileIO):
-    """Standard output that discards what cannot be written, as on a full disk, and keeps the error.
+class StandardStream(io.FileIO):
+    """Standard stream that discards what cannot be written, as on a full disk, and keeps the error.
 
     A reader that has closed its pipe is not such an error: it has what it wanted.
 
@@ -17,38 +21,31 @@ class StandardOutput(io.FileIO):
         is_spare: Whether what is printed can be had elsewhere, so that its loss fails nothing.
     """
 
-    def __init__(self) -> None:
-        super().__init__(1, "w", closefd=False)
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "w", closefd=False)
         self.error: OSError | None = None
         self.is_spare = False
 
-    def write(self, data: bytes | bytearray | memoryview, /) -> int | None:  # type: ignore[override]
+    def write(self, data: ReadableBuffer, /) -> int:
         """Write bytes, or discard them."""
         try:
             return super().write(data)
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            self.error = self.error or error
-            return len(data)
-
-    def finish(self) -> None:
-        """Write what is still to be written; where nobody reads it any more, discard it."""
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # For the interpreter's own flush at its end.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
+            if not isinstance(error, BrokenPipeError):
+                self.error = self.error or error
+            return memoryview(data).nbytes
 
 
-def open_output() -> StandardOutput:
-    """Make ``sys.stdout`` a :class:`StandardOutput`, and closed standard streams the null device.
+def open_output() -> StandardStream:
+    """Make stdout and stderr each a :class:`StandardStream`, and closed streams the null device.
 
     Otherwise the next files and pipes would take the places of closed ones, and what is printed
-    would go there. A name that the terminal's encoding lacks is shown escaped. What a caller in
-    this process has put in the place of ``sys.stdout`` stays there.
+    would go there; and an error that cannot be written would become another exit status. A name
+    that the terminal's encoding lacks is shown escaped. What a caller in this process has put in
+    the place of ``sys.stdout`` or ``sys.stderr`` stays there.
+
+    Returns:
+        Standard output.
     """
     for fd in range(3):
         try:
@@ -56,22 +53,26 @@ def open_output() -> StandardOutput:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
             os.set_inheritable(fd, True)
-    output = StandardOutput()
-    if sys.stdout is sys.__stdout__:
-        encoding = getattr(sys.stdout, "encoding", None)
-        sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(output),
-            encoding=encoding,
-            errors="backslashreplace",
-            line_buffering=output.isatty(),
-        )
-    if isinstance(sys.stderr, io.TextIOWrapper):  # closed, it is None
-        sys.stderr.reconfigure(errors="backslashreplace")
+    output = StandardStream(1)
+    if sys.stdout is sys.__stdout__:  # closed, it is None
+        sys.stdout = _text(output, sys.stdout, line_buffering=output.isatty())
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _text(StandardStream(2), sys.stderr, line_buffering=True)
     return output
+
+
+def _text(stream: StandardStream, before: TextIO | None, *, line_buffering: bool) -> TextIO:
+    """Return a stream for text, in the encoding of the one that it replaces."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(stream),
+        encoding=getattr(before, "encoding", None),
+        errors="backslashreplace",
+        line_buffering=line_buffering,
+    )
 
 
 def spare_output() -> None:
     """Say that what is printed from here on can be had elsewhere."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    if isinstance(output, StandardOutput):
+    if isinstance(output, StandardStream):
         output.is_spare = True

@@ -9,7 +9,7 @@ import threading
 from types import FrameType
 
 from flstream.cli.app import app
-from flstream.cli.output import StandardOutput
+from flstream.cli.output import StandardStream
 from flstream.cli.status import DONE, FAILED, STOPPED, WRONG
 from flstream.errors import FlstreamError, UsageError
 
@@ -17,7 +17,7 @@ from flstream.errors import FlstreamError, UsageError
 _interrupted = threading.Event()
 
 
-def run(output: StandardOutput) -> int | str | None:
+def run(output: StandardStream) -> int | str | None:
     """Run the command of this process's arguments, and return its exit status.
 
     Args:
@@ -34,7 +34,7 @@ def run(output: StandardOutput) -> int | str | None:
                 raise
             _report(str(error))
             status = WRONG if isinstance(error, UsageError) else FAILED
-        output.finish()
+        sys.stdout.flush()
         if output.error is not None:
             _report(f"what is printed cannot be written: {output.error.strerror}")
             if not output.is_spare:

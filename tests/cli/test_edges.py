@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_support import environment
 
-from flstream.cli.output import StandardOutput
+from flstream.cli.output import StandardStream
 from flstream.cli.run import interrupt
 from flstream.cli.run import run as cli_run
 from flstream.errors import CheckpointError
@@ -59,6 +59,30 @@ def test_a_run_needs_no_standard_streams(write_job, tmp_path):
     )
     assert done.returncode == 0
     assert '"status": "finished"' in (tmp_path / "run" / "summary.json").read_text()
+
+
+@pytest.mark.parametrize("words", [("simulate", "no-such-job.conf"), ("simulate",)])
+def test_an_error_that_cannot_be_written_leaves_the_status(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PROGRAM, *words], env=environment(), stderr=full, timeout=120)
+    assert done.returncode == 2
+
+
+def test_no_error_goes_to_stdout_in_the_place_of_a_closed_stderr():
+    command = " ".join([*PROGRAM, "simulate", "no-such-job.conf"])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} 2>&-"], env=environment(), stdout=subprocess.PIPE, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_reader_that_has_gone_leaves_the_status():
+    readable, writable = os.pipe()
+    os.close(readable)
+    with open(writable, "w") as output:
+        for command in (["--help"], ["--version"], ["init", "--list"]):
+            done = run(*command, stdout=output)
+            assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", ["validate", "simulate"])
@@ -112,7 +136,7 @@ def test_ctrl_c_in_the_place_of_which_a_library_raises_something_ends_with_130(
             raise kind("a schema cannot be built: KeyboardInterrupt") from error
 
     monkeypatch.setattr("flstream.cli.run.app", app)
-    assert cli_run(StandardOutput()) == 130
+    assert cli_run(StandardStream(1)) == 130
     assert capsys.readouterr() == ("", "")
 
 
@@ -123,7 +147,7 @@ def test_what_no_ctrl_c_has_caused_is_raised(monkeypatch):
 
     monkeypatch.setattr("flstream.cli.run.app", app)
     with pytest.raises(ValueError, match="a defect"):
-        cli_run(StandardOutput())
+        cli_run(StandardStream(1))
 
 
 @pytest.mark.usefixtures("uninterrupted")
