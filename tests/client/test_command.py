@@ -96,7 +96,7 @@ def start(host: ProcessHost, run: RunDirectory, tmp_path: Path) -> Iterator[Star
     for ours, server in ends:
         server.service.close()
         ours.close()
-    host.wait_for(name, 20.0)
+    host.exit_code(name, 20.0)
     status = host.exit_codes()[name]
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]

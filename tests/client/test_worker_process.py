@@ -49,7 +49,7 @@ def start(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
     for ours, server in ends:
         server.service.close()
         ours.close()
-    host.wait_for(str(run.path), 20.0)  # once the server is gone, a worker ends by itself
+    host.exit_code(str(run.path), 20.0)  # once the server is gone, a worker ends by itself
     assert host.exit_codes()[str(run.path)] is not None
 
 
