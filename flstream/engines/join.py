@@ -226,7 +226,10 @@ class JoinEngine:
     def exit_code(self, name: str, seconds: float) -> int | None:
         """Return what the agent says of a worker's end, if it does so within ``seconds``."""
         with self._changed:
-            self._changed.wait_for(lambda: name in self._codes, seconds)
+            # Of one whose node is lost, nobody will say how it has ended.
+            self._changed.wait_for(
+                lambda: all(each.name != name for each in self._workers.values()), seconds
+            )
             return self._codes.get(name)
 
     @property
