@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from flstream.engines.fork_server import host_for
+from flstream.engines.imports import LIBRARIES, LibraryImport, render_imports
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, load_job
 from flstream.runs.resume import ResumePoint, plan_resume
@@ -53,6 +54,9 @@ while flare.is_running():
 """
 
 
+COMMON_IMPORTS = [LibraryImport("numpy", []), LibraryImport("torch._dynamo", [])]
+
+
 class Run(NamedTuple):
     """What a run left behind."""
 
@@ -72,7 +76,10 @@ class SharedHost(ProcessHost):
 
 def shared_host_for(job: Job) -> ProcessHost:
     """What a job's processes start from, if it need not be of its own."""
-    return SharedHost(host_for(job)._environment)
+    host = SharedHost(host_for(job)._environment)
+    # Whichever job comes first, the others find there what their workers would import in its place.
+    host.prepare({LIBRARIES: render_imports(COMMON_IMPORTS)})
+    return host
 
 
 class Jobs(NamedTuple):
