@@ -105,12 +105,19 @@ class WorkerLostError(FlstreamError):
             end by itself.
     """
 
-    def __init__(self, reason: str, site: str | None = None, *, has_raised: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        site: str | None = None,
+        *,
+        has_raised: bool = False,
+        exit_code: int | None = None,
+    ) -> None:
         super().__init__(reason)
         self.site = site
         self.is_acknowledged = False
         self.has_raised = has_raised
-        self.exit_code: int | None = None
+        self.exit_code = exit_code
 
 
 class WorkflowError(FlstreamError):

@@ -7,15 +7,28 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from flstream.client.site_folder import explain_path
 from flstream.client.worker_info import WorkerInfo
 from flstream.text import MOST_OF_AN_ERROR, shortened
 
 
+class CodeFailure(NamedTuple):
+    """Why training code has failed.
+
+    Attributes:
+        reason: Clause that says why.
+        exit_code: Status with which it ended itself; None if it did not.
+    """
+
+    reason: str
+    exit_code: int | None = None
+
+
 def run_code(
-    run: Callable[[], str | None], source: Path, info: WorkerInfo, site: str
-) -> str | None:
+    run: Callable[[], CodeFailure | None], source: Path, info: WorkerInfo, site: str
+) -> CodeFailure | None:
     """Run training code, whatever it raises. A child that the code has forked ends here.
 
     Args:
@@ -33,7 +46,8 @@ def run_code(
     except BaseException as error:
         log_traceback()
         folder = f"{info.sites_folder}/{site}"
-        failure = sentence(error, source) + explain_path(error, info.job_folder, folder)
+        reason = sentence(error, source) + explain_path(error, info.job_folder, folder)
+        failure = CodeFailure(reason)
     if os.getpid() != pid:
         os._exit(0 if failure is None else 1)
     return failure

@@ -257,11 +257,14 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
         site: Name of the site; empty where the process itself cannot go on.
         effect: Number of the task's effect; 0 where the process itself cannot go on.
         reason: One sentence that says why.
+        exit_code: Status with which the training code ended its process, or minus the signal that
+            killed it; None if it did not end so.
     """
 
     site: str
     effect: int
     reason: str
+    exit_code: int | None = None
 
 
 class Logged(msgspec.Struct, tag=True, frozen=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flstream.client.code import LearnerCode
-from flstream.client.code_errors import log_traceback, run_code, sentence
+from flstream.client.code_errors import CodeFailure, log_traceback, run_code, sentence
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
 from flstream.client.messages import Failed
@@ -64,7 +64,7 @@ class _LearnerRunner:
         self._worker.ready()
         return True
 
-    def run(self, execution: TaskExecution) -> str | None:
+    def run(self, execution: TaskExecution) -> CodeFailure | None:
         """Run the learner for one turn of a site; return why it failed, None if it did not."""
         site = execution.site
         assert site is not None  # it has just begun

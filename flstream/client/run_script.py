@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flstream.client.code import ScriptCode
-from flstream.client.code_errors import run_code
+from flstream.client.code_errors import CodeFailure, run_code
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, enter
 from flstream.client.site_folder import enter_work_folder
@@ -39,7 +39,7 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
         session.fail(failure)
 
 
-def run_session(session: Session, script: Path, words: Sequence[str]) -> str | None:
+def run_session(session: Session, script: Path, words: Sequence[str]) -> CodeFailure | None:
     """Run the script once, which is to answer all tasks that its session has for it.
 
     Args:
@@ -52,7 +52,7 @@ def run_session(session: Session, script: Path, words: Sequence[str]) -> str | N
     """
     failure = run_script(script, words, session.worker.info, session.site)
     if failure is None and session.kind is not None:
-        failure = _UNANSWERED.format(name=script.name)
+        failure = CodeFailure(_UNANSWERED.format(name=script.name))
     return failure
 
 
@@ -70,7 +70,7 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
     worker.expect_imports()
     imported = False
 
-    def run(execution: TaskExecution) -> str | None:
+    def run(execution: TaskExecution) -> CodeFailure | None:
         nonlocal imported
         session = Session(worker, execution)
         enter(session)
@@ -96,7 +96,9 @@ def _words(code: ScriptCode, info: WorkerInfo, site: str) -> list[str]:
     return code.words(info.site_args.get(site, {}))
 
 
-def run_script(script: Path, words: Sequence[str], info: WorkerInfo, site: str) -> str | None:
+def run_script(
+    script: Path, words: Sequence[str], info: WorkerInfo, site: str
+) -> CodeFailure | None:
     """Run a script as the interpreter would, in the folder that a site works in.
 
     Args:
@@ -110,7 +112,7 @@ def run_script(script: Path, words: Sequence[str], info: WorkerInfo, site: str) 
     """
     sys.argv = [str(script), *words]
 
-    def run() -> str | None:
+    def run() -> CodeFailure | None:
         with suppress(OSError):  # its tasks fail for the same reason
             enter_work_folder(info.sites_folder, site)
         # Until its first task, which has a seed of its own.
@@ -118,23 +120,24 @@ def run_script(script: Path, words: Sequence[str], info: WorkerInfo, site: str) 
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as error:
-            return _exit_reason(error.code, script)
+            return _exit_failure(error.code, script)
         return None
 
     return run_code(run, script, info, site)
 
 
-def _exit_reason(code: object, script: Path) -> str | None:
+def _exit_failure(code: object, script: Path) -> CodeFailure | None:
     """Say how a script ended itself; None if nothing was wrong."""
     if code in (None, 0):
         return None
     if isinstance(code, str):
         print(code, file=sys.stderr)
-        return f"{script.name} ended itself: {code}"
+        return CodeFailure(f"{script.name} ended itself: {code}", 1)  # as the interpreter does
     sys.stderr.flush()
     # argparse ends so, and has just printed what is wrong with the arguments.
     complaint = last_line(Path("/proc/self/fd/2")) if code == 2 else ""
-    return f"{script.name} exited with status {code}" + (f": {complaint}" if complaint else "")
+    reason = f"{script.name} exited with status {code}" + (f": {complaint}" if complaint else "")
+    return CodeFailure(reason, code & 0xFF if isinstance(code, int) else 1)
 
 
 def last_line(path: Path, start: int = 0) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flstream.client.code_errors import CodeFailure
 from flstream.client.context import SiteContext
 from flstream.client.fl_model import FLModel
 from flstream.client.joined_bodies import without_tensors
@@ -266,12 +267,12 @@ class Session:
         for each in values:
             self.worker.send(Logged(number, self.site, each.key, each.number, at, each.text))
 
-    def fail(self, reason: str) -> None:
+    def fail(self, failure: CodeFailure) -> None:
         """Report that the training code failed: the current task, or between tasks the process."""
         if self._execution is not None and self._execution.site is not None:
-            self._execution.fail(reason)
+            self._execution.fail(failure)
         else:
-            self.worker.send(Failed("", 0, reason))
+            self.worker.send(Failed("", 0, *failure))
 
     def system_info(self) -> Mapping[str, Any]:
         """Return the facts about the run and the site, by name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from flstream.client.code_errors import CodeFailure
 from flstream.client.messages import SiteTask
 from flstream.client.task_execution import TaskExecution
 from flstream.client.worker import Worker
@@ -54,7 +55,7 @@ class SiteTurns:
             self._execution, self._sites = TaskExecution(self._worker, task), deque(task.sites)
 
 
-def serve_turns(worker: Worker, run: Callable[[TaskExecution], str | None]) -> None:
+def serve_turns(worker: Worker, run: Callable[[TaskExecution], CodeFailure | None]) -> None:
     """Run training code for one turn after another, until the server stops the worker.
 
     Args:

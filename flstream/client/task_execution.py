@@ -19,6 +19,7 @@ from flstream.client.answers import (
     params_to_send,
     read_pieces,
 )
+from flstream.client.code_errors import CodeFailure
 from flstream.client.context import SiteContext
 from flstream.client.delivery import deliver
 from flstream.client.fl_model import FLModel, ParamsType
@@ -209,15 +210,11 @@ class TaskExecution:
         if not self._has_several_sites:
             self._deliver(update)
 
-    def fail(self, reason: str) -> None:
-        """Fail the current site; the others go on.
-
-        Args:
-            reason: Clause that says why it failed.
-        """
+    def fail(self, failure: CodeFailure) -> None:
+        """Fail the current site; the others go on."""
         site = self._current()
         self.site = None
-        self._worker.send(Failed(site.name, self.task.effect, reason))
+        self._worker.send(Failed(site.name, self.task.effect, *failure))
         with suppress(OSError):  # leftovers are removed before the site trains again
             site.state.discard()
 

@@ -54,7 +54,7 @@ class ClientsSection(Section):
     `1` is one client, `1.0` is all of them.
     """
 
-    threads: Annotated[Whole, Field(ge=1)] = 1
+    threads: Annotated[Whole, Field(ge=1, le=1024)] = 1
     """Torch threads of each client process.
 
     The number can change the last bits of what training gives, so it does not follow the machine.

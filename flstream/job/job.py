@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, field_validator
 
 from flstream.job.agreement import CHECKS, SoundSections, judged
 from flstream.job.annotations import ValueKind
@@ -31,6 +31,16 @@ from flstream.job.tracking import TrackingSection
 from flstream.job.train_section import TrainSection
 
 
+# Far more than a run can do, and no more than the records of one can hold.
+_MOST_ROUNDS = 10**9
+
+
+def _countable(rounds: int) -> int:
+    if rounds > _MOST_ROUNDS:
+        raise ValueError(f"{_MOST_ROUNDS} is most")
+    return rounds
+
+
 class Job(Section):
     """A resolved job: every default is filled in, and every path is absolute."""
 
@@ -44,7 +54,7 @@ class Job(Section):
     seed: Annotated[Whole, Field(ge=0, le=2**64 - 1)] = 0
     """What all randomness starts from: the same job and seed give the same bits."""
 
-    rounds: Annotated[Whole, Field(ge=1)]
+    rounds: Annotated[Whole, Field(ge=1), AfterValidator(_countable)]
     """How many rounds the job runs."""
 
     stop_when: StopCondition | None = None

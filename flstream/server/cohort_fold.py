@@ -17,7 +17,7 @@ from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.walk import fold_updates
 from flstream.client.messages import SiteAnswer
-from flstream.errors import SimulationError
+from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.model.digests import ChunkDigester
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.body_forms import trained_updates
@@ -32,6 +32,7 @@ from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
 from flstream.server.trainer import Trainer
 from flstream.server.training import SiteTraining
+from flstream.server.worker_monitor import SiteLost
 from flstream.telemetry.events import SERVER, ModelRecord, Transfer
 
 
@@ -219,7 +220,7 @@ class CohortFold:
             updates, failures = self._trainer.complete(training, sites)
             left += updates
             for site, reason in failures.items():
-                self.refuse(site, reason)
+                self._leave_out(SiteLost(site, reason))
         places = {site: place for place, (_, site) in enumerate(members)}
         left.sort(key=lambda update: places[update.answer.site])
         if self._adopts:
@@ -287,20 +288,25 @@ class CohortFold:
         base, rule = self._base, self._rule
         return UpdateFold(base, rule, budget, self.progress, sums, walk, keep, on_folded)
 
-    def refuse(self, site: str, reason: str) -> None:
+    def refuse(self, error: UpdateRefusedError) -> None:
         """Leave out a site whose update has turned out to be of no use.
 
         Raises:
             SimulationError: Too few are left; the message names the others.
         """
+        why = self._context.pool.explain(error.site, error)
+        self._leave_out(SiteLost.by(error.site, why))
+
+    def _leave_out(self, lost: SiteLost) -> None:
         if self._run is not None:
-            self._run.fail(site, reason)
+            self._run.fail(*lost)
             return
+        site, reason, code = lost
         training, reason = self._cohort.training_of(site), brief(reason)
         before = training.tasks[site].state
         with suppress(SimulationError):  # a later task of the site does the rest
             discard_site_state_after(self._context.run.site(site), training.number - 1, before)
-        self._context.emit(site_failed(training.effect.round, site, reason))
+        self._context.emit(site_failed(training.effect.round, site, reason, code))
         self._refused[site] = reason
         training.bodies.pop(site, None)
         training.collector.fail(site, reason)

@@ -25,8 +25,8 @@ from flstream.telemetry.events import Progress, Transfer
 from flstream.transport.channel import AbortSignal
 
 ResultT = TypeVar("ResultT")
-Refuse = Callable[[str, str], None]
-"""Takes a site whose update is of no use, and why; raises if too few are left."""
+Refuse = Callable[[UpdateRefusedError], None]
+"""Takes the error that says which site's update is of no use; raises if too few are left."""
 
 
 Keep = Callable[[UpdateSource, Steps], UpdateSource]
@@ -145,7 +145,7 @@ class UpdateFold:
 
         Args:
             updates: The next ones, in order.
-            refuse: Takes each site whose update is of no use.
+            refuse: Takes each update that is of no use.
         """
         assert self._sums is not None
         sums = self._sums
@@ -170,7 +170,7 @@ class UpdateFold:
             updates: Those that are not part of the sum, in order.
             sink: Takes the model; it is left unfinished.
             optimization: The server optimizer with its state; None without one.
-            refuse: Takes each site whose update is of no use.
+            refuse: Takes each update that is of no use.
 
         Returns:
             Digest of the model.
@@ -212,7 +212,7 @@ class UpdateFold:
             collected: The updates, in order.
             fold: Folds them; raises :class:`UpdateRefusedError` for one that is of no use, and is
                 then called again without it.
-            refuse: Takes each site whose update is of no use.
+            refuse: Takes each update that is of no use.
         """
         sound = list(collected)
         steps = self._steps(sound)
@@ -226,7 +226,7 @@ class UpdateFold:
                 (refused,) = [each for each in sound if each.answer.site == error.site]
                 sound.remove(refused)
                 refused.release(str(error))
-                refuse(error.site, str(error))
+                refuse(error)
             else:
                 break
         self.unchanged += [each.answer.site for each in sound if not each.has_changed]

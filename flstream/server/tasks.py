@@ -248,11 +248,11 @@ def ask(
                     cost = cost or _cost(offer.delivery, message, began)
                     arrived = worker.name, sites, cost, offer.origin, offer.is_mapped
                     report(ModelArrived(*arrived))
-                case Failed(site, _, reason) if site in sites and site not in failed:
+                case Failed(site, _, reason, code) if site in sites and site not in failed:
                     failed.add(site)
-                    report(SiteLost(site, reason), site)
-                case Failed(reason=reason):
-                    raise WorkerLostError(reason)
+                    report(SiteLost(site, reason, code), site)
+                case Failed(reason=reason, exit_code=code):
+                    raise WorkerLostError(reason, exit_code=code)
                 case Answered():
                     _check(spec, message, {*sites} - failed)
                     if not worker.sees_run:

@@ -15,6 +15,7 @@ from flstream.client.messages import Stop
 from flstream.engines.spawning import WorkerSpawner
 from flstream.errors import (
     AbortedError,
+    ChannelClosedError,
     CheckpointError,
     DeadlineError,
     FlstreamError,
@@ -108,6 +109,17 @@ class WorkerPool:
         except WorkerLostError:
             supervisor.drop()
             raise
+
+    def explain(self, site: str, error: FlstreamError) -> FlstreamError:
+        """Return why a site's update did not come: its own worker's end, if that is the reason.
+
+        Args:
+            site: Name of the site.
+            error: What was found instead of the update.
+        """
+        supervisor = self._supervisors.get(site)
+        is_gone = isinstance(error.__cause__, ChannelClosedError)
+        return supervisor.lose(error) if supervisor is not None and is_gone else error
 
     def drop(self, name: str) -> None:
         """Kill a worker's process, which is started anew for its next task. None may be under way.

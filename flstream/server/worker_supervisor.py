@@ -97,7 +97,7 @@ class WorkerSupervisor:
         while not worker.ready:
             message = self._monitor.next_message(worker, deadline, "call init()")
             if isinstance(message, Failed):
-                raise WorkerLostError(message.reason, has_raised=True)
+                raise WorkerLostError(message.reason, has_raised=True, exit_code=message.exit_code)
         self.failed_starts = 0
         return worker
 
@@ -123,8 +123,7 @@ class WorkerSupervisor:
         if code is None:
             return error
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"
-        lost = WorkerLostError(f"{self.name} {how}")
-        lost.exit_code = code
+        lost = WorkerLostError(f"{self.name} {how}", exit_code=code)
         if isinstance(error, WorkerLostError):
             lost.site, lost.is_acknowledged = error.site, error.is_acknowledged
             lost.has_raised = error.has_raised

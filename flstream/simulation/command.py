@@ -18,6 +18,7 @@ from flstream.client.run_script import last_line
 from flstream.engines.process_tree import kill_descendants
 from flstream.engines.sockets_folder import sockets_folder
 from flstream.errors import SimulationError
+from flstream.text import signal_name
 from flstream.transport.channel import Signal
 
 STUB = Path(__file__).parent / "stub" / "flstream_rank.py"
@@ -101,14 +102,18 @@ class Command:
         kill_descendants(os.getpid())
         self._process.wait()
 
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, or minus the signal that killed it, once it has ended."""
+        return self._process.wait()
+
     def outcome(self) -> str:
         """Return how it has ended, and the last line that its processes have printed."""
-        status = self._process.wait()
+        status = self.exit_code
         name = Path(self.words[0]).name
         how = f"exited with status {status}"
         if status < 0:
-            known = {each.value: each.name for each in signal.Signals}
-            how = f"was killed by {known.get(-status, f'signal {-status}')}"
+            how = f"was killed by {signal_name(-status)}"
         line = last_line(_LOG, self._log_start)
         return f"{name} {how}" + (f" ({line})" if line else "")
 

@@ -57,21 +57,22 @@ def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerS
             server.kill()
             # Before its first task, a worker that has died failed nobody: it is started again.
             if error.has_raised or server.has_begun:
-                report_failure(end, str(error))
+                report_failure(end, str(error), error.exit_code)
             print(f"flstream: {error}", file=sys.stderr)
         finally:
             server.kill()
 
 
-def report_failure(end: WorkerSockets, reason: str) -> None:
+def report_failure(end: WorkerSockets, reason: str, exit_code: int | None = None) -> None:
     """Report to the server that a worker cannot go on; nothing else may use the socket any more.
 
     Args:
         end: The worker's ends of the sockets to the server.
         reason: Clause that says why.
+        exit_code: Exit code of the site's command, or minus the signal that killed it.
     """
     control: MessageChannel[ToWorker] = MessageChannel(
         SocketChannel(end.control, SERVER), SERVER, ToWorker
     )
     with suppress(FlstreamError):  # a server that is gone does not need it
-        control.send(Failed("", 0, reason))
+        control.send(Failed("", 0, reason, exit_code))

@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from flstream.client.alias import install as install_alias
+from flstream.client.code_errors import CodeFailure
 from flstream.client.messages import Goodbye
 from flstream.client.rank_link import Announcer, RankLink
 from flstream.client.rank_messages import RankWelcome
@@ -52,7 +53,7 @@ def _run(
     sockets: Sequence[socket.socket],
     script: Path,
     words: Sequence[str],
-) -> str | None:
+) -> CodeFailure | None:
     """Run the script; return why it failed, or None if it did not."""
     end_with_peer(link.socket)
     os.register_at_fork(after_in_child=link.abandon)
@@ -69,7 +70,7 @@ def _run(
 
 def _run_first(
     link: RankLink, welcome: RankWelcome, end: WorkerSockets, script: Path, words: Sequence[str]
-) -> str | None:
+) -> CodeFailure | None:
     """Run the script as rank 0, which has the site's tasks."""
     announcer = Announcer(link, welcome.pids)
     with serving(welcome.info, end) as worker:
@@ -77,19 +78,23 @@ def _run_first(
         enter(session)
         failure = run_session(session, script, words)
         # What another rank has failed of is most likely why this one has, too.
-        reason = announcer.settle(failure)
+        reason = announcer.settle(None if failure is None else failure.reason)
         if reason is not None:
-            session.fail(reason)
+            # Its own exit status, unless another rank's failure is told in its place.
+            own = failure if failure is not None and failure.reason == reason else None
+            session.fail(own or CodeFailure(reason))
         worker.send(Goodbye(own_peak_rss()))
     return failure
 
 
-def _run_other(link: RankLink, info: WorkerInfo, script: Path, words: Sequence[str]) -> str | None:
+def _run_other(
+    link: RankLink, info: WorkerInfo, script: Path, words: Sequence[str]
+) -> CodeFailure | None:
     """Run the script as another rank."""
     session = RankSession(link, info)
     enter(session)
     failure = run_script(script, words, info, session.site)
-    link.ended(failure)
+    link.ended(None if failure is None else failure.reason)
     return failure
 
 

@@ -48,11 +48,15 @@ class SiteLostError(SimulationError):
 
     Attributes:
         has_raised: Whether the command would come to the same if it were started again.
+        exit_code: Exit code of the command, or minus the signal that killed it, if that is why.
     """
 
-    def __init__(self, reason: str, *, has_raised: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, has_raised: bool = False, exit_code: int | None = None
+    ) -> None:
         super().__init__(reason)
         self.has_raised = has_raised
+        self.exit_code = exit_code
 
 
 class _Connection:
@@ -296,12 +300,14 @@ class RankServer:
             raise SiteLostError(
                 f"train.command has ended before it started the script: {self._command.outcome()}",
                 has_raised=True,
+                exit_code=self._command.exit_code,
             )
         if 0 in self._gone:
             return True
         if not self._is_over and not self._is_settled:
             raise SiteLostError(
-                f"train.command has ended before its script: {self._command.outcome()}"
+                f"train.command has ended before its script: {self._command.outcome()}",
+                exit_code=self._command.exit_code,
             )
         # The rest is up to rank 0, which this launcher does not wait for.
         with suppress(KeyError):

@@ -107,6 +107,12 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
     [
         ("rounds = true", "rounds: given true; must be a whole number of at least 1"),
         ("rounds = 2.5", "rounds: given 2.5; must be a whole number of at least 1"),
+        (
+            "rounds = 100000000000000000000",
+            "rounds: given 100000000000000000000; must be a whole number of at least 1; 1000000000 "
+            "is most",
+        ),
+        ("clients.threads = 2000", "clients.threads: given 2000; must be a whole number from 1 to 1024"),
         ("rounds = null", "rounds: given null; must be a whole number of at least 1"),
         ("clients.count = 0", "clients.count: given 0; must be a whole number from 1 to 1000000"),
         ("clients.per_round = 9", "clients.per_round: given 9; must be at most clients.count, "

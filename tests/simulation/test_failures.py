@@ -79,6 +79,9 @@ def test_a_site_that_fails_ends_the_job_with_its_name_and_reason(jobs, body, wor
     [
         ("os.kill(os.getpid(), 9)", "site-2 was killed by SIGKILL", "SIGKILL", None),
         ("os._exit(3)", "site-2 exited with status 3", "", 3),
+        ("raise SystemExit(4)", "client.py exited with status 4", "", 4),
+        ("raise SystemExit('enough')", "client.py ended itself: enough", "", 1),
+        ("raise KeyError('oops')", "client.py, line 14 raised KeyError: 'oops'", "", None),
     ],
 )
 def test_how_the_process_of_a_site_has_ended_is_told(jobs, end, reason, signal, status):
