@@ -35,6 +35,7 @@ from flstream.client.optimizer_state import restore_optimizer
 from flstream.client.proximal import proximal_term
 from flstream.client.scaffold import ScaffoldControl
 from flstream.client.session import current as _current
+from flstream.errors import ClientError as _ClientError
 
 if TYPE_CHECKING:
     import torch
@@ -231,7 +232,7 @@ def system_info() -> Mapping[str, Any]:
 
 
 def log(
-    key: str, value: Any, data_type: Any = None, global_step: int | None = None, **_: Any
+    key: str, value: Any, data_type: Any = None, global_step: int | None = None, **others: Any
 ) -> None:
     """Record a value in the run's events, with the site and the round. The report shows it.
 
@@ -242,8 +243,11 @@ def log(
         data_type: Without effect; accepted for compatibility with NVFlare.
         global_step: Step of the site's own at which a chart shows the value, such as a count of
             batches; None for the round.
+        others: Without effect, likewise.
 
     Raises:
-        ClientError: The value is neither, or the step is no int.
+        ClientError: The value is neither, the step is no int, or it is given as ``step``.
     """
+    if "step" in others:
+        raise _ClientError(f"log({key!r}) was given step; name it global_step")
     _current().log(key, value, global_step)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.logged_values import check_length
 from flstream.client.messages import TaskKind
 from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
@@ -26,12 +27,14 @@ def metrics_of(model: FLModel) -> dict[str, float]:
     """Return the metrics of an answer as floats.
 
     Raises:
-        ClientError: A metric is no number, or has a reserved name; the message names it.
+        ClientError: A metric is no number, or has a reserved or too long a name; the message names
+            it.
     """
     metrics = {}
     for name, value in (model.metrics or {}).items():
         if not isinstance(name, str):
             raise ClientError(f"{name!r} cannot name a metric, since it is no string; rename it")
+        check_length("the metric", name)
         number = number_of(value)
         if number is None:
             raise ClientError(

@@ -11,6 +11,7 @@ from flstream.client.number import number_of
 from flstream.errors import ClientError
 
 _MOST_CHARACTERS = 1 << 20
+_MOST_OF_A_NAME = 1000
 _STEPS = range(-(2**63), 2**63)
 
 
@@ -65,7 +66,25 @@ def step_of(key: str, step: Any) -> int | None:
     )
 
 
+def check_length(what: str, name: str) -> None:
+    """Refuse a name that no table could show.
+
+    Args:
+        what: What it is the name of.
+        name: The name.
+
+    Raises:
+        ClientError: It is too long; the message has its beginning.
+    """
+    if len(name) > _MOST_OF_A_NAME:
+        raise ClientError(
+            f"{what} {name[:40]!r}... has {len(name)} characters in its name, and "
+            f"{_MOST_OF_A_NAME} is most; shorten it"
+        )
+
+
 def _value(key: str, value: Any) -> LoggedValue:
+    check_length("the value", key)
     if isinstance(value, str):
         text = _encodable(str(value))
         if len(text) > _MOST_CHARACTERS:

@@ -30,7 +30,6 @@ from flstream.job.submitting import submits_models
 from flstream.job.tracking import TrackingSection
 from flstream.job.train_section import TrainSection
 
-
 # Far more than a run can do, and no more than the records of one can hold.
 _MOST_ROUNDS = 10**9
 

@@ -70,6 +70,10 @@ def _whole_frames(size: int) -> int:
     return size
 
 
+# Three centuries, and a number that every way of writing it can hold.
+_MOST_SECONDS = 10**10
+
+
 def _read_seconds(value: Any) -> float:
     try:
         seconds = units.parse_seconds(value)
@@ -77,6 +81,8 @@ def _read_seconds(value: Any) -> float:
         seconds = 0.0
     if seconds == 0:
         raise ValueError("")  # its kind says all there is to say
+    if seconds > _MOST_SECONDS:
+        raise ValueError(f"{_MOST_SECONDS} s is most")
     return seconds
 
 

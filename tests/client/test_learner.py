@@ -127,10 +127,10 @@ def test_what_a_method_raises_fails_that_site_alone(learner, tmp_path):
                 model.params["w"] /= 0 if self.site.index == 3 else 1
                 if self.site.index == 4:
                     raise SystemExit(5)
-                return flare.FLModel(model.params, metrics={"round": 1} if self.site.index == 5
-                                     else {})
+                metrics = {5: {"round": 1}, 6: {"m" * 1001: 1}}.get(self.site.index, {})
+                return flare.FLModel(model.params, metrics=metrics)
     """) as serving:
-        trained = serving.server.train(model(), *[f"site-{number}" for number in range(1, 7)])
+        trained = serving.server.train(model(), *[f"site-{number}" for number in range(1, 8)])
         assert serving.server.failures() == [
             ("site-2", 1, "client.py, line 6 raised AssertionError: no data"),
             (
@@ -145,6 +145,12 @@ def test_what_a_method_raises_fails_that_site_alone(learner, tmp_path):
                 1,
                 "client.py raised ClientError: a metric may not be named 'round', which the "
                 "summary uses; rename it",
+            ),
+            (
+                "site-7",
+                1,
+                f"client.py raised ClientError: the metric '{'m' * 40}'... has 1001 characters in "
+                "its name, and 1000 is most; shorten it",
             ),
         ]
         assert [site.site for site in trained.sites] == ["site-1", "site-4"]

@@ -87,6 +87,12 @@ def test_text_that_is_too_long_is_refused():
         list(values_of("note", "x" * (1 << 20) + "x"))
 
 
+@pytest.mark.parametrize("long", [("x" * 1001, 1.0), ("x", {"y" * 1000: 1.0})])
+def test_a_name_that_no_table_could_show_is_refused_by_its_beginning(long):
+    with pytest.raises(ClientError, match=r"the value 'x.{39}'\.\.\. has 100[12] characters"):
+        list(values_of(*long))
+
+
 @pytest.mark.parametrize("step", [0, -5, 2**63 - 1, np.int32(4), torch.tensor(6)])
 def test_a_step_is_an_int_of_any_library(step):
     assert step_of("loss", step) == int(step)

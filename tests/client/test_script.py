@@ -211,7 +211,14 @@ def test_values_of_several_kinds_are_logged_in_their_order(script):
         ]
 
 
-@pytest.mark.parametrize("call", ["flare.log('loss', [1.0])", "flare.log('loss', 1.0, None, '3')"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "flare.log('loss', [1.0])",
+        "flare.log('loss', 1.0, None, '3')",
+        "flare.log('loss', 1.0, step=3)",
+    ],
+)
 def test_a_value_that_cannot_be_logged_fails_the_site_with_its_line(script, call):
     with script(f"""
         import flstream.client as flare
