@@ -117,7 +117,10 @@ def test_everything_an_empty_file_lacks_is_named(write: Write) -> None:
             "clients.round_timeout: given 1e+300; must be a duration such as 600 s, 500 ms, 10 "
             "minutes or 600 (seconds), longer than 0; 10000000000 s is most",
         ),
-        ("clients.threads = 2000", "clients.threads: given 2000; must be a whole number from 1 to 1024"),
+        (
+            "clients.threads = 2000",
+            "clients.threads: given 2000; must be a whole number from 1 to 1024",
+        ),
         ("rounds = null", "rounds: given null; must be a whole number of at least 1"),
         ("clients.count = 0", "clients.count: given 0; must be a whole number from 1 to 1000000"),
         ("clients.per_round = 9", "clients.per_round: given 9; must be at most clients.count, "
