@@ -48,6 +48,7 @@ def bench(tmp_path_factory):
     return plan, {each.label: each for each in results}, watcher, folder
 
 
+@pytest.mark.soak
 def test_every_case_is_run_once_without_codecs_first(bench):
     _, results, watcher, _ = bench
     assert watcher.runs == 4

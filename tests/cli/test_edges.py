@@ -33,6 +33,7 @@ def run(*arguments, cwd=None, **more):
     return done
 
 
+@pytest.mark.soak
 def test_output_on_a_full_disk_fails_a_command_that_only_prints(write_job):
     job = write_job()
     with open("/dev/full", "w") as full:
@@ -225,6 +226,7 @@ def test_a_bench_needs_a_folder_that_can_be_written(write_job):
     assert "the folder /proc/runs cannot be written" in done.stderr
 
 
+@pytest.mark.soak
 def test_a_run_fits_into_no_folder_that_cannot_be_written(write_job, tmp_path):
     (tmp_path / "file").touch()
     job = write_job()

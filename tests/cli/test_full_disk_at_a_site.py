@@ -96,12 +96,14 @@ def test_a_log_that_cannot_be_written_is_named(fail, workers, mistake):
         assert reason.endswith("raised OSError: [Errno 28] No space left on device: '/dev/full'")
 
 
+@pytest.mark.soak
 def test_what_a_site_could_not_print_is_in_no_other_sites_log(fail, tmp_path):
     assert fail(LOG_IS_FULL + "sys.stdout.write('of site-2')", "clients.parallel=1") == []
     logs = [path.read_text() for path in (tmp_path / "run").rglob("*log*") if path.is_file()]
     assert not any("of site-2" in each for each in logs)
 
 
+@pytest.mark.soak
 def test_an_error_that_names_its_file_is_the_reason_as_it_is(fail):
     [reason, _] = fail("raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), '/data/cache')")
     assert reason.endswith("OSError: [Errno 28] No space left on device: '/data/cache'")

@@ -138,6 +138,7 @@ def test_a_report_that_fails_costs_a_line_and_not_the_run(
     assert f"flstream report {run.path}" in line
 
 
+@pytest.mark.soak
 def test_a_run_that_is_ended_while_its_report_is_drawn_has_its_result(
     write_job: WriteJob, tmp_path: Path
 ) -> None:

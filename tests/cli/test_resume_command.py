@@ -63,6 +63,7 @@ def test_a_run_that_another_process_is_in_is_refused(
     assert "is still going on" in refused.stderr
 
 
+@pytest.mark.soak
 def test_a_job_may_be_moved_and_its_code_must_be_as_it_was(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_run_directory_that_is_in_use_is_left_alone(
     assert {each.name for each in path.parent.iterdir()} == {"job.conf", "model.py", "client.py"}
 
 
+@pytest.mark.soak
 def test_a_reader_that_goes_away_does_not_end_the_run(write_job: WriteJob, tmp_path: Path) -> None:
     process = _start(write_job(), tmp_path)
     assert process.stdout is not None

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from cli_support import environment
+from soaking import soaking
 
 JOB = """
 name = mistakes, seed = 7, rounds = 1
@@ -138,9 +139,7 @@ def longest(text):
     return max(map(len, text.splitlines()))
 
 
-@pytest.mark.parametrize(
-    ("least", "code"), [(1, 0), (2, 1)], ids=["others go on", "the run fails of it"]
-)
+@soaking(("least", "code"), [(1, 0), (2, 1)], ids=["others go on", "the run fails of it"])
 def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
     flstream, write_job, tmp_path, least, code
 ):
@@ -155,7 +154,7 @@ def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
     assert "begin " + "x" * 5000 + " end" in (tmp_path / "run/sites/site-2/log.txt").read_text()
 
 
-@pytest.mark.parametrize("command", ["validate", "simulate"])
+@soaking("command", ["validate", "simulate"])
 def test_a_long_exception_of_a_factory_is_shown_in_part(flstream, write_job, command):
     job = write_job()
     (job.parent / "model.py").write_text(f"def build():\n    {LONG}\n")

@@ -49,7 +49,7 @@ def test_a_learner_that_cannot_evaluate_is_refused_where_models_are_evaluated(
     ) in done.stderr
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("words", "learner", "reason"),
     [
         (CROSS, BARE, "evaluate(self, model), and cross_site calls it (workflow[1].type); define"),
@@ -68,7 +68,7 @@ def test_each_workflow_is_named_with_its_key(validate, words, learner, reason):
     assert f"train.learner: mine.py:Mine has no method {reason}" in done.stderr
 
 
-@pytest.mark.parametrize(
+@soaking(
     "words",
     [
         (),  # evaluate_every = 0
@@ -91,7 +91,7 @@ def own(run):
 """
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("line", "code"),
     [("        run.evaluate(model)", 2), ("", 0), ("        [].evaluate(model)", 0)],
 )
@@ -116,7 +116,7 @@ ELSEWHERE = {
 }
 
 
-@soaking("where", ELSEWHERE, brief=2)
+@soaking("where", ELSEWHERE, brief=1)
 def test_a_method_that_is_or_may_be_elsewhere_is_not_missed(validate, where):
     done = validate(ELSEWHERE[where], *EVERY, base=WHOLE.replace("Mine", "Base"))
     assert (done.returncode, done.stderr) == (0, "")
@@ -133,7 +133,7 @@ def test_a_method_that_is_or_may_be_elsewhere_is_not_missed(validate, where):
         BARE.replace("class", "import dataclasses\n\n@dataclasses.dataclass(frozen=True)\nclass"),
         BARE + "        evaluate = 3\n",
     ],
-    brief=2,
+    brief=1,
 )
 def test_a_method_that_is_nowhere_is_missed_however_the_class_is_written(validate, learner):
     done = validate(learner, *EVERY, base=BARE.replace("Mine", "Base"))

@@ -1,6 +1,7 @@
 """Decorated functions: the received model comes in, and what they return is sent."""
 
 import pytest
+from soaking import soaking
 
 SCRIPT = """
 import flstream.client as flare
@@ -28,8 +29,8 @@ MODEL = "import torch\ndef build(): return {'w': torch.zeros(2)}"
 ORDERS = [("score()", "fit(add=1.0)"), ("fit(None, 1.0)", "score()")]
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
-@pytest.mark.parametrize("order", ORDERS)
+@soaking("parallel", [1, 2])
+@soaking("order", ORDERS)
 def test_a_training_and_a_score_are_each_done_once(jobs, order, parallel):
     script = SCRIPT.replace("FIRST", order[0]).replace("LAST", order[1])
     run = jobs.run(script, f"clients.parallel={parallel}", model=MODEL)

@@ -41,6 +41,7 @@ def test_the_recipe_runs_and_prints_where_its_result_is(folder):
     assert (resolved.key_metric, resolved.key_metric_mode) == ("loss", "min")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_job_of_pieces_runs_and_is_exported(folder):
     run(folder, "pieces.py")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from soaking import soaking
 
 from flstream import streaming
 from flstream.streaming.fetching import DownloadOptions
@@ -30,7 +31,7 @@ def test_every_program_of_the_page_is_run_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRINTED)
+@soaking("name", PRINTED, brief=2)
 def test_a_program_of_the_page_prints_what_it_is_to_print(tmp_path, name):
     (tmp_path / name).write_text(PROGRAMS[name])
     done = subprocess.run(
@@ -40,6 +41,7 @@ def test_a_program_of_the_page_prints_what_it_is_to_print(tmp_path, name):
     assert set(done.stdout.splitlines()) == PRINTED[name]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_model_goes_from_one_terminal_to_the_other(tmp_path):
     # The port is another one, since that of the README may be in use.

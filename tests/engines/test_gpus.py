@@ -66,6 +66,7 @@ def test_none_hides_all_and_no_number_leaves_them():
     assert GpuDealer(["a"], None).deal("site-1") is None
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_each_worker_of_one_machine_sees_its_own(cluster, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")

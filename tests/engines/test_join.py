@@ -78,6 +78,7 @@ def test_the_bits_are_those_of_a_run_on_one_machine(cluster, options):
     assert here.nothing_lives(5)
 
 
+@pytest.mark.soak
 def test_a_node_that_is_killed_takes_its_sites_with_it_and_the_next_round_has_all(cluster):
     here = cluster(
         extra="""
@@ -294,6 +295,7 @@ def test_ctrl_c_stops_the_run_and_its_nodes(cluster):
     assert here.nothing_lives(5)
 
 
+@pytest.mark.soak
 def test_an_agent_that_is_stopped_leaves_the_run_to_the_others(cluster):
     here = cluster(
         extra="""

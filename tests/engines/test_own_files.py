@@ -164,6 +164,7 @@ def test_states_are_thinned_out_as_on_one_machine(new_cluster):
         assert len(states) == 4
 
 
+@pytest.mark.soak
 def test_a_site_finds_its_state_on_another_node(new_cluster, monkeypatch):
     here = new_cluster("""
 while round == 2 and site == "site-1":
@@ -208,6 +209,7 @@ def test_a_killed_run_goes_on_here_with_the_same_bits(new_cluster, tmp_path, mon
     assert printed(here, 1)[-1] == "site-1 in round 3 had '1 2 '"
 
 
+@pytest.mark.soak
 @soaking("is_relative", [False, True])
 def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, is_relative):
     here = new_cluster(rounds=1)
@@ -232,6 +234,7 @@ def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
     run_apart(here, "--set", f'train.args="{there} --other={there}/data,{there}-2"')
 
 
+@pytest.mark.soak
 @soaking(
     ("make", "words"),
     [

@@ -137,7 +137,7 @@ def assert_logged(run, expected):
         assert found == expected.logged[site]
 
 
-@soaking("name", CASES, brief=2)
+@soaking("name", CASES, brief=1)
 def test_a_script_runs_unchanged_to_the_same_bits(jobs, references, name):
     run = simulated(jobs, name, "train.alias=nvflare")
     assert_the_same(run, references(name), CASES[name])
@@ -153,6 +153,7 @@ def with_our_import(text):
     return text
 
 
+@pytest.mark.soak
 @soaking("name", [each for each in CASES if not CASES[each].needs_nvflare])
 def test_a_script_with_only_its_import_changed_comes_to_the_same_bits(jobs, references, name):
     run = simulated(jobs, name, change=with_our_import)

@@ -86,6 +86,7 @@ def test_a_cyclic_job_hands_its_model_on(converted):
     assert summary.rounds_completed == 2
 
 
+@pytest.mark.soak
 def test_recipe_exported_folder_and_converted_folder_end_in_equal_bits(
     jobs_in, nvflare_folders, converted, tmp_path, monkeypatch
 ):

@@ -84,6 +84,7 @@ def test_runs_of_several_threads_wait_for_each_other(folder):
     assert len({each.digest for each in found}) == 1
 
 
+@pytest.mark.soak
 def test_a_script_in_a_folder_imports_from_the_jobs_folder_also_when_exported(folder, write):
     (folder / "src").mkdir()
     write("src/client.py", ROOT_IMPORTER)

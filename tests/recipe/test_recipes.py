@@ -420,6 +420,7 @@ def test_a_script_is_found_beside_the_program_from_any_working_folder(folder, wr
     assert (folder / "elsewhere" / "exported" / "client.py").exists()
 
 
+@pytest.mark.soak
 def test_ctrl_c_of_a_recipe_ends_the_program_and_keeps_the_rounds(folder, write):
     write(
         "job.py",
@@ -490,6 +491,7 @@ def test_what_a_server_optimizer_cannot_be_is_named(make, sentence):
         make()
 
 
+@pytest.mark.soak
 def test_cross_site_evaluation_is_added_to_a_recipe_and_its_model_is_evaluated_alone(folder):
     made = recipe(num_rounds=1, key_metric="loss")
     add_cross_site_evaluation(made, submit_model_timeout=30, validation_timeout=40)

@@ -2,8 +2,8 @@
 
 import json
 
-import pytest
 from drawn import texts
+from soaking import soaking
 
 from flstream.report.html.run_page import run_page
 from flstream.report.html.split import split_drawing, split_note
@@ -28,7 +28,7 @@ while flare.is_running():
 """
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@soaking("parallel", [1, 2])
 def test_what_sites_record_is_drawn_in_the_page(jobs, parallel):
     run = jobs.run(SPLITS, f"clients.parallel={parallel}", "workflow.args.evaluate_every=0")
     assert run.summary.status == "finished", run.summary.error

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_support import DIGESTS, EffectScript, a_job, a_run, an_old_run, flip, model, results
+from soaking import soaking
 
 from flstream.errors import SimulationError, UsageError
 from flstream.job import Job, render_job
@@ -196,7 +197,7 @@ def test_a_finished_run_goes_on_if_the_job_has_more_rounds(tmp_path):
     assert not plan_resume(a_job(5), run).is_finished
 
 
-@pytest.mark.parametrize("is_finished", [True, False])
+@soaking("is_finished", [True, False])
 def test_an_evaluation_made_because_a_round_was_the_last_is_void_once_it_is_not(
     tmp_path, is_finished
 ):

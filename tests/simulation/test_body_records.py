@@ -6,6 +6,7 @@ import re
 import signal
 
 import pytest
+from soaking import soaking
 from training_scripts import LARGE, QUIET, noisy
 
 from flstream.inspection.examine import Request, examine
@@ -80,7 +81,7 @@ def moved(found, direction):
     return sum(moved), sum(reused)
 
 
-@pytest.mark.parametrize(
+@soaking(
     "how",
     [
         pytest.param((), id="plain"),
@@ -94,6 +95,7 @@ def moved(found, direction):
         pytest.param(("workflow.type=swarm",), id="swarm"),
         pytest.param(("workflow.type=cyclic",), id="cyclic"),
     ],
+    brief=4,
 )
 def test_the_records_add_up_to_what_the_run_has_cost(jobs, how):
     run = finished(jobs.run(SMALL_CHANGES, EVALUATED, *how, model=MODEL))
@@ -191,6 +193,7 @@ def test_tensors_that_a_codec_encodes_have_other_keys_than_those_that_pass(jobs)
     }
 
 
+@pytest.mark.soak
 def test_models_that_lose_bits_on_their_way_are_known_by_it(jobs):
     how = ("streaming.codecs.down=[int4, zstd]", "streaming.codecs.require_lossless=[norm]")
     run = finished(jobs.run(SMALL_CHANGES, QUIET, "streaming.reuse=off", *how, model=MODEL))
@@ -291,7 +294,7 @@ if (site, number) == ("site-%d", 2) and not os.path.exists(mark):
 
 
 # One worker: of six updates, four are in a sum and one waits when the last site trains.
-@pytest.mark.parametrize("last", [3, 6], ids=["in files", "in a sum"])
+@soaking("last", [3, 6], ids=["in files", "in a sum"])
 def test_after_a_resume_each_body_is_there_once(jobs, last):
     how = ("clients.count=6", "rounds=3", LARGE, "clients.parallel=1", QUIET)
     script = noisy(WAITS % last)

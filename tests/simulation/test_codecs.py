@@ -56,7 +56,7 @@ def digest(jobs, script, *overrides):
     return run.summary.model.digest
 
 
-@pytest.mark.parametrize("script", [WEIGHTS, DIFFERENCES], ids=["weights", "differences"])
+@soaking("script", [WEIGHTS, DIFFERENCES], ids=["weights", "differences"])
 @soaking("codec", CODECS)
 def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
     common = ("clients.count=4", *using(codec))
@@ -90,7 +90,7 @@ def test_what_is_lost_does_not_depend_on_chunks_and_workers(jobs, codec):
     assert len(found) == 1
 
 
-@soaking("codec", CODECS, brief=2)
+@soaking("codec", CODECS, brief=1)
 def test_after_a_resume_what_was_left_out_is_sent_as_it_would_have_been(jobs, codec):
     whole = jobs.run(WEIGHTS, QUIET, "rounds=4", *using(codec), model=MODEL)
     part = jobs.run(WEIGHTS, QUIET, "rounds=2", *using(codec), model=MODEL)

@@ -99,7 +99,7 @@ def test_exact_codecs_after_one_with_a_loss_change_nothing(jobs):
         assert digest(jobs, "rounds=3", *using(codec)) == alone
 
 
-@soaking("codec", ["int8", "int4, delta, zstd"], brief=2)
+@soaking("codec", ["int8", "int4, delta, zstd"], brief=1)
 def test_a_run_that_is_resumed_comes_to_the_same_bits(jobs, codec):
     whole = run_of(jobs, "rounds=4", *using(codec))
     part = run_of(jobs, "rounds=2", *using(codec))

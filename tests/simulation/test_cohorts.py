@@ -1,6 +1,7 @@
 """The same bits, however the sites of a round are spread over processes."""
 
 import pytest
+from soaking import soaking
 from training_scripts import LARGE, LEARNER, QUIET, cohorts, noisy, noisy_learner, of_kind, results
 
 from flstream.telemetry.events import ProcessReady, SiteUpdate
@@ -18,7 +19,7 @@ def large(tmp_path_factory, jobs_in):
     return results(jobs_in(tmp_path_factory.mktemp("large")).run(noisy(), "clients.count=6", LARGE))
 
 
-@pytest.mark.parametrize(
+@soaking(
     "how",
     [
         ["clients.parallel=1"],
@@ -29,6 +30,7 @@ def large(tmp_path_factory, jobs_in):
         ["streaming.mode=push"],
     ],
     ids=" ".join,
+    brief=2,
 )
 def test_updates_in_memory_give_the_bits_of_a_process_each(jobs, tiny, how):
     assert results(jobs.run(noisy(), "clients.count=5", *how)) == tiny
@@ -39,7 +41,7 @@ def test_a_learner_gives_the_bits_of_a_loop(jobs, tiny, how):
     assert results(jobs.run(noisy_learner(), "clients.count=5", *LEARNER, *how)) == tiny
 
 
-@pytest.mark.parametrize(
+@soaking(
     "how",
     [
         # Four of six updates make a group of a sum; with three workers, all wait for one walk.
@@ -50,6 +52,7 @@ def test_a_learner_gives_the_bits_of_a_loop(jobs, tiny, how):
         ["clients.parallel=3", "aggregation.memory_budget=1 MiB"],
     ],
     ids=" ".join,
+    brief=2,
 )
 def test_updates_in_files_give_the_bits_of_a_process_each(jobs, large, how):
     run = jobs.run(noisy(), "clients.count=6", LARGE, *how)

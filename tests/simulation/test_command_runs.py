@@ -106,6 +106,7 @@ def test_a_run_whose_processes_were_all_killed_goes_on_to_the_same_bits(jobs, un
     assert results(again) == undisturbed
 
 
+@pytest.mark.soak
 def test_a_run_that_is_stopped_leaves_no_process_of_a_command(jobs):
     pids = []
 

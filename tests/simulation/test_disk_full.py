@@ -78,6 +78,7 @@ def checkpoints(last):
     return [f"round-{number:04d}.safetensors" for number in range(last + 1)]
 
 
+@pytest.mark.soak
 @soaking(
     "then",
     [("200m",), ("11m", "--set", "checkpoints.keep=1")],

@@ -29,7 +29,7 @@ def plain(jobs, noise):
         ['train.command="python3 -u"'],
         ["train.exchange_format=pytorch", "streaming.tensor_download_chunk_size=32 KiB"],
     ],
-    brief=2,
+    brief=1,
     ids=["own", "shared", "swarm", "push", "native", "command", "small chunks"],
 )
 def test_no_bit_depends_on_the_links(jobs, noise, plain, options):

@@ -82,6 +82,7 @@ def test_an_excluded_tensor_keeps_its_value_and_so_does_one_that_sites_did_not_r
     assert up.bytes == 2 * 4 * after["w"].nbytes
 
 
+@pytest.mark.soak
 @soaking("parallel", [4, 2])
 def test_a_killed_run_goes_on_to_the_same_filtered_bits(jobs, undisturbed, parallel):
     pids = {}

@@ -110,6 +110,7 @@ def test_tensors_that_no_view_can_show_are_copied_to_the_same_bits(jobs):
     assert facts(mapped) == facts(pulled)
 
 
+@pytest.mark.soak
 @soaking(
     "how",
     [
@@ -125,6 +126,7 @@ def test_however_the_script_receives_it_the_bits_are_the_same(jobs, how):
     assert mapped.summary.transfer.down.bytes == 0
 
 
+@pytest.mark.soak
 @soaking(
     ("overrides", "is_mapped"),
     [

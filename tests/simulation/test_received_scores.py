@@ -115,6 +115,7 @@ def test_a_script_may_be_run_either_way_whatever_it_asks(jobs):
     assert scores(received) == {0: 0.0, 1: 1.0, 2: None}
 
 
+@pytest.mark.soak
 @soaking("how", [[], ["clients.parallel=1"], ["workflow.args.evaluate_every=2"]])
 def test_a_script_that_trains_in_an_evaluation_is_begun_again_to_the_same_bits(jobs, how):
     expected = jobs.run(RISES, "rounds=3", *how, model=MODEL)
@@ -147,6 +148,7 @@ WAITS = """
     weight.data"""
 
 
+@pytest.mark.soak
 @soaking("script", [RISES, DECEIVES], ids=["received", "begun again"])
 def test_a_run_that_was_killed_goes_on_to_the_same_scores(jobs, script):
     # A script that is run anew for each task has no variables that a kill could change.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from journal_support import flip
+from soaking import soaking
 from training_scripts import QUIET, events_of, noisy, of_kind, results, trained
 
 from flstream.errors import ResumeRefusedError
@@ -78,8 +79,8 @@ def test_a_resume_that_falls_back_further_than_the_states_reach_is_refused(jobs,
     assert content(six.path) == before
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, flip])
-@pytest.mark.parametrize("name", ["global.safetensors", "best.safetensors"])
+@soaking("harm", [Path.unlink, flip])
+@soaking("name", ["global.safetensors", "best.safetensors"])
 def test_a_finished_run_makes_a_model_that_it_names_again(jobs, harm, name):
     finished = jobs.run(noisy())
     path = finished.directory.path / name
@@ -97,7 +98,7 @@ def alter(path: Path) -> None:
     (path / "momentum.json").write_text("7.5")
 
 
-@pytest.mark.parametrize("harm", [shutil.rmtree, alter], ids=["deleted", "altered"])
+@soaking("harm", [shutil.rmtree, alter], ids=["deleted", "altered"])
 def test_a_state_that_is_gone_or_altered_is_refused_and_taken_once_it_is_back(
     jobs, six, expected, harm
 ):
@@ -181,7 +182,7 @@ def test_what_others_have_put_into_a_run_survives_it(jobs, six, expected):
     )
 
 
-@pytest.mark.parametrize("harm", [flip, Path.unlink], ids=["damaged", "deleted"])
+@soaking("harm", [flip, Path.unlink], ids=["damaged", "deleted"])
 def test_a_best_model_that_is_lost_costs_its_second_name_and_nothing_else(jobs, harm):
     falling = noisy().replace('params["w"].double().mean().item()', "1.0 / number")
     falling = falling.replace("def score(params):", "def score(params, number):")
@@ -276,7 +277,7 @@ RELAY = [
 ]
 
 
-@pytest.mark.parametrize("is_written", [False, True], ids=["not yet", "written, not recorded"])
+@soaking("is_written", [False, True], ids=["not yet", "written, not recorded"])
 def test_a_relay_killed_between_two_renamings_goes_on_where_it_was(jobs, is_written):
     expected = jobs.run(noisy(), *RELAY)
     run = jobs.run(noisy(), *RELAY, "checkpoints.keep=all").directory

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from soaking import soaking
 from training_scripts import LARGE, QUIET, adding, cohorts, noisy, of_kind, results
 
 from flstream.errors import UsageError
@@ -83,7 +84,7 @@ if (site, number) == ("site-%d", 2) and not os.path.exists(mark):
 """
 
 
-@pytest.mark.parametrize("victim", [None, "server", "site-3"], ids=["ctrl-c", "server", "client"])
+@soaking("victim", [None, "server", "site-3"], ids=["ctrl-c", "server", "client"])
 def test_a_process_each_and_one_is_lost_in_mid_round(jobs, undisturbed, victim):
     killer = Killer(victim, SiteLog, 2, "site-3")
     script = noisy(WAITS % 3)
@@ -152,7 +153,7 @@ if (site, number) == ("site-3", 2) and not os.path.exists(mark):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [[], ["clients.parallel=2", LARGE]], ids=["own", "shared"])
+@soaking("how", [[], ["clients.parallel=2", LARGE]], ids=["own", "shared"])
 def test_everything_is_killed_at_once(jobs, undisturbed, how):
     script = noisy(KILLS_ALL)
     job = jobs.make(script, *SIX, *how)
@@ -279,7 +280,7 @@ def test_patience_counts_on_over_an_interruption(jobs):
     assert resumed.summary.best.round == 2
 
 
-@pytest.mark.parametrize("quiet", [[], [QUIET]], ids=["evaluated", "not evaluated"])
+@soaking("quiet", [[], [QUIET]], ids=["evaluated", "not evaluated"])
 def test_who_was_benched_is_known_after_an_interruption(jobs, quiet):
     deeds = {("site-3", each): "raise KeyError('oops')" for each in (2, 3)}
     four = ["clients.count=4", "clients.min_updates=3", "rounds=5", *quiet]
@@ -295,6 +296,7 @@ def test_who_was_benched_is_known_after_an_interruption(jobs, quiet):
     assert resumed.summary.benched == expected.summary.benched == ["site-3"]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_run_that_is_cut_off_again_and_again_is_still_the_same(jobs, undisturbed):
     shared = [*SIX, LARGE, "clients.parallel=2"]

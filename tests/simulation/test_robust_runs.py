@@ -55,7 +55,7 @@ def test_the_bits_depend_on_neither_workers_nor_chunks(jobs, method):
     assert all(tensor.abs().max() < 20 for tensor in model.values())
 
 
-@pytest.mark.parametrize("workers", [5, pytest.param(2, marks=pytest.mark.slow)])
+@soaking("workers", [5, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_is_cut_off_in_mid_round_ends_in_the_same_bits(jobs, workers):
     # The server is lost in round 2, while the sites train.
     five = ["clients.count=5", "rounds=3", LARGE, QUIET, "aggregation.method=multi_krum"]

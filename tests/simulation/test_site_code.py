@@ -6,6 +6,7 @@ import signal
 
 import psutil
 import pytest
+from soaking import soaking
 from training_scripts import QUIET, results
 
 from flstream.telemetry.events import SERVER, ProcessReady, SiteLog
@@ -66,7 +67,7 @@ while flare.is_running():
 """
 
 
-@pytest.mark.parametrize("parallel", [2, 1])
+@soaking("parallel", [2, 1])
 def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs, parallel):
     found = []
     for _ in range(2):

@@ -167,6 +167,7 @@ def relabelled(header, packet):
     packet[:HEADER_BYTES] = header._replace(kind=ENCODED).pack()
 
 
+@pytest.mark.soak
 @soaking("asks", [True, False])
 def test_what_says_that_it_is_encoded_and_is_not_breaks_the_connection(harness, asks):
     receiver, watch = harness.watched(relabelled)

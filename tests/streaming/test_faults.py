@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import numpy as np
-import pytest
 from faults import FAULTS, Faults, FaultyChannel
 from soaking import soaking
 
@@ -123,7 +122,7 @@ def tally_of(way, fault, folder):
     return tally
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@soaking("fault", FAULTS, brief=4)
 def test_over_a_pair_a_fault_ends_in_the_right_bits_or_in_a_typed_error(fault, tmp_path):
     tally = tally_of(over_pairs, fault, tmp_path)
     ends = {"right bits", "ChannelClosedError", "BrokenStreamError"}

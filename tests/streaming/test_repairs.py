@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from harness import QUICK, fetch, flip
+from soaking import soaking
 from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import (
@@ -84,8 +85,8 @@ def test_a_frame_that_is_damaged_is_fetched_again_and_only_it(harness, turn, cha
     assert watch.connections == 1
 
 
-@pytest.mark.parametrize("turn", [1, 2, 17, 30], ids="frame {}".format)
-@pytest.mark.parametrize("change", BREAKS.values(), ids=BREAKS)
+@soaking("turn", [1, 2, 17, 30], ids="frame {}".format)
+@soaking("change", BREAKS.values(), ids=BREAKS, brief=5)
 def test_a_stream_that_breaks_goes_on_over_a_new_one_with_what_is_missing(harness, turn, change):
     receiver, watch = harness.watched(at_frame(turn, change))
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
@@ -101,8 +102,8 @@ def test_a_stream_that_breaks_goes_on_over_a_new_one_with_what_is_missing(harnes
     assert min(each.start for each in asked_anew) == 4096 * arrived or arrived == FRAMES
 
 
-@pytest.mark.parametrize("turn", [1, 17, 30], ids="frame {}".format)
-@pytest.mark.parametrize("change", BREAKS.values(), ids=BREAKS)
+@soaking("turn", [1, 17, 30], ids="frame {}".format)
+@soaking("change", BREAKS.values(), ids=BREAKS, brief=5)
 def test_a_pair_that_breaks_is_an_error_that_names_the_peer_on_both_sides(harness, turn, change):
     receiver, _ = harness.watched(at_frame(turn, change), returns=False)
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
@@ -114,7 +115,7 @@ def test_a_pair_that_breaks_is_an_error_that_names_the_peer_on_both_sides(harnes
         fetch(receiver, ref.token)
 
 
-@pytest.mark.parametrize("change", ALL_CHANGES.values(), ids=ALL_CHANGES)
+@soaking("change", ALL_CHANGES.values(), ids=ALL_CHANGES, brief=2)
 def test_a_whole_model_that_breaks_once_is_fetched_again(harness, change):
     receiver, watch = harness.watched(at_frame(1, change))
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])

@@ -91,6 +91,7 @@ def test_connections_of_a_relay_share_the_rate_of_their_site():
             site.close()
 
 
+@pytest.mark.soak
 def test_what_is_sent_after_a_site_begins_goes_over_its_own_link():
     links = {"site-1": NetworkLink(latency=30.0), "site-2": NetworkLink()}
     ours, theirs = socket.socketpair()

@@ -49,13 +49,18 @@ def undisturbed(tmp_path_factory, jobs_in):
     return of
 
 
-@pytest.fixture(params=WORKFLOWS)
+# The workflows that are tried each time; the others where there is time.
+BRIEF = {"fedavg", "a file"}
+CASES = [pytest.param(each, marks=() if each in BRIEF else pytest.mark.soak) for each in WORKFLOWS]
+
+
+@pytest.fixture(params=CASES)
 def name(request):
     """Each of the workflows in turn."""
     return request.param
 
 
-@soaking("spread", SPREAD.values(), brief=3, ids=SPREAD)
+@soaking("spread", SPREAD.values(), ids=SPREAD)
 def test_the_bits_are_the_same_however_the_work_is_spread(jobs, undisturbed, name, spread):
     run = jobs.run(noisy(), *ROUNDS, *WORKFLOWS[name], *spread)
     size = [LARGE] if LARGE in spread else []

@@ -97,7 +97,7 @@ def killed(flows, how, place):
         ("own", "cross_val_results.json"),
         ("shared", "added to a sum"),
     ],
-    brief=2,
+    brief=1,
 )
 def test_a_killed_run_goes_on_to_the_same_scores(flows, undisturbed, how, place):
     expected = undisturbed(how)
@@ -113,7 +113,7 @@ def test_a_killed_run_goes_on_to_the_same_scores(flows, undisturbed, how, place)
     )
 
 
-@pytest.mark.parametrize("flaw", ["damaged", "gone"])
+@soaking("flaw", ["damaged", "gone"])
 def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, undisturbed, flaw):
     expected = undisturbed("own")
     folder = killed(flows, "own", "2 collect")
@@ -130,6 +130,7 @@ def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, undisturbe
     assert any("the run went back" in each for each in run.summary.warnings)
 
 
+@pytest.mark.soak
 def test_only_the_collected_models_are_gone_and_are_collected_again(flows, undisturbed):
     expected = undisturbed("own")
     folder = killed(flows, "own", "2 score #3")

@@ -107,7 +107,7 @@ def facts(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workflow", [FEDPER, DITTO])
+@soaking("workflow", [FEDPER, DITTO])
 @soaking("spread", SPREAD[1:])
 def test_the_bits_are_the_same_however_sites_are_spread_over_workers(runs, workflow, spread):
     assert facts(runs(workflow, *spread)) == facts(runs(workflow))
@@ -147,7 +147,7 @@ def heads(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", SPREAD[:2])
+@soaking("spread", SPREAD[:2])
 def test_a_site_whose_update_is_refused_goes_back_to_the_head_that_it_had(runs, spread):
     settings = (FEDPER, "clients.min_updates=3", *spread)
     found = heads(runs(*settings, script=FAILING))
@@ -235,6 +235,7 @@ def test_feddyn_is_algorithm_1_of_its_paper(jobs, spread):
     assert set(load_file(state)) == {"momentum.weight"}
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_feddyn_comes_to_the_optimum_that_fedavg_stays_away_from(jobs):
     settings = ("clients.count=5", "rounds=60")
@@ -266,6 +267,7 @@ def flow(run):
 """
 
 
+@pytest.mark.soak
 def test_a_proximal_term_draws_to_the_global_model_however_it_is_received(flows):
     copied = FINE.replace("receive(into=net)", "receive()\n    net.load_state_dict(model.params)")
     how = ("clients.count=2", 'model.factory="model:Net"')

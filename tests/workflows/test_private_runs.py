@@ -5,6 +5,7 @@ import math
 import pytest
 from flows import Flows, finished, records, result
 from safetensors.torch import load_file
+from soaking import soaking
 from training_scripts import LARGE, noisy, results
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
@@ -80,7 +81,7 @@ def test_each_round_has_its_epsilon_its_norm_and_the_fraction_clipped(undisturbe
     assert '"epsilon"' in undisturbed.directory.summary.read_text()
 
 
-@pytest.mark.parametrize(
+@soaking(
     "how",
     [
         ["clients.parallel=1", "streaming.tensor_download_chunk_size=4KiB"],
@@ -94,7 +95,7 @@ def test_no_bit_depends_on_workers_chunks_or_mode(flows, undisturbed, how):
     assert private(run) == private(undisturbed)
 
 
-@pytest.mark.parametrize("place", ["2 train", "2 fold"])
+@soaking("place", ["2 train", "2 fold"])
 def test_no_bit_depends_on_a_kill(flows, undisturbed, place):
     how = [*ADAPTIVE, "clients.parallel=2"]
     killed = flows.killed(FEDAVG, *how, place=place)
@@ -139,6 +140,7 @@ def test_an_adoption_is_refused_since_it_would_show_one_sites_update(flows):
     assert "run.adopt() makes an update the next model as it is" in error
 
 
+@pytest.mark.soak
 def test_folds_that_share_a_draw_or_have_none_get_no_benefit_of_it(flows):
     text = """
     def flow(run):

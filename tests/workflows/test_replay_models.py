@@ -1,6 +1,5 @@
 """The files of models: their names, which of them stay, and how replay finds them."""
 
-import pytest
 from flows import models, records
 from safetensors.torch import load_file
 from soaking import soaking
@@ -54,8 +53,8 @@ def test_a_rounds_newest_model_has_its_name_and_earlier_ones_that_of_their_step(
     assert run.directory.final_model.samefile(run.directory.checkpoint(2))
 
 
-@soaking("place", ["2 site-1", "1 site-1", "1 site-2", "1 site-3", "2 site-3"], brief=2)
-@pytest.mark.parametrize("keep", ["all", "1"])
+@soaking("place", ["2 site-1", "1 site-1", "1 site-2", "1 site-3", "2 site-3"], brief=1)
+@soaking("keep", ["all", "1"])
 def test_replay_finds_models_by_their_digests(flows, place, keep):
     # A later model of the round has taken the name of the one that is looked for.
     how = [*THREE, f"checkpoints.keep={keep}"]

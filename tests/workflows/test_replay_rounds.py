@@ -1,7 +1,7 @@
 """When rounds end and models are scored, and who takes part, live and on replay."""
 
-import pytest
 from flows import lines, models, records, result, shape
+from soaking import soaking
 from training_scripts import adding, results
 
 from flstream.runs.resume import plan_resume
@@ -24,8 +24,8 @@ SCORES = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
 BEST = "BestModel(round={}, value={})"
 
 
-@pytest.mark.parametrize("place", ["here", "over"])
-@pytest.mark.parametrize(
+@soaking("place", ["here", "over"])
+@soaking(
     ("key", "rounds", "reason"),
     [
         ('stop_when="accuracy >= 0.65"', 2, "accuracy reached 0.7"),
@@ -169,7 +169,7 @@ def flow(run):
 """
 
 
-@pytest.mark.parametrize("place", ["1", "2", "3"])
+@soaking("place", ["1", "2", "3"])
 def test_who_is_still_asked_follows_from_final_records(flows, place):
     how = ["clients.count=3", "clients.bench_after=2", "rounds=4"]
     run = flows.killed(SITES, *how, place=place, script=adding(FAILING))

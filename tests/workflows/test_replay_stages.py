@@ -2,6 +2,7 @@
 
 import pytest
 from flows import lines, records, shape
+from soaking import soaking
 from training_scripts import QUIET, adding, results
 
 from flstream.errors import UsageError
@@ -73,7 +74,7 @@ def test_stages_share_journal_and_numbers_and_rounds_count_for_each(flows, stage
     assert run.directory.final_model.samefile(run.directory.checkpoint(4))
 
 
-@pytest.mark.parametrize("place", ["first 2", "second 3 site-1", "second 4 site-2"])
+@soaking("place", ["first 2", "second 3 site-1", "second 4 site-2"])
 def test_a_run_of_stages_goes_on_in_the_stage_where_it_was(flows, stages, place):
     how = stages()
     expected = run_stages(flows, how)
@@ -136,7 +137,7 @@ def flow(run):
 FIVE = ["clients.count=5", "rounds=4", QUIET]
 
 
-@pytest.mark.parametrize("place", ["1", "3", "4"])
+@soaking("place", ["1", "3", "4"])
 def test_a_generator_goes_on_where_it_was_and_a_value_is_logged_once(flows, place):
     expected = flows.finish(DRAWS, *FIVE)
     due = flows.seen()

@@ -5,6 +5,7 @@ import re
 import pytest
 from flows import models, records, shape, trainings
 from safetensors.torch import load_file
+from soaking import soaking
 from training_scripts import LARGE, adding, mean_added, noisy, results
 
 from flstream.telemetry.events import RoundStarted
@@ -73,7 +74,7 @@ def unread(tmp_path_factory, jobs_in):
     }
 
 
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@soaking("how", HOW.values(), ids=HOW)
 def test_folded_unread_or_read_first_the_bits_are_the_same(flows, unread, how):
     due = unread["large" if LARGE in how else "tiny"]
     assert results(flows.run(FOLD % "len(updates)", *SIX, *how)) == due
@@ -162,7 +163,7 @@ def flow(run):
 """
 
 
-@pytest.mark.parametrize("how", ["own", "in memory"])
+@soaking("how", ["own", "in memory"])
 def test_a_fold_whose_updates_are_lost_repeats_just_those_tasks(flows, how):
     shared = ["clients.count=4", *HOW[how]]
     expected = flows.finish(LOST, *shared)

@@ -161,6 +161,7 @@ def test_a_model_comes_from_another_worker_if_the_one_that_offers_it_dies(
     assert run.summary.failures == []
 
 
+@pytest.mark.soak
 def test_a_site_that_acknowledges_no_task_in_time_is_lost(jobs):
     blocks = 'if (site, number) == ("site-2", 1):\n    flare.send = blocked(flare.send)\n'
     prelude = (

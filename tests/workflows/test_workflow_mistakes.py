@@ -193,7 +193,7 @@ OTHER = {
 }
 
 
-@soaking("other", OTHER, brief=2)
+@soaking("other", OTHER, brief=1)
 def test_another_effect_on_replay_than_before_is_an_error_that_names_both(flows, other):
     body, before, now = OTHER[other]
     text = f"""

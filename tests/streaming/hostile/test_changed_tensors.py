@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from soaking import soaking
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import add_tensors, download_file, download_tensors
@@ -54,7 +55,7 @@ def change_half_way():
         process.communicate()
 
 
-@pytest.mark.parametrize("how", ["in place", "through a view", "file"])
+@soaking("how", ["in place", "through a view", "file"])
 def test_a_change_that_can_be_seen_ends_the_download_on_both_sides(change_half_way, how):
     def download(receiver, token, on_progress):
         return download_tensors(

@@ -4,6 +4,7 @@ import re
 import time
 
 import pytest
+from soaking import soaking
 
 from flstream.streaming.api import download_arrays, download_file
 from flstream.streaming.limits import Limits
@@ -27,7 +28,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "sentence"), list(enumerate(LAYOUTS.values())), ids=LAYOUTS)
+@soaking(("kind", "sentence"), list(enumerate(LAYOUTS.values())), ids=LAYOUTS, brief=4)
 def test_a_layout_that_is_none_costs_the_receiver_little_and_leaves_nothing(
     attackers, watch_growth, tmp_path, kind, sentence
 ):
@@ -66,7 +67,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
+@soaking("kind", range(len(KINDS)), ids=KINDS, brief=4)
 def test_a_sender_that_talks_without_end_is_given_up_in_time(attackers, watch_growth, kind):
     receiver, _, _ = attackers.send("talks", kind)
     growth = watch_growth()

@@ -1,8 +1,8 @@
 """Receivers that read late get what was offered, and nothing that came to lie there since."""
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file, save_file
+from soaking import soaking
 
 from flstream.model.checkpoint import FileSink
 from flstream.model.layout import Layout
@@ -11,7 +11,7 @@ from flstream.streaming.api import add_arrays, add_file
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("how", ["abort", "timeout", "quorum", "closed", "detached"])
+@soaking("how", ["abort", "timeout", "quorum", "closed", "detached"], brief=4)
 def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attackers, how):
     array = np.full(8 * MIB, 1, np.uint8)
     others = ["site-2"] if how == "quorum" else []
@@ -42,7 +42,7 @@ def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attackers, 
     assert int(foreign) == 0
 
 
-@pytest.mark.parametrize("how", ["abort", "closed"])
+@soaking("how", ["abort", "closed"])
 def test_a_file_that_was_lent_is_not_overwritten_in_place(attackers, tmp_path, how):
     path, layout = tmp_path / "m.safetensors", Layout.of([("w", "U8", (8 * MIB,))])
 
@@ -69,8 +69,8 @@ def test_a_file_that_was_lent_is_not_overwritten_in_place(attackers, tmp_path, h
     assert int(foreign) == 0
 
 
-@pytest.mark.parametrize("what", ["array", "file"])
-@pytest.mark.parametrize("attack", ["late", "splices"])
+@soaking("what", ["array", "file"])
+@soaking("attack", ["late", "splices"], brief=3)
 def test_a_receiver_that_is_not_trusted_has_no_pages_to_hold_on_to(
     attackers, tmp_path, what, attack
 ):
