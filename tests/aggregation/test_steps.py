@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soaking import soaking
 from support import FOLDED, entries, tensor
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
@@ -121,11 +122,9 @@ def peak_of(call, *args):
     return peak
 
 
-@pytest.mark.parametrize("params_type", ["FULL", "DIFF"])
-@pytest.mark.parametrize(
-    "code", ["BF16", "U8", *at_length("F64", "F32", "F16", "F8_E5M2", "I64", "U64")]
-)
-@pytest.mark.parametrize("chunk_size", [4096, 2 * MIB])
+@soaking("params_type", ["FULL", "DIFF"])
+@soaking("code", ["BF16", "U8", *at_length("F64", "F32", "F16", "F8_E5M2", "I64", "U64")])
+@soaking("chunk_size", [4096, 2 * MIB], brief=3)
 def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type, chunk_size):
     folder = Folder(tmp_path, code, 3 * MIB)
     updates = folder.updates(3, params_type)
@@ -135,7 +134,7 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
         assert peak_of(folder.walk, AggregationRule(), updates, steps) <= budget + (64 << 10)
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("rule", "count", "budget"),
     [
         (AggregationRule(method="median"), 4, 4 * MIB),
@@ -149,7 +148,7 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
         (AggregationRule(clip_norm=1.0), 64, 4 * MIB),
     ],
 )
-@pytest.mark.parametrize("partial", [False, True])
+@soaking("partial", [False, True], brief=6)
 def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
     tmp_path, rule, count, budget, partial
 ):

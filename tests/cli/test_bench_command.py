@@ -94,6 +94,7 @@ def test_a_long_model_is_measured_whole_only_if_that_is_asked_for():
     assert sizes == [25_000_000, 250_000_000]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_modes_over_a_link_take_at_least_as_long_as_it(flstream):
     words = ["--model-size", "1MiB", "--network", "100Mbit,2ms", "--modes", "pull"]

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 from cli_support import environment
+from soaking import soaking
 
 from flstream.cli.output import StandardStream
 from flstream.cli.run import interrupt
 from flstream.cli.run import run as cli_run
 from flstream.errors import CheckpointError
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = [sys.executable, "-m", "flstream"]
 
@@ -45,6 +48,7 @@ def test_output_on_a_full_disk_fails_a_command_that_only_prints(write_job):
             )
 
 
+@pytest.mark.soak
 def test_a_run_whose_output_is_lost_has_succeeded(write_job, tmp_path):
     with open("/dev/full", "w") as full:
         done = run("simulate", write_job(), "--run-dir", tmp_path / "run", stdout=full)
@@ -97,7 +101,7 @@ def test_a_temporary_folder_with_a_long_path_is_named(write_job, tmp_path, comma
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", ["validate", "simulate"])
+@soaking("command", ["validate", "simulate"])
 def test_ctrl_c_at_any_time_is_no_traceback(write_job, tmp_path, command):
     job = write_job()
     for delay in (0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7):

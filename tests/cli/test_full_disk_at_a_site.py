@@ -9,6 +9,8 @@ import pytest
 from cli_support import environment
 from soaking import soaking
 
+pytestmark = pytest.mark.slow
+
 FLSTREAM = [sys.executable, "-m", "flstream", "simulate"]
 # Neither file systems nor processes of others are touched.
 OF_ITS_OWN = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -84,6 +86,7 @@ def test_an_exception_is_the_reason_also_where_its_traceback_cannot_be_logged(fa
     assert [each.partition(" raised ")[2] for each in reasons] == ["ValueError: the loss is 7"] * 2
 
 
+@pytest.mark.soak
 @WORKERS
 @soaking(
     "mistake",

@@ -262,6 +262,7 @@ def test_torch_is_not_imported_for_a_file_that_does_without(
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 
 
+@pytest.mark.soak
 def test_an_export_names_its_files(flstream: Flstream, tmp_path: Path) -> None:
     save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
     done = flstream("inspect", tmp_path / "model.safetensors", "--export", tmp_path / "out")

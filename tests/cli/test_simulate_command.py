@@ -41,6 +41,7 @@ def test_without_a_terminal_a_run_is_plain_lines_of_80_columns_of_tables(
     assert "run/global.safetensors" in tables
 
 
+@pytest.mark.soak
 def test_quiet_prints_nothing(flstream: Flstream, write_job: WriteJob, tmp_path: Path) -> None:
     done = flstream("simulate", write_job(), "--run-dir", "run", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

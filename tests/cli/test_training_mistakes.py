@@ -9,6 +9,8 @@ import pytest
 from cli_support import environment
 from soaking import soaking
 
+pytestmark = pytest.mark.slow
+
 JOB = """
 name = mistakes, seed = 7, rounds = 1
 clients { count = %d, min_updates = 1, parallel = 2, bench_after = 0 }
@@ -114,7 +116,7 @@ def summary(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("place", "mistake"), list(enumerate(MISTAKES)))
+@soaking(("place", "mistake"), list(enumerate(MISTAKES)), brief=13)
 def test_a_mistake_fails_its_site_alone_in_a_sentence(summary, place, mistake):
     [reason] = [each["reason"] for each in summary["failures"] if each["site"] == site_of(place)]
     assert MISTAKES[mistake] in reason
@@ -154,6 +156,7 @@ def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
     assert "begin " + "x" * 5000 + " end" in (tmp_path / "run/sites/site-2/log.txt").read_text()
 
 
+@pytest.mark.soak
 @soaking("command", ["validate", "simulate"])
 def test_a_long_exception_of_a_factory_is_shown_in_part(flstream, write_job, command):
     job = write_job()

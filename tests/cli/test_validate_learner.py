@@ -7,6 +7,8 @@ import pytest
 from cli_support import Flstream, WriteJob
 from soaking import soaking
 
+pytestmark = pytest.mark.slow
+
 HEAD = "import flstream.client as flare\n\n"
 TRAINS = "    def train(self, model):\n        return model\n"
 EVALUATES = "    def evaluate(self, model):\n        return model\n"
@@ -37,6 +39,7 @@ def validate(flstream_here: Flstream, write_job: WriteJob):
     return run
 
 
+@pytest.mark.soak
 def test_a_learner_that_cannot_evaluate_is_refused_where_models_are_evaluated(
     validate, flstream: Flstream
 ):

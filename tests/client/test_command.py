@@ -305,6 +305,7 @@ def test_a_script_that_ends_early_ends_the_worker(start, pair):
     assert server.failures() == []
 
 
+@pytest.mark.soak
 def test_a_process_that_does_not_know_the_token_is_not_let_in(start, run):
     stranger = """
 import os, runpy, sys

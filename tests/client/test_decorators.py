@@ -1,6 +1,5 @@
 """Decorated functions: the received model comes in, and what they return is sent."""
 
-import pytest
 from soaking import soaking
 
 SCRIPT = """
@@ -67,7 +66,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("sound", MISTAKES)
+@soaking("sound", MISTAKES)
 def test_a_function_that_returns_something_else_is_named(jobs, sound):
     wrong, message = MISTAKES[sound]
     script = SCRIPT.replace("FIRST", "score()").replace("LAST", "fit()").replace(sound, wrong)

@@ -31,7 +31,7 @@ def test_every_program_of_the_page_is_run_here():
 
 
 @pytest.mark.slow
-@soaking("name", PRINTED, brief=2)
+@soaking("name", PRINTED, brief=1)
 def test_a_program_of_the_page_prints_what_it_is_to_print(tmp_path, name):
     (tmp_path / name).write_text(PROGRAMS[name])
     done = subprocess.run(

@@ -216,9 +216,8 @@ def test_a_link_that_falls_silent_costs_the_node_and_no_more(cluster, linked, wa
     assert here.nothing_lives(5)
 
 
-@pytest.mark.parametrize(
-    "way", [DOWNLOAD, pytest.param(UPLOAD, marks=pytest.mark.soak)], ids=["download", "upload"]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("way", [DOWNLOAD, UPLOAD], ids=["download", "upload"])
 def test_a_node_that_is_killed_amid_a_model_is_in_no_mean(cluster, linked, way):
     here = cluster(extra=GATED)
     run = linked(here, *OF_LARGE, "--set", "clients.min_updates=2").begin(way)

@@ -322,7 +322,7 @@ def test_a_run_without_its_nodes_fails_with_the_command_that_they_need(cluster):
     assert not here.key_file.exists()
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("options", "words"),
     [
         (["--bind", "0.0.0.0:0"], "stands for every address of this machine"),
@@ -332,6 +332,7 @@ def test_a_run_without_its_nodes_fails_with_the_command_that_they_need(cluster):
         (["--engine", "slurm"], "one of local, join"),
         (["--nodes", "0"], "from 1"),
     ],
+    brief=2,
 )
 def test_what_cannot_be_is_refused_with_a_sentence(cluster, options, words):
     here = cluster()

@@ -94,6 +94,7 @@ KINDS = {
 }
 
 
+@pytest.mark.soak
 @soaking("kind", KINDS)
 def test_all_is_as_on_one_machine(new_cluster, kind):
     here = new_cluster()

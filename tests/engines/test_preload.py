@@ -25,6 +25,8 @@ from flstream.engines.imports import (
 )
 from flstream.engines.processes import NEEDS, ProcessHost
 
+pytestmark = pytest.mark.slow
+
 DYNAMO = ("torch._dynamo", [])
 
 
@@ -199,6 +201,7 @@ def test_a_fork_server_that_nobody_tells_what_is_needed_ends(tmp_path):
         assert watched_preload(str(needs)) == ("", "")
 
 
+@pytest.mark.soak
 def test_a_fork_server_is_told_what_is_needed_before_or_after_it_began():
     ProcessHost({}).close()  # the one that runs share, if there is one
     for prepare_first in (True, False):
@@ -378,6 +381,7 @@ def with_library(jobs_of_their_own, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.soak
 def test_a_job_may_name_libraries_that_are_imported_once(with_library):
     run = with_library(starts=False)
     assert run.summary.status == "finished", run.summary.error
@@ -386,6 +390,7 @@ def test_a_job_may_name_libraries_that_are_imported_once(with_library):
     assert shared == [1, 1]
 
 
+@pytest.mark.soak
 def test_a_library_that_starts_threads_is_not_imported_before_a_fork(with_library):
     run = with_library(starts=True)
     assert run.summary.status == "failed"

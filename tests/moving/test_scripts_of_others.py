@@ -137,6 +137,7 @@ def assert_logged(run, expected):
         assert found == expected.logged[site]
 
 
+@pytest.mark.soak
 @soaking("name", CASES, brief=1)
 def test_a_script_runs_unchanged_to_the_same_bits(jobs, references, name):
     run = simulated(jobs, name, "train.alias=nvflare")

@@ -18,6 +18,8 @@ from flstream.recipe import (
     ScriptRunner,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
     from model import Net as MyLargeModel

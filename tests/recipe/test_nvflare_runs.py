@@ -73,6 +73,7 @@ def test_the_scores_that_come_with_updates_choose_the_best_model(converted):
     assert summary.best.value == losses[-1]
 
 
+@pytest.mark.soak
 def test_sites_have_the_arguments_and_factors_of_their_apps(converted):
     own = converted("two_apps", to="a")
     assert own.clients == 3

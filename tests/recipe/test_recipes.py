@@ -32,6 +32,8 @@ from flstream.recipe import (
     add_experiment_tracking,
 )
 
+pytestmark = pytest.mark.slow
+
 FLSTREAM = [sys.executable, "-m", "flstream"]
 
 
@@ -172,6 +174,7 @@ def test_what_is_no_model_is_refused_with_what_to_give(folder, model, message):
         recipe(model=model)
 
 
+@pytest.mark.soak
 def test_initial_ckpt_gives_the_weights_and_initial_model_is_an_older_spelling(folder):
     from model import Net
 
@@ -185,6 +188,7 @@ def test_initial_ckpt_gives_the_weights_and_initial_model_is_an_older_spelling(f
         recipe(initial_model="model:Net")
 
 
+@pytest.mark.soak
 def test_an_instance_may_have_the_weights_of_a_checkpoint_of_its_own_names(folder):
     from model import Net
 
@@ -256,6 +260,7 @@ def test_workflows_of_sites_among_themselves_have_recipes(folder):
     assert job.stages[0].args.model_dump()["order"] == "random_without_same_in_a_row"
 
 
+@pytest.mark.soak
 def test_sites_may_have_arguments_of_their_own(folder):
     made = recipe(num_rounds=1, train_args="--step 5")
     made.set_per_site_config({"a": {"train_args": "--step 3 --examples 3"}})
@@ -283,6 +288,7 @@ def test_aggregation_weights_multiply_the_sites_own(folder):
     assert all(torch.allclose(after[name], before[name] + 2.2) for name in before)
 
 
+@pytest.mark.soak
 def test_each_process_has_its_gpus(folder, write):
     write(
         "client.py",
@@ -398,6 +404,7 @@ def test_an_export_of_a_wrong_job_leaves_nothing(folder):
     assert not (folder / "exported").exists()
 
 
+@pytest.mark.soak
 def test_a_script_is_found_beside_the_program_from_any_working_folder(folder, write):
     write(
         "job.py",

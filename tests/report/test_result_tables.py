@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
+from soaking import soaking
 
 from flstream.report.console import make_console
 from flstream.report.result import print_result
@@ -78,9 +79,9 @@ def test_processes_of_nodes_have_their_names() -> None:
     assert rows["site-3"] == rows["server"] == "MiB"
 
 
-@pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("clients", [1, 64])
-@pytest.mark.parametrize("rounds", [1, 300])
+@soaking("width", [80, 200])
+@soaking("clients", [1, 64])
+@soaking("rounds", [1, 300], brief=4)
 def test_no_line_is_wider_than_the_console(width: int, clients: int, rounds: int) -> None:
     many = tuple(f"a metric with a long name, number {number}" for number in range(30))
     for metrics in (("accuracy", "loss"), many):

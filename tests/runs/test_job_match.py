@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from journal_support import a_job, a_run
+from soaking import soaking
 
 from flstream.errors import UsageError
 from flstream.job import render_job
@@ -34,7 +35,7 @@ def test_another_job_is_refused_with_every_key_that_differs(tmp_path):
     assert "leave out --resume" in said
 
 
-@pytest.mark.parametrize("keep", ["all", 1, 7])
+@soaking("keep", ["all", 1, 7])
 def test_how_many_checkpoints_are_kept_may_change(tmp_path, keep):
     run = a_run(tmp_path / "run")
     assert plan_resume(a_job(checkpoints={"keep": keep}), run).round == 3

@@ -16,6 +16,7 @@ from journal_support import (
     model,
     train_record,
 )
+from soaking import soaking
 
 from flstream.errors import ResumeRefusedError
 from flstream.model.checkpoint import write_checkpoint
@@ -25,8 +26,10 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import ModelRecord, ModelWritten
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.parametrize(
+
+@soaking(
     ("harm", "words"),
     [
         (flip, "has the digest"),
@@ -35,6 +38,7 @@ from flstream.telemetry.events import ModelRecord, ModelWritten
         (Path.unlink, "No such file"),
         (lambda path: write_checkpoint(path, model(7)), DIGESTS[7]),
     ],
+    brief=2,
 )
 def test_a_damaged_model_is_passed_over_with_a_warning(tmp_path, harm, words):
     run = a_run(tmp_path / "run", completed=3)
@@ -76,7 +80,7 @@ def test_an_initial_model_that_is_damaged_is_built_anew(tmp_path):
     assert plan_resume(a_job(), run).round is None
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("harm", "words"),
     [
         (flip, "has the digest"),

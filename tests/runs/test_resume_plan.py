@@ -35,6 +35,8 @@ from flstream.telemetry.events import (
     encode_event,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def begun(job: Job) -> RunningSummary:
     return RunningSummary(History(JobFacts.of(job)))
@@ -197,6 +199,7 @@ def test_a_finished_run_goes_on_if_the_job_has_more_rounds(tmp_path):
     assert not plan_resume(a_job(5), run).is_finished
 
 
+@pytest.mark.soak
 @soaking("is_finished", [True, False])
 def test_an_evaluation_made_because_a_round_was_the_last_is_void_once_it_is_not(
     tmp_path, is_finished

@@ -75,10 +75,14 @@ def fold(tmp_path, base):
     def fold(collected, least=1, sums=None, rule=None, groups=(), on_range=lambda done: None):
         collector = ResultCollector("train round 1", SITES, least)
         rounds = UpdateFold(base, rule or AggregationRule(), 1 << 20, on_range, sums)
+
+        def refuse(error):
+            collector.fail(error.site, str(error))
+
         for group in groups:
-            rounds.add(group, collector.fail)
+            rounds.add(group, refuse)
         with FileSink(tmp_path / "next.safetensors", base.layout) as sink:
-            digest = rounds.finish(collected, sink, None, collector.fail)
+            digest = rounds.finish(collected, sink, None, refuse)
             sink.finish()
         return load_file(tmp_path / "next.safetensors"), digest, collector.failures
 

@@ -95,7 +95,7 @@ def moved(found, direction):
         pytest.param(("workflow.type=swarm",), id="swarm"),
         pytest.param(("workflow.type=cyclic",), id="cyclic"),
     ],
-    brief=4,
+    brief=2,
 )
 def test_the_records_add_up_to_what_the_run_has_cost(jobs, how):
     run = finished(jobs.run(SMALL_CHANGES, EVALUATED, *how, model=MODEL))
@@ -216,7 +216,7 @@ def test_a_codec_that_may_change_no_tensor_is_not_named(jobs):
     assert all("int8" not in tags for tags in forms(found, "sent"))
 
 
-@pytest.mark.parametrize("how", [(), INT8], ids=["plain", "int8"])
+@soaking("how", [(), INT8], ids=["plain", "int8"])
 def test_an_update_of_some_tensors_has_keys_of_these_alone(jobs, how):
     script = TRAIN.format(body="del params['norm']", partial=True)
     run = finished(jobs.run(script, QUIET, *how, model=MODEL))
@@ -294,6 +294,7 @@ if (site, number) == ("site-%d", 2) and not os.path.exists(mark):
 
 
 # One worker: of six updates, four are in a sum and one waits when the last site trains.
+@pytest.mark.soak
 @soaking("last", [3, 6], ids=["in files", "in a sum"])
 def test_after_a_resume_each_body_is_there_once(jobs, last):
     how = ("clients.count=6", "rounds=3", LARGE, "clients.parallel=1", QUIET)

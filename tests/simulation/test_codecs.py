@@ -56,6 +56,7 @@ def digest(jobs, script, *overrides):
     return run.summary.model.digest
 
 
+@pytest.mark.soak
 @soaking("script", [WEIGHTS, DIFFERENCES], ids=["weights", "differences"])
 @soaking("codec", CODECS)
 def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
@@ -90,6 +91,7 @@ def test_what_is_lost_does_not_depend_on_chunks_and_workers(jobs, codec):
     assert len(found) == 1
 
 
+@pytest.mark.soak
 @soaking("codec", CODECS, brief=1)
 def test_after_a_resume_what_was_left_out_is_sent_as_it_would_have_been(jobs, codec):
     whole = jobs.run(WEIGHTS, QUIET, "rounds=4", *using(codec), model=MODEL)
@@ -202,7 +204,7 @@ ANY_BITS = ("aggregation.on_nonfinite=allow", "clients.count=1")
         pytest.param(("workflow.type=cyclic", "clients.count=3"), id="cyclic"),
         pytest.param(("workflow.type=swarm", "clients.count=3"), id="swarm"),
     ],
-    brief=2,
+    brief=1,
 )
 def test_exact_codecs_leave_no_trace(jobs, overrides):
     common = (*ANY_BITS, "rounds=4", "workflow.args.evaluate_every=1", *overrides)

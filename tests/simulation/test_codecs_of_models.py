@@ -76,6 +76,7 @@ def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
     assert run.summary.transfer.down.bytes < 0.75 * 2 * 2 * 3 * size
 
 
+@pytest.mark.soak
 @soaking("codec", CODECS)
 def test_the_bits_depend_on_nothing_but_the_job(jobs, codec):
     common = ("clients.count=4", "rounds=2", *using(codec))
@@ -93,12 +94,14 @@ def test_the_bits_depend_on_nothing_but_the_job(jobs, codec):
     assert digest(jobs, *common[:2]) != first
 
 
+@pytest.mark.soak
 def test_exact_codecs_after_one_with_a_loss_change_nothing(jobs):
     alone = digest(jobs, "rounds=3", *using("int8"))
     for codec in CODECS[4:]:
         assert digest(jobs, "rounds=3", *using(codec)) == alone
 
 
+@pytest.mark.soak
 @soaking("codec", ["int8", "int4, delta, zstd"], brief=1)
 def test_a_run_that_is_resumed_comes_to_the_same_bits(jobs, codec):
     whole = run_of(jobs, "rounds=4", *using(codec))
@@ -126,6 +129,7 @@ def test_what_may_lose_nothing_loses_nothing(jobs):
     assert not torch.equal(exact["w"], lossy["w"])
 
 
+@pytest.mark.soak
 def test_a_model_that_was_evaluated_is_not_sent_again(jobs):
     """What it is encoded to is the same, so the receiver finds that it has it."""
     large = MODEL.replace("300, 300", "1200, 1200")

@@ -52,7 +52,7 @@ def test_a_learner_gives_the_bits_of_a_loop(jobs, tiny, how):
         ["clients.parallel=3", "aggregation.memory_budget=1 MiB"],
     ],
     ids=" ".join,
-    brief=2,
+    brief=1,
 )
 def test_updates_in_files_give_the_bits_of_a_process_each(jobs, large, how):
     run = jobs.run(noisy(), "clients.count=6", LARGE, *how)
@@ -66,6 +66,7 @@ def test_a_learner_gives_the_bits_of_a_loop_from_files_too(jobs, large):
     assert results(run) == large
 
 
+@pytest.mark.soak
 def test_ranked_updates_wait_for_one_walk_and_give_the_same_bits(jobs, large):
     ranked = ["clients.count=6", LARGE, "aggregation.method=median", "rounds=1"]
     own = results(jobs.run(noisy(), *ranked))

@@ -49,6 +49,7 @@ def undisturbed(tmp_path_factory, jobs_in):
     return results(jobs_in(tmp_path_factory.mktemp("undisturbed")).run(noisy()))
 
 
+@pytest.mark.soak
 def test_a_command_of_one_process_gives_the_same_bits(jobs, undisturbed):
     script = noisy().replace("import flstream.client as flare", "import nvflare.client as flare")
     run = jobs.run(script, PYTHON, "train.alias=nvflare")

@@ -122,6 +122,7 @@ if (site, number) == ("site-3", 2) and not os.path.exists(mark):
 """
 
 
+@pytest.mark.soak
 @soaking(
     ("left_over", "how"),
     [(512 << 10, []), (0, []), (0, ["clients.parallel=2", "clients.min_updates=1"])],

@@ -18,6 +18,7 @@ def plain(jobs, noise):
     return jobs.run(noise, model=MODEL).summary.model.digest
 
 
+@pytest.mark.soak
 @soaking(
     "options",
     [
@@ -43,6 +44,7 @@ def test_no_bit_depends_on_the_links(jobs, noise, plain, options):
     assert summary["network"] == {"site-1": link, "site-2": link}
 
 
+@pytest.mark.soak
 def test_a_run_goes_over_links_that_change_and_on_over_the_same(jobs, noise, plain):
     (jobs.folder / "links.csv").write_text(TRACE)
     options = ["network.traces=links.csv", "checkpoints.keep=1"]

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from soaking import soaking
 
 from flstream.errors import UsageError
 from flstream.runs.run_directory import RunDirectory
@@ -47,7 +48,7 @@ while flare.is_running():
 """
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("body", "words"),
     [
         ("raise KeyError('oops')", ["site-2", "client.py, line 14", "KeyError: 'oops'", "log.txt"]),
@@ -62,6 +63,7 @@ while flare.is_running():
         ("params = None", ["site-2", "has no params"]),
         ("import os; os.kill(os.getpid(), 9)", ["site-2 was killed by SIGKILL"]),
     ],
+    brief=5,
 )
 def test_a_site_that_fails_ends_the_job_with_its_name_and_reason(jobs, body, words):
     run = jobs.run(script(body), "workflow.args.evaluate_every=0", "rounds=3")

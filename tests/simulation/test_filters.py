@@ -68,6 +68,7 @@ def test_filtered_models_are_the_same_for_any_workers_and_chunks(jobs, undisturb
     assert results(run(jobs, *more, *how)) == results(undisturbed[size])
 
 
+@pytest.mark.soak
 def test_an_excluded_tensor_keeps_its_value_and_so_does_one_that_sites_did_not_receive(undisturbed):
     directory = undisturbed["large"].directory
     before, after = (load_file(directory.checkpoint(number)) for number in (0, 2))
@@ -172,6 +173,7 @@ def test_a_name_that_the_model_lacks_fails_the_run_with_the_filters_key(jobs):
     assert "filters.up[0].exclude_vars: 'nix' is no tensor's name" in failed.summary.error
 
 
+@pytest.mark.soak
 def test_a_learner_is_filtered_like_a_script(jobs, undisturbed):
     (jobs.folder / "mine.py").write_text(MINE)
     done = jobs.run(noisy_learner(), *FOUR, LARGE, *LEARNER)

@@ -80,7 +80,7 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
         (*CUT, LARGE, "streaming.mode=map"),
         (*CUT, LARGE, "streaming.mode=map", "clients.count=4", "clients.parallel=2"),
     ],
-    brief=2,
+    brief=1,
     ids=[
         "a process each, pushed",
         "fewer processes, pulled",

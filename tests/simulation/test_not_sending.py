@@ -86,7 +86,7 @@ def run(jobs, how, *overrides):
         pytest.param(("workflow.type=swarm",), id="swarm"),
         pytest.param(("workflow.type=cyclic",), id="cyclic"),
     ],
-    brief=2,
+    brief=1,
 )
 def test_the_model_is_the_same_whether_or_not_anything_is_reused(jobs, how, overrides):
     auto = run(jobs, how, *overrides)
@@ -117,7 +117,7 @@ def test_where_all_is_trained_nothing_is_reused(jobs):
 
 
 # Some need the model as it was received, and so have it in another place than the code.
-@pytest.mark.parametrize(
+@soaking(
     "overrides",
     [
         pytest.param((), id="plain"),

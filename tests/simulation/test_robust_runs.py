@@ -32,6 +32,7 @@ class Median:
 """
 
 
+@pytest.mark.soak
 @soaking(
     "method",
     [
@@ -55,6 +56,7 @@ def test_the_bits_depend_on_neither_workers_nor_chunks(jobs, method):
     assert all(tensor.abs().max() < 20 for tensor in model.values())
 
 
+@pytest.mark.soak
 @soaking("workers", [5, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_is_cut_off_in_mid_round_ends_in_the_same_bits(jobs, workers):
     # The server is lost in round 2, while the sites train.

@@ -271,6 +271,7 @@ def test_received_tensors_are_in_the_order_of_the_model(jobs, parallel):
     assert again.summary.status == "finished", again.summary.error
 
 
+@pytest.mark.soak
 def test_a_script_may_choose_another_start_method(jobs):
     run = jobs.run("""
     import multiprocessing
@@ -309,6 +310,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.soak
 def test_what_training_code_has_started_ends_with_a_run_that_is_killed(jobs):
     found, pids = [], {}
 

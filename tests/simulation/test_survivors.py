@@ -52,7 +52,7 @@ MISDEEDS = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@soaking("place", PLACES.values(), ids=PLACES)
 def test_the_model_is_exactly_the_mean_of_those_that_did_not_fail(jobs, place):
     script = adding({when: deed for when, (deed, _) in MISDEEDS.items()})
     run = jobs.run(script, *place, "clients.min_updates=3", "rounds=7", QUIET)

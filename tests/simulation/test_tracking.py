@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from event_files import scalars, texts
+from soaking import soaking
 from test_resume_run import SIX, WAITS, cut_off
 from training_scripts import LARGE, noisy, of_kind
 
@@ -79,7 +80,7 @@ def test_a_run_leaves_event_files_of_all_its_sites_and_of_the_whole(undisturbed)
     assert [step for step, _ in undisturbed["global"]["accuracy"]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("how", [[], ["clients.parallel=2"]], ids=["own", "shared"])
+@soaking("how", [[], ["clients.parallel=2"]], ids=["own", "shared"])
 def test_a_run_that_is_killed_in_mid_round_has_every_point_once(jobs, undisturbed, how):
     script = noisy(LOGS + WAITS % 3)
     run = cut_off(
@@ -100,6 +101,7 @@ def test_sites_of_a_worker_that_is_lost_have_every_point_once(jobs, undisturbed)
     assert without_waiting(all_points(run)) == undisturbed
 
 
+@pytest.mark.soak
 def test_tracking_can_begin_when_a_run_goes_on(jobs, undisturbed):
     script = noisy(LOGS + WAITS % 3)
     run = cut_off(jobs, KillsWhenSiteWaits("server"), *SIX, script=script)
@@ -108,6 +110,7 @@ def test_tracking_can_begin_when_a_run_goes_on(jobs, undisturbed):
     assert without_waiting(all_points(resumed)) == undisturbed
 
 
+@pytest.mark.soak
 def test_updates_that_are_taken_up_from_disk_keep_their_points(jobs):
     shared = [*SIX, LARGE, "clients.parallel=1", TENSORBOARD]
     script = noisy(LOGS + WAITS % 6)

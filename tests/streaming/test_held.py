@@ -14,6 +14,7 @@ from faults import Faults, FaultyChannel
 from harness import QUICK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from soaking import soaking
 from support import assert_same_tensors, tensor
 
 from flstream.errors import SourceChangedError
@@ -110,9 +111,9 @@ def test_a_body_that_is_read_from_front_to_back_has_them_too(blocks, chunk_size,
         assert remote.cost.bytes == size_of(blocks)
 
 
-@pytest.mark.parametrize("fault", ["flipped payload bit", "reset"])
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("reads", ["in place", "front to back"])
+@soaking("fault", ["flipped payload bit", "reset"])
+@soaking("seed", range(8))
+@soaking("reads", ["in place", "front to back"], brief=8)
 def test_over_channels_with_faults_the_bits_are_right(fault, seed, reads):
     faults = Faults(fault, seed, rate=0.25, ends_within=1 << 19)
     blocks = set(range(3, COUNT, 4))

@@ -16,6 +16,8 @@ from flstream.transport.channel import Deadline
 from flstream.transport.link_relay import LinkRelay, emulated_pipe
 from flstream.transport.splice import Pages
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 QUICK = NetworkLink(up=1e9, down=1e9, latency=0.001, jitter=0.001, loss=0.01)
 SLOW = NetworkLink(up=8e6, down=16e6, latency=0.05)

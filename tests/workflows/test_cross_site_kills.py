@@ -86,6 +86,7 @@ def killed(flows, how, place):
     return flows.killed_whole(DIES, STAGES, *more, place=place, script=checking())
 
 
+@pytest.mark.soak
 @soaking(
     ("how", "place"),
     [
@@ -113,6 +114,7 @@ def test_a_killed_run_goes_on_to_the_same_scores(flows, undisturbed, how, place)
     )
 
 
+@pytest.mark.soak
 @soaking("flaw", ["damaged", "gone"])
 def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, undisturbed, flaw):
     expected = undisturbed("own")
@@ -140,6 +142,7 @@ def test_only_the_collected_models_are_gone_and_are_collected_again(flows, undis
     assert [each.name for each in records(run)].count("fold") == 2
 
 
+@pytest.mark.soak
 def test_a_model_that_was_refused_is_not_collected(flows):
     """A site that sends what is not finite has no part in the fold, and keeps its model."""
     script = checking('if (site, number) == ("site-2", 2):\n    params["w"][5] = float("nan")')

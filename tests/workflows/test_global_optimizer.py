@@ -189,7 +189,7 @@ def test_a_model_of_the_sites_own_keeps_a_state_of_its_own(jobs: Jobs):
     assert not list((run.directory.path / "sites").rglob("optimizer.safetensors"))
 
 
-@pytest.mark.parametrize(
+@soaking(
     ("text", "sentence"),
     [
         (script(ADAM, BY_NAMES), "call restore_optimizer(optimizer, model=net)"),
@@ -202,6 +202,7 @@ def test_a_model_of_the_sites_own_keeps_a_state_of_its_own(jobs: Jobs):
             "is none of the model that restore_optimizer was given",
         ),
     ],
+    brief=3,
 )
 def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, sentence):
     run = jobs.run(text, *WITH_ADAM, model=MODEL)

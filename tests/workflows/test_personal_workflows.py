@@ -106,6 +106,7 @@ def facts(run):
     return summary.model.digest, summary.metrics, summary.best, kept
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @soaking("workflow", [FEDPER, DITTO])
 @soaking("spread", SPREAD[1:])
@@ -220,7 +221,7 @@ def algorithm_1(rounds, sites, cohorts, alpha):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", SPREAD)
+@soaking("spread", SPREAD)
 def test_feddyn_is_algorithm_1_of_its_paper(jobs, spread):
     settings = ("clients.count=5", "clients.per_round=3", "rounds=6", *spread)
     run = jobs.run(QUADRATIC, FEDDYN, *settings, model=LINE)

@@ -85,7 +85,7 @@ def undisturbed(tmp_path_factory, jobs_in):
 @soaking(
     ("name", "place"),
     [(name, place) for name, places in CASES.items() for place in places],
-    brief=3,
+    brief=1,
 )
 @soaking("shared", [True, False])
 def test_a_kill_of_everything_changes_no_bit(flows, undisturbed, name, place, shared):

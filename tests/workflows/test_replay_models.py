@@ -1,5 +1,6 @@
 """The files of models: their names, which of them stay, and how replay finds them."""
 
+import pytest
 from flows import models, records
 from safetensors.torch import load_file
 from soaking import soaking
@@ -131,6 +132,7 @@ def test_a_model_that_nobody_could_train_goes_like_any_other(flows):
     assert models(run) == ["round-0004.safetensors"]
 
 
+@pytest.mark.soak
 def test_updates_that_are_in_no_model_are_removed_at_the_end(flows):
     text = """
     def flow(run):
@@ -194,6 +196,7 @@ def test_a_workflow_may_end_with_any_of_its_models(flows):
     assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))
 
 
+@pytest.mark.soak
 def test_a_model_that_turns_out_unsound_in_mid_run_voids_what_came_after_it(flows):
     # It is not the newest one, so that only who refers to it finds out.
     text = """
@@ -241,6 +244,7 @@ def flow(run):
 """
 
 
+@pytest.mark.soak
 def test_an_earlier_model_of_a_round_stays_what_it_is(flows):
     run = flows.finish(TWICE % (None, None, None), "clients.count=3", LARGE)
     (digest,) = flows.seen()

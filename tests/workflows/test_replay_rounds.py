@@ -1,5 +1,6 @@
 """When rounds end and models are scored, and who takes part, live and on replay."""
 
+import pytest
 from flows import lines, models, records, result, shape
 from soaking import soaking
 from training_scripts import adding, results
@@ -108,6 +109,7 @@ def test_it_is_made_again_after_a_kill(flows):
     assert [each.get("accuracy") for each in resumed.summary.metrics] == [None, 0.7, 0.6]
 
 
+@pytest.mark.soak
 def test_it_is_void_where_there_are_more_rounds_on_resume(flows):
     expected = flows.finish(ROUNDS, *SELDOM, "rounds=5", script=adding({}))
     due = flows.seen()
@@ -169,6 +171,7 @@ def flow(run):
 """
 
 
+@pytest.mark.soak
 @soaking("place", ["1", "2", "3"])
 def test_who_is_still_asked_follows_from_final_records(flows, place):
     how = ["clients.count=3", "clients.bench_after=2", "rounds=4"]

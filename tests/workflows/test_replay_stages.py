@@ -113,6 +113,7 @@ def test_a_later_stage_does_nothing_before_its_first_round(flows, stages):
     assert run.summary.rounds_completed == 2
 
 
+@pytest.mark.soak
 def test_a_run_of_stages_can_be_given_no_more_rounds(flows, stages):
     # The first stage would ask for more, where the second one began before.
     how = stages()
@@ -182,6 +183,7 @@ def flow(run):
 """
 
 
+@pytest.mark.soak
 def test_orders_are_the_same_on_replay_and_leave_out_who_is_asked_no_more(flows):
     how = ["clients.count=4", "clients.bench_after=1", "rounds=12", QUIET]
     script = adding({("site-2", 9): "raise KeyError('oops')"})

@@ -82,7 +82,7 @@ def test_folded_unread_or_read_first_the_bits_are_the_same(flows, unread, how):
         assert results(flows.run(FOLD % "", *SIX, *how)) == due
 
 
-@pytest.mark.parametrize("read", READS)
+@soaking("read", READS, brief=3)
 def test_whatever_is_read_of_updates_has_the_sites_train(flows, read):
     text = f"""
     def flow(run):
@@ -109,7 +109,7 @@ def flow(run):
 """
 
 
-@pytest.mark.parametrize(("how", "wait"), [("own", False), ("in files", True), ("in a sum", True)])
+@soaking(("how", "wait"), [("own", False), ("in files", True), ("in a sum", True)])
 def test_updates_that_are_read_wait_where_they_lie_or_in_files(flows, how, wait):
     flows.finish(WAITS, *SIX, *HOW[how], "rounds=1")
     waiting, left = flows.seen()
@@ -163,6 +163,7 @@ def flow(run):
 """
 
 
+@pytest.mark.soak
 @soaking("how", ["own", "in memory"])
 def test_a_fold_whose_updates_are_lost_repeats_just_those_tasks(flows, how):
     shared = ["clients.count=4", *HOW[how]]
@@ -226,6 +227,7 @@ def test_a_site_that_is_asked_again_first_has_its_update_pulled_into_a_file(flow
     assert len({each.model.digest for each in records(expected) if each.model}) == 2
 
 
+@pytest.mark.soak
 def test_a_site_that_is_asked_to_score_first_has_its_update_pulled_into_a_file(flows):
     text = AGAIN.replace('second = run.train(model, ["site-2"])', "run.evaluate(scored)")
     text = text.replace("len(second)", "pass").replace("other = run.fold(model, second)", "pass")

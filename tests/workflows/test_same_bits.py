@@ -56,7 +56,7 @@ def test_no_workflow_is_left_out():
 
 
 @pytest.mark.slow
-@soaking("settings", EVERY.values(), brief=2, ids=EVERY)
+@soaking("settings", EVERY.values(), brief=1, ids=EVERY)
 def test_neither_workers_nor_chunks_change_a_bit(jobs: Jobs, settings):
     found = {
         case: left_by(jobs.run(noisy(SENDS_BODIES), *HOW, *settings, *how))

@@ -15,6 +15,8 @@ from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.transport.sockets import pipe
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("unlucky.py")
 HALF = 4 << 20
 # Half of the body is asked for, and the rest once that is here.
@@ -83,6 +85,7 @@ def test_a_file_is_not_made_of_two_states_of_a_model(change_half_way, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.soak
 def test_a_change_that_torch_does_not_count_is_not_seen(change_half_way):
     # As docs/protocol.md says; the test is there to have that stay true.
     def download(receiver, token, on_progress):

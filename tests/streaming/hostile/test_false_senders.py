@@ -10,6 +10,8 @@ from flstream.streaming.api import download_arrays, download_file
 from flstream.streaming.limits import Limits
 from flstream.streaming.receiver import StreamSettings
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 TOKEN = bytes(range(16))
 QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
@@ -67,7 +69,7 @@ KINDS = [
 ]
 
 
-@soaking("kind", range(len(KINDS)), ids=KINDS, brief=4)
+@soaking("kind", range(len(KINDS)), ids=KINDS, brief=2)
 def test_a_sender_that_talks_without_end_is_given_up_in_time(attackers, watch_growth, kind):
     receiver, _, _ = attackers.send("talks", kind)
     growth = watch_growth()

@@ -1,6 +1,7 @@
 """Receivers that read late get what was offered, and nothing that came to lie there since."""
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 from soaking import soaking
 
@@ -8,10 +9,12 @@ from flstream.model.checkpoint import FileSink
 from flstream.model.layout import Layout
 from flstream.streaming.api import add_arrays, add_file
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 
-@soaking("how", ["abort", "timeout", "quorum", "closed", "detached"], brief=4)
+@soaking("how", ["abort", "timeout", "quorum", "closed", "detached"], brief=2)
 def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attackers, how):
     array = np.full(8 * MIB, 1, np.uint8)
     others = ["site-2"] if how == "quorum" else []
