@@ -3,9 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import flstream
 
@@ -73,6 +72,7 @@ def at_import(tree: ast.Module) -> Iterator[ast.stmt]:
             todo.extend(handler.body)
 
 
+@cache
 def parse(module: str) -> tuple[ast.Module, str]:
     package = ".".join(("flstream", *Path(module).parent.parts))
     return ast.parse((ROOT / module).read_text()), package
@@ -84,23 +84,21 @@ def room_of(name: str) -> str | None:
     return (rest.partition(".")[0] or None) if first == "flstream" else None
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m not in ABOVE])
-def test_imports_between_rooms_point_downward(module):
-    tree, package = parse(module)
-    here = Path(module).parts[0].removesuffix(".py")
+def test_imports_between_rooms_point_downward():
     wrong = []
-    for line, name in imported(tree, package):
-        there = room_of(name)
-        if there is None or there in (*LEAVES, here, "__version__"):
-            continue
-        assert there in ROOMS, f"{module}:{line} imports {name}, which is in no room"
-        if here not in ROOMS or ROOMS.index(there) < ROOMS.index(here):
-            wrong.append(f"{module}:{line} imports {name}")
+    for module in [each for each in MODULES if each not in ABOVE]:
+        here = Path(module).parts[0].removesuffix(".py")
+        for line, name in imported(*parse(module)):
+            there = room_of(name)
+            if there is None or there in (*LEAVES, here, "__version__"):
+                continue
+            assert there in ROOMS, f"{module}:{line} imports {name}, which is in no room"
+            if here not in ROOMS or ROOMS.index(there) < ROOMS.index(here):
+                wrong.append(f"{module}:{line} imports {name}")
     assert wrong == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_torch_is_imported_only_where_it_is_used(module):
+def imports_torch(module: str) -> bool:
     tree, package = parse(module)
     names = [
         name
@@ -108,8 +106,11 @@ def test_torch_is_imported_only_where_it_is_used(module):
         if isinstance(node, ast.Import | ast.ImportFrom)
         for _, name in imported(node, package)
     ]
-    torch = [name for name in names if name.split(".")[0] == "torch" or name.endswith(".torch")]
-    assert bool(torch) == (module in IMPORTS_TORCH)
+    return any(name.split(".")[0] == "torch" or name.endswith(".torch") for name in names)
+
+
+def test_torch_is_imported_only_where_it_is_used():
+    assert {each for each in MODULES if imports_torch(each)} == IMPORTS_TORCH
 
 
 def test_every_folder_is_a_room():
@@ -177,8 +178,11 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_variables_are_the_words_of_the_field(module):
-    names = bound_names(parse(module)[0])
-    wrong = [f"{module}:{line} {name}" for line, name in names if retired(name)]
+def test_variables_are_the_words_of_the_field():
+    wrong = [
+        f"{module}:{line} {name}"
+        for module in MODULES
+        for line, name in bound_names(parse(module)[0])
+        if retired(name)
+    ]
     assert wrong == []

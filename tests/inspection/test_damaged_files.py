@@ -15,6 +15,8 @@ import torch
 from flstream.errors import FlstreamError
 from flstream.inspection.examine import Request, examine
 
+pytestmark = pytest.mark.slow
+
 # The command line, once a file, in one process: what it prints and ends with, and its memory.
 PROGRAM = """
 import contextlib, io, json, resource, signal, sys

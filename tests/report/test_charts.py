@@ -31,6 +31,8 @@ from flstream.report.charts.style import (
     styled,
 )
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

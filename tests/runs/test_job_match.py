@@ -11,6 +11,8 @@ from flstream.job import render_job
 from flstream.runs.resume import plan_resume
 from flstream.runs.run_directory import RunDirectory
 
+pytestmark = pytest.mark.slow
+
 
 def test_another_job_is_refused_with_every_key_that_differs(tmp_path):
     run = a_run(tmp_path / "run")
