@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from flstream.bench.codec_cases import CodecCase
 from flstream.bench.codec_plan import CodecBenchPlan
-from flstream.bench.exchange import ROUNDS, Need
-from flstream.bench.measurement import median
-from flstream.bench.running import CaseRunner, FinishedRun, temporary_folder
+from flstream.bench.exchange import ROUNDS
+from flstream.bench.running import CaseResult, CaseRunner, FinishedRun, temporary_folder
 from flstream.bench.schedule import RunShare, Schedule, Watcher
 from flstream.errors import SimulationError
 from flstream.inspection.difference import find_difference
 from flstream.model.checkpoint import FileSource
-from flstream.simulation.forecasting.fitting import Available, available_in
+from flstream.simulation.forecasting.fitting import available_in
 
 
 @dataclass(frozen=True)
@@ -69,35 +68,14 @@ class RelativeError(NamedTuple):
 
 
 @dataclass
-class CodecResult:
+class CodecResult(CaseResult[CodecCase, CodecMeasurement]):
     """Predicted needs and measured figures of a case.
 
     Attributes:
-        case: the case.
-        need: predicted memory and disk of a run, in bytes.
-        available: memory and disk of this machine before the first run, or before the run that
-            had no room any more.
-        runs: figures of each run; empty if there was no room for the case.
         error: what was lost of the updates, which is the same in every run; None without runs.
-        failure: reason why a run failed, after which the case is not run again; None if none did.
     """
 
-    case: CodecCase
-    need: Need
-    available: Available
-    runs: list[CodecMeasurement] = field(default_factory=list)
     error: RelativeError | None = None
-    failure: str | None = None
-
-    @property
-    def label(self) -> str:
-        """Name of the case in tables."""
-        return self.case.name
-
-    @property
-    def median(self) -> CodecMeasurement | None:
-        """Median of each figure over the runs; None without runs."""
-        return median(self.runs) if self.runs else None
 
 
 def compare_codecs(plan: CodecBenchPlan, folder: Path, watcher: Watcher) -> Sequence[CodecResult]:
@@ -120,7 +98,7 @@ def compare_codecs(plan: CodecBenchPlan, folder: Path, watcher: Watcher) -> Sequ
     """
     with temporary_folder(folder) as work:
         available = available_in(work)
-        results = [CodecResult(case, plan.need(case), available) for case in plan.cases]
+        results = [CodecResult(case, case.name, plan.need(case), available) for case in plan.cases]
         expected = {case: plan.expected_seconds(case) for case in plan.cases}
         runner = CaseRunner(Schedule(expected, [*plan.cases] * plan.repeat), work, watcher)
         _run_all(plan, results, runner)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flstream.bench.exchange import Need, fits
+from flstream.bench.exchange import fits
 from flstream.bench.limits import MachineLimits, measure_limits, median_limits
 from flstream.bench.measurement import (
     Measurement,
     Trace,
     figures,
-    median,
     read_samples,
     trace,
 )
 from flstream.bench.plan import Case, Plan
-from flstream.bench.running import CaseRunner, FinishedRun, temporary_folder
+from flstream.bench.running import CaseResult, CaseRunner, FinishedRun, temporary_folder
 from flstream.bench.schedule import RunShare, Schedule, Step, Watcher
-from flstream.simulation.forecasting.fitting import Available, available_in
+from flstream.simulation.forecasting.fitting import available_in
 
 # Bytes a read of the bare pipe where no case has chunks.
 _READ_SIZE = 2 << 20
@@ -28,32 +27,14 @@ _MEASURING = "what this machine can do"
 
 
 @dataclass
-class Result:
+class Result(CaseResult[Case, Measurement]):
     """Predicted needs and measured figures of a case.
 
     Attributes:
-        case: the case.
-        label: name of the case in tables.
-        need: predicted memory and disk of a run, in bytes.
-        available: memory and disk of this machine before the first run, or before the run that
-            had no room any more.
-        runs: figures of each run; empty if there was no room for the case.
         trace: memory over time in the first run.
-        failure: reason why a run failed, after which the case is not run again; None if none did.
     """
 
-    case: Case
-    label: str
-    need: Need
-    available: Available
-    runs: list[Measurement] = field(default_factory=list)
     trace: Trace | None = None
-    failure: str | None = None
-
-    @property
-    def median(self) -> Measurement | None:
-        """Median of each figure over the runs; None without runs."""
-        return median(self.runs) if self.runs else None
 
 
 @dataclass(frozen=True)

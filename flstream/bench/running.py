@@ -7,11 +7,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple
 
 from flstream.bench.exchange import Need, fits
+from flstream.bench.measurement import FiguresT, median
 from flstream.bench.schedule import CaseT, RunShare, Schedule, Watcher
 from flstream.errors import AbortedError, SimulationError, UsageError
 from flstream.job import Job
@@ -24,8 +25,6 @@ from flstream.simulation.interruption import undisturbed
 from flstream.simulation.launcher import Listener, simulate
 from flstream.telemetry.events import AnyEvent, ProcessReady
 from flstream.telemetry.memory import MemorySampler
-
-FiguresT = TypeVar("FiguresT")
 
 
 class FinishedRun(NamedTuple):
@@ -53,11 +52,13 @@ class FinishedRun(NamedTuple):
         return {event.process: event.time for event in events if isinstance(event, ProcessReady)}
 
 
-class CaseResult(Protocol[CaseT, FiguresT]):
+@dataclass
+class CaseResult(Generic[CaseT, FiguresT]):
     """What comes of a case, filled in by its runs.
 
     Attributes:
         case: the case.
+        label: name of the case in tables.
         need: predicted memory and disk of a run, in bytes.
         available: memory and disk of this machine before the first run, or before the run that
             had no room any more.
@@ -66,14 +67,16 @@ class CaseResult(Protocol[CaseT, FiguresT]):
     """
 
     case: CaseT
+    label: str
     need: Need
     available: Available
-    runs: list[FiguresT]
-    failure: str | None
+    runs: list[FiguresT] = field(default_factory=list)
+    failure: str | None = None
 
     @property
-    def label(self) -> str:
-        """Name of the case in tables."""
+    def median(self) -> FiguresT | None:
+        """Median of each figure over the runs; None without runs."""
+        return median(self.runs) if self.runs else None
 
 
 @dataclass(frozen=True)

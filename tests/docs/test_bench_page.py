@@ -39,7 +39,7 @@ def test_every_figure_is_named(name):
 def test_every_key_of_the_document_is_named():
     plan = make_codec_plan()
     room = Available(1, 1, Path())
-    results = [CodecResult(case, Need(1, 1, 1, 1), room) for case in plan.cases]
+    results = [CodecResult(case, case.name, Need(1, 1, 1, 1), room) for case in plan.cases]
     found = codec_document(plan, results)
     assert {*found["plan"], *found["results"][0]} <= WORDS
     assert {field.name for field in fields(Ratios)} <= WORDS

@@ -35,7 +35,7 @@ def make_results(plan):
         error = RelativeError(case.name in ("none", "zstd"), 0.0 if number < 2 else 0.0123)
         need = Need(memory=4 << 30, server=1, client=1, disk=1 << 30)
         room = Available(21 << 30, 90 << 30, Path("runs"))
-        found.append(CodecResult(case, need, room, [run] * plan.repeat, error))
+        found.append(CodecResult(case, case.name, need, room, [run] * plan.repeat, None, error))
     return found
 
 
