@@ -97,7 +97,7 @@ def test_each_worker_of_a_node_sees_its_own(cluster, monkeypatch):
 
 @pytest.mark.soak
 def test_a_node_without_gpus_is_refused_where_workers_take_some(cluster, monkeypatch):
-    sim = cluster.simulate("--set", "engine.gpus=1", "--set", "engine.wait=4s", nodes=1)
+    sim = cluster.simulate("--set", "engine.gpus=1", "--set", "engine.wait=15s", nodes=1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     status, text = finish(cluster.join(sim))
     assert status == 1

@@ -200,7 +200,7 @@ def test_where_no_node_is_left_the_run_says_so_and_can_go_on_here(cluster):
         rounds=3,
     )
     shared = ["--set", "clients.parallel=1", "--set", "clients.min_updates=4"]
-    sim = here.simulate("--set", "engine.wait=5s", *shared, nodes=1)
+    sim = here.simulate("--set", "engine.wait=20s", *shared, nodes=1)
     agent = here.join(sim)
     assert finish(sim)[0] == 1
     assert "no node is left" in here.summary()["error"]

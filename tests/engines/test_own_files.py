@@ -262,7 +262,7 @@ def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_p
     elif make == "link":
         (here.folder / "client.py").rename(tmp_path / "client.py")
         (here.folder / "client.py").symlink_to(tmp_path / "client.py")
-    sim = here.simulate("--set", "engine.wait=8s", *options, nodes=1)
+    sim = here.simulate("--set", "engine.wait=15s", *options, nodes=1)
     here.hide(sim)
     if make == "changed":
         (here.folder / "client.py").write_text("print('other code')")
