@@ -67,3 +67,8 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def how_ended(code: int) -> str:
+    """Return how a process has ended, given its exit code, or minus the signal that killed it."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"

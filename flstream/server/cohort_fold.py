@@ -294,8 +294,7 @@ class CohortFold:
         Raises:
             SimulationError: Too few are left; the message names the others.
         """
-        why = self._context.pool.explain(error.site, error)
-        self._leave_out(SiteLost.by(error.site, why))
+        self._leave_out(SiteLost.by(error.site, self._context.pool.explain(error)))
 
     def _leave_out(self, lost: SiteLost) -> None:
         if self._run is not None:

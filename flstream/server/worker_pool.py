@@ -20,6 +20,7 @@ from flstream.errors import (
     DeadlineError,
     FlstreamError,
     SimulationError,
+    UpdateRefusedError,
     WorkerLostError,
 )
 from flstream.server.site_queue import SiteBatch, SiteQueue
@@ -110,14 +111,13 @@ class WorkerPool:
             supervisor.drop()
             raise
 
-    def explain(self, site: str, error: FlstreamError) -> FlstreamError:
-        """Return why a site's update did not come: its own worker's end, if that is the reason.
+    def explain(self, error: UpdateRefusedError) -> FlstreamError:
+        """Return why a site's update is of no use: its own worker's end, if that is the reason.
 
         Args:
-            site: Name of the site.
-            error: What was found instead of the update.
+            error: What was found of the update.
         """
-        supervisor = self._supervisors.get(site)
+        supervisor = self._supervisors.get(error.site)
         is_gone = isinstance(error.__cause__, ChannelClosedError)
         return supervisor.lose(error) if supervisor is not None and is_gone else error
 

@@ -11,7 +11,7 @@ from flstream.errors import ChannelClosedError, FlstreamError, WorkerLostError
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_monitor import WorkerMonitor
 from flstream.streaming.service import DownloadService
-from flstream.text import signal_name
+from flstream.text import how_ended
 from flstream.transport.channel import AbortSignal
 
 # Workers in a row that may be lost before they acknowledged a task; then their sites have failed.
@@ -122,8 +122,7 @@ class WorkerSupervisor:
         self.drop()
         if code is None:
             return error
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"
-        lost = WorkerLostError(f"{self.name} {how}", exit_code=code)
+        lost = WorkerLostError(f"{self.name} {how_ended(code)}", exit_code=code)
         if isinstance(error, WorkerLostError):
             lost.site, lost.is_acknowledged = error.site, error.is_acknowledged
             lost.has_raised = error.has_raised

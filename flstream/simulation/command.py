@@ -18,7 +18,7 @@ from flstream.client.run_script import last_line
 from flstream.engines.process_tree import kill_descendants
 from flstream.engines.sockets_folder import sockets_folder
 from flstream.errors import SimulationError
-from flstream.text import signal_name
+from flstream.text import how_ended
 from flstream.transport.channel import Signal
 
 STUB = Path(__file__).parent / "stub" / "flstream_rank.py"
@@ -109,13 +109,9 @@ class Command:
 
     def outcome(self) -> str:
         """Return how it has ended, and the last line that its processes have printed."""
-        status = self.exit_code
-        name = Path(self.words[0]).name
-        how = f"exited with status {status}"
-        if status < 0:
-            how = f"was killed by {signal_name(-status)}"
+        how = how_ended(self.exit_code)
         line = last_line(_LOG, self._log_start)
-        return f"{name} {how}" + (f" ({line})" if line else "")
+        return f"{Path(self.words[0]).name} {how}" + (f" ({line})" if line else "")
 
     def _wait(self) -> None:
         self._process.wait()

@@ -159,8 +159,7 @@ class TrackerProcess:
             return f"{self._name} cannot be reached: {error.strerror}"
         if parts:
             return f"{b''.join(parts).decode(errors='replace')}; see {TRACKER}.log"
-        self._host.exit_code(TRACKER, _EXIT_SECONDS)
-        code = self._host.exit_codes().get(TRACKER)
+        code = self._host.exit_code(TRACKER, _EXIT_SECONDS)
         if code is not None and code < 0:
             return f"its process was killed by {signal_name(-code)}"
         return f"its process ended with status {code}; see {TRACKER}.log" if code else ""

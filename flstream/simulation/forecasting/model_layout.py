@@ -122,8 +122,7 @@ def _describe(job: Job, host: ProcessHost, device: str | None) -> Description:
             host.start(_PROBE, _probe_main, job, device, theirs)
         return channel.receive()
     except ChannelClosedError as error:
-        host.exit_code(_PROBE, _END_SECONDS)
-        code = host.exit_codes()[_PROBE] or 0
+        code = host.exit_code(_PROBE, _END_SECONDS) or 0
         killed = f"was killed by {signal_name(-code)}" if code < 0 else ""
         lack = ", as if the machine had too little memory" if code == -signal.SIGKILL else ""
         raise ModelError(
