@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-fast test-soak test-extras check format docs bench bench-gpt2 bench-peers against science kills damage clean
+.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-peers against science kills damage clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -28,13 +28,10 @@ demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/dig
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP) ## Install into .venv if need be, then run the tests (minutes; ARGS=... goes to pytest)
-	$(PYTEST) -m "not soak and not extras" $(ARGS)
+	$(PYTEST) -m "not nightly and not extras" $(ARGS)
 
-test-fast: $(STAMP) ## Run the tests that are not slow (under two minutes)
-	$(PYTEST) -m "not slow and not soak and not extras" $(ARGS)
-
-test-soak: $(STAMP) ## Run the long tests, and Hypothesis with all of its examples (ARGS=... as above)
-	$(PYTEST) -m "(soak or hypothesis) and not extras" $(ARGS)
+test-nightly: $(STAMP) ## Run the long tests, and Hypothesis with all of its examples (ARGS=... as above)
+	$(PYTEST) -m "(nightly or hypothesis) and not extras" $(ARGS)
 
 # Each of the extras is installed once, by the first target that needs it.
 $(VENV)/.installed-%: $(STAMP)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.aggregation import accountant
 from flstream.aggregation.accountant import (
@@ -35,7 +35,7 @@ def composed(its_own, *events):
     return its_own.get_epsilon(1e-5)
 
 
-@soaking(("accounting", "its_own"), [(RDP, RdpAccountant), (PLD, PLDAccountant)])
+@first_and_nightly(("accounting", "its_own"), [(RDP, RdpAccountant), (PLD, PLDAccountant)])
 def test_epsilon_is_that_of_dp_accounting(accounting, its_own):
     assert epsilon(accounting, {}) == 0.0
     for count in (1, 37):

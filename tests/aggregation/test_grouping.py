@@ -1,7 +1,7 @@
 """The same bits, whichever updates are folded together and whether or not ranges are read ahead."""
 
 from folding import fold_into, shifted, update
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from support import tensor
 
 from flstream.aggregation import steps, update_set
@@ -45,10 +45,10 @@ def folded(count, kind, rule, is_optimized):
     return bytes(sink.body), digest
 
 
-@soaking("is_optimized", [False, True], ids=["", "optimized"])
-@soaking("method", ["mean", "median"])
-@soaking("kind", ["plain", "weighted", "difference", "partial"])
-@soaking("count", [1, 2, 3, 4, 5], brief=20)
+@first_and_nightly("is_optimized", [False, True], ids=["", "optimized"])
+@first_and_nightly("method", ["mean", "median"])
+@first_and_nightly("kind", ["plain", "weighted", "difference", "partial"])
+@first_and_nightly("count", [1, 2, 3, 4, 5], brief=20)
 def test_reading_ahead_and_folding_together_do_not_change_a_bit(
     monkeypatch, count, kind, method, is_optimized
 ):

@@ -37,7 +37,6 @@ def finished(partial_sum, base, step=1 << 20, optimization=None):
     return partial_sum.finish(sink, Steps(step, 16), quiet, optimization)
 
 
-@pytest.mark.slow
 @given(
     data=st.data(),
     groups=st.lists(st.integers(1, 3), min_size=1, max_size=4),

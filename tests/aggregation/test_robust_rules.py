@@ -15,8 +15,6 @@ from flstream.aggregation.gram import GramSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, UpdateRefusedError
 
-pytestmark = pytest.mark.slow
-
 RULES = {
     "krum": AggregationRule("krum"),
     "multi_krum": AggregationRule("multi_krum", byzantine=2, chosen=3),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from support import FOLDED, entries, tensor
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer
@@ -72,7 +72,7 @@ def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
 
 def at_length(*values):
     """Values of a parameter that only a long run tries: others show the same."""
-    return [pytest.param(value, marks=pytest.mark.soak) for value in values]
+    return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
 
 
 class Folder:
@@ -122,9 +122,9 @@ def peak_of(call, *args):
     return peak
 
 
-@soaking("params_type", ["FULL", "DIFF"])
-@soaking("code", ["BF16", "U8", *at_length("F64", "F32", "F16", "F8_E5M2", "I64", "U64")])
-@soaking("chunk_size", [4096, 2 * MIB], brief=3)
+@first_and_nightly("params_type", ["FULL", "DIFF"])
+@first_and_nightly("code", ["BF16", "U8", *at_length("F64", "F32", "F16", "F8_E5M2", "I64", "U64")])
+@first_and_nightly("chunk_size", [4096, 2 * MIB], brief=3)
 def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type, chunk_size):
     folder = Folder(tmp_path, code, 3 * MIB)
     updates = folder.updates(3, params_type)
@@ -134,7 +134,7 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
         assert peak_of(folder.walk, AggregationRule(), updates, steps) <= budget + (64 << 10)
 
 
-@soaking(
+@first_and_nightly(
     ("rule", "count", "budget"),
     [
         (AggregationRule(method="median"), 4, 4 * MIB),
@@ -148,7 +148,7 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
         (AggregationRule(clip_norm=1.0), 64, 4 * MIB),
     ],
 )
-@soaking("partial", [False, True], brief=6)
+@first_and_nightly("partial", [False, True], brief=6)
 def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
     tmp_path, rule, count, budget, partial
 ):

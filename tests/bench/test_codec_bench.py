@@ -13,7 +13,6 @@ from flstream.bench.model_like import build
 from flstream.errors import SimulationError
 from flstream.job.link import parse_link
 
-pytestmark = pytest.mark.slow
 SIZE = 256 << 10
 LINK = parse_link("100Mbit,2ms")
 
@@ -48,7 +47,7 @@ def bench(tmp_path_factory):
     return plan, {each.label: each for each in results}, watcher, folder
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_every_case_is_run_once_without_codecs_first(bench):
     _, results, watcher, _ = bench
     assert watcher.runs == 4
@@ -116,7 +115,7 @@ def test_nothing_is_left_behind(bench):
     assert list(bench[3].iterdir()) == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_codec_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     # Weights of 1e6 are beyond what float16 holds, but changes are not: the change is made large.
     monkeypatch.setattr("flstream.bench.codec_plan._CLIENT", tmp_path / "client.py")

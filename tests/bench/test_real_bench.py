@@ -6,7 +6,7 @@ import sys
 import pytest
 from outside import disagreements, watch
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.nightly
 SIZE = 64 << 20
 
 

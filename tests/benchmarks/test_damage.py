@@ -134,7 +134,7 @@ def reference(tmp_path_factory):
     return Reference.of(SCENARIO, tmp_path_factory.mktemp("damage"))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [0, 1, 6])
 def test_a_damaged_run_resumes_to_the_same_bits_or_is_refused(reference, tmp_path, case):
     what, outcome, wrong = damaged(reference, tmp_path, case)

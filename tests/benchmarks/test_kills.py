@@ -3,7 +3,7 @@
 import pytest
 from kills import SCENARIOS, Reference, disturbed, mismatched
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.nightly
 
 ROUNDS = {"fedavg": 8, "cyclic": 3, "exchange": 3, "odd_even": 4, "odd_even_20": 5}
 ROUNDS |= {"fedper": 4, "ditto": 4, "feddyn": 4}

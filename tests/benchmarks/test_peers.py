@@ -13,8 +13,6 @@ from record import Result, Run, best, last_error, read_journal
 from rich.console import Console
 from table import exchange_grid, markdown, print_grid
 
-pytestmark = pytest.mark.slow
-
 PEERS = Path(contestants.__file__).parent
 MIB = 1 << 20
 

@@ -94,8 +94,7 @@ def test_a_long_model_is_measured_whole_only_if_that_is_asked_for():
     assert sizes == [25_000_000, 250_000_000]
 
 
-@pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_modes_over_a_link_take_at_least_as_long_as_it(flstream):
     words = ["--model-size", "1MiB", "--network", "100Mbit,2ms", "--modes", "pull"]
     done = flstream("bench", *words, "--json", "-")
@@ -107,7 +106,7 @@ def test_modes_over_a_link_take_at_least_as_long_as_it(flstream):
     assert result["ratios"]["exchange_link"] > 1
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_codecs_over_a_link_are_compared_in_80_columns(flstream, tmp_path):
     words = ["--model-size", "1MiB", "--network", "100Mbit,2ms", "--codecs", "int8"]
     done = flstream("bench", *words, "--json", "out.json")
@@ -135,7 +134,7 @@ def test_a_refusal_is_a_sentence_and_exit_status_2(words, flstream):
     assert ("--json" if words else "--model-size") in done.stderr
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("at", "number", "options"),
     [

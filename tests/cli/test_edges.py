@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 from cli_support import environment
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.cli.output import StandardStream
 from flstream.cli.run import interrupt
 from flstream.cli.run import run as cli_run
 from flstream.errors import CheckpointError
-
-pytestmark = pytest.mark.slow
 
 PROGRAM = [sys.executable, "-m", "flstream"]
 
@@ -36,7 +34,7 @@ def run(*arguments, cwd=None, **more):
     return done
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_output_on_a_full_disk_fails_a_command_that_only_prints(write_job):
     job = write_job()
     with open("/dev/full", "w") as full:
@@ -48,7 +46,7 @@ def test_output_on_a_full_disk_fails_a_command_that_only_prints(write_job):
             )
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_whose_output_is_lost_has_succeeded(write_job, tmp_path):
     with open("/dev/full", "w") as full:
         done = run("simulate", write_job(), "--run-dir", tmp_path / "run", stdout=full)
@@ -101,7 +99,7 @@ def test_a_temporary_folder_with_a_long_path_is_named(write_job, tmp_path, comma
     assert not (tmp_path / "runs").exists()
 
 
-@soaking("command", ["validate", "simulate"])
+@first_and_nightly("command", ["validate", "simulate"])
 def test_ctrl_c_at_any_time_is_no_traceback(write_job, tmp_path, command):
     job = write_job()
     for delay in (0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7):
@@ -230,7 +228,7 @@ def test_a_bench_needs_a_folder_that_can_be_written(write_job):
     assert "the folder /proc/runs cannot be written" in done.stderr
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_fits_into_no_folder_that_cannot_be_written(write_job, tmp_path):
     (tmp_path / "file").touch()
     job = write_job()

@@ -7,9 +7,7 @@ import sys
 
 import pytest
 from cli_support import environment
-from soaking import soaking
-
-pytestmark = pytest.mark.slow
+from nightly_cases import first_and_nightly
 
 FLSTREAM = [sys.executable, "-m", "flstream", "simulate"]
 # Neither file systems nor processes of others are touched.
@@ -78,7 +76,7 @@ def on_a_small_disk(fail):
 WORKERS = pytest.mark.parametrize("workers", [2, 1])
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @WORKERS
 def test_an_exception_is_the_reason_also_where_its_traceback_cannot_be_logged(fail, workers):
     mistake = LOG_IS_FULL + "raise ValueError('the loss is 7')"
@@ -86,9 +84,9 @@ def test_an_exception_is_the_reason_also_where_its_traceback_cannot_be_logged(fa
     assert [each.partition(" raised ")[2] for each in reasons] == ["ValueError: the loss is 7"] * 2
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @WORKERS
-@soaking(
+@first_and_nightly(
     "mistake",
     ["print('a line')", "print('a part', end=''); raise OSError(28, os.strerror(28), '/dev/full')"],
 )
@@ -99,14 +97,14 @@ def test_a_log_that_cannot_be_written_is_named(fail, workers, mistake):
         assert reason.endswith("raised OSError: [Errno 28] No space left on device: '/dev/full'")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_a_site_could_not_print_is_in_no_other_sites_log(fail, tmp_path):
     assert fail(LOG_IS_FULL + "sys.stdout.write('of site-2')", "clients.parallel=1") == []
     logs = [path.read_text() for path in (tmp_path / "run").rglob("*log*") if path.is_file()]
     assert not any("of site-2" in each for each in logs)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_error_that_names_its_file_is_the_reason_as_it_is(fail):
     [reason, _] = fail("raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), '/data/cache')")
     assert reason.endswith("OSError: [Errno 28] No space left on device: '/data/cache'")
@@ -119,7 +117,7 @@ WRITES = {
 }
 
 
-@soaking("what", WRITES)
+@first_and_nightly("what", WRITES)
 def test_the_full_disk_of_a_file_that_the_system_does_not_name_is_named(
     on_a_small_disk, tmp_path, what
 ):
@@ -129,7 +127,7 @@ def test_the_full_disk_of_a_file_that_the_system_does_not_name_is_named(
     assert f"(no space is left on the disk of {tmp_path}/run/sites/site-2)" in reason
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @WORKERS
 def test_a_state_that_cannot_be_laid_out_is_named_with_its_path(on_a_small_disk, tmp_path, workers):
     state = "(flare.get_state_dir() / str(model.current_round)).write_bytes(bytes(150 << 10))"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import Flstream
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.cli import init as command
 from flstream.cli.init import TEMPLATES, _template_files
@@ -22,9 +22,8 @@ def files_of(template: str) -> set[str]:
     return FILES | LLM_FILES if template == "llm" else FILES
 
 
-@pytest.mark.slow
 # The others are the jobs of that name in jobs/, which the tests of those run.
-@soaking(("template", "least"), [("script", 0.95), ("learner", 0.95)])
+@first_and_nightly(("template", "least"), [("script", 0.95), ("learner", 0.95)])
 def test_a_new_job_runs_at_once_and_learns(
     flstream: Flstream, tmp_path: Path, template: str, least: float
 ) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from cli_support import Flstream, environment
+from nightly_cases import first_and_nightly
 from safetensors.torch import save_file
-from soaking import soaking
 
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.layout import Layout
@@ -223,7 +223,7 @@ def test_a_wrong_option_exits_2_and_is_named(
 SPARSE = 128 << 20
 
 
-@soaking("words", [(), ("--stats",), ("--verify",), ("--diff", "other.safetensors")])
+@first_and_nightly("words", [(), ("--stats",), ("--verify",), ("--diff", "other.safetensors")])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, words: tuple[str, ...]) -> None:
     for name, elements in (("tiny", 4), ("large", SPARSE // 4), ("other", SPARSE // 4)):
         with (tmp_path / f"{name}.safetensors").open("wb") as file:
@@ -262,7 +262,7 @@ def test_torch_is_not_imported_for_a_file_that_does_without(
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_export_names_its_files(flstream: Flstream, tmp_path: Path) -> None:
     save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
     done = flstream("inspect", tmp_path / "model.safetensors", "--export", tmp_path / "out")

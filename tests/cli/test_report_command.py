@@ -31,7 +31,7 @@ def a_run(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_ends_with_its_report_and_a_resumed_one_with_a_new_one(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
@@ -138,7 +138,7 @@ def test_a_report_that_fails_costs_a_line_and_not_the_run(
     assert f"flstream report {run.path}" in line
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_that_is_ended_while_its_report_is_drawn_has_its_result(
     write_job: WriteJob, tmp_path: Path
 ) -> None:

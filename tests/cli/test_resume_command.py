@@ -8,7 +8,7 @@ import pytest
 from cli_support import Flstream, WriteJob
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_that_was_not_begun_is_started_and_a_finished_one_is_left_as_it_is(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
@@ -27,7 +27,7 @@ def test_a_run_that_was_not_begun_is_started_and_a_finished_one_is_left_as_it_is
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_another_job_or_folder_and_a_damaged_journal_are_refused(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_run_that_another_process_is_in_is_refused(
     assert "is still going on" in refused.stderr
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_job_may_be_moved_and_its_code_must_be_as_it_was(
     flstream: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ def test_without_a_terminal_a_run_is_plain_lines_of_80_columns_of_tables(
     assert "run/global.safetensors" in tables
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_quiet_prints_nothing(flstream: Flstream, write_job: WriteJob, tmp_path: Path) -> None:
     done = flstream("simulate", write_job(), "--run-dir", "run", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -95,7 +95,7 @@ def test_a_run_directory_that_is_in_use_is_left_alone(
     assert {each.name for each in path.parent.iterdir()} == {"job.conf", "model.py", "client.py"}
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_reader_that_goes_away_does_not_end_the_run(write_job: WriteJob, tmp_path: Path) -> None:
     process = _start(write_job(), tmp_path)
     assert process.stdout is not None
@@ -108,7 +108,6 @@ def test_a_reader_that_goes_away_does_not_end_the_run(write_job: WriteJob, tmp_p
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(
     write_job: WriteJob, tmp_path: Path
 ) -> None:

@@ -7,9 +7,7 @@ import sys
 
 import pytest
 from cli_support import environment
-from soaking import soaking
-
-pytestmark = pytest.mark.slow
+from nightly_cases import first_and_nightly
 
 JOB = """
 name = mistakes, seed = 7, rounds = 1
@@ -116,7 +114,7 @@ def summary(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-@soaking(("place", "mistake"), list(enumerate(MISTAKES)), brief=13)
+@first_and_nightly(("place", "mistake"), list(enumerate(MISTAKES)), brief=13)
 def test_a_mistake_fails_its_site_alone_in_a_sentence(summary, place, mistake):
     [reason] = [each["reason"] for each in summary["failures"] if each["site"] == site_of(place)]
     assert MISTAKES[mistake] in reason
@@ -141,7 +139,7 @@ def longest(text):
     return max(map(len, text.splitlines()))
 
 
-@soaking(("least", "code"), [(1, 0), (2, 1)], ids=["others go on", "the run fails of it"])
+@first_and_nightly(("least", "code"), [(1, 0), (2, 1)], ids=["others go on", "the run fails of it"])
 def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
     flstream, write_job, tmp_path, least, code
 ):
@@ -156,8 +154,8 @@ def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
     assert "begin " + "x" * 5000 + " end" in (tmp_path / "run/sites/site-2/log.txt").read_text()
 
 
-@pytest.mark.soak
-@soaking("command", ["validate", "simulate"])
+@pytest.mark.nightly
+@first_and_nightly("command", ["validate", "simulate"])
 def test_a_long_exception_of_a_factory_is_shown_in_part(flstream, write_job, command):
     job = write_job()
     (job.parent / "model.py").write_text(f"def build():\n    {LONG}\n")

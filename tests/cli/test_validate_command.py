@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from cli_support import Flstream, WriteJob
 
-pytestmark = pytest.mark.slow
-
 GIB = 1 << 30
 
 
@@ -79,7 +77,7 @@ def test_what_only_a_run_would_meet_is_named_with_what_is_wrong_with_the_code(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_workflow_of_ones_own_is_imported_and_its_arguments_are_checked(
     flstream: Flstream, write_job: WriteJob
 ) -> None:
@@ -112,7 +110,7 @@ def test_code_that_is_no_workflow_has_exit_status_2_and_no_traceback(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_emulated_links_are_in_the_plan(flstream_here: Flstream, write_job: WriteJob) -> None:
     links = "network={ up = 10 Mbit, latency = 50 ms, sites { site-2 { up = 1 Mbit, loss = 1% } } }"
     path = write_job()

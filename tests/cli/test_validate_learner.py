@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import Flstream, WriteJob
-from soaking import soaking
-
-pytestmark = pytest.mark.slow
+from nightly_cases import first_and_nightly
 
 HEAD = "import flstream.client as flare\n\n"
 TRAINS = "    def train(self, model):\n        return model\n"
@@ -39,7 +37,7 @@ def validate(flstream_here: Flstream, write_job: WriteJob):
     return run
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_learner_that_cannot_evaluate_is_refused_where_models_are_evaluated(
     validate, flstream: Flstream
 ):
@@ -52,7 +50,7 @@ def test_a_learner_that_cannot_evaluate_is_refused_where_models_are_evaluated(
     ) in done.stderr
 
 
-@soaking(
+@first_and_nightly(
     ("words", "learner", "reason"),
     [
         (CROSS, BARE, "evaluate(self, model), and cross_site calls it (workflow[1].type); define"),
@@ -71,7 +69,7 @@ def test_each_workflow_is_named_with_its_key(validate, words, learner, reason):
     assert f"train.learner: mine.py:Mine has no method {reason}" in done.stderr
 
 
-@soaking(
+@first_and_nightly(
     "words",
     [
         (),  # evaluate_every = 0
@@ -94,7 +92,7 @@ def own(run):
 """
 
 
-@soaking(
+@first_and_nightly(
     ("line", "code"),
     [("        run.evaluate(model)", 2), ("", 0), ("        [].evaluate(model)", 0)],
 )
@@ -119,13 +117,13 @@ ELSEWHERE = {
 }
 
 
-@soaking("where", ELSEWHERE, brief=1)
+@first_and_nightly("where", ELSEWHERE, brief=1)
 def test_a_method_that_is_or_may_be_elsewhere_is_not_missed(validate, where):
     done = validate(ELSEWHERE[where], *EVERY, base=WHOLE.replace("Mine", "Base"))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@soaking(
+@first_and_nightly(
     "learner",
     [
         "from flstream.client import Learner as L\n\nclass Mine(L):\n" + TRAINS,

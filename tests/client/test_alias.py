@@ -135,7 +135,7 @@ def test_where_sites_share_processes_lost_variables_are_told_of(jobs):
     )
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_script_with_the_own_import_is_told_of_lost_variables_likewise(jobs):
     script = KEEPS.replace("FAILS", "False").replace("nvflare.client", "flstream.client")
     run = jobs.run(script)

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from nightly_cases import first_and_nightly
 from serving import Server, worker_info, write
-from soaking import soaking
 
 from flstream.client.code import ScriptCode
 from flstream.client.messages import Failed, Goodbye, Logged, Ready, Stop
@@ -21,8 +21,6 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.worker_process import worker_main
-
-pytestmark = pytest.mark.slow
 
 PYTHON = sys.executable
 # Starts two ranks, as torchrun does, but does not end one where the other has.
@@ -190,7 +188,7 @@ def test_one_process_of_a_command_needs_no_launcher(start):
     server.hear(Goodbye)
 
 
-@soaking(
+@first_and_nightly(
     ("body", "words"),
     [
         ("kill(os.getpid()) if rank == 0 else wait()", "rank 0 of train.command has died"),
@@ -219,7 +217,7 @@ def test_a_rank_that_ends_in_a_task_fails_the_site(start, pair, body, words):
     assert failure(start(looping(body), *pair)) == words
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_one_rank_fails_of_is_the_reason_where_others_fail_of_that(start, pair):
     """As with torch: what another rank sees of it is a broken connection, a moment later."""
     body = """
@@ -232,7 +230,7 @@ def test_what_one_rank_fails_of_is_the_reason_where_others_fail_of_that(start, p
     assert "rank 1: client.py" in failure(start(looping(body), *pair))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_the_end_of_the_workers_process_is_that_of_all_others(start, pair):
     """The launcher too, which would wait for others for ever."""
     body = "kill(psutil.Process(os.getppid()).ppid()) if rank == 0 else None\nwait()"
@@ -243,7 +241,7 @@ def test_the_end_of_the_workers_process_is_that_of_all_others(start, pair):
     ends(server)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_a_rank_has_forked_ends_with_the_command(start, pair):
     forks = """
     if rank == 0:
@@ -263,7 +261,7 @@ def test_the_end_of_the_server_is_that_of_all_others(start, pair):
     server.hear(Logged)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_loss_before_the_first_task_fails_nobody(start, pair):
     server = start(HEAD + "kill(os.getpid()) if rank == 0 else wait()", *pair)
     server.hear(Ready)
@@ -291,21 +289,21 @@ def test_ranks_need_numbers_of_their_own(start, pair, tmp_path):
     assert "two processes of train.command are rank 0" in reason(start(looping("wait()"), *pair))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_script_that_raises_before_its_first_task_is_quoted(start, pair):
     assert reason(start("1 / 0", *pair)).endswith(
         "line 1 raised ZeroDivisionError: division by zero"
     )
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_script_that_ends_early_ends_the_worker(start, pair):
     server = start(HEAD, *pair)
     server.hear(Goodbye)
     assert server.failures() == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_process_that_does_not_know_the_token_is_not_let_in(start, run):
     stranger = """
 import os, runpy, sys

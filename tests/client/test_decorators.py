@@ -1,6 +1,6 @@
 """Decorated functions: the received model comes in, and what they return is sent."""
 
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 SCRIPT = """
 import flstream.client as flare
@@ -28,8 +28,8 @@ MODEL = "import torch\ndef build(): return {'w': torch.zeros(2)}"
 ORDERS = [("score()", "fit(add=1.0)"), ("fit(None, 1.0)", "score()")]
 
 
-@soaking("parallel", [1, 2])
-@soaking("order", ORDERS)
+@first_and_nightly("parallel", [1, 2])
+@first_and_nightly("order", ORDERS)
 def test_a_training_and_a_score_are_each_done_once(jobs, order, parallel):
     script = SCRIPT.replace("FIRST", order[0]).replace("LAST", order[1])
     run = jobs.run(script, f"clients.parallel={parallel}", model=MODEL)
@@ -66,7 +66,7 @@ MISTAKES = {
 }
 
 
-@soaking("sound", MISTAKES)
+@first_and_nightly("sound", MISTAKES)
 def test_a_function_that_returns_something_else_is_named(jobs, sound):
     wrong, message = MISTAKES[sound]
     script = SCRIPT.replace("FIRST", "score()").replace("LAST", "fit()").replace(sound, wrong)

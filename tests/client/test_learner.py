@@ -7,8 +7,6 @@ import torch
 from flstream.aggregation.rules import AggregationRule
 from flstream.client.messages import Answered, Began, Failed, Logged, Ready, Received
 
-pytestmark = pytest.mark.slow
-
 ADDS = """
 import flstream.client as flare
 

@@ -52,7 +52,7 @@ def test_a_small_alpha_gives_few_labels_a_site_and_a_large_one_all():
     assert all(np.allclose(shares(many, label), 0.1, atol=0.02) for label in range(10))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_dirichlet_split_is_drawn_again_until_each_site_has_enough():
     parts = partition.dirichlet(LABELS, 10, 0.1, seed=4, min_examples=40)
     assert min(map(len, parts)) >= 40

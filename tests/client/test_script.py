@@ -8,8 +8,6 @@ import torch
 from flstream.client.messages import Answered, Began, Failed, Logged, Ready, Received
 from flstream.client.state_versions import StateFolder
 
-pytestmark = pytest.mark.slow
-
 ADDS = """
 import sys
 import flstream.client as flare

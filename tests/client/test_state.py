@@ -431,7 +431,7 @@ def both(folder: Path, effect: int, base: StateVersion | None, text: str) -> Sta
     return state.keep()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_kill_at_any_instant_leaves_the_old_state_or_the_new_one(tmp_path):
     """Killed before each change to the file system, with what earlier attempts have left."""
     at, ended, outcomes = 0, 9, set()

@@ -16,8 +16,6 @@ from flstream.engines.processes import ProcessHost
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.worker_process import worker_main
 
-pytestmark = pytest.mark.slow
-
 MIB = 1 << 20
 Start = Callable[..., Server]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.codecs.error_feedback import encode_with_feedback, residual_layout
 from flstream.errors import CodecError
@@ -16,8 +16,6 @@ from flstream.model.memory import MemoryBody
 from flstream.model.unnamed_file import UnnamedFile
 from tests.codecs.lossy_cases import lossy, model, tensors_of
 from tests.support import PlainSource, assert_same_tensors, body_of
-
-pytestmark = pytest.mark.slow
 
 NAMES = ["topk", "topk, a third", "ternary", "int8"]
 
@@ -166,7 +164,7 @@ class Made(PlainSource):
         return [room]
 
 
-@soaking("name", ["topk", "ternary", "int8", "int4", "cast bf16"], brief=2)
+@first_and_nightly("name", ["topk", "ternary", "int8", "int4", "cast bf16"], brief=2)
 def test_memory_does_not_grow_with_the_model(tmp_path, name):
     def peak(size):
         body = Made(MemoryBody.of({"w": np.empty(size, np.float32)}).layout)

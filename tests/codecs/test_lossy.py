@@ -26,8 +26,6 @@ from tests.codecs.lossy_cases import (
 )
 from tests.support import assert_same_tensors, body_of, entries
 
-pytestmark = pytest.mark.slow
-
 NAMES = list(CODECS)
 KIB, MIB = 1 << 10, 1 << 20
 

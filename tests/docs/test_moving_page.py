@@ -86,7 +86,7 @@ def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits
     assert changed.model.digest == unchanged.model.digest
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_the_script_and_the_learner_end_in_the_same_bits(jobs):
     script = jobs.run_files(job(SCRIPT)).summary
     learner = jobs.run_files(job(LEARNER), "clients.parallel=1").summary

@@ -31,7 +31,6 @@ def run(folder, program):
     return done.stdout
 
 
-@pytest.mark.slow
 def test_the_recipe_runs_and_prints_where_its_result_is(folder):
     out = run(folder, "job.py")
     (made,) = (folder / "runs").glob("points-*")
@@ -41,15 +40,14 @@ def test_the_recipe_runs_and_prints_where_its_result_is(folder):
     assert (resolved.key_metric, resolved.key_metric_mode) == ("loss", "min")
 
 
-@pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_job_of_pieces_runs_and_is_exported(folder):
     run(folder, "pieces.py")
     assert load_job(folder / "jobs" / "pieces" / "job.conf").clients.names == ["ward", "clinic"]
     assert len(list((folder / "runs").glob("pieces-*/report.html"))) == 1
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_the_loop_over_results_prints_a_line_a_run(folder):
     first, second = run(folder, "loop.py").splitlines()
     assert first.startswith("0.02 [")

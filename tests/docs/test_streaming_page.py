@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream import streaming
 from flstream.streaming.fetching import DownloadOptions
@@ -30,8 +30,7 @@ def test_every_program_of_the_page_is_run_here():
     assert PROGRAMS.keys() == PRINTED.keys()
 
 
-@pytest.mark.slow
-@soaking("name", PRINTED, brief=1)
+@first_and_nightly("name", PRINTED, brief=1)
 def test_a_program_of_the_page_prints_what_it_is_to_print(tmp_path, name):
     (tmp_path / name).write_text(PROGRAMS[name])
     done = subprocess.run(
@@ -41,8 +40,7 @@ def test_a_program_of_the_page_prints_what_it_is_to_print(tmp_path, name):
     assert set(done.stdout.splitlines()) == PRINTED[name]
 
 
-@pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_goes_from_one_terminal_to_the_other(tmp_path):
     # The port is another one, since that of the README may be in use.
     (tmp_path / "sender.py").write_text(README["sender.py"].replace(":7707", ":0"))

@@ -190,7 +190,7 @@ else:
 """
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", [None, DOWNLOAD, UPLOAD], ids=["training", "download", "upload"])
 def test_a_link_that_falls_silent_costs_the_node_and_no_more(cluster, linked, way):
     """Nothing passes, not even the end of a connection: only the silence tells."""
@@ -216,7 +216,7 @@ def test_a_link_that_falls_silent_costs_the_node_and_no_more(cluster, linked, wa
     assert here.nothing_lives(5)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", [DOWNLOAD, UPLOAD], ids=["download", "upload"])
 def test_a_node_that_is_killed_amid_a_model_is_in_no_mean(cluster, linked, way):
     here = cluster(extra=GATED)
@@ -237,7 +237,7 @@ def test_a_node_that_is_killed_amid_a_model_is_in_no_mean(cluster, linked, way):
     assert here.nothing_lives(5)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("role", "options"),
     [
@@ -272,7 +272,7 @@ def test_a_connection_that_is_cut_costs_its_sites_a_round_at_most(cluster, linke
     assert here.nothing_lives(5)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", [DOWNLOAD, UPLOAD], ids=["download", "upload"])
 def test_workers_whose_connection_is_cut_amid_a_model_are_replaced(cluster, linked, way):
     here = cluster(extra=GATED)
@@ -323,7 +323,7 @@ def replayed(address, recorded):
     return answers
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_strangers_who_have_overheard_nodes_get_nowhere(cluster, linked):
     here = cluster(
         extra="""
@@ -370,7 +370,7 @@ def test_strangers_who_have_overheard_nodes_get_nowhere(cluster, linked):
     assert here.nothing_lives(5)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [(), ("--set", "workflow.type=swarm")], ids=["own", "swarm"])
 def test_nodes_come_from_addresses_of_their_own(cluster, linked, options):
     here = cluster()

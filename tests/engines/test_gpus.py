@@ -66,8 +66,7 @@ def test_none_hides_all_and_no_number_leaves_them():
     assert GpuDealer(["a"], None).deal("site-1") is None
 
 
-@pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_worker_of_one_machine_sees_its_own(cluster, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     done = cluster.local("--set", "engine.gpus=1")
@@ -83,7 +82,7 @@ def test_each_worker_of_one_machine_sees_its_own(cluster, monkeypatch):
     assert "GPUs for 2 workers of 2 (engine.gpus), and the job has 4" in done.stderr
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_each_worker_of_a_node_sees_its_own(cluster, monkeypatch):
     sim = cluster.simulate("--set", "engine.gpus=2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
@@ -95,7 +94,7 @@ def test_each_worker_of_a_node_sees_its_own(cluster, monkeypatch):
     assert sorted(seen(cluster).values()) == ["0,1", "0,1", "2,3", "2,3"]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_node_without_gpus_is_refused_where_workers_take_some(cluster, monkeypatch):
     sim = cluster.simulate("--set", "engine.gpus=1", "--set", "engine.wait=15s", nodes=1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -8,10 +8,8 @@ import time
 
 import pytest
 from cluster_support import Cluster, finish
+from nightly_cases import first_and_nightly
 from safetensors.numpy import load_file
-from soaking import soaking
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ EXCHANGES = [
 NAMES = ["own", "swarm", "shared", "links", "swarm with links"]
 
 
-@soaking("options", EXCHANGES, ids=NAMES)
+@first_and_nightly("options", EXCHANGES, ids=NAMES)
 def test_the_bits_are_those_of_a_run_on_one_machine(cluster, options):
     here = cluster()
     assert here.local(*options).returncode == 0
@@ -78,7 +76,7 @@ def test_the_bits_are_those_of_a_run_on_one_machine(cluster, options):
     assert here.nothing_lives(5)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_node_that_is_killed_takes_its_sites_with_it_and_the_next_round_has_all(cluster):
     here = cluster(
         extra="""
@@ -123,7 +121,7 @@ def logs_of(cluster, agent):
     return {each["process"] for each in events if each["pid"] in below}
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_killed_worker_is_replaced(cluster):
     here = cluster(
         extra="""
@@ -139,7 +137,7 @@ def test_a_killed_worker_is_replaced(cluster):
     assert added(here) == pytest.approx((2 + 4 + 16) / 3 + 30 / 4)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_silent_node_is_given_up(cluster):
     here = cluster(
         extra="""
@@ -161,7 +159,7 @@ def test_a_silent_node_is_given_up(cluster):
     assert here.nothing_lives(5)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_node_that_joins_late_is_used(cluster):
     here = cluster(
         extra="""
@@ -188,7 +186,7 @@ def test_a_node_that_joins_late_is_used(cluster):
     assert len(where) == 2
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_where_no_node_is_left_the_run_says_so_and_can_go_on_here(cluster):
     here = cluster(
         extra="""
@@ -211,7 +209,7 @@ def test_where_no_node_is_left_the_run_says_so_and_can_go_on_here(cluster):
     assert added(here) == pytest.approx(3 * 30 / 4)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_nothing_lives_on_after_the_launcher_is_killed_and_the_run_goes_on_elsewhere(cluster):
     here = cluster(
         extra="""
@@ -235,7 +233,7 @@ def test_nothing_lives_on_after_the_launcher_is_killed_and_the_run_goes_on_elsew
     assert here.digest() == here.digest("local")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_two_runs_share_a_node(cluster):
     first, second = cluster(), cluster()
     sims = [each.simulate(nodes=1) for each in (first, second)]
@@ -244,7 +242,7 @@ def test_two_runs_share_a_node(cluster):
     assert first.digest() == second.digest()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_strangers_change_nothing(cluster):
     here = cluster(
         extra="""
@@ -279,7 +277,7 @@ def test_strangers_change_nothing(cluster):
     assert here.digest() == here.digest("local")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_ctrl_c_stops_the_run_and_its_nodes(cluster):
     here = cluster(
         extra="""
@@ -295,7 +293,7 @@ def test_ctrl_c_stops_the_run_and_its_nodes(cluster):
     assert here.nothing_lives(5)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_agent_that_is_stopped_leaves_the_run_to_the_others(cluster):
     here = cluster(
         extra="""
@@ -322,7 +320,7 @@ def test_a_run_without_its_nodes_fails_with_the_command_that_they_need(cluster):
     assert not here.key_file.exists()
 
 
-@soaking(
+@first_and_nightly(
     ("options", "words"),
     [
         (["--bind", "0.0.0.0:0"], "stands for every address of this machine"),
@@ -355,7 +353,7 @@ def test_a_key_file_that_is_there_is_not_overwritten(cluster):
     assert list(here.run.iterdir()) == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_node_waits_for_the_run_and_gives_up_with_a_sentence(cluster):
     here = cluster()
     where = ("join", "127.0.0.1:1", "--key-file", str(here.key_file), "--wait")

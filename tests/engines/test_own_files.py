@@ -11,9 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_support import Cluster, finish
-from soaking import soaking
-
-pytestmark = pytest.mark.slow
+from nightly_cases import first_and_nightly
 
 # What a site has trained on so far is in its state, and in every number that it sends.
 STATEFUL = """
@@ -94,8 +92,8 @@ KINDS = {
 }
 
 
-@pytest.mark.soak
-@soaking("kind", KINDS)
+@pytest.mark.nightly
+@first_and_nightly("kind", KINDS)
 def test_all_is_as_on_one_machine(new_cluster, kind):
     here = new_cluster()
     values = {"workflow.args.evaluate_every": "1", **KINDS[kind]}
@@ -118,7 +116,7 @@ def test_all_is_as_on_one_machine(new_cluster, kind):
     assert (here.run / "worker-1.log").exists() == (here.folder / "local/worker-1.log").exists()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_no_process_of_a_node_has_anything_to_do_with_the_run_directory(
     new_cluster, tmp_path, monkeypatch
 ):
@@ -141,7 +139,7 @@ def test_no_process_of_a_node_has_anything_to_do_with_the_run_directory(
     assert finish(sim)[0] == 0
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_site_that_is_late_ends_nothing(new_cluster):
     here = new_cluster('if round == 1 and site == "site-1":\n    time.sleep(1)\n')
     (here.folder / "client.py").write_text(
@@ -154,7 +152,7 @@ def test_a_site_that_is_late_ends_nothing(new_cluster):
     assert printed(here, 1)[-1] == "site-1 in round 3 had '2 '"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_states_are_thinned_out_as_on_one_machine(new_cluster):
     here = new_cluster(rounds=6)
     assert here.local().returncode == 0
@@ -165,7 +163,7 @@ def test_states_are_thinned_out_as_on_one_machine(new_cluster):
         assert len(states) == 4
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_site_finds_its_state_on_another_node(new_cluster, monkeypatch):
     here = new_cluster("""
 while round == 2 and site == "site-1":
@@ -190,7 +188,7 @@ while round == 2 and site == "site-1":
     assert printed(here, 2)[-1] == "site-2 in round 3 had '1 2 '"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_here_with_the_same_bits(new_cluster, tmp_path, monkeypatch):
     here = new_cluster(WAITING)
     assert here.local().returncode == 0
@@ -210,8 +208,8 @@ def test_a_killed_run_goes_on_here_with_the_same_bits(new_cluster, tmp_path, mon
     assert printed(here, 1)[-1] == "site-1 in round 3 had '1 2 '"
 
 
-@pytest.mark.soak
-@soaking("is_relative", [False, True])
+@pytest.mark.nightly
+@first_and_nightly("is_relative", [False, True])
 def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, is_relative):
     here = new_cluster(rounds=1)
     (here.folder / "runs").mkdir()
@@ -223,7 +221,7 @@ def test_files_of_a_node_are_kept_where_they_are_asked_for(new_cluster, is_relat
     assert (kept / "job/job/client.py").is_file()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
     here = new_cluster(
         'assert (Path(sys.argv[1]) / "model.py").exists() and sys.argv[1] == str(HERE), sys.argv\n'
@@ -235,8 +233,8 @@ def test_arguments_have_the_paths_of_the_node(new_cluster, monkeypatch):
     run_apart(here, "--set", f'train.args="{there} --other={there}/data,{there}-2"')
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     ("make", "words"),
     [
         ("large", "has 101.0 MiB, most of it in data, where 100 MiB at most are sent"),
@@ -278,7 +276,7 @@ def test_a_job_that_cannot_be_sent_is_refused_with_a_sentence(new_cluster, tmp_p
     assert any(words in each for each in here.summary()["warnings"])
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_is_no_part_of_a_job_is_not_sent(new_cluster):
     here = new_cluster(
         'assert sorted(os.listdir(HERE)) == ["client.py", "job.conf", "model.py"]\n',
@@ -294,7 +292,7 @@ def test_what_is_no_part_of_a_job_is_not_sent(new_cluster):
     run_apart(here)  # whose key is in the folder, too
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_folder_that_a_link_leads_to_is_sent(new_cluster, tmp_path):
     here = new_cluster(rounds=1)
     here.folder.rename(tmp_path / "real")
@@ -302,7 +300,7 @@ def test_a_folder_that_a_link_leads_to_is_sent(new_cluster, tmp_path):
     run_apart(here)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_state_that_is_too_large_fails_its_site_with_a_sentence(new_cluster):
     here = new_cluster(
         """
@@ -318,7 +316,7 @@ if site == "site-1":
     assert "has 1.0 GiB, and 1 GiB at most travels" in failure["reason"]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_state_that_was_damaged_ends_the_run(new_cluster, monkeypatch):
     here = new_cluster("""
 if round == 2 and site == "site-1":
@@ -340,7 +338,7 @@ if round == 2 and site == "site-1":
     assert "and had" in text
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_sites_that_fold_need_the_run_directory(new_cluster):
     here = new_cluster(rounds=1)
     sim, _ = begin_apart(here, "--set", "workflow.type=swarm")

@@ -25,8 +25,6 @@ from flstream.engines.imports import (
 )
 from flstream.engines.processes import NEEDS, ProcessHost
 
-pytestmark = pytest.mark.slow
-
 DYNAMO = ("torch._dynamo", [])
 
 
@@ -138,7 +136,7 @@ print(before == count(), "sklearn.linear_model" in sys.modules)
 """
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_process_may_fork_after_importing_what_is_said_to_be_safe():
     pytest.importorskip("sklearn")
     modules = [*sorted(FORK_SAFE), "PIL.Image", "scipy.linalg", "sklearn.linear_model"]
@@ -201,7 +199,7 @@ def test_a_fork_server_that_nobody_tells_what_is_needed_ends(tmp_path):
         assert watched_preload(str(needs)) == ("", "")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_fork_server_is_told_what_is_needed_before_or_after_it_began():
     ProcessHost({}).close()  # the one that runs share, if there is one
     for prepare_first in (True, False):
@@ -292,7 +290,7 @@ AT_TOP = LOOK + "import numpy as np, torch\nfrom sklearn.preprocessing import sc
 LATE = LOOK + "if True:\n    import numpy as np, torch\n    from sklearn.preprocessing import scale"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_where_a_library_is_imported_does_not_change_a_bit(jobs_of_their_own):
     pytest.importorskip("sklearn")
     digests = []
@@ -304,7 +302,7 @@ def test_where_a_library_is_imported_does_not_change_a_bit(jobs_of_their_own):
     assert digests[0] == digests[1]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_import_that_fails_is_the_failure_of_the_site(jobs_of_their_own):
     pytest.importorskip("sklearn")
     variables = "print([name for name in os.environ if 'FLSTREAM' in name])"
@@ -381,7 +379,7 @@ def with_library(jobs_of_their_own, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_job_may_name_libraries_that_are_imported_once(with_library):
     run = with_library(starts=False)
     assert run.summary.status == "finished", run.summary.error
@@ -390,7 +388,7 @@ def test_a_job_may_name_libraries_that_are_imported_once(with_library):
     assert shared == [1, 1]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_library_that_starts_threads_is_not_imported_before_a_fork(with_library):
     run = with_library(starts=True)
     assert run.summary.status == "failed"

@@ -15,8 +15,6 @@ import torch
 from flstream.errors import FlstreamError
 from flstream.inspection.examine import Request, examine
 
-pytestmark = pytest.mark.slow
-
 # The command line, once a file, in one process: what it prints and ends with, and its memory.
 PROGRAM = """
 import contextlib, io, json, resource, signal, sys
@@ -66,7 +64,7 @@ def ask(folder: Path, paths: list[Path]) -> dict[str, object]:
     return document
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_every_damaged_file_has_a_sentence_of_its_own(folder: Path) -> None:
     corpus = damaged.write_corpus(folder)
     answered = ask(folder, list(corpus.values()))
@@ -94,7 +92,7 @@ def test_every_damaged_file_has_a_sentence_of_its_own(folder: Path) -> None:
     assert grown < 64 << 20
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_file_cut_at_any_place_is_refused(folder: Path) -> None:
     paths = []
     for name, write in (

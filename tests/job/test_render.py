@@ -53,9 +53,8 @@ def test_sizes_and_durations_are_written_readably(write: Write) -> None:
     assert "streaming_per_request_timeout = 600 s" in text
 
 
-@pytest.mark.slow
 # Most of the time goes into reading the keys that every job has: few jobs, many values in each.
-@pytest.mark.soak
+@pytest.mark.nightly
 @settings(max_examples=30)
 @given(
     model_args=st.dictionaries(KEYS, VALUES, max_size=10),

@@ -24,7 +24,6 @@ def simulate(job, folder, *options):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_digits_learns_to_read_them(tmp_path):
     summary = simulate("digits", tmp_path / "run")
     assert summary["status"] == "finished"
@@ -35,8 +34,8 @@ def test_digits_learns_to_read_them(tmp_path):
     assert set(summary["memory"]["clients"]) == {f"site-{number}" for number in range(1, 9)}
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("size", ["4MiB", pytest.param("1MB", marks=pytest.mark.slow)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("size", ["4MiB", "1MB"])
 def test_exchange_adds_the_mean_of_the_sites_numbers_every_round(size, tmp_path):
     options = ["--set", f"model.args.size={size}", "--set", "clients.count=4"]
     summary = simulate("exchange", tmp_path / "run", *options)
@@ -45,13 +44,13 @@ def test_exchange_adds_the_mean_of_the_sites_numbers_every_round(size, tmp_path)
     assert all(bool((tensor == 3 * 2.5).all()) for tensor in weights.values())
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_byzantine_learns_though_three_of_ten_sites_attack(tmp_path):
     summary = simulate("byzantine", tmp_path / "run")
     assert summary["metrics"][-1]["accuracy"] >= 0.9
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_private_learns_something_and_says_what_it_spends(tmp_path):
     options = ["--set", "rounds=4", "--set", "clients.count=20"]
     summary = simulate("private", tmp_path / "run", *options)

@@ -12,7 +12,7 @@ from flstream.model.checkpoint import FileSource
 JOB = Path(__file__).parents[2] / "jobs/virtual/job.conf"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_thousand_sites_learn_to_read_digits(tmp_path):
     options = ["--set", "rounds=6", "--set", "workflow.args.evaluate_every=6"]
     command = ["-m", "flstream", "simulate", str(JOB), "--json", "--run-dir", str(tmp_path / "run")]

@@ -132,7 +132,7 @@ def test_odd_permissions_and_times_are_those_of_a_file(tmp_path):
     assert {path.stat().st_mode & 0o7777 for path in (tmp_path / "copy").iterdir()} == {0o777}
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_many_entries_take_no_memory():
     class Endless(io.RawIOBase):
         """An archive of so many links."""

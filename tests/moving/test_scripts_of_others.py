@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from nightly_cases import first_and_nightly
 from reference import SITES, run_reference
 from safetensors.torch import load_file
-from soaking import soaking
 
 from flstream.telemetry.events import SiteLog, decode_event
 
@@ -137,8 +137,8 @@ def assert_logged(run, expected):
         assert found == expected.logged[site]
 
 
-@pytest.mark.soak
-@soaking("name", CASES, brief=1)
+@pytest.mark.nightly
+@first_and_nightly("name", CASES, brief=1)
 def test_a_script_runs_unchanged_to_the_same_bits(jobs, references, name):
     run = simulated(jobs, name, "train.alias=nvflare")
     assert_the_same(run, references(name), CASES[name])
@@ -154,8 +154,8 @@ def with_our_import(text):
     return text
 
 
-@pytest.mark.soak
-@soaking("name", [each for each in CASES if not CASES[each].needs_nvflare])
+@pytest.mark.nightly
+@first_and_nightly("name", [each for each in CASES if not CASES[each].needs_nvflare])
 def test_a_script_with_only_its_import_changed_comes_to_the_same_bits(jobs, references, name):
     run = simulated(jobs, name, change=with_our_import)
     assert_the_same(run, references(name), CASES[name])

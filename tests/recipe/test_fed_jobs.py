@@ -18,8 +18,6 @@ from flstream.recipe import (
     ScriptRunner,
 )
 
-pytestmark = pytest.mark.slow
-
 
 def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
     from model import Net as MyLargeModel
@@ -134,7 +132,7 @@ def test_arguments_of_one_site_that_have_no_names_are_refused(folder, text, mess
         job.export_job("jobs")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_of_the_command_line_can_be_opened(folder):
     job = FedJob(name="opened", min_clients=1)
     job.to_server(FedAvg(num_rounds=2))

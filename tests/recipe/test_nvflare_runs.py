@@ -73,7 +73,7 @@ def test_the_scores_that_come_with_updates_choose_the_best_model(converted):
     assert summary.best.value == losses[-1]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_sites_have_the_arguments_and_factors_of_their_apps(converted):
     own = converted("two_apps", to="a")
     assert own.clients == 3
@@ -87,7 +87,7 @@ def test_a_cyclic_job_hands_its_model_on(converted):
     assert summary.rounds_completed == 2
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_recipe_exported_folder_and_converted_folder_end_in_equal_bits(
     jobs_in, nvflare_folders, converted, tmp_path, monkeypatch
 ):

@@ -45,7 +45,7 @@ def recipe(**given):
     return FedAvgRecipe(**{**arguments, "train_script": "client.py", **given})
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write):
     write(
         "job.py",
@@ -67,7 +67,7 @@ def test_a_program_that_a_run_imports_does_not_start_another_run(folder, write):
     assert len(list(Path("runs").iterdir())) == 1
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_runs_of_several_threads_wait_for_each_other(folder):
     found = []
 
@@ -84,7 +84,7 @@ def test_runs_of_several_threads_wait_for_each_other(folder):
     assert len({each.digest for each in found}) == 1
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_script_in_a_folder_imports_from_the_jobs_folder_also_when_exported(folder, write):
     (folder / "src").mkdir()
     write("src/client.py", ROOT_IMPORTER)
@@ -103,7 +103,7 @@ def test_a_script_in_a_folder_imports_from_the_jobs_folder_also_when_exported(fo
     assert (folder / "run" / "global.safetensors").read_bytes() == run.model.read_bytes()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_model_in_a_package_may_import_relatively_also_when_exported(folder, write):
     (folder / "nets" / "deep").mkdir(parents=True)
     for name in ("nets/__init__.py", "nets/deep/__init__.py"):
@@ -135,7 +135,7 @@ def test_weights_that_cannot_be_written_are_a_sentence(folder):
         recipe(model=Net()).execute(SimEnv(num_clients=2, quiet=True, workspace_root="file"))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_model_without_tensors_is_a_sentence(folder, write):
     write("empty.py", "import torch\n\ndef build():\n    return torch.nn.Identity()\n")
     with pytest.raises(RunFailedError, match="the model has no tensors"):
@@ -148,7 +148,7 @@ def test_gpus_that_are_not_as_documented_are_refused(text):
         SimEnv(num_clients=1, gpu_config=text)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_weight_that_is_no_number_of_examples_fails_its_site(folder, write):
     text = (folder / "client.py").read_text()
     write("client.py", text.replace("args.examples}", "1e199 if args.examples > 1 else 1}"))
@@ -182,7 +182,7 @@ def test_what_would_be_passed_over_is_refused(folder, call, message):
         call()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_decorated_function_is_found_in_its_own_file(folder, write):
     write(
         "built.py",
@@ -221,7 +221,7 @@ def test_a_file_of_a_job_cannot_take_the_place_of_the_job_file(folder):
         made.export("exported")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_script_whose_file_in_the_jobs_folder_imports_nvflare_has_its_names(folder, write):
     (folder / "src").mkdir()
     write("src/client.py", "from loop import run\n\nrun()\n")

@@ -32,8 +32,6 @@ from flstream.recipe import (
     add_experiment_tracking,
 )
 
-pytestmark = pytest.mark.slow
-
 FLSTREAM = [sys.executable, "-m", "flstream"]
 
 
@@ -127,7 +125,7 @@ def test_recipe_exported_folder_and_command_line_end_in_equal_bits(folder, write
     assert len(digests) == 1
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_instance_keeps_its_weights_bit_for_bit_in_runs_and_exports(folder):
     from model import Net
 
@@ -174,7 +172,7 @@ def test_what_is_no_model_is_refused_with_what_to_give(folder, model, message):
         recipe(model=model)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_initial_ckpt_gives_the_weights_and_initial_model_is_an_older_spelling(folder):
     from model import Net
 
@@ -188,7 +186,7 @@ def test_initial_ckpt_gives_the_weights_and_initial_model_is_an_older_spelling(f
         recipe(initial_model="model:Net")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_instance_may_have_the_weights_of_a_checkpoint_of_its_own_names(folder):
     from model import Net
 
@@ -260,7 +258,7 @@ def test_workflows_of_sites_among_themselves_have_recipes(folder):
     assert job.stages[0].args.model_dump()["order"] == "random_without_same_in_a_row"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_sites_may_have_arguments_of_their_own(folder):
     made = recipe(num_rounds=1, train_args="--step 5")
     made.set_per_site_config({"a": {"train_args": "--step 3 --examples 3"}})
@@ -273,7 +271,7 @@ def test_sites_may_have_arguments_of_their_own(folder):
         made.set_per_site_config({"a": {"train_script": "other.py"}})
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_aggregation_weights_multiply_the_sites_own(folder):
     made = recipe(num_rounds=1, aggregation_weights={"a": 3.0})
     made.set_per_site_config(
@@ -288,7 +286,7 @@ def test_aggregation_weights_multiply_the_sites_own(folder):
     assert all(torch.allclose(after[name], before[name] + 2.2) for name in before)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_each_process_has_its_gpus(folder, write):
     write(
         "client.py",
@@ -308,7 +306,7 @@ def test_each_process_has_its_gpus(folder, write):
     assert run.metrics[0]["gpu"] == pytest.approx((4 + 5 + 4) / 3)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_the_numpy_recipe_trains_an_array_or_nested_lists(folder, write):
     write(
         "client.py",
@@ -404,7 +402,7 @@ def test_an_export_of_a_wrong_job_leaves_nothing(folder):
     assert not (folder / "exported").exists()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_script_is_found_beside_the_program_from_any_working_folder(folder, write):
     write(
         "job.py",
@@ -427,7 +425,7 @@ def test_a_script_is_found_beside_the_program_from_any_working_folder(folder, wr
     assert (folder / "elsewhere" / "exported" / "client.py").exists()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_ctrl_c_of_a_recipe_ends_the_program_and_keeps_the_rounds(folder, write):
     write(
         "job.py",
@@ -459,7 +457,7 @@ def test_ctrl_c_of_a_recipe_ends_the_program_and_keeps_the_rounds(folder, write)
     assert json.loads((run / "summary.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_of_a_recipe_goes_on_from_the_command_line_to_the_same_bits(folder):
     from model import Net
 
@@ -498,7 +496,7 @@ def test_what_a_server_optimizer_cannot_be_is_named(make, sentence):
         make()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_cross_site_evaluation_is_added_to_a_recipe_and_its_model_is_evaluated_alone(folder):
     made = recipe(num_rounds=1, key_metric="loss")
     add_cross_site_evaluation(made, submit_model_timeout=30, validation_timeout=40)

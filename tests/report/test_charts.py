@@ -31,8 +31,6 @@ from flstream.report.charts.style import (
     styled,
 )
 
-pytestmark = pytest.mark.slow
-
 MIB = 1 << 20
 
 

@@ -26,8 +26,6 @@ from flstream.report.html.run_page import headline, run_page
 from flstream.report.record.run import read_run
 from flstream.telemetry.events import EffectDone, RoundStarted, RunResumed, SiteFailed, Warned
 
-pytestmark = pytest.mark.slow
-
 VOID = {"meta", "link", "br", "img", "source", "input", "hr"}
 HOSTILE = "<script>alert('x')</script> & \"quoted\" {{ 7 * 191 }}"
 

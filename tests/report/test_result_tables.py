@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.report.console import make_console
 from flstream.report.result import print_result
@@ -79,9 +79,9 @@ def test_processes_of_nodes_have_their_names() -> None:
     assert rows["site-3"] == rows["server"] == "MiB"
 
 
-@soaking("width", [80, 200])
-@soaking("clients", [1, 64])
-@soaking("rounds", [1, 300], brief=4)
+@first_and_nightly("width", [80, 200])
+@first_and_nightly("clients", [1, 64])
+@first_and_nightly("rounds", [1, 300], brief=4)
 def test_no_line_is_wider_than_the_console(width: int, clients: int, rounds: int) -> None:
     many = tuple(f"a metric with a long name, number {number}" for number in range(30))
     for metrics in (("accuracy", "loss"), many):

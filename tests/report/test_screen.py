@@ -5,8 +5,6 @@ import signal
 import pytest
 from terminals import Terminal, run_on_terminal
 
-pytestmark = pytest.mark.slow
-
 # A run whose events come from nowhere: it ends once the view has shown all of them.
 VIEW = """
 import sys, threading

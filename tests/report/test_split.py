@@ -3,7 +3,7 @@
 import json
 
 from drawn import texts
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.report.html.run_page import run_page
 from flstream.report.html.split import split_drawing, split_note
@@ -28,7 +28,7 @@ while flare.is_running():
 """
 
 
-@soaking("parallel", [1, 2])
+@first_and_nightly("parallel", [1, 2])
 def test_what_sites_record_is_drawn_in_the_page(jobs, parallel):
     run = jobs.run(SPLITS, f"clients.parallel={parallel}", "workflow.args.evaluate_every=0")
     assert run.summary.status == "finished", run.summary.error

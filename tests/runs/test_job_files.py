@@ -12,8 +12,6 @@ from flstream.runs.job_files import files_of, render_files
 from flstream.runs.job_match import check_same_job
 from flstream.runs.run_directory import RunDirectory
 
-pytestmark = pytest.mark.slow
-
 JOB = """
 name = test, rounds = 3, clients.count = 2
 model.factory = "model:build"

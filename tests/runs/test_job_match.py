@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 from journal_support import a_job, a_run
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.errors import UsageError
 from flstream.job import render_job
 from flstream.runs.resume import plan_resume
 from flstream.runs.run_directory import RunDirectory
-
-pytestmark = pytest.mark.slow
 
 
 def test_another_job_is_refused_with_every_key_that_differs(tmp_path):
@@ -37,7 +35,7 @@ def test_another_job_is_refused_with_every_key_that_differs(tmp_path):
     assert "leave out --resume" in said
 
 
-@soaking("keep", ["all", 1, 7])
+@first_and_nightly("keep", ["all", 1, 7])
 def test_how_many_checkpoints_are_kept_may_change(tmp_path, keep):
     run = a_run(tmp_path / "run")
     assert plan_resume(a_job(checkpoints={"keep": keep}), run).round == 3

@@ -16,7 +16,7 @@ from journal_support import (
     model,
     train_record,
 )
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.errors import ResumeRefusedError
 from flstream.model.checkpoint import write_checkpoint
@@ -26,10 +26,8 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import ModelRecord, ModelWritten
 
-pytestmark = pytest.mark.slow
 
-
-@soaking(
+@first_and_nightly(
     ("harm", "words"),
     [
         (flip, "has the digest"),
@@ -80,7 +78,7 @@ def test_an_initial_model_that_is_damaged_is_built_anew(tmp_path):
     assert plan_resume(a_job(), run).round is None
 
 
-@soaking(
+@first_and_nightly(
     ("harm", "words"),
     [
         (flip, "has the digest"),

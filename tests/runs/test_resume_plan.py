@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from journal_support import DIGESTS, EffectScript, a_job, a_run, an_old_run, flip, model, results
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.errors import SimulationError, UsageError
 from flstream.job import Job, render_job
@@ -34,8 +34,6 @@ from flstream.telemetry.events import (
     RunResumed,
     encode_event,
 )
-
-pytestmark = pytest.mark.slow
 
 
 def begun(job: Job) -> RunningSummary:
@@ -199,8 +197,8 @@ def test_a_finished_run_goes_on_if_the_job_has_more_rounds(tmp_path):
     assert not plan_resume(a_job(5), run).is_finished
 
 
-@pytest.mark.soak
-@soaking("is_finished", [True, False])
+@pytest.mark.nightly
+@first_and_nightly("is_finished", [True, False])
 def test_an_evaluation_made_because_a_round_was_the_last_is_void_once_it_is_not(
     tmp_path, is_finished
 ):
@@ -280,7 +278,7 @@ def test_a_run_whose_rounds_are_done_but_not_its_end_is_not_finished(tmp_path):
     assert (point.round, point.is_finished) == (3, False)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @given(
     kills=st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import LARGE, QUIET, noisy
 
 from flstream.inspection.examine import Request, examine
@@ -81,7 +81,7 @@ def moved(found, direction):
     return sum(moved), sum(reused)
 
 
-@soaking(
+@first_and_nightly(
     "how",
     [
         pytest.param((), id="plain"),
@@ -193,7 +193,7 @@ def test_tensors_that_a_codec_encodes_have_other_keys_than_those_that_pass(jobs)
     }
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_models_that_lose_bits_on_their_way_are_known_by_it(jobs):
     how = ("streaming.codecs.down=[int4, zstd]", "streaming.codecs.require_lossless=[norm]")
     run = finished(jobs.run(SMALL_CHANGES, QUIET, "streaming.reuse=off", *how, model=MODEL))
@@ -216,7 +216,7 @@ def test_a_codec_that_may_change_no_tensor_is_not_named(jobs):
     assert all("int8" not in tags for tags in forms(found, "sent"))
 
 
-@soaking("how", [(), INT8], ids=["plain", "int8"])
+@first_and_nightly("how", [(), INT8], ids=["plain", "int8"])
 def test_an_update_of_some_tensors_has_keys_of_these_alone(jobs, how):
     script = TRAIN.format(body="del params['norm']", partial=True)
     run = finished(jobs.run(script, QUIET, *how, model=MODEL))
@@ -294,8 +294,8 @@ if (site, number) == ("site-%d", 2) and not os.path.exists(mark):
 
 
 # One worker: of six updates, four are in a sum and one waits when the last site trains.
-@pytest.mark.soak
-@soaking("last", [3, 6], ids=["in files", "in a sum"])
+@pytest.mark.nightly
+@first_and_nightly("last", [3, 6], ids=["in files", "in a sum"])
 def test_after_a_resume_each_body_is_there_once(jobs, last):
     how = ("clients.count=6", "rounds=3", LARGE, "clients.parallel=1", QUIET)
     script = noisy(WAITS % last)

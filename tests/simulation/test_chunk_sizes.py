@@ -31,7 +31,7 @@ def unmeasured(monkeypatch):
     monkeypatch.setattr(chunk_sizes, "measured_chunk_size", fail)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_measures_writes_down_what_it_chose_and_keeps_to_it(jobs, monkeypatch):
     monkeypatch.setattr(chunk_sizes, "measured_chunk_size", measured_chunk_size)
     run = jobs.run(noisy(), "rounds=1")
@@ -50,7 +50,7 @@ def test_a_run_measures_writes_down_what_it_chose_and_keeps_to_it(jobs, monkeypa
     assert sizes_of(load_job(run.directory.job_file)) == (chosen, chosen)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_resumed_run_is_another_one_with_another_size_than_it_chose(jobs):
     run = jobs.run(noisy(), "rounds=1")
     chosen, _ = sizes_of(load_job(run.directory.job_file))
@@ -68,7 +68,7 @@ def test_a_model_has_the_same_bits_in_every_size_that_may_be_chosen(jobs, monkey
     assert runs[0] == runs[1] == runs[2]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_size_that_was_spoilt_in_a_run_is_chosen_anew(jobs, monkeypatch):
     run = jobs.run(noisy(), "rounds=1")
     text = run.directory.job_file.read_text()

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 import torch
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import QUIET
 
 MODEL = """
@@ -56,9 +56,9 @@ def digest(jobs, script, *overrides):
     return run.summary.model.digest
 
 
-@pytest.mark.soak
-@soaking("script", [WEIGHTS, DIFFERENCES], ids=["weights", "differences"])
-@soaking("codec", CODECS)
+@pytest.mark.nightly
+@first_and_nightly("script", [WEIGHTS, DIFFERENCES], ids=["weights", "differences"])
+@first_and_nightly("codec", CODECS)
 def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
     common = ("clients.count=4", *using(codec))
     first = digest(jobs, script, *common)
@@ -74,7 +74,7 @@ def test_what_is_lost_depends_on_nothing_but_the_job(jobs, codec, script):
     assert digest(jobs, script, "clients.count=4") != first
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("codec", ["int8", "topk"])
 def test_what_is_lost_does_not_depend_on_chunks_and_workers(jobs, codec):
     found = {
@@ -91,8 +91,8 @@ def test_what_is_lost_does_not_depend_on_chunks_and_workers(jobs, codec):
     assert len(found) == 1
 
 
-@pytest.mark.soak
-@soaking("codec", CODECS, brief=1)
+@pytest.mark.nightly
+@first_and_nightly("codec", CODECS, brief=1)
 def test_after_a_resume_what_was_left_out_is_sent_as_it_would_have_been(jobs, codec):
     whole = jobs.run(WEIGHTS, QUIET, "rounds=4", *using(codec), model=MODEL)
     part = jobs.run(WEIGHTS, QUIET, "rounds=2", *using(codec), model=MODEL)
@@ -106,7 +106,7 @@ def moved(run):
     return {name: after[name].double() - before[name].double() for name in before}
 
 
-@soaking("codec", CODECS, brief=2)
+@first_and_nightly("codec", CODECS, brief=2)
 def test_what_may_lose_nothing_loses_nothing(jobs, codec):
     exact = moved(jobs.run(WEIGHTS, QUIET, model=MODEL))
     lossy = moved(jobs.run(WEIGHTS, QUIET, *using(codec), model=MODEL))
@@ -192,7 +192,7 @@ while flare.is_running():
 ANY_BITS = ("aggregation.on_nonfinite=allow", "clients.count=1")
 
 
-@soaking(
+@first_and_nightly(
     "overrides",
     [
         pytest.param((), id="own worker"),
@@ -216,7 +216,7 @@ def test_exact_codecs_leave_no_trace(jobs, overrides):
     assert "swarm" in str(overrides) or down.bytes < plain.summary.transfer.down.bytes
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_exact_codecs_leave_no_trace_after_fifty_rounds(jobs):
     common = (*ANY_BITS, "rounds=50", "checkpoints.keep=1", "workflow.args.evaluate_every=0")
     plain = jobs.run(ODD, *common, model=MODEL)

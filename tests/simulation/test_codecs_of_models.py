@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 import torch
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from test_codecs import MODEL
 from training_scripts import QUIET
 
@@ -56,7 +56,7 @@ def digest(jobs, *overrides):
     return run.summary.model.digest
 
 
-@soaking("codec", CODECS, brief=2)
+@first_and_nightly("codec", CODECS, brief=2)
 def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
     run = run_of(jobs, "rounds=3", "workflow.args.evaluate_every=1", *using(codec))
     for number in range(3):
@@ -76,8 +76,8 @@ def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
     assert run.summary.transfer.down.bytes < 0.75 * 2 * 2 * 3 * size
 
 
-@pytest.mark.soak
-@soaking("codec", CODECS)
+@pytest.mark.nightly
+@first_and_nightly("codec", CODECS)
 def test_the_bits_depend_on_nothing_but_the_job(jobs, codec):
     common = ("clients.count=4", "rounds=2", *using(codec))
     first = digest(jobs, *common)
@@ -94,15 +94,15 @@ def test_the_bits_depend_on_nothing_but_the_job(jobs, codec):
     assert digest(jobs, *common[:2]) != first
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_exact_codecs_after_one_with_a_loss_change_nothing(jobs):
     alone = digest(jobs, "rounds=3", *using("int8"))
     for codec in CODECS[4:]:
         assert digest(jobs, "rounds=3", *using(codec)) == alone
 
 
-@pytest.mark.soak
-@soaking("codec", ["int8", "int4, delta, zstd"], brief=1)
+@pytest.mark.nightly
+@first_and_nightly("codec", ["int8", "int4, delta, zstd"], brief=1)
 def test_a_run_that_is_resumed_comes_to_the_same_bits(jobs, codec):
     whole = run_of(jobs, "rounds=4", *using(codec))
     part = run_of(jobs, "rounds=2", *using(codec))
@@ -129,7 +129,7 @@ def test_what_may_lose_nothing_loses_nothing(jobs):
     assert not torch.equal(exact["w"], lossy["w"])
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_model_that_was_evaluated_is_not_sent_again(jobs):
     """What it is encoded to is the same, so the receiver finds that it has it."""
     large = MODEL.replace("300, 300", "1200, 1200")

@@ -1,7 +1,7 @@
 """The same bits, however the sites of a round are spread over processes."""
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import LARGE, LEARNER, QUIET, cohorts, noisy, noisy_learner, of_kind, results
 
 from flstream.telemetry.events import ProcessReady, SiteUpdate
@@ -19,7 +19,7 @@ def large(tmp_path_factory, jobs_in):
     return results(jobs_in(tmp_path_factory.mktemp("large")).run(noisy(), "clients.count=6", LARGE))
 
 
-@soaking(
+@first_and_nightly(
     "how",
     [
         ["clients.parallel=1"],
@@ -41,7 +41,7 @@ def test_a_learner_gives_the_bits_of_a_loop(jobs, tiny, how):
     assert results(jobs.run(noisy_learner(), "clients.count=5", *LEARNER, *how)) == tiny
 
 
-@soaking(
+@first_and_nightly(
     "how",
     [
         # Four of six updates make a group of a sum; with three workers, all wait for one walk.
@@ -66,7 +66,7 @@ def test_a_learner_gives_the_bits_of_a_loop_from_files_too(jobs, large):
     assert results(run) == large
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_ranked_updates_wait_for_one_walk_and_give_the_same_bits(jobs, large):
     ranked = ["clients.count=6", LARGE, "aggregation.method=median", "rounds=1"]
     own = results(jobs.run(noisy(), *ranked))

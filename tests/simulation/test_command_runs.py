@@ -49,7 +49,7 @@ def undisturbed(tmp_path_factory, jobs_in):
     return results(jobs_in(tmp_path_factory.mktemp("undisturbed")).run(noisy()))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_command_of_one_process_gives_the_same_bits(jobs, undisturbed):
     script = noisy().replace("import flstream.client as flare", "import nvflare.client as flare")
     run = jobs.run(script, PYTHON, "train.alias=nvflare")
@@ -62,7 +62,7 @@ def test_a_command_of_one_process_gives_the_same_bits(jobs, undisturbed):
             assert peaks.peak_rss >= event.idle_rss > 0
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_ranks_of_torchrun_train_together_and_give_the_same_bits_again(jobs):
     pids = []
 
@@ -77,7 +77,7 @@ def test_ranks_of_torchrun_train_together_and_give_the_same_bits_again(jobs):
     assert psutil.wait_procs(processes, timeout=20)[1] == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_whose_processes_were_all_killed_goes_on_to_the_same_bits(jobs, undisturbed):
     dies = """
     mark = os.path.join(flare.system_info()["job_dir"], "die")
@@ -107,7 +107,7 @@ def test_a_run_whose_processes_were_all_killed_goes_on_to_the_same_bits(jobs, un
     assert results(again) == undisturbed
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_that_is_stopped_leaves_no_process_of_a_command(jobs):
     pids = []
 

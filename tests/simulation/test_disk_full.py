@@ -6,12 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET, noisy, results
 
 from flstream.job import render_job
-
-pytestmark = pytest.mark.slow
 
 # Runs a job in a folder on a disk of its own, which is then given more room, and goes on with it.
 DRIVER = """
@@ -78,8 +76,8 @@ def checkpoints(last):
     return [f"round-{number:04d}.safetensors" for number in range(last + 1)]
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     "then",
     [("200m",), ("11m", "--set", "checkpoints.keep=1")],
     ids=["when there is room", "when less is kept"],
@@ -122,8 +120,8 @@ if (site, number) == ("site-3", 2) and not os.path.exists(mark):
 """
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     ("left_over", "how"),
     [(512 << 10, []), (0, []), (0, ["clients.parallel=2", "clients.min_updates=1"])],
     ids=["some is left", "none is left", "in files"],

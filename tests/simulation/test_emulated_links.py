@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from soaking import soaking
-
-pytestmark = pytest.mark.slow
+from nightly_cases import first_and_nightly
 
 LINK = "network={ up = 40 Mbit, down = 80 Mbit, latency = 3 ms, jitter = 2 ms, loss = 1% }"
 TRACE = "site,seconds,up,latency\nsite-1,0,30 Mbit,5 ms\nsite-1,0.2,0,\nsite-1,0.3,60 Mbit,1 ms\n"
@@ -18,8 +16,8 @@ def plain(jobs, noise):
     return jobs.run(noise, model=MODEL).summary.model.digest
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     "options",
     [
         [],
@@ -44,7 +42,7 @@ def test_no_bit_depends_on_the_links(jobs, noise, plain, options):
     assert summary["network"] == {"site-1": link, "site-2": link}
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_goes_over_links_that_change_and_on_over_the_same(jobs, noise, plain):
     (jobs.folder / "links.csv").write_text(TRACE)
     options = ["network.traces=links.csv", "checkpoints.keep=1"]

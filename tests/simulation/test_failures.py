@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.errors import UsageError
 from flstream.runs.run_directory import RunDirectory
@@ -48,7 +48,7 @@ while flare.is_running():
 """
 
 
-@soaking(
+@first_and_nightly(
     ("body", "words"),
     [
         ("raise KeyError('oops')", ["site-2", "client.py, line 14", "KeyError: 'oops'", "log.txt"]),
@@ -128,7 +128,7 @@ for _ in range(2):
     assert run.summary.status == "finished", run.summary.error
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("link", [[], ["network.latency=5 ms"]], ids=["", "emulated link"])
 def test_a_site_whose_forked_child_lives_on_is_seen_to_die(jobs_of_their_own, link):
     forking = script(
@@ -202,7 +202,7 @@ def test_a_script_that_trains_on_evaluation_tasks_is_warned_of_once(jobs):
     assert "is_evaluate()" in run.summary.warnings[0]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_modules_in_the_working_directory_are_not_run_in_place_of_pythons(
     jobs_of_their_own, noise, tmp_path, monkeypatch
 ):

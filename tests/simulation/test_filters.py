@@ -5,8 +5,8 @@ import signal
 
 import pytest
 import torch
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import LARGE, LEARNER, QUIET, noisy, noisy_learner, results
 
 from flstream.telemetry.events import ProcessReady, SitePhaseChanged
@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory, jobs_in):
     return found
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("size", "how"),
     [
@@ -68,7 +68,7 @@ def test_filtered_models_are_the_same_for_any_workers_and_chunks(jobs, undisturb
     assert results(run(jobs, *more, *how)) == results(undisturbed[size])
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_excluded_tensor_keeps_its_value_and_so_does_one_that_sites_did_not_receive(undisturbed):
     directory = undisturbed["large"].directory
     before, after = (load_file(directory.checkpoint(number)) for number in (0, 2))
@@ -83,8 +83,8 @@ def test_an_excluded_tensor_keeps_its_value_and_so_does_one_that_sites_did_not_r
     assert up.bytes == 2 * 4 * after["w"].nbytes
 
 
-@pytest.mark.soak
-@soaking("parallel", [4, 2])
+@pytest.mark.nightly
+@first_and_nightly("parallel", [4, 2])
 def test_a_killed_run_goes_on_to_the_same_filtered_bits(jobs, undisturbed, parallel):
     pids = {}
 
@@ -173,7 +173,7 @@ def test_a_name_that_the_model_lacks_fails_the_run_with_the_filters_key(jobs):
     assert "filters.up[0].exclude_vars: 'nix' is no tensor's name" in failed.summary.error
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_learner_is_filtered_like_a_script(jobs, undisturbed):
     (jobs.folder / "mine.py").write_text(MINE)
     done = jobs.run(noisy_learner(), *FOUR, LARGE, *LEARNER)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import a_job
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
@@ -51,7 +51,7 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
     assert 0 < summary.memory.peak_total_pss <= need.total_bytes + own_rss()
 
 
-@soaking(
+@first_and_nightly(
     "overrides",
     [
         # A process each, whose updates are walked over twice, and every round is evaluated.
@@ -148,7 +148,7 @@ def test_native_mode_takes_three_models_for_each_client_and_more():
     assert pulled.server_bytes < 80 * MIB
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @given(size=st.integers(0, 1 << 40), clients=st.integers(1, 16))
 def test_the_server_takes_no_more_for_a_larger_model(size, clients):
     job = a_job(clients={"count": clients})

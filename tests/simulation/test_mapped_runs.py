@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET
 
 from flstream.telemetry.events import SitePhaseChanged
@@ -98,7 +98,7 @@ def facts(done):
     return done.summary.model.digest, scores
 
 
-@soaking("mode", ["push", "native", "map"])
+@first_and_nightly("mode", ["push", "native", "map"])
 def test_all_modes_come_to_the_same_bits(jobs, mode):
     assert facts(run(jobs, mode)) == facts(run(jobs, "pull"))
 
@@ -110,8 +110,8 @@ def test_tensors_that_no_view_can_show_are_copied_to_the_same_bits(jobs):
     assert facts(mapped) == facts(pulled)
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     "how",
     [
         pytest.param(LOADED, id="loaded"),
@@ -126,8 +126,8 @@ def test_however_the_script_receives_it_the_bits_are_the_same(jobs, how):
     assert mapped.summary.transfer.down.bytes == 0
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     ("overrides", "is_mapped"),
     [
         pytest.param(("clients.count=4", "clients.parallel=2"), True, id="shared workers"),
@@ -152,7 +152,7 @@ def test_in_other_jobs_the_bits_are_the_same(jobs, overrides, is_mapped):
     assert (mapped.summary.transfer.down.bytes == 0) is is_mapped
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_is_mapped_counts_as_not_sent_again(jobs):
     transfer = run(jobs, "map").summary.transfer
     assert transfer.mode == "map"
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_is_not_kept_is_not_written_over_as_long_as_it_is_mapp
     assert done.summary.transfer.down.bytes == 0
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_with_a_mapped_model_is_replaced(jobs):
     killed = []
 
@@ -218,7 +218,7 @@ def test_a_worker_that_is_killed_with_a_mapped_model_is_replaced(jobs):
     assert done.summary.transfer.down.bytes == 0
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(jobs):
     # An optimizer's momentum would be that of the process alone.
     anew = {**INTO, "load": "optimizer = torch.optim.SGD(net.parameters(), lr=0.05)"}

@@ -12,8 +12,6 @@ from flstream.job import load_job
 from flstream.model.memory import MemoryBody
 from flstream.simulation.forecasting.model_layout import built_layout, model_layout
 
-pytestmark = pytest.mark.slow
-
 MODEL = """
 import os
 import numpy as np

@@ -1,7 +1,7 @@
 """What sites and the server have is not sent again: fewer bytes, and the same bits."""
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET
 
 # 40 layers of 256 KiB with adapters of 4 KiB beside each: 10.2 MiB, of which 1.6% is trained.
@@ -68,7 +68,7 @@ def run(jobs, how, *overrides):
     return done.summary
 
 
-@soaking(
+@first_and_nightly(
     "how",
     [
         pytest.param(ADAPTERS, id="adapters in place"),
@@ -77,7 +77,7 @@ def run(jobs, how, *overrides):
         pytest.param(ALL, id="all tensors"),
     ],
 )
-@soaking(
+@first_and_nightly(
     "overrides",
     [
         pytest.param((), id="own workers"),
@@ -117,7 +117,7 @@ def test_where_all_is_trained_nothing_is_reused(jobs):
 
 
 # Some need the model as it was received, and so have it in another place than the code.
-@soaking(
+@first_and_nightly(
     "overrides",
     [
         pytest.param((), id="plain"),
@@ -126,7 +126,7 @@ def test_where_all_is_trained_nothing_is_reused(jobs):
         pytest.param(("filters.up=[{type=gaussian,sigma=0.1}]",), id="filtered"),
     ],
 )
-@soaking("width", [16, 256], ids=["50 KiB", "10 MiB"])
+@first_and_nightly("width", [16, 256], ids=["50 KiB", "10 MiB"])
 def test_a_model_that_was_evaluated_is_not_sent_again_to_be_trained(jobs, width, overrides):
     done = jobs.run(
         TRAIN.format(**ALL),

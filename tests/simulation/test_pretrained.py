@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.errors import ModelError
 from flstream.model.checkpoint import FileSource
@@ -72,7 +72,7 @@ def save(folder, form, values):
     return path
 
 
-@soaking("form", ["safetensors", "bin", "npz", "index"])
+@first_and_nightly("form", ["safetensors", "bin", "npz", "index"])
 def test_a_model_with_ties_begins_with_a_file_of_any_format(jobs, tmp_path, form):
     # As save_pretrained writes it: a tied tensor is there under one of its names.
     path = save(tmp_path, form, VALUES)
@@ -110,7 +110,7 @@ def test_values_that_a_cast_would_change_are_refused_or_rounded(jobs, tmp_path):
     assert run.summary.status == "finished", run.summary.error
 
 
-@soaking("factory", ["tied", "with_values"])
+@first_and_nightly("factory", ["tied", "with_values"])
 def test_tensors_that_a_file_lacks_are_listed_before_a_run(jobs, tmp_path, factory):
     path = save(tmp_path, "safetensors", {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
     job = jobs.make(
@@ -123,7 +123,7 @@ def test_tensors_that_a_file_lacks_are_listed_before_a_run(jobs, tmp_path, facto
         model_layout(job)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_new_head_is_kept_from_the_factory(jobs, tmp_path):
     path = save(tmp_path, "safetensors", {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
     run = jobs.run(
@@ -141,7 +141,7 @@ def test_a_new_head_is_kept_from_the_factory(jobs, tmp_path):
     assert "old" not in found
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_a_loose_start_does_not_share_is_known_and_nothing_at_all_is_refused(jobs, tmp_path):
     def job(values):
         path = save(tmp_path, "safetensors", values)

@@ -5,8 +5,8 @@ import os
 import signal
 
 import pytest
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 
 from flstream.telemetry.events import (
     SERVER,
@@ -103,7 +103,7 @@ def test_a_run_stops_after_the_fold_that_has_shown_a_score(jobs):
     assert patient.summary.best.round == 0
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_script_may_be_run_either_way_whatever_it_asks(jobs):
     asked = jobs.run(RISES, "workflow.args.evaluate=task", model=MODEL)
     assert steps(asked) == "1234"  # twice a round, which is what the key asks for
@@ -115,8 +115,8 @@ def test_a_script_may_be_run_either_way_whatever_it_asks(jobs):
     assert scores(received) == {0: 0.0, 1: 1.0, 2: None}
 
 
-@pytest.mark.soak
-@soaking("how", [[], ["clients.parallel=1"], ["workflow.args.evaluate_every=2"]])
+@pytest.mark.nightly
+@first_and_nightly("how", [[], ["clients.parallel=1"], ["workflow.args.evaluate_every=2"]])
 def test_a_script_that_trains_in_an_evaluation_is_begun_again_to_the_same_bits(jobs, how):
     expected = jobs.run(RISES, "rounds=3", *how, model=MODEL)
     run = jobs.run(DECEIVES, "rounds=3", *how, model=MODEL)
@@ -148,8 +148,8 @@ WAITS = """
     weight.data"""
 
 
-@pytest.mark.soak
-@soaking("script", [RISES, DECEIVES], ids=["received", "begun again"])
+@pytest.mark.nightly
+@first_and_nightly("script", [RISES, DECEIVES], ids=["received", "begun again"])
 def test_a_run_that_was_killed_goes_on_to_the_same_scores(jobs, script):
     # A script that is run anew for each task has no variables that a kill could change.
     how = "clients.parallel=1", "rounds=4"

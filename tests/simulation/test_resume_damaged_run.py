@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from journal_support import flip
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET, events_of, noisy, of_kind, results, trained
 
 from flstream.errors import ResumeRefusedError
@@ -56,7 +56,7 @@ def states(run: RunDirectory, site: str) -> list[Path]:
     return sorted((run.site(site) / "state").iterdir())
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("back", [1, 2, 3])
 def test_a_resume_that_falls_back_some_rounds_comes_to_the_same_bits(jobs, six, expected, back):
     for number in range(7 - back, 7):
@@ -68,7 +68,7 @@ def test_a_resume_that_falls_back_some_rounds_comes_to_the_same_bits(jobs, six, 
     assert f"went on from round {6 - back} instead of 6" in warning
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_resume_that_falls_back_further_than_the_states_reach_is_refused(jobs, six):
     for number in range(2, 7):
         flip(six.checkpoint(number))
@@ -80,9 +80,9 @@ def test_a_resume_that_falls_back_further_than_the_states_reach_is_refused(jobs,
     assert content(six.path) == before
 
 
-@pytest.mark.soak
-@soaking("harm", [Path.unlink, flip])
-@soaking("name", ["global.safetensors", "best.safetensors"])
+@pytest.mark.nightly
+@first_and_nightly("harm", [Path.unlink, flip])
+@first_and_nightly("name", ["global.safetensors", "best.safetensors"])
 def test_a_finished_run_makes_a_model_that_it_names_again(jobs, harm, name):
     finished = jobs.run(noisy())
     path = finished.directory.path / name
@@ -100,8 +100,8 @@ def alter(path: Path) -> None:
     (path / "momentum.json").write_text("7.5")
 
 
-@pytest.mark.soak
-@soaking("harm", [shutil.rmtree, alter], ids=["deleted", "altered"])
+@pytest.mark.nightly
+@first_and_nightly("harm", [shutil.rmtree, alter], ids=["deleted", "altered"])
 def test_a_state_that_is_gone_or_altered_is_refused_and_taken_once_it_is_back(
     jobs, six, expected, harm
 ):
@@ -185,8 +185,8 @@ def test_what_others_have_put_into_a_run_survives_it(jobs, six, expected):
     )
 
 
-@pytest.mark.soak
-@soaking("harm", [flip, Path.unlink], ids=["damaged", "deleted"])
+@pytest.mark.nightly
+@first_and_nightly("harm", [flip, Path.unlink], ids=["damaged", "deleted"])
 def test_a_best_model_that_is_lost_costs_its_second_name_and_nothing_else(jobs, harm):
     falling = noisy().replace('params["w"].double().mean().item()', "1.0 / number")
     falling = falling.replace("def score(params):", "def score(params, number):")
@@ -217,7 +217,7 @@ def third(run):
 """
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_older_model_that_the_program_needs_again_is_made_again(jobs):
     (jobs.folder / "third.py").write_text(RETURNS_THIRD)
     how = [*TWO, 'workflow.type="third.py:third"']
@@ -236,7 +236,7 @@ def test_an_older_model_that_the_program_needs_again_is_made_again(jobs):
     assert not list(resumed.directory.checkpoints.glob("*.found-*"))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_older_model_that_cannot_be_made_again_is_a_sentence_and_voids_nothing(jobs):
     (jobs.folder / "third.py").write_text(RETURNS_THIRD)
     how = [*TWO, 'workflow.type="third.py:third"']
@@ -283,8 +283,8 @@ RELAY = [
 ]
 
 
-@pytest.mark.soak
-@soaking("is_written", [False, True], ids=["not yet", "written, not recorded"])
+@pytest.mark.nightly
+@first_and_nightly("is_written", [False, True], ids=["not yet", "written, not recorded"])
 def test_a_relay_killed_between_two_renamings_goes_on_where_it_was(jobs, is_written):
     expected = jobs.run(noisy(), *RELAY)
     run = jobs.run(noisy(), *RELAY, "checkpoints.keep=all").directory
@@ -316,7 +316,7 @@ def test_a_relay_killed_between_two_renamings_goes_on_where_it_was(jobs, is_writ
     assert trained(resumed, "site-1") == [1, 2, 3]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_sites_with_names_resume_with_their_states(jobs):
     named = ["clients.names=[ward-1, lab-2]", "clients.count=2", QUIET, "rounds=4"]
     expected = results(jobs.run(noisy(), *named))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import LARGE, QUIET, adding, cohorts, noisy, of_kind, results
 
 from flstream.errors import UsageError
@@ -84,8 +84,8 @@ if (site, number) == ("site-%d", 2) and not os.path.exists(mark):
 """
 
 
-@pytest.mark.soak
-@soaking("victim", [None, "server", "site-3"], ids=["ctrl-c", "server", "client"])
+@pytest.mark.nightly
+@first_and_nightly("victim", [None, "server", "site-3"], ids=["ctrl-c", "server", "client"])
 def test_a_process_each_and_one_is_lost_in_mid_round(jobs, undisturbed, victim):
     killer = Killer(victim, SiteLog, 2, "site-3")
     script = noisy(WAITS % 3)
@@ -94,7 +94,7 @@ def test_a_process_each_and_one_is_lost_in_mid_round(jobs, undisturbed, victim):
     assert results(jobs.go_on(run, script, *SIX)) == undisturbed["tiny"]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_sites_that_share_a_task_have_the_state_of_the_last_round(jobs, undisturbed):
     # Others of the task have trained by then, and have left their new state behind.
     script, shared = noisy(WAITS % 3), [*SIX, "clients.parallel=2"]
@@ -112,7 +112,7 @@ def test_a_worker_that_is_lost_is_replaced_and_its_sites_begin_anew(jobs, undist
 
 
 # One worker: of six updates, four are in a sum and one waits when the last site trains.
-@soaking("last", [3, 6], ids=["in files", "in a sum"])
+@first_and_nightly("last", [3, 6], ids=["in files", "in a sum"])
 def test_updates_that_are_whole_are_not_trained_again(jobs, undisturbed, last):
     script, shared = noisy(WAITS % last), [*SIX, LARGE, "clients.parallel=1"]
     killer = Killer("server", SiteLog, 2, f"site-{last}")
@@ -154,8 +154,7 @@ if (site, number) == ("site-3", 2) and not os.path.exists(mark):
 """
 
 
-@pytest.mark.slow
-@soaking("how", [[], ["clients.parallel=2", LARGE]], ids=["own", "shared"])
+@first_and_nightly("how", [[], ["clients.parallel=2", LARGE]], ids=["own", "shared"])
 def test_everything_is_killed_at_once(jobs, undisturbed, how):
     script = noisy(KILLS_ALL)
     job = jobs.make(script, *SIX, *how)
@@ -178,7 +177,7 @@ def test_a_finished_run_goes_on_if_there_are_more_rounds_now(jobs, undisturbed):
     assert results(jobs.go_on(run, noisy(), *SIX)) == undisturbed["tiny"]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_evaluation_out_of_turn_is_void_once_there_are_more_rounds(jobs):
     # The third round is evaluated only where it is the last, and would then be the best.
     seldom = ["clients.count=2", "workflow.args.evaluate_every=2", "checkpoints.keep=1"]
@@ -214,7 +213,7 @@ def test_another_job_is_refused_and_leaves_the_run_as_it_is(jobs):
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_evaluation_that_is_due_is_made_up_for(jobs, undisturbed):
     # The server is lost between a round's model and the end of its evaluation.
     killer = Killer("server", SitePhaseChanged, 2, state="evaluating")
@@ -242,7 +241,7 @@ def test_a_server_optimizer_goes_on_with_its_state_and_the_checkpoints_that_are_
             assert body_digest(state) == event.optimizer_state
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_damaged_optimizer_state_is_noticed_and_costs_a_round_and_no_bit(jobs):
     adam = ["clients.count=2", "server_optimizer.type=fedadam", QUIET]
     expected = jobs.run(noisy(), *adam, "rounds=3")
@@ -274,7 +273,7 @@ def test_a_job_that_has_reached_its_aim_ends_early_and_has_nothing_left_to_do(jo
     assert plan_resume(jobs.make(SCORES, *aim), run.directory).is_finished
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_patience_counts_on_over_an_interruption(jobs):
     patient = ["patience=2", "rounds=5"]
     killer = Killer("server", SitePhaseChanged, 3, state="evaluating")
@@ -286,8 +285,8 @@ def test_patience_counts_on_over_an_interruption(jobs):
     assert resumed.summary.best.round == 2
 
 
-@pytest.mark.soak
-@soaking("quiet", [[], [QUIET]], ids=["evaluated", "not evaluated"])
+@pytest.mark.nightly
+@first_and_nightly("quiet", [[], [QUIET]], ids=["evaluated", "not evaluated"])
 def test_who_was_benched_is_known_after_an_interruption(jobs, quiet):
     deeds = {("site-3", each): "raise KeyError('oops')" for each in (2, 3)}
     four = ["clients.count=4", "clients.min_updates=3", "rounds=5", *quiet]
@@ -303,8 +302,7 @@ def test_who_was_benched_is_known_after_an_interruption(jobs, quiet):
     assert resumed.summary.benched == expected.summary.benched == ["site-3"]
 
 
-@pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_cut_off_again_and_again_is_still_the_same(jobs, undisturbed):
     shared = [*SIX, LARGE, "clients.parallel=2"]
     run = cut_off(jobs, Killer("server", SiteUpdate, 1), *shared)
@@ -317,7 +315,7 @@ def test_a_run_that_is_cut_off_again_and_again_is_still_the_same(jobs, undisturb
     assert json.loads(run.directory.summary.read_text())["status"] == "finished"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_training_that_was_asked_first_and_done_last_leaves_the_state_that_counts(jobs):
     (jobs.folder / "late.py").write_text(
         "def late(run):\n"

@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import LARGE, QUIET, noisy, of_kind, results
 
 from flstream.telemetry.events import ProcessReady, SiteFailed, SitePhaseChanged
@@ -32,13 +32,13 @@ class Median:
 """
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     "method",
     [
-        pytest.param("krum", marks=pytest.mark.slow),
+        "krum",
         "geometric_median",
-        pytest.param("own.py:Median", marks=pytest.mark.slow),
+        "own.py:Median",
     ],
 )
 def test_the_bits_depend_on_neither_workers_nor_chunks(jobs, method):
@@ -56,8 +56,8 @@ def test_the_bits_depend_on_neither_workers_nor_chunks(jobs, method):
     assert all(tensor.abs().max() < 20 for tensor in model.values())
 
 
-@pytest.mark.soak
-@soaking("workers", [5, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.nightly
+@first_and_nightly("workers", [5, 2])
 def test_a_run_that_is_cut_off_in_mid_round_ends_in_the_same_bits(jobs, workers):
     # The server is lost in round 2, while the sites train.
     five = ["clients.count=5", "rounds=3", LARGE, QUIET, "aggregation.method=multi_krum"]

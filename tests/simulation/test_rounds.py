@@ -340,7 +340,6 @@ def test_the_resolved_job_in_the_run_directory_runs_again_to_the_same_bits(jobs,
     assert simulate(again, directory).model.digest == first.summary.model.digest
 
 
-@pytest.mark.slow
 def test_the_server_stays_small_and_a_client_holds_one_model(tmp_path):
     size = 96 << 20
     job = load_job(EXCHANGE, [f"model.args.size={size}", "clients.count=2", "rounds=2"])

@@ -6,7 +6,7 @@ import signal
 
 import psutil
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET, results
 
 from flstream.telemetry.events import SERVER, ProcessReady, SiteLog
@@ -67,7 +67,7 @@ while flare.is_running():
 """
 
 
-@soaking("parallel", [2, 1])
+@first_and_nightly("parallel", [2, 1])
 def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs, parallel):
     found = []
     for _ in range(2):
@@ -271,7 +271,7 @@ def test_received_tensors_are_in_the_order_of_the_model(jobs, parallel):
     assert again.summary.status == "finished", again.summary.error
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_script_may_choose_another_start_method(jobs):
     run = jobs.run("""
     import multiprocessing
@@ -310,7 +310,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_training_code_has_started_ends_with_a_run_that_is_killed(jobs):
     found, pids = [], {}
 

@@ -1,7 +1,7 @@
 """What training code does wrong: an answer in a sentence, or a warning that is given once."""
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 MISTAKES = {
     "flare.send({'w': 1})": "send() was given a dict; give it an FLModel, such as",
@@ -48,7 +48,7 @@ CALLS = {
 }
 
 
-@soaking("call", CALLS, brief=3)
+@first_and_nightly("call", CALLS, brief=3)
 def test_what_training_code_does_wrong_is_answered_by_a_sentence(jobs, call):
     model = "model = {'w': torch.zeros(1000), 'b': torch.zeros(3, 5), 'steps': torch.tensor(0)}"
     head = f"import torch\nimport flstream.client as flare\nflare.init()\n{model}\n"
@@ -92,8 +92,8 @@ while flare.is_running():
 EQUAL = "in round 2, the update of site-2 is equal to the model that was received, so nothing was"
 
 
-@soaking("kind", ["FULL", "DIFF", "PARTIAL"])
-@soaking("parallel", [2, 1], brief=2)
+@first_and_nightly("kind", ["FULL", "DIFF", "PARTIAL"])
+@first_and_nightly("parallel", [2, 1], brief=2)
 def test_an_update_that_is_what_was_received_is_told_of_once(jobs, kind, parallel):
     script = LAZY.replace("KIND", repr(kind))
     run = jobs.run(script, "rounds=4", f"clients.parallel={parallel}")

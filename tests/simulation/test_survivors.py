@@ -5,8 +5,8 @@ import signal
 import threading
 
 import pytest
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import (
     LARGE,
     QUIET,
@@ -52,7 +52,7 @@ MISDEEDS = {
 }
 
 
-@soaking("place", PLACES.values(), ids=PLACES)
+@first_and_nightly("place", PLACES.values(), ids=PLACES)
 def test_the_model_is_exactly_the_mean_of_those_that_did_not_fail(jobs, place):
     script = adding({when: deed for when, (deed, _) in MISDEEDS.items()})
     run = jobs.run(script, *place, "clients.min_updates=3", "rounds=7", QUIET)
@@ -167,7 +167,7 @@ def test_below_min_updates_the_job_fails_with_each_site_and_its_reason(jobs):
     assert not run.directory.checkpoint(2).exists()
 
 
-@soaking("place", PLACES.values(), ids=PLACES)
+@first_and_nightly("place", PLACES.values(), ids=PLACES)
 def test_a_site_that_stalls_is_given_up_and_has_a_new_process_in_the_next_round(jobs, place):
     script = adding({("site-2", 1): "threading.Event().wait()"})
     # Sites that share a task share its time, so that two of them have twice as much.
@@ -179,7 +179,7 @@ def test_a_site_that_stalls_is_given_up_and_has_a_new_process_in_the_next_round(
     assert "did not answer its train task in the time it was given" in reasons(run)[1, "site-2"]
 
 
-@soaking("place", PLACES.values(), ids=PLACES)
+@first_and_nightly("place", PLACES.values(), ids=PLACES)
 def test_a_round_is_closed_early_once_enough_are_in(jobs, place):
     script = adding({("site-4", 1): "threading.Event().wait()"})
     # A second, and in the second round no one waits for it: a busy machine starts a new process

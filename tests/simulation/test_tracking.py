@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from event_files import scalars, texts
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from test_resume_run import SIX, WAITS, cut_off
 from training_scripts import LARGE, noisy, of_kind
 
@@ -80,7 +80,7 @@ def test_a_run_leaves_event_files_of_all_its_sites_and_of_the_whole(undisturbed)
     assert [step for step, _ in undisturbed["global"]["accuracy"]] == [1, 2, 3]
 
 
-@soaking("how", [[], ["clients.parallel=2"]], ids=["own", "shared"])
+@first_and_nightly("how", [[], ["clients.parallel=2"]], ids=["own", "shared"])
 def test_a_run_that_is_killed_in_mid_round_has_every_point_once(jobs, undisturbed, how):
     script = noisy(LOGS + WAITS % 3)
     run = cut_off(
@@ -101,7 +101,7 @@ def test_sites_of_a_worker_that_is_lost_have_every_point_once(jobs, undisturbed)
     assert without_waiting(all_points(run)) == undisturbed
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_tracking_can_begin_when_a_run_goes_on(jobs, undisturbed):
     script = noisy(LOGS + WAITS % 3)
     run = cut_off(jobs, KillsWhenSiteWaits("server"), *SIX, script=script)
@@ -110,7 +110,7 @@ def test_tracking_can_begin_when_a_run_goes_on(jobs, undisturbed):
     assert without_waiting(all_points(resumed)) == undisturbed
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_updates_that_are_taken_up_from_disk_keep_their_points(jobs):
     shared = [*SIX, LARGE, "clients.parallel=1", TENSORBOARD]
     script = noisy(LOGS + WAITS % 6)

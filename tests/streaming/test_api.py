@@ -244,7 +244,6 @@ class TestResume:
         assert "offered.safetensors" in status.reason
         assert self.resumed(harness, path) < self.NBYTES
 
-    @pytest.mark.slow
     def test_a_receiver_killed_by_the_system_goes_on_in_another_process(self, harness, tmp_path):
         path = tmp_path / "model.safetensors"
         ref = add_arrays(harness.service, self.MODEL, ["first"])

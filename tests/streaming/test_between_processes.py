@@ -22,8 +22,6 @@ from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.transport.sockets import SocketChannel
 
-pytestmark = pytest.mark.slow
-
 HOW = StreamSettings(chunk_size=65536, request_size=262144, request_timeout=30)
 # Not from a fork server: other tests start theirs in a way of its own.
 CONTEXT = multiprocessing.get_context("spawn")

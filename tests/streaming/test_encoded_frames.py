@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from faults import Faults, FaultyChannel
 from harness import QUICK, flip
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.errors import CodecError, StreamingError
 from flstream.model.body import Scratch
@@ -167,8 +167,8 @@ def relabelled(header, packet):
     packet[:HEADER_BYTES] = header._replace(kind=ENCODED).pack()
 
 
-@pytest.mark.soak
-@soaking("asks", [True, False])
+@pytest.mark.nightly
+@first_and_nightly("asks", [True, False])
 def test_what_says_that_it_is_encoded_and_is_not_breaks_the_connection(harness, asks):
     receiver, watch = harness.watched(relabelled)
     ref = harness.service.offer(BODY, ["site-1"])
@@ -178,7 +178,7 @@ def test_what_says_that_it_is_encoded_and_is_not_breaks_the_connection(harness, 
     assert len(watch.frames) >= 1
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_short_payloads_are_no_encoded_frames(harness):
     def cut(header, packet):
         from flstream.streaming.wire import HEADER_BYTES, digest_of

@@ -203,7 +203,7 @@ class Discard:
             self.written[stop] = bytes(self.view[-64:])
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_tensor_of_more_than_4_gib_streams_from_a_sparse_file(harness, tmp_path):
     size = (4 << 30) + (33 << 20) + 48
     fields = {"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}

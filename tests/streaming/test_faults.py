@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 from faults import FAULTS, Faults, FaultyChannel
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.errors import StreamingError
 from flstream.model.body import Scratch
@@ -122,7 +122,7 @@ def tally_of(way, fault, folder):
     return tally
 
 
-@soaking("fault", FAULTS, brief=4)
+@first_and_nightly("fault", FAULTS, brief=4)
 def test_over_a_pair_a_fault_ends_in_the_right_bits_or_in_a_typed_error(fault, tmp_path):
     tally = tally_of(over_pairs, fault, tmp_path)
     ends = {"right bits", "ChannelClosedError", "BrokenStreamError"}
@@ -132,6 +132,6 @@ def test_over_a_pair_a_fault_ends_in_the_right_bits_or_in_a_typed_error(fault, t
         assert tally["right bits"] > len(SEEDS) / 2
 
 
-@soaking("fault", [*FAULTS, "reset"], brief=2)
+@first_and_nightly("fault", [*FAULTS, "reset"], brief=2)
 def test_over_tcp_every_fault_ends_in_the_right_bits(fault, tmp_path):
     assert tally_of(over_tcp, fault, tmp_path) == {"right bits": len(SEEDS)}

@@ -114,7 +114,7 @@ def read_away(channel, stop):
                 return
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_service_goes_on_after_a_hundred_thousand_malformed_requests():
     rng = random.Random("service")
     with open_harness() as harness:
@@ -176,7 +176,6 @@ class Script:
         return sum(map(len, views))
 
 
-@pytest.mark.slow
 def test_a_receiver_meets_a_hundred_thousand_malformed_packets_with_typed_errors():
     rng = random.Random("receiver")
     layout = MODEL.layout.plain_header[8:]

@@ -14,7 +14,7 @@ from faults import Faults, FaultyChannel
 from harness import QUICK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from support import assert_same_tensors, tensor
 
 from flstream.errors import SourceChangedError
@@ -111,9 +111,9 @@ def test_a_body_that_is_read_from_front_to_back_has_them_too(blocks, chunk_size,
         assert remote.cost.bytes == size_of(blocks)
 
 
-@soaking("fault", ["flipped payload bit", "reset"])
-@soaking("seed", range(8))
-@soaking("reads", ["in place", "front to back"], brief=8)
+@first_and_nightly("fault", ["flipped payload bit", "reset"])
+@first_and_nightly("seed", range(8))
+@first_and_nightly("reads", ["in place", "front to back"], brief=8)
 def test_over_channels_with_faults_the_bits_are_right(fault, seed, reads):
     faults = Faults(fault, seed, rate=0.25, ends_within=1 << 19)
     blocks = set(range(3, COUNT, 4))
@@ -330,7 +330,7 @@ def test_blocks_in_files_are_copied_from_one_to_the_other(harness, tmp_path):
     assert len(base.digests) >= COUNT - 1
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @given(
     portions=st.lists(st.integers(1, 200_000), min_size=1, max_size=40), seed=st.integers(0, 2**32)
 )

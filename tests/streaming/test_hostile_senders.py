@@ -117,7 +117,6 @@ def test_a_sender_of_junk_gives_only_typed_errors(junk):
             fetch(Receiver(theirs, "server"), bytes(16), replace(QUICK, request_timeout=0.01))
 
 
-@pytest.mark.slow
 @given(
     st.lists(
         st.one_of(

@@ -16,8 +16,6 @@ from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
 from flstream.transport.link_relay import emulated_pipe
 
-pytestmark = pytest.mark.slow
-
 
 def fetch(link, nbytes, settings):
     """Download a body of so many bytes over a link, and compare it."""

@@ -32,8 +32,6 @@ from flstream.transport import tcp as tcp_module
 from flstream.transport.channel import Deadline
 from flstream.transport.tcp import dial
 
-pytestmark = pytest.mark.slow
-
 MODEL = {"w": tensor("F32", (300, 1000)), "b": tensor("F16", (5,))}
 
 

@@ -20,8 +20,6 @@ from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import Outcome
 from flstream.transport.sockets import SocketChannel
 
-pytestmark = pytest.mark.slow
-
 # Not from a fork server: other tests start theirs in a way of its own.
 CONTEXT = multiprocessing.get_context("spawn")
 

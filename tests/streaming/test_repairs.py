@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from harness import QUICK, fetch, flip
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import (
@@ -85,8 +85,8 @@ def test_a_frame_that_is_damaged_is_fetched_again_and_only_it(harness, turn, cha
     assert watch.connections == 1
 
 
-@soaking("turn", [1, 2, 17, 30], ids="frame {}".format)
-@soaking("change", BREAKS.values(), ids=BREAKS, brief=5)
+@first_and_nightly("turn", [1, 2, 17, 30], ids="frame {}".format)
+@first_and_nightly("change", BREAKS.values(), ids=BREAKS, brief=5)
 def test_a_stream_that_breaks_goes_on_over_a_new_one_with_what_is_missing(harness, turn, change):
     receiver, watch = harness.watched(at_frame(turn, change))
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
@@ -102,8 +102,8 @@ def test_a_stream_that_breaks_goes_on_over_a_new_one_with_what_is_missing(harnes
     assert min(each.start for each in asked_anew) == 4096 * arrived or arrived == FRAMES
 
 
-@soaking("turn", [1, 17, 30], ids="frame {}".format)
-@soaking("change", BREAKS.values(), ids=BREAKS, brief=5)
+@first_and_nightly("turn", [1, 17, 30], ids="frame {}".format)
+@first_and_nightly("change", BREAKS.values(), ids=BREAKS, brief=5)
 def test_a_pair_that_breaks_is_an_error_that_names_the_peer_on_both_sides(harness, turn, change):
     receiver, _ = harness.watched(at_frame(turn, change), returns=False)
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
@@ -115,7 +115,7 @@ def test_a_pair_that_breaks_is_an_error_that_names_the_peer_on_both_sides(harnes
         fetch(receiver, ref.token)
 
 
-@soaking("change", ALL_CHANGES.values(), ids=ALL_CHANGES, brief=2)
+@first_and_nightly("change", ALL_CHANGES.values(), ids=ALL_CHANGES, brief=2)
 def test_a_whole_model_that_breaks_once_is_fetched_again(harness, change):
     receiver, watch = harness.watched(at_frame(1, change))
     ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])

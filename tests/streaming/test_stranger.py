@@ -41,8 +41,6 @@ from flstream.streaming import (
     listen,
 )
 
-pytestmark = pytest.mark.slow
-
 SECONDS = 30
 CHUNK = 4096
 SIZES = ("--chunk-size", str(CHUNK), "--request-size", str(2 * CHUNK), "--eager", "0")

@@ -16,8 +16,6 @@ from flstream.transport.channel import Deadline
 from flstream.transport.link_relay import LinkRelay, emulated_pipe
 from flstream.transport.splice import Pages
 
-pytestmark = pytest.mark.slow
-
 MIB = 1 << 20
 QUICK = NetworkLink(up=1e9, down=1e9, latency=0.001, jitter=0.001, loss=0.01)
 SLOW = NetworkLink(up=8e6, down=16e6, latency=0.05)
@@ -93,7 +91,7 @@ def test_connections_of_a_relay_share_the_rate_of_their_site():
             site.close()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_is_sent_after_a_site_begins_goes_over_its_own_link():
     links = {"site-1": NetworkLink(latency=30.0), "site-2": NetworkLink()}
     ours, theirs = socket.socketpair()

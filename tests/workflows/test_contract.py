@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from flows import finished
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import LARGE, QUIET, adding, noisy, of_kind, results
 
 from flstream.report.html.run_page import write_report
@@ -51,7 +51,9 @@ def undisturbed(tmp_path_factory, jobs_in):
 
 # The workflows that are tried each time; the others where there is time.
 BRIEF = {"fedavg", "a file"}
-CASES = [pytest.param(each, marks=() if each in BRIEF else pytest.mark.soak) for each in WORKFLOWS]
+CASES = [
+    pytest.param(each, marks=() if each in BRIEF else pytest.mark.nightly) for each in WORKFLOWS
+]
 
 
 @pytest.fixture(params=CASES)
@@ -60,7 +62,7 @@ def name(request):
     return request.param
 
 
-@soaking("spread", SPREAD.values(), ids=SPREAD)
+@first_and_nightly("spread", SPREAD.values(), ids=SPREAD)
 def test_the_bits_are_the_same_however_the_work_is_spread(jobs, undisturbed, name, spread):
     run = jobs.run(noisy(), *ROUNDS, *WORKFLOWS[name], *spread)
     size = [LARGE] if LARGE in spread else []
@@ -94,7 +96,7 @@ class Killer:
             os.kill(self._server, signal.SIGKILL)
 
 
-@soaking("how", [["clients.parallel=2", LARGE], []], ids=["shared", "own"])
+@first_and_nightly("how", [["clients.parallel=2", LARGE], []], ids=["shared", "own"])
 def test_a_run_that_is_killed_in_mid_round_goes_on_to_the_same_bits(jobs, undisturbed, name, how):
     # Site 2 or 3 is in every cohort, also in one that is drawn.
     script, how = noisy(WAITS % 3), [*ROUNDS, *WORKFLOWS[name], *how]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from cross_sites import AFTER_FEDAVG, BEST, FINAL, check, checking, due, matrix
 from flows import records, shape
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import LARGE, LEARNER, noisy_learner, of_kind
 
 from flstream.errors import UsageError
@@ -80,7 +80,7 @@ def test_a_finished_run_has_nothing_left_to_do(whole):
     assert plan_resume(job, whole.directory).is_finished
 
 
-@soaking(
+@first_and_nightly(
     "how",
     [
         ["clients.parallel=1"],
@@ -206,7 +206,7 @@ assert model.meta["model_owner"] and model.meta["validate_type"] == "model_valid
 """
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count(jobs):
     workflow = AFTER_FEDAVG.replace("key_metric=check", "eval_task_timeout=1 s, evaluate_every=0")
     run = jobs.run(checking(evaluation=LATE), THREE, "rounds=1", workflow, "clients.bench_after=0")
@@ -349,7 +349,7 @@ def test_a_workflow_of_ones_own_collects_and_scores(flows):
     assert not run.directory.last_model("site-2").exists()
 
 
-@soaking(
+@first_and_nightly(
     ("line", "message"),
     [
         ("run.score(before['site-1'], ['site-2'])", "has collected another one"),

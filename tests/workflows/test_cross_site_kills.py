@@ -6,7 +6,7 @@ import shutil
 import pytest
 from cross_sites import checking, due, matrix
 from flows import Flows, finished, records, shape
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import LARGE, results
 
 # Both stages, which die after a chosen call of what carries them out.
@@ -86,8 +86,8 @@ def killed(flows, how, place):
     return flows.killed_whole(DIES, STAGES, *more, place=place, script=checking())
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     ("how", "place"),
     [
         ("own", "2 score #3"),
@@ -114,8 +114,8 @@ def test_a_killed_run_goes_on_to_the_same_scores(flows, undisturbed, how, place)
     )
 
 
-@pytest.mark.soak
-@soaking("flaw", ["damaged", "gone"])
+@pytest.mark.nightly
+@first_and_nightly("flaw", ["damaged", "gone"])
 def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, undisturbed, flaw):
     expected = undisturbed("own")
     folder = killed(flows, "own", "2 collect")
@@ -132,7 +132,7 @@ def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, undisturbe
     assert any("the run went back" in each for each in run.summary.warnings)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_only_the_collected_models_are_gone_and_are_collected_again(flows, undisturbed):
     expected = undisturbed("own")
     folder = killed(flows, "own", "2 score #3")
@@ -142,7 +142,7 @@ def test_only_the_collected_models_are_gone_and_are_collected_again(flows, undis
     assert [each.name for each in records(run)].count("fold") == 2
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_model_that_was_refused_is_not_collected(flows):
     """A site that sends what is not finite has no part in the fold, and keeps its model."""
     script = checking('if (site, number) == ("site-2", 2):\n    params["w"][5] = float("nan")')

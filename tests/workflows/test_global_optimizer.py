@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from nightly_cases import first_and_nightly
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
-from soaking import soaking
 from training_scripts import of_kind
 
 from flstream.job import JobError
@@ -130,7 +130,7 @@ def test_rounds_are_those_of_plain_torch(jobs: Jobs, kind, moments):
     assert restored == [(number, number > 1) for number in (1, 2, 3) for _ in range(SITES)]
 
 
-@soaking(
+@first_and_nightly(
     "how",
     [
         ["clients.parallel=1"],
@@ -189,7 +189,7 @@ def test_a_model_of_the_sites_own_keeps_a_state_of_its_own(jobs: Jobs):
     assert not list((run.directory.path / "sites").rglob("optimizer.safetensors"))
 
 
-@soaking(
+@first_and_nightly(
     ("text", "sentence"),
     [
         (script(ADAM, BY_NAMES), "call restore_optimizer(optimizer, model=net)"),

@@ -2,7 +2,7 @@
 
 import pytest
 from flows import records, shape
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET, results
 
 # Sends back what it was sent, with its name.
@@ -117,7 +117,7 @@ REFUSED = {
 }
 
 
-@soaking("values", REFUSED, brief=2)
+@first_and_nightly("values", REFUSED, brief=2)
 def test_what_cannot_be_sent_is_refused_with_its_path_where_it_is_sent(flows, values):
     sends = ECHO.replace("meta=meta, optimizer_params=optimizer", values)
     run = flows.jobs.run("import torch\n" + sends, QUIET)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from flows import lines
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 
 from flstream.server.sampling import sample_sites
 from flstream.telemetry.events import SiteLog
@@ -106,15 +106,13 @@ def facts(run):
     return summary.model.digest, summary.metrics, summary.best, kept
 
 
-@pytest.mark.soak
-@pytest.mark.slow
-@soaking("workflow", [FEDPER, DITTO])
-@soaking("spread", SPREAD[1:])
+@pytest.mark.nightly
+@first_and_nightly("workflow", [FEDPER, DITTO])
+@first_and_nightly("spread", SPREAD[1:])
 def test_the_bits_are_the_same_however_sites_are_spread_over_workers(runs, workflow, spread):
     assert facts(runs(workflow, *spread)) == facts(runs(workflow))
 
 
-@pytest.mark.slow
 def test_fedper_sends_no_head_and_leaves_that_of_the_global_model_alone(runs):
     run, plain = runs(FEDPER), runs()
     head = (6 * 2 + 2) * 4
@@ -128,7 +126,6 @@ def test_fedper_sends_no_head_and_leaves_that_of_the_global_model_alone(runs):
     assert run.summary.metrics[-1]["accuracy"] > plain.summary.metrics[-1]["accuracy"] + 0.2
 
 
-@pytest.mark.slow
 def test_ditto_trains_the_global_model_of_fedavg_and_a_better_one_at_each_site(runs):
     run, plain = runs(DITTO), runs()
     assert run.summary.model.digest == plain.summary.model.digest
@@ -147,8 +144,7 @@ def heads(run):
     return {(each.site, each.round): each.value for each in logged if each.key == "head"}
 
 
-@pytest.mark.slow
-@soaking("spread", SPREAD[:2])
+@first_and_nightly("spread", SPREAD[:2])
 def test_a_site_whose_update_is_refused_goes_back_to_the_head_that_it_had(runs, spread):
     settings = (FEDPER, "clients.min_updates=3", *spread)
     found = heads(runs(*settings, script=FAILING))
@@ -156,7 +152,6 @@ def test_a_site_whose_update_is_refused_goes_back_to_the_head_that_it_had(runs, 
     assert found["site-1", 3] != found["site-1", 2]
 
 
-@pytest.mark.slow
 def test_patterns_that_are_found_in_no_name_end_the_run_with_status_2(jobs):
     run = jobs.run(FINE, *BASE, 'workflow={type=fedper, args{personal=["^tail"]}}', model=MODEL)
     assert run.summary.status == "failed"
@@ -220,8 +215,7 @@ def algorithm_1(rounds, sites, cohorts, alpha):
     return theta
 
 
-@pytest.mark.slow
-@soaking("spread", SPREAD)
+@first_and_nightly("spread", SPREAD)
 def test_feddyn_is_algorithm_1_of_its_paper(jobs, spread):
     settings = ("clients.count=5", "clients.per_round=3", "rounds=6", *spread)
     run = jobs.run(QUADRATIC, FEDDYN, *settings, model=LINE)
@@ -236,8 +230,7 @@ def test_feddyn_is_algorithm_1_of_its_paper(jobs, spread):
     assert set(load_file(state)) == {"momentum.weight"}
 
 
-@pytest.mark.soak
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_feddyn_comes_to_the_optimum_that_fedavg_stays_away_from(jobs):
     settings = ("clients.count=5", "rounds=60")
     found = {}
@@ -268,7 +261,7 @@ def flow(run):
 """
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_proximal_term_draws_to_the_global_model_however_it_is_received(flows):
     copied = FINE.replace("receive(into=net)", "receive()\n    net.load_state_dict(model.params)")
     how = ("clients.count=2", 'model.factory="model:Net"')

@@ -4,8 +4,8 @@ import math
 
 import pytest
 from flows import Flows, finished, records, result
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import LARGE, noisy, results
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
@@ -81,8 +81,8 @@ def test_each_round_has_its_epsilon_its_norm_and_the_fraction_clipped(undisturbe
     assert '"epsilon"' in undisturbed.directory.summary.read_text()
 
 
-@pytest.mark.soak
-@soaking(
+@pytest.mark.nightly
+@first_and_nightly(
     "how",
     [
         ["clients.parallel=1", "streaming.tensor_download_chunk_size=4KiB"],
@@ -96,8 +96,8 @@ def test_no_bit_depends_on_workers_chunks_or_mode(flows, undisturbed, how):
     assert private(run) == private(undisturbed)
 
 
-@pytest.mark.soak
-@soaking("place", ["2 train", "2 fold"])
+@pytest.mark.nightly
+@first_and_nightly("place", ["2 train", "2 fold"])
 def test_no_bit_depends_on_a_kill(flows, undisturbed, place):
     how = [*ADAPTIVE, "clients.parallel=2"]
     killed = flows.killed(FEDAVG, *how, place=place)
@@ -124,7 +124,7 @@ def test_the_job_ends_before_a_round_that_would_spend_too_much(flows):
     assert [each.epsilon for each in run.summary.rounds] == [once]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_integers_keep_their_values_and_a_warning_names_them(flows):
     counting = noisy().replace("params.values():\n", "params.values():\n        tensor += 1\n")
     run = finished(flows.jobs.run(counting, *PRIVATE, "rounds=1"))
@@ -143,7 +143,7 @@ def test_an_adoption_is_refused_since_it_would_show_one_sites_update(flows):
     assert "run.adopt() makes an update the next model as it is" in error
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_folds_that_share_a_draw_or_have_none_get_no_benefit_of_it(flows):
     text = """
     def flow(run):
@@ -167,7 +167,7 @@ def test_folds_that_share_a_draw_or_have_none_get_no_benefit_of_it(flows):
     assert folds[1] == {6: 2}  # until the second fold of round 2 shares its draw
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_round_for_which_nobody_was_drawn_is_noise_alone(flows):
     how = ["privacy.type=central", "clients.count=4", "clients.per_round=1", "rounds=8", "seed=3"]
     run = finished(flows.jobs.run(noisy(), *how, "clients.parallel=2"))
@@ -178,7 +178,7 @@ def test_a_round_for_which_nobody_was_drawn_is_noise_alone(flows):
     assert len(set(digests)) == 8
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_simulated_cohort_has_its_noise_and_its_epsilon(flows):
     how = ["privacy.noise_cohort_size=600", "privacy.population=100000", "rounds=1"]
     run = finished(flows.jobs.run(STILL, *PRIVATE, *how, "workflow.args.evaluate_every=0", LARGE))

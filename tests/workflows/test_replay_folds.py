@@ -2,8 +2,8 @@
 
 import pytest
 from flows import lines, models, records, trainings
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import QUIET, adding, mean_added, noisy
 
 from flstream.telemetry.events import SiteFailed
@@ -65,8 +65,10 @@ SERVER = ["server_optimizer.type=fedavgm", "aggregation.clip_norm=0.01"]
 HOW = {"own": [], "shared": ["clients.parallel=1"], "server": SERVER}
 
 
-@soaking("kind", KINDS)
-@soaking("how", [[], ["clients.parallel=1"], SERVER], ids=["own", "shared", "server"], brief=4)
+@first_and_nightly("kind", KINDS)
+@first_and_nightly(
+    "how", [[], ["clients.parallel=1"], SERVER], ids=["own", "shared", "server"], brief=4
+)
 def test_an_update_is_adopted_to_the_bit(flows, kind, how):
     script = SENDS % ("    " + KINDS[kind])
     run = flows.finish(ADOPT, QUIET, "rounds=1", *how, script=script, model=MODEL)
@@ -181,7 +183,7 @@ def test_a_site_that_takes_longer_than_the_workflow_allows_has_failed(flows):
     assert failed.site == "site-2"
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_update_that_turns_out_unsound_is_left_out_and_its_site_goes_back(flows):
     # It was read first, and has the weight it had then; the fold finds out, and says why.
     text = """

@@ -2,7 +2,7 @@
 
 import pytest
 from flows import Flows, models, records, shape
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import LARGE, noisy, results
 
 # A built-in workflow that dies after a chosen call of what carries it out.
@@ -82,12 +82,12 @@ def undisturbed(tmp_path_factory, jobs_in):
     return of
 
 
-@soaking(
+@first_and_nightly(
     ("name", "place"),
     [(name, place) for name, places in CASES.items() for place in places],
     brief=1,
 )
-@soaking("shared", [True, False])
+@first_and_nightly("shared", [True, False])
 def test_a_kill_of_everything_changes_no_bit(flows, undisturbed, name, place, shared):
     how = [*HOW, SHARED] if shared else HOW
     text = DIES.format(name=name)

@@ -2,8 +2,8 @@
 
 import pytest
 from flows import models, records
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import LARGE, QUIET, adding, results
 
 from flstream.model.checkpoint import FileSource
@@ -54,8 +54,8 @@ def test_a_rounds_newest_model_has_its_name_and_earlier_ones_that_of_their_step(
     assert run.directory.final_model.samefile(run.directory.checkpoint(2))
 
 
-@soaking("place", ["2 site-1", "1 site-1", "1 site-2", "1 site-3", "2 site-3"], brief=1)
-@soaking("keep", ["all", "1"])
+@first_and_nightly("place", ["2 site-1", "1 site-1", "1 site-2", "1 site-3", "2 site-3"], brief=1)
+@first_and_nightly("keep", ["all", "1"])
 def test_replay_finds_models_by_their_digests(flows, place, keep):
     # A later model of the round has taken the name of the one that is looked for.
     how = [*THREE, f"checkpoints.keep={keep}"]
@@ -132,7 +132,7 @@ def test_a_model_that_nobody_could_train_goes_like_any_other(flows):
     assert models(run) == ["round-0004.safetensors"]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_updates_that_are_in_no_model_are_removed_at_the_end(flows):
     text = """
     def flow(run):
@@ -196,7 +196,7 @@ def test_a_workflow_may_end_with_any_of_its_models(flows):
     assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(2))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_model_that_turns_out_unsound_in_mid_run_voids_what_came_after_it(flows):
     # It is not the newest one, so that only who refers to it finds out.
     text = """
@@ -244,7 +244,7 @@ def flow(run):
 """
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_earlier_model_of_a_round_stays_what_it_is(flows):
     run = flows.finish(TWICE % (None, None, None), "clients.count=3", LARGE)
     (digest,) = flows.seen()

@@ -179,7 +179,7 @@ def test_an_effect_that_failed_cannot_be_caught_and_is_not_journaled(flows, end,
     assert not run.directory.final_model.exists()
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_an_evaluation_that_failed_is_made_anew_on_resume(flows):
     # Who fails to score a model once may do so later: nothing of the failure is on record.
     script = adding({}).replace(
@@ -199,7 +199,7 @@ def test_an_evaluation_that_failed_is_made_anew_on_resume(flows):
     assert results(resumed) == results(flows.finish(ROUNDS, script=adding({})))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_what_is_void_is_void_with_all_that_came_after_it(flows):
     # The body of effect 2 is damaged: it, and the evaluation after it, are done again.
     run = flows.finish(ROUNDS, "rounds=1")

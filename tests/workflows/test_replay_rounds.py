@@ -2,7 +2,7 @@
 
 import pytest
 from flows import lines, models, records, result, shape
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import adding, results
 
 from flstream.runs.resume import plan_resume
@@ -25,8 +25,8 @@ SCORES = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
 BEST = "BestModel(round={}, value={})"
 
 
-@soaking("place", ["here", "over"])
-@soaking(
+@first_and_nightly("place", ["here", "over"])
+@first_and_nightly(
     ("key", "rounds", "reason"),
     [
         ('stop_when="accuracy >= 0.65"', 2, "accuracy reached 0.7"),
@@ -109,7 +109,7 @@ def test_it_is_made_again_after_a_kill(flows):
     assert [each.get("accuracy") for each in resumed.summary.metrics] == [None, 0.7, 0.6]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_it_is_void_where_there_are_more_rounds_on_resume(flows):
     expected = flows.finish(ROUNDS, *SELDOM, "rounds=5", script=adding({}))
     due = flows.seen()
@@ -171,8 +171,8 @@ def flow(run):
 """
 
 
-@pytest.mark.soak
-@soaking("place", ["1", "2", "3"])
+@pytest.mark.nightly
+@first_and_nightly("place", ["1", "2", "3"])
 def test_who_is_still_asked_follows_from_final_records(flows, place):
     how = ["clients.count=3", "clients.bench_after=2", "rounds=4"]
     run = flows.killed(SITES, *how, place=place, script=adding(FAILING))

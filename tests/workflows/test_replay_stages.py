@@ -2,7 +2,7 @@
 
 import pytest
 from flows import lines, records, shape
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET, adding, results
 
 from flstream.errors import UsageError
@@ -74,7 +74,7 @@ def test_stages_share_journal_and_numbers_and_rounds_count_for_each(flows, stage
     assert run.directory.final_model.samefile(run.directory.checkpoint(4))
 
 
-@soaking("place", ["first 2", "second 3 site-1", "second 4 site-2"])
+@first_and_nightly("place", ["first 2", "second 3 site-1", "second 4 site-2"])
 def test_a_run_of_stages_goes_on_in_the_stage_where_it_was(flows, stages, place):
     how = stages()
     expected = run_stages(flows, how)
@@ -113,7 +113,7 @@ def test_a_later_stage_does_nothing_before_its_first_round(flows, stages):
     assert run.summary.rounds_completed == 2
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_run_of_stages_can_be_given_no_more_rounds(flows, stages):
     # The first stage would ask for more, where the second one began before.
     how = stages()
@@ -138,7 +138,7 @@ def flow(run):
 FIVE = ["clients.count=5", "rounds=4", QUIET]
 
 
-@soaking("place", ["1", "3", "4"])
+@first_and_nightly("place", ["1", "3", "4"])
 def test_a_generator_goes_on_where_it_was_and_a_value_is_logged_once(flows, place):
     expected = flows.finish(DRAWS, *FIVE)
     due = flows.seen()
@@ -183,7 +183,7 @@ def flow(run):
 """
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_orders_are_the_same_on_replay_and_leave_out_who_is_asked_no_more(flows):
     how = ["clients.count=4", "clients.bench_after=1", "rounds=12", QUIET]
     script = adding({("site-2", 9): "raise KeyError('oops')"})

@@ -4,8 +4,8 @@ import re
 
 import pytest
 from flows import models, records, shape, trainings
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from soaking import soaking
 from training_scripts import LARGE, adding, mean_added, noisy, results
 
 from flstream.telemetry.events import RoundStarted
@@ -74,7 +74,7 @@ def unread(tmp_path_factory, jobs_in):
     }
 
 
-@soaking("how", HOW.values(), ids=HOW)
+@first_and_nightly("how", HOW.values(), ids=HOW)
 def test_folded_unread_or_read_first_the_bits_are_the_same(flows, unread, how):
     due = unread["large" if LARGE in how else "tiny"]
     assert results(flows.run(FOLD % "len(updates)", *SIX, *how)) == due
@@ -82,7 +82,7 @@ def test_folded_unread_or_read_first_the_bits_are_the_same(flows, unread, how):
         assert results(flows.run(FOLD % "", *SIX, *how)) == due
 
 
-@soaking("read", READS, brief=3)
+@first_and_nightly("read", READS, brief=3)
 def test_whatever_is_read_of_updates_has_the_sites_train(flows, read):
     text = f"""
     def flow(run):
@@ -109,7 +109,7 @@ def flow(run):
 """
 
 
-@soaking(("how", "wait"), [("own", False), ("in files", True), ("in a sum", True)])
+@first_and_nightly(("how", "wait"), [("own", False), ("in files", True), ("in a sum", True)])
 def test_updates_that_are_read_wait_where_they_lie_or_in_files(flows, how, wait):
     flows.finish(WAITS, *SIX, *HOW[how], "rounds=1")
     waiting, left = flows.seen()
@@ -163,8 +163,8 @@ def flow(run):
 """
 
 
-@pytest.mark.soak
-@soaking("how", ["own", "in memory"])
+@pytest.mark.nightly
+@first_and_nightly("how", ["own", "in memory"])
 def test_a_fold_whose_updates_are_lost_repeats_just_those_tasks(flows, how):
     shared = ["clients.count=4", *HOW[how]]
     expected = flows.finish(LOST, *shared)
@@ -227,7 +227,7 @@ def test_a_site_that_is_asked_again_first_has_its_update_pulled_into_a_file(flow
     assert len({each.model.digest for each in records(expected) if each.model}) == 2
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_site_that_is_asked_to_score_first_has_its_update_pulled_into_a_file(flows):
     text = AGAIN.replace('second = run.train(model, ["site-2"])', "run.evaluate(scored)")
     text = text.replace("len(second)", "pass").replace("other = run.fold(model, second)", "pass")

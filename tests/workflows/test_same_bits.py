@@ -2,9 +2,8 @@
 
 import re
 
-import pytest
+from nightly_cases import first_and_nightly
 from run_fixtures import Jobs
-from soaking import soaking
 from training_scripts import noisy, results
 
 from flstream.job.aggregation_method import METHODS
@@ -55,8 +54,7 @@ def test_no_workflow_is_left_out():
     assert built_ins().keys() <= named | {"fedavg"}
 
 
-@pytest.mark.slow
-@soaking("settings", EVERY.values(), brief=1, ids=EVERY)
+@first_and_nightly("settings", EVERY.values(), brief=1, ids=EVERY)
 def test_neither_workers_nor_chunks_change_a_bit(jobs: Jobs, settings):
     found = {
         case: left_by(jobs.run(noisy(SENDS_BODIES), *HOW, *settings, *how))

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from nightly_cases import first_and_nightly
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
-from soaking import soaking
 
 from flstream.job import JobError
 
@@ -173,7 +173,7 @@ def test_a_script_for_nvflares_helper_comes_to_the_same(ours, jobs: Jobs):
     np.testing.assert_allclose(found["x"], due["x"], rtol=1e-12)
 
 
-@soaking("how", [("clients.parallel=1",), ("clients.parallel=2",)])
+@first_and_nightly("how", [("clients.parallel=1",), ("clients.parallel=2",)])
 def test_workers_change_no_bit(ours, jobs: Jobs, how):
     run = jobs.run(OURS, *HOW, "rounds=3", *how, model=MODEL)
     assert run.summary.model.digest == ours.summary.model.digest

@@ -2,7 +2,7 @@
 
 import pytest
 from flows import Flows
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import LARGE, noisy, of_kind, results, trained
 
 from flstream.errors import UsageError
@@ -106,7 +106,7 @@ def fedavg(tmp_path_factory, jobs_in):
     return results(jobs_in(tmp_path_factory.mktemp("fedavg")).run(noisy(), *HOW))
 
 
-@soaking("more", [[], SHARED, ["streaming.mode=push"]])
+@first_and_nightly("more", [[], SHARED, ["streaming.mode=push"]])
 def test_a_site_folds_to_the_bits_of_fedavg_and_the_server_reads_no_tensor(flows, fedavg, more):
     run = flows.finish(WATCHED, *HOW, *more)
     assert results(run) == fedavg
@@ -151,7 +151,7 @@ def test_a_fold_that_ends_in_no_known_way_is_done_elsewhere(flows, fedavg):
     assert "was lost while it folded the updates of round 2" in warning
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_model_comes_from_another_worker_if_the_one_that_offers_it_dies(
     flows, tmp_path_factory, jobs_in
 ):
@@ -163,7 +163,7 @@ def test_a_model_comes_from_another_worker_if_the_one_that_offers_it_dies(
     assert run.summary.failures == []
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_site_that_acknowledges_no_task_in_time_is_lost(jobs):
     blocks = 'if (site, number) == ("site-2", 1):\n    flare.send = blocked(flare.send)\n'
     prelude = (
@@ -182,7 +182,7 @@ def test_a_site_that_acknowledges_no_task_in_time_is_lost(jobs):
     assert "workflow.args.start_task_timeout" in failure.reason
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_round_of_which_nothing_comes_ends_the_run(jobs):
     run = jobs.run(
         noisy("threading.Event().wait()"),

@@ -2,7 +2,7 @@
 
 import pytest
 from flows import records, shape
-from soaking import soaking
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET, adding
 
 from flstream.errors import UsageError
@@ -81,7 +81,7 @@ MISTAKES = {
 }
 
 
-@soaking("mistake", MISTAKES, brief=20)
+@first_and_nightly("mistake", MISTAKES, brief=20)
 def test_what_is_wrong_with_a_call_is_a_sentence(flows, mistake):
     text = FLOW.format(mistake)
     error = flows.fail(text, QUIET, "rounds=3", "clients.parallel=1", script=adding({}))
@@ -112,7 +112,7 @@ def test_nothing_is_done_before_the_first_round(flows, call):
     assert f"{BEFORE[call]}; call it in the loop over run.rounds()" in error
 
 
-@soaking(
+@first_and_nightly(
     ("bodies", "meta", "sentence"),
     [
         ("task='zeros'", "None", "was given a body named 'task'; a name has small letters"),
@@ -193,8 +193,8 @@ OTHER = {
 }
 
 
-@pytest.mark.soak
-@soaking("other", OTHER, brief=1)
+@pytest.mark.nightly
+@first_and_nightly("other", OTHER, brief=1)
 def test_another_effect_on_replay_than_before_is_an_error_that_names_both(flows, other):
     body, before, now = OTHER[other]
     text = f"""

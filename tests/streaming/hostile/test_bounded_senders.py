@@ -5,14 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nightly_cases import first_and_nightly
 from safetensors.numpy import save_file
-from soaking import soaking
 
 from flstream.streaming.api import add_arrays, add_file, download_arrays
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.transport.sockets import pipe
-
-pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
@@ -136,8 +134,8 @@ def test_chunks_longer_than_a_turn_are_sent_in_pieces_and_sound(
 KINDS = ["zeros", "beginnings"]
 
 
-@pytest.mark.soak
-@soaking("kind", range(len(KINDS)), ids=KINDS)
+@pytest.mark.nightly
+@first_and_nightly("kind", range(len(KINDS)), ids=KINDS)
 def test_a_receiver_that_floods_the_sender_loses_its_channel_alone(
     attackers, honest, watch_growth, kind
 ):
@@ -164,7 +162,7 @@ INSISTS = {
 }
 
 
-@soaking("kind", INSISTS.values(), ids=INSISTS, brief=9)
+@first_and_nightly("kind", INSISTS.values(), ids=INSISTS, brief=9)
 def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
     attackers, honest, watch_growth, kind
 ):

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import add_tensors, download_file, download_tensors
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.service import DownloadService
 from flstream.transport.sockets import pipe
-
-pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("unlucky.py")
 HALF = 4 << 20
@@ -57,7 +55,7 @@ def change_half_way():
         process.communicate()
 
 
-@soaking("how", ["in place", "through a view", "file"])
+@first_and_nightly("how", ["in place", "through a view", "file"])
 def test_a_change_that_can_be_seen_ends_the_download_on_both_sides(change_half_way, how):
     def download(receiver, token, on_progress):
         return download_tensors(
@@ -85,7 +83,7 @@ def test_a_file_is_not_made_of_two_states_of_a_model(change_half_way, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_change_that_torch_does_not_count_is_not_seen(change_half_way):
     # As docs/protocol.md says; the test is there to have that stay true.
     def download(receiver, token, on_progress):

@@ -21,8 +21,6 @@ from flstream.streaming.api import (
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.transport.sockets import pipe
 
-pytestmark = pytest.mark.slow
-
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=1 << 16, request_timeout=30)
 

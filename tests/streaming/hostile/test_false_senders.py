@@ -4,13 +4,11 @@ import re
 import time
 
 import pytest
-from soaking import soaking
+from nightly_cases import first_and_nightly
 
 from flstream.streaming.api import download_arrays, download_file
 from flstream.streaming.limits import Limits
 from flstream.streaming.receiver import StreamSettings
-
-pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 TOKEN = bytes(range(16))
@@ -30,7 +28,7 @@ LAYOUTS = {
 }
 
 
-@soaking(("kind", "sentence"), list(enumerate(LAYOUTS.values())), ids=LAYOUTS, brief=4)
+@first_and_nightly(("kind", "sentence"), list(enumerate(LAYOUTS.values())), ids=LAYOUTS, brief=4)
 def test_a_layout_that_is_none_costs_the_receiver_little_and_leaves_nothing(
     attackers, watch_growth, tmp_path, kind, sentence
 ):
@@ -69,7 +67,7 @@ KINDS = [
 ]
 
 
-@soaking("kind", range(len(KINDS)), ids=KINDS, brief=2)
+@first_and_nightly("kind", range(len(KINDS)), ids=KINDS, brief=2)
 def test_a_sender_that_talks_without_end_is_given_up_in_time(attackers, watch_growth, kind):
     receiver, _, _ = attackers.send("talks", kind)
     growth = watch_growth()

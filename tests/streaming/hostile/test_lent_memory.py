@@ -1,20 +1,17 @@
 """Receivers that read late get what was offered, and nothing that came to lie there since."""
 
 import numpy as np
-import pytest
+from nightly_cases import first_and_nightly
 from safetensors.numpy import load_file, save_file
-from soaking import soaking
 
 from flstream.model.checkpoint import FileSink
 from flstream.model.layout import Layout
 from flstream.streaming.api import add_arrays, add_file
 
-pytestmark = pytest.mark.slow
-
 MIB = 1 << 20
 
 
-@soaking("how", ["abort", "timeout", "quorum", "closed", "detached"], brief=2)
+@first_and_nightly("how", ["abort", "timeout", "quorum", "closed", "detached"], brief=2)
 def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attackers, how):
     array = np.full(8 * MIB, 1, np.uint8)
     others = ["site-2"] if how == "quorum" else []
@@ -45,7 +42,7 @@ def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attackers, 
     assert int(foreign) == 0
 
 
-@soaking("how", ["abort", "closed"])
+@first_and_nightly("how", ["abort", "closed"])
 def test_a_file_that_was_lent_is_not_overwritten_in_place(attackers, tmp_path, how):
     path, layout = tmp_path / "m.safetensors", Layout.of([("w", "U8", (8 * MIB,))])
 
@@ -72,8 +69,8 @@ def test_a_file_that_was_lent_is_not_overwritten_in_place(attackers, tmp_path, h
     assert int(foreign) == 0
 
 
-@soaking("what", ["array", "file"])
-@soaking("attack", ["late", "splices"], brief=3)
+@first_and_nightly("what", ["array", "file"])
+@first_and_nightly("attack", ["late", "splices"], brief=3)
 def test_a_receiver_that_is_not_trusted_has_no_pages_to_hold_on_to(
     attackers, tmp_path, what, attack
 ):

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 
-def soaking(
+def first_and_nightly(
     names: str | Sequence[str], cases: Iterable[Any], *, brief: int = 1, **options: Any
 ) -> pytest.MarkDecorator:
-    """Parametrize a test, and mark it as a soak test in all cases but the first few.
+    """Parametrize a test, and leave all cases but the first few to `make test-nightly`.
 
     Args:
         names: Names of the arguments, as for ``pytest.mark.parametrize``.
         cases: A value each, a tuple of values where there are several names, or a
             ``pytest.param`` of either.
-        brief: How many cases are not marked.
+        brief: How many cases run each time.
         options: What else ``pytest.mark.parametrize`` takes.
     """
     several = not isinstance(names, str) or "," in names
@@ -26,6 +26,6 @@ def soaking(
             name, case = case.id, case.values
         elif not several:
             case = (case,)
-        marks = () if number < brief else pytest.mark.soak
+        marks = () if number < brief else pytest.mark.nightly
         marked.append(pytest.param(*case, marks=marks, id=name))
     return pytest.mark.parametrize(names, marked, **options)
