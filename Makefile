@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-peers against science kills damage clean
+.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-peers against science digests clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -58,6 +58,9 @@ format: $(STAMP) ## Format the code
 docs: $(STAMP) ## Write the reference of the job file (docs/job.md) anew
 	$(BIN)/python -m flstream.job.reference > docs/job.md.new && mv docs/job.md.new docs/job.md
 
+digests: $(STAMP) ## Write what the rows of tests/matrix end in (ARGS=fedavg for some), for a reviewer to read
+	PYTHONPATH=tests:tests/matrix $(BIN)/python tests/matrix/record.py $(ARGS)
+
 bench: $(STAMP) ## Measure start-up, streaming, rounds and modes against the machine (20 GiB of memory)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/transfer.py
@@ -84,12 +87,6 @@ against: $(STAMP) ## Compare rows with another checkout in pairs; OTHER=path ARG
 
 science: $(STAMP) ## Measure what workflows, rules and privacy are worth, and write docs/science.md (an hour)
 	$(BIN)/python benchmarks/science.py --markdown docs/science.md $(ARGS)
-
-kills: $(STAMP) ## Kill runs at random instants, resume them, and compare the bits (ten minutes)
-	$(BIN)/python benchmarks/kills.py $(ARGS)
-
-damage: $(STAMP) ## Damage runs that were killed, resume them, and compare the bits (50 cases)
-	$(BIN)/python benchmarks/damage.py $(ARGS)
 
 clean: ## Remove the virtual environment and caches (runs/ is left alone)
 	rm -rf $(VENV) $(PEERS)/.venvs $(PEERS)/.work .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,14 @@
 """What all tests share: how Hypothesis tries examples."""
 
+import os
+import tempfile
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Where processes of runs look for a test that kills them at a point; nearly always nobody is there.
+# It is set before the first fork server of this process starts, and each process has its own.
+os.environ["FLSTREAM_HALTS"] = f"{tempfile.gettempdir()}/flstream-halts-{os.getpid()}"
 
 settings.register_profile(
     "nightly",

@@ -23,6 +23,7 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update_set import BaseValues
 from flstream.model.body import Sink
 from flstream.model.digests import BodyDigest
+from flstream.telemetry.halts import halt_at
 
 
 class Fold(Protocol):
@@ -113,6 +114,7 @@ class NextModel:
         Returns:
             The place of that number, or None.
         """
+        halt_at("fold")
         (out,) = self._sink.views(start, stop)
         for index, region in enumerate(regions):
             target = out[region.start - start : region.stop - start]

@@ -46,6 +46,7 @@ from flstream.codecs.chain import CodecChain
 from flstream.errors import ClientError
 from flstream.model.body import Source
 from flstream.model.memory import MemoryBody, Params
+from flstream.telemetry.halts import halt_at
 
 if TYPE_CHECKING:
     from flstream.client.task_model import Into, Place
@@ -190,6 +191,8 @@ class TaskExecution:
             LayoutError: A tensor cannot be streamed; the message names it.
         """
         site = self._current()
+        if self.task.kind in ("train", "evaluate"):
+            halt_at("training" if self.task.kind == "train" else "evaluation")
         model.check()
         # Memory that the script frees from here on is kept for the next model.
         self._worker.memory.keep()

@@ -27,6 +27,7 @@ from flstream.model.descriptors import (
 )
 from flstream.model.digests import BodyDigest, ChunkDigester, ChunkDigests
 from flstream.model.layout import Layout
+from flstream.telemetry.halts import halt_at
 from flstream.text import quotable
 
 # Bytes written between two requests to the disk to begin writing.
@@ -294,6 +295,7 @@ class FileSink:
         try:
             if self._durable:
                 os.fsync(self._fd)
+                halt_at("rename")
             self._temporary.replace(self.path)
             if self._durable:
                 sync_directory(self.path.parent)

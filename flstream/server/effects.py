@@ -12,6 +12,7 @@ from flstream.errors import FlstreamError, ReplayMismatchError
 from flstream.server.context import Emit
 from flstream.telemetry.events import EffectDone, ModelRecord
 from flstream.telemetry.exact import decode_exact, encode_exact
+from flstream.telemetry.halts import halt_at
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class EffectJournal:
             model=model,
             result=encode_exact(result),
         )
+        halt_at("record")
         self._emit(done)
         self._places[effect.number] = len(self._places)
         return done

@@ -31,6 +31,7 @@ from flstream.server.site_effects import SiteEffects
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.training_effects import TrainingEffects, TrainRequest
 from flstream.telemetry.events import SiteLog, Warned
+from flstream.telemetry.halts import halt_at
 
 
 class Federation:
@@ -219,6 +220,7 @@ class Federation:
     def finish(self, version: int) -> None:
         """End the run with a model: its file gets its second name, and what waits is let go of."""
         path = self._store.source(self._store.handle(version)).path
+        halt_at("end")
         self.state.trainer.release_all("the run is over")
         run = self._context.run
         run.discard_updates()

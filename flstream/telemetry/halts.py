@@ -1,0 +1,28 @@
+"""Named points of a run at which a test halts a process, to kill it or another one there.
+
+Without the environment variable, which only tests set, nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+SOCKET = "FLSTREAM_HALTS"
+"""Environment variable with the path of the Unix socket of a test that waits for processes."""
+POINTS = ("training", "record", "rename", "fold", "evaluation", "end")
+"""In training code's answer, before a record of an effect, before a model's file gets its name, in
+a fold, in the answer to an evaluation, and before the final model gets its second name."""
+
+_PATH = os.environ.get(SOCKET)
+
+
+def halt_at(point: str) -> None:
+    """Tell the test, if there is one, that this process is at a point, and wait for its reply."""
+    if _PATH is None:
+        return
+    with socket.socket(socket.AF_UNIX) as test:
+        if test.connect_ex(_PATH) == 0:  # else the test waits for nobody
+            test.sendall(f"{point} {os.getpid()}".encode())
+            test.shutdown(socket.SHUT_WR)
+            test.recv(1)

@@ -1,0 +1,44 @@
+"""A script that uses all that a workflow may offer, and keeps a state between its trainings."""
+
+import json
+import sys
+
+import torch
+from model import Net, accuracy, loss_of, move_buffers, targets
+
+import flstream.client as flare
+
+flare.init()
+info = flare.system_info()
+index = info["site_index"]
+net = Net(**info["model_args"])
+aims = targets(net, index)
+while flare.is_running():
+    model = flare.receive(into=net)
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"accuracy": accuracy(net, aims)}))
+        continue
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.125, momentum=0.5)
+    flare.restore_optimizer(optimizer, model=net)
+    control = flare.ScaffoldControl(net, model) if "control" in model.meta else None
+    regulariser = flare.DynamicRegulariser(net)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    path = flare.get_state_dir() / "kept.json"
+    kept = json.loads(path.read_text()) if path.exists() else 0
+    for _ in range(2):
+        loss = loss_of(net, aims) + flare.proximal_term(net) + regulariser.term()
+        optimizer.zero_grad()
+        loss.backward()
+        if control is not None:
+            control.correct()
+        optimizer.step()
+    move_buffers(net, index + kept)
+    path.write_text(json.dumps(kept % 7 + 1))
+    meta = {"num_examples": 3 + index}
+    if control is not None:
+        meta["control"] = control.difference(0.125)
+    params, kind = net.state_dict(), "FULL"
+    if "--diff" in sys.argv:
+        params, kind = {name: params[name] - before[name] for name in params}, "DIFF"
+    answer = flare.FLModel(params=params, params_type=kind, metrics={"kept": kept}, meta=meta)
+    flare.send(answer)

@@ -1,0 +1,55 @@
+"""A model of several dtypes, and training whose bits no processor's vector units decide.
+
+All factors are powers of two, so that a product is exact whether or not it is fused with a sum, and
+random numbers are drawn as integers.
+"""
+
+import random
+
+import numpy as np
+import torch
+
+
+class Net(torch.nn.Module):
+    """``width`` float32 weights of a base, a head, and buffers of other dtypes."""
+
+    def __init__(self, width):
+        super().__init__()
+        steps = torch.arange(width)
+        self.base = torch.nn.Parameter((steps % 37 - 18) / 64)
+        self.head = torch.nn.Parameter((steps[: width // 8] % 11 - 5) / 32)
+        self.register_buffer("wide", ((steps[:5] - 2) / 4).double())
+        self.register_buffer("narrow", ((steps[: width // 4] % 5 - 2) / 8).bfloat16())
+        self.register_buffer("steps", torch.tensor(0))
+
+
+def targets(net, index):
+    """What a site's base and head are drawn to, by the site's index."""
+    generator = torch.Generator().manual_seed(index)
+    return [
+        torch.randint(-64, 65, each.shape, generator=generator) / 64
+        for each in (net.base, net.head)
+    ]
+
+
+def loss_of(net, aims):
+    """Half the squared distance from the targets, plus noise that only the task's seed decides."""
+    loss = 0.0
+    for weights, aim in zip((net.base, net.head), aims, strict=True):
+        noise = torch.randint(-8, 9, aim.shape) / 256
+        loss = loss + ((weights - aim + noise) ** 2).sum() / 2
+    return loss
+
+
+@torch.no_grad()
+def move_buffers(net, index):
+    """Change what no gradient moves, by all three global generators."""
+    net.steps += 1 + index
+    net.wide += random.randrange(-4, 5) / 8
+    net.narrow += (int(np.random.randint(-4, 5)) / 16) * torch.ones_like(net.narrow)
+
+
+@torch.no_grad()
+def accuracy(net, aims):
+    """The share of base weights within a half of their target."""
+    return ((net.base - aims[0]).abs() < 0.5).sum().item() / aims[0].numel()

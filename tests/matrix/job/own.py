@@ -1,0 +1,67 @@
+"""What users may write themselves: a workflow, an aggregator, a codec and a filter."""
+
+import zlib
+
+import numpy as np
+
+
+def odd_even(run):
+    """Train the odd sites, then the even ones; who goes first is drawn, and counts are kept."""
+    model, coin, turns = run.initial_model(), run.random("coin"), 0
+    for _ in run.rounds():
+        halves = [run.sites[::2], run.sites[1::2]]
+        if coin.random() < 0.5:
+            halves.reverse()
+        for sites in halves:
+            turns += 1
+            model = run.fold(model, run.train(model, sites, meta={"turn": turns}))
+        run.evaluate(model)
+    return model
+
+
+class Middle:
+    """The middle one of the values, or the mean of the two in the middle."""
+
+    def fold(self, values, weights):
+        """Fold values (updates, elements)."""
+        return np.median(values, axis=0)
+
+
+class Deflate:
+    """A compressor of frames."""
+
+    def compress(self, data):
+        """Bytes of a frame, shorter."""
+        return zlib.compress(bytes(data), 1)
+
+    def expand(self, payload, size):
+        """The frame again, of ``size`` bytes."""
+        return zlib.decompress(bytes(payload), bufsize=size)
+
+
+class Sixteenths:
+    """Encodes numbers as whole sixteenths between -8 and 8."""
+
+    def nbytes(self, dtype, count):
+        """A byte a number."""
+        return count
+
+    def encode(self, numbers, place):
+        """The nearest sixteenths."""
+        return (
+            np.clip(np.rint(np.asarray(numbers, np.float64) * 16), -127, 127)
+            .astype(np.int8)
+            .tobytes()
+        )
+
+    def decode(self, data, place):
+        """The numbers again."""
+        return np.frombuffer(data, np.int8).astype(np.float32) / 16
+
+
+class Signs:
+    """Keeps the signs of changes, of which a few are flipped by the block's own numbers."""
+
+    def __call__(self, values, block):
+        """Return as many numbers as were given."""
+        return np.where(block.uniforms() < 0.125, -np.sign(values), np.sign(values)) / 64

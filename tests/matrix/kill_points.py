@@ -1,0 +1,132 @@
+"""Kills of a run's processes at named points (see flstream/telemetry/halts.py)."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import psutil
+from matrix_runs import JOB, simulate_job
+
+from flstream.telemetry.halts import SOCKET
+
+PATIENCE = 120.0
+"""Seconds after which a run of a fraction of a second counts as stuck."""
+
+
+class KillAt:
+    """Calls a function with the pid of the process that comes to a point, and then lets it go.
+
+    Args:
+        point: Name of the point.
+        time: Which of the times counts that any process of the run comes there, from 1.
+        kill: Kills what is to be killed.
+
+    Attributes:
+        was_reached: Whether it was called.
+    """
+
+    def __init__(self, point: str, time: int, kill: Callable[[int], None]) -> None:
+        self.was_reached = False
+        self._wanted = point, time
+        self._kill = kill
+        self._path = os.environ[SOCKET]
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self._path)
+        self._listener.listen(100)
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        times: Counter[str] = Counter()
+        while True:
+            with self._listener.accept()[0] as process:
+                point, _, pid = process.recv(100).decode().partition(" ")
+                if not point:
+                    return  # it is this process, which wants no more
+                times[point] += 1
+                if (point, times[point]) == self._wanted:
+                    self.was_reached = True
+                    self._kill(int(pid))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with socket.socket(socket.AF_UNIX) as end:
+            end.connect(self._path)
+        self._thread.join()
+        os.unlink(self._path)
+        self._listener.close()
+
+
+def run_killed(folder: Path, overrides: list[str], point: str, time: int, victim: str) -> bool:
+    """Run the matrix's job until a victim is killed at a point, and wait until all have ended.
+
+    Args:
+        folder: Path of the run directory.
+        overrides: Overrides of the job.
+        point: Name of the point.
+        time: Which of the times counts that the run comes there.
+        victim: ``server``, ``worker`` (the one at the point, if one is), ``launcher`` or ``all``.
+
+    Returns:
+        Whether the run came to the point.
+    """
+    if victim in ("launcher", "all"):
+        return _command_killed(folder, overrides, point, time, victim)
+    killed: list[psutil.Process] = []
+
+    def kill(halted: int) -> None:
+        pids = _pids(folder)
+        server = pids.pop("server")
+        chosen = server
+        if victim == "worker":
+            chosen = halted if halted in pids.values() else min(pids.values())
+        killed.append(psutil.Process(chosen))
+        os.kill(chosen, signal.SIGKILL)
+
+    with KillAt(point, time, kill) as at:
+        simulate_job(folder, overrides)
+    _await_end(killed)
+    return at.was_reached
+
+
+def _command_killed(folder: Path, overrides: list[str], point: str, time: int, victim: str) -> bool:
+    line = [sys.executable, "-m", "flstream", "simulate", str(JOB), "--quiet"]
+    line += ["--run-dir", str(folder), *(f"--set={each}" for each in overrides)]
+    everyone: list[psutil.Process] = []
+
+    def kill(_: int) -> None:
+        everyone.extend(psutil.Process(command.pid).children(recursive=True))
+        for process in [psutil.Process(command.pid), *(everyone if victim == "all" else [])]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    with KillAt(point, time, kill) as at:
+        with subprocess.Popen(
+            line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as command:
+            command.wait(PATIENCE)
+        _await_end(everyone)
+    return at.was_reached
+
+
+def _await_end(processes: list[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(processes, timeout=PATIENCE)
+    assert left == []
+
+
+def _pids(folder: Path) -> dict[str, int]:
+    """Pids of a run's processes, by name."""
+    lines = (folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
+    ready = [event for event in map(json.loads, lines) if event["kind"] == "process_ready"]
+    return {event["process"]: event["pid"] for event in ready}

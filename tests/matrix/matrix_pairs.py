@@ -1,0 +1,34 @@
+"""Cases that cover every pair of values, chosen greedily."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+
+Case = tuple[object, ...]
+
+
+def pairwise(
+    first: Sequence[object], others: Sequence[Sequence[object]], allowed: Callable[[Case], bool]
+) -> Iterator[Case]:
+    """Yield cases such that each pair of values that can occur together occurs in one of them.
+
+    Args:
+        first: Values of the dimension with the most of them, in whose order the cases come.
+        others: Values of each other dimension.
+        allowed: Whether there is such a case at all.
+    """
+    possible: Mapping[object, list[Case]] = {
+        value: [case for rest in product(*others) if allowed(case := (value, *rest))]
+        for value in first
+    }
+    left = {pair for cases in possible.values() for case in cases for pair in pairs_of(case)}
+    for cases in possible.values():
+        own = {pair for case in cases for pair in pairs_of(case) if pair[0][0] == 0}
+        while own & left:
+            case = max(cases, key=lambda each: len(pairs_of(each) & left))
+            left -= pairs_of(case)
+            yield case
+
+
+def pairs_of(case: Case) -> frozenset[tuple[tuple[int, object], tuple[int, object]]]:
+    """The pairs of values that a case covers, each value with its dimension."""
+    return frozenset(combinations(enumerate(case), 2))

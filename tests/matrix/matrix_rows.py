@@ -1,0 +1,142 @@
+"""The rows of the matrix: each way of computing a model that has bits of its own."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from flstream.telemetry.halts import POINTS
+
+MODES = ("pull", "push", "map", "native")
+
+
+class Row(NamedTuple):
+    """A job whose model depends on its settings and the seed alone.
+
+    Attributes:
+        settings: Overrides of ``job/job.conf``, as ``key=value``.
+        modes: The streaming modes that it can have.
+        sizes: The sizes of its model.
+        points: The points that its runs come to.
+        times: Whether they come there ``first`` or also ``later``.
+    """
+
+    settings: tuple[str, ...] = ()
+    modes: tuple[str, ...] = MODES
+    sizes: tuple[str, ...] = ("tiny", "large")
+    points: tuple[str, ...] = POINTS
+    times: tuple[str, ...] = ("first", "later")
+
+
+def workflow(kind: str, *args: str) -> str:
+    """The override that chooses a workflow."""
+    return f"workflow={{type={kind}, args{{{', '.join(args)}}}}}"
+
+
+def codecs(direction: str, *kinds: str, **how: tuple[str, ...]) -> Row:
+    """A row with codecs in one direction."""
+    return Row((f"streaming.codecs.{direction}=[{', '.join(kinds)}]",), **how)
+
+
+def method(name: str, *more: str) -> Row:
+    """A row with another way of combining updates, of seven sites."""
+    return Row(("clients.count=7", f'aggregation.method="{name}"', *more))
+
+
+def optimizer(kind: str) -> Row:
+    """A row with a server optimizer."""
+    return Row((f"server_optimizer={{type={kind}, learning_rate=0.5}}",))
+
+
+def private(*settings: str) -> Row:
+    """A row with the mean made private."""
+    return Row(("privacy.type=central", "privacy.noise_multiplier=0.25", *settings))
+
+
+STAGES = "workflow=[{type=fedavg}, {type=cyclic, args{order=random}}, {type=cross_site}]"
+ADAPTIVE = "privacy.clipping={type=adaptive, norm=2}"
+EXACT = {"modes": ("pull",), "sizes": ("large",)}
+
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {
+        # Workflows.
+        "fedavg": Row(),
+        "fedprox": Row((workflow("fedavg", "fedprox_mu=0.5"),)),
+        "cyclic": Row((workflow("cyclic", "order=random_without_same_in_a_row"),)),
+        "scaffold": Row((workflow("scaffold"),)),
+        "feddyn": Row((workflow("feddyn", "feddyn_alpha=0.5"),)),
+        "ditto": Row((workflow("ditto", "ditto_lambda=0.5"),)),
+        "fedper": Row((workflow("fedper", 'personal=["^head"]'),)),
+        "swarm": Row((workflow("swarm"),)),
+        "cross_site": Row((workflow("cross_site", "after=swarm"),)),
+        "evaluate": Row(
+            (workflow("evaluate"),), points=("record", "evaluation", "end"), times=("first",)
+        ),
+        "own workflow": Row((workflow('"own.py:odd_even"'),)),
+        "stages": Row((STAGES,)),
+        # Ways of training.
+        "diff": Row(("train.args={diff=true}",)),
+        "received": Row(("train.script=received.py", "train.alias=nvflare")),
+        "learner": Row(('train.learner="learner.py:Line"', "train.script=null")),
+        "local optimizer": Row(("train.optimizer_state=local",)),
+        "global optimizer": Row(
+            ("train.optimizer_state=global", "train.optimizer_moments=[momentum_buffer]")
+        ),
+        "sampled": Row(("clients.per_round=2", "clients.count=5", "checkpoints.keep=1")),
+        "stopped": Row(('stop_when="accuracy >= 0.6"', "rounds=6", "patience=2")),
+        # Ways of combining updates.
+        "weights": Row(("aggregation.weights={site-1=3.0, site-3=0.5}",)),
+        "excluded": Row(('aggregation.exclude=["^head", "wide"]',)),
+        "clipped": Row(("aggregation.clip_norm=median",)),
+        "norm_bounded_mean": method("norm_bounded_mean", "aggregation.clip_norm=0.5"),
+        "median": method("median"),
+        "trimmed_mean": method("trimmed_mean", "aggregation.trim=0.2"),
+        "krum": method("krum"),
+        "multi_krum": method("multi_krum"),
+        "bulyan": method("bulyan"),
+        "geometric_median": method("geometric_median"),
+        "own aggregator": method("own.py:Middle"),
+        # What the server makes of the mean.
+        "fedavgm": optimizer("fedavgm"),
+        "fedadagrad": optimizer("fedadagrad"),
+        "fedadam": optimizer("fedadam"),
+        "fedyogi": optimizer("fedyogi"),
+        "private": private(),
+        "private adaptive": private(ADAPTIVE, "clients.per_round=3", "privacy.accountant=pld"),
+        # Codecs.
+        "cast up": codecs("up", "cast"),
+        "int8 up": codecs("up", "int8"),
+        "int4 up": codecs("up", "int4"),
+        "topk up": codecs("up", "{type=topk, fraction=0.25}"),
+        "ternary up": codecs("up", "ternary", "zstd", modes=("pull",)),
+        "own codec up": codecs("up", '"own.py:Sixteenths"'),
+        "cast down": codecs("down", "cast"),
+        "int8 down": codecs("down", "int8"),
+        "int4 down": codecs("down", "int4"),
+        "delta both": Row(
+            ("streaming.codecs={down=[delta, shuffle, zstd], up=[delta, zstd]}",), **EXACT
+        ),
+        "own compressor": codecs("down", "shuffle", '"own.py:Deflate"', **EXACT),
+        # Filters.
+        "percentile_privacy": Row(("filters.up=[{type=percentile_privacy, percentile=50}]",)),
+        "svt_privacy": Row(("filters.up=[{type=svt_privacy, fraction=0.5, gamma=1}]",)),
+        "exclude_vars": Row(("filters.up=[{type=exclude_vars, exclude_vars=[head]}]",)),
+        "gaussian": Row(("filters.up=[{type=gaussian, sigma=0.125}]",)),
+        "gaussian down": Row(("filters.down=[{type=gaussian, sigma=0.125}]",)),
+        "own filter": Row(('filters.up=["own.py:Signs"]',)),
+        # Links.
+        "thin links": Row(
+            ("network={up=400 Mbit, down=800 Mbit, latency=1 ms, jitter=1 ms, loss=0.01}",)
+        ),
+    }
+)
+
+SHIPPED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "digits": (),
+        "script": (),
+        "learner": (),
+        "virtual": (),
+        "exchange": ("model.args.size=8 MiB",),
+    }
+)
+"""Jobs of this checkout, and their overrides."""

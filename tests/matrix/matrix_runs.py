@@ -1,0 +1,74 @@
+"""Runs of the matrix's jobs, and what they end in."""
+
+import json
+from pathlib import Path
+
+import xxhash
+from matrix_rows import ROWS
+from run_fixtures import shared_host_for
+
+from flstream.job import load_job
+from flstream.runs.resume import plan_resume
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.launcher import simulate
+
+JOB = Path(__file__).parent / "job" / "job.conf"
+JOBS = Path(__file__).parents[2] / "jobs"
+DIGESTS = Path(__file__).parent / "digests.json"
+WIDTHS = {"tiny": 64, "large": 3 << 18}
+"""Float32 weights of a model's base: some hundred bytes in all, and more than a chunk of 2 MiB."""
+
+Ending = dict[str, object]
+"""What a run ends in, as the table of digests has it."""
+
+
+def overrides_of(row: str, size: str, *more: str) -> list[str]:
+    """The overrides of a row and a size, and more of a case."""
+    return [*ROWS[row].settings, f"model.args.width={WIDTHS[size]}", *more]
+
+
+def run(folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = False) -> Ending:
+    """Run a job to its end, or resume it unless it has finished; return what it ends in."""
+    if not (resume and _has_finished(folder)):
+        simulate_job(folder, overrides, job, resume=resume)
+    return ending(folder)
+
+
+def simulate_job(
+    folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = False
+) -> None:
+    """Run or resume a job in processes that share a fork server, whatever comes of it."""
+    loaded = load_job(job, overrides)
+    directory = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, folder)
+    with directory.in_use():
+        point = plan_resume(loaded, directory) if resume else None
+        simulate(loaded, directory, None, point, shared_host_for(loaded))
+
+
+def _has_finished(folder: Path) -> bool:
+    path = folder / "summary.json"
+    return path.exists() and json.loads(path.read_text())["status"] == "finished"
+
+
+def ending(folder: Path) -> Ending:
+    """What the run in a folder has ended in.
+
+    Raises:
+        AssertionError: It did not finish.
+    """
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "finished", summary["error"]
+    scores = folder / "cross_site" / "cross_val_results.json"
+    return {
+        "model": summary["model"]["digest"],
+        "rounds": summary["rounds_completed"],
+        "accuracy": [each.get("accuracy") for each in summary["metrics"]],
+        "best": (summary["best"] or {}).get("round"),
+        "scores": xxhash.xxh3_64_hexdigest(scores.read_bytes()) if scores.exists() else None,
+    }
+
+
+def recorded(name: str) -> Ending:
+    """What the table says that a job's runs end in."""
+    found: Ending = json.loads(DIGESTS.read_text())[name]
+    return found

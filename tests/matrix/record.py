@@ -1,0 +1,36 @@
+"""Write the table of digests: what each row of the matrix ends in, and each shipped job.
+
+make digests
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from matrix_rows import ROWS, SHIPPED
+from matrix_runs import DIGESTS, JOB, JOBS, overrides_of, run
+
+from flstream.engines.processes import ProcessHost
+
+
+def main(wanted: list[str]) -> None:
+    """Run every row undisturbed, or those whose names begin as asked, and write the table."""
+    table = json.loads(DIGESTS.read_text()) if DIGESTS.exists() and wanted else {}
+    cases = {
+        f"{row}, {size}": (JOB, overrides_of(row, size)) for row in ROWS for size in ROWS[row].sizes
+    }
+    cases |= {f"jobs/{job}": (JOBS / job / "job.conf", list(how)) for job, how in SHIPPED.items()}
+    for name, (job, overrides) in cases.items():
+        if wanted and not any(map(name.startswith, wanted)):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            table[name] = run(Path(folder) / "run", overrides, job)
+        print(name, table[name]["accuracy"], flush=True)
+    rows = [f"  {json.dumps(name)}: {json.dumps(table[name])}" for name in cases if name in table]
+    DIGESTS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    ProcessHost({}).close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,116 @@
+"""A killed run that is damaged resumes to the table's bits, or is refused and left as it was."""
+
+import random
+import shutil
+from itertools import product
+
+import pytest
+from kill_points import run_killed
+from matrix_draw import drawn
+from matrix_runs import overrides_of, recorded, run
+
+from flstream.errors import UsageError
+
+ROWS = (
+    "fedavg",
+    "sampled",
+    "scaffold",
+    "cyclic",
+    "swarm",
+    "fedper",
+    "stages",
+    "fedadam",
+    "topk up",
+)
+FOREIGN = ("notes.txt", "checkpoints/notes.txt", "sites/site-1/state/notes.txt")
+"""Files that no run makes: they outlive whatever a resume clears away."""
+GROWING = ("events.jsonl", "memory.jsonl")
+"""Files that a refused resume may add lines to, after a last line that is not whole."""
+
+
+def flip(path):
+    """Change one byte of a file's second half, where a model's body or a state is."""
+    content = bytearray(path.read_bytes())
+    place = random.Random(path.name).randrange(len(content) // 2, len(content))
+    content[place] ^= 0x40
+    path.write_bytes(content)
+
+
+def newest(folder, pattern, count=1):
+    return sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[-count:]
+
+
+def flip_newest(pattern, count=1):
+    def damage(folder):
+        for path in newest(folder, pattern, count):
+            flip(path)
+
+    return damage
+
+
+def cut_journal(folder):
+    journal = folder / "events.jsonl"
+    content = journal.read_bytes()
+    journal.write_bytes(content[: len(content) // 2])
+
+
+def remove_newest_state(folder):
+    for path in newest(folder, "sites/site-1/state/effect-*"):
+        shutil.rmtree(path)
+
+
+def remove_all_states(folder):
+    shutil.rmtree(folder / "sites" / "site-1" / "state")
+
+
+DAMAGES = {
+    "a byte of the newest model": flip_newest("checkpoints/round-*.safetensors"),
+    "a byte of the two newest models": flip_newest("checkpoints/round-*.safetensors", 2),
+    "a byte of the newest state": flip_newest("sites/site-1/state/effect-*/kept.json"),
+    "half of the journal gone": cut_journal,
+    "the newest state gone": remove_newest_state,
+    "all states of a site gone": remove_all_states,
+}
+MAY_BE_NEEDED = [name for name in DAMAGES if "state" in name or "two" in name]
+CASES = list(product(ROWS, DAMAGES))
+
+
+def files_of(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def kept(name, content):
+    """What of a file a resume that is refused leaves as it was."""
+    return content[: content.rfind(b"\n") + 1] if name in GROWING else content
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("case", drawn(CASES), ids=", ".join)
+def test_a_damaged_run_resumes_to_the_bits_of_the_table_or_is_left_as_it_was(
+    case, tmp_path, fork_server
+):
+    row, damage = case
+    folder, overrides = tmp_path / "run", overrides_of(row, "tiny")
+    assert run_killed(folder, overrides, "training", 7, "server")
+    DAMAGES[damage](folder)
+    for name in FOREIGN:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("not of the run\n")
+    before = files_of(folder)
+    refusal = None
+    try:
+        assert run(folder, overrides, resume=True) == recorded(f"{row}, tiny")
+    except UsageError as error:
+        refusal = str(error)
+    if refusal is not None:
+        assert damage in MAY_BE_NEEDED, refusal
+        assert "\n" not in refusal
+        after = files_of(folder)
+        for name, content in before.items():
+            was = kept(name, content)
+            assert after[name][: len(was)] == was, name
+    assert all((folder / name).exists() for name in FOREIGN)

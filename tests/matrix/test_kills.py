@@ -1,0 +1,46 @@
+"""A run that is killed at any point, whoever is killed, resumes to the bits of the table.
+
+The cases cover each pair of row, point, victim and time that there is. A third of them, drawn by
+the hash of flstream/, runs each time; `make test-nightly` runs all of them.
+"""
+
+import re
+
+import pytest
+from kill_points import run_killed
+from matrix_draw import drawn
+from matrix_pairs import pairwise
+from matrix_rows import ROWS
+from matrix_runs import overrides_of, recorded, run
+
+from flstream.telemetry.halts import POINTS
+
+VICTIMS = ("server", "worker", "launcher", "all")
+TIMES = {"first": dict.fromkeys(POINTS, 1)}
+TIMES["later"] = {"training": 6, "record": 4, "rename": 3, "fold": 2, "evaluation": 6}
+OURS = re.compile(
+    r"(best|global)\.safetensors|(events|memory)\.jsonl|job\.conf|(job\.files|summary|versions)\.json"
+    r"|report\.html|\w+\.log|checkpoints/round-\d{4}(\.\w[\w-]*)*\.safetensors"
+    r"|cross_site/(cross_val_results\.json|models/[\w-]+\.safetensors)"
+    r"|sites/site-\d/(log\.txt|last\.safetensors|state/effect-\d{4}\.\w{32}/.+)"
+)
+"""Names of the files that a finished run has, as documented."""
+
+
+def is_possible(case):
+    row, point, _, time = case
+    return point in ROWS[row].points and point in TIMES[time] and time in ROWS[row].times
+
+
+CASES = list(pairwise(list(ROWS), [POINTS, VICTIMS, list(TIMES)], is_possible))
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("case", drawn(CASES), ids=", ".join)
+def test_a_killed_run_resumes_to_the_bits_of_the_table(case, tmp_path, fork_server):
+    row, point, victim, time = case
+    folder, overrides = tmp_path / "run", overrides_of(row, "tiny")
+    assert run_killed(folder, overrides, point, TIMES[time][point], victim), "it never came there"
+    assert run(folder, overrides, resume=True) == recorded(f"{row}, tiny")
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    assert [name for name in files if not OURS.fullmatch(name)] == []
