@@ -1,11 +1,10 @@
 """Kills of a run's processes at named points (see flstream/telemetry/halts.py)."""
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +14,10 @@ from typing import Self
 
 import psutil
 from matrix_runs import JOB, simulate_job
+from run_fixtures import shared_host_for
 
+from flstream.engines.fork_server import host_for
+from flstream.job import load_job
 from flstream.telemetry.halts import SOCKET
 
 PATIENCE = 120.0
@@ -82,7 +84,7 @@ def run_killed(folder: Path, overrides: list[str], point: str, time: int, victim
         Whether the run came to the point.
     """
     if victim in ("launcher", "all"):
-        return _command_killed(folder, overrides, point, time, victim)
+        return _launcher_killed(folder, overrides, point, time, victim)
     killed: list[psutil.Process] = []
 
     def kill(halted: int) -> None:
@@ -100,24 +102,30 @@ def run_killed(folder: Path, overrides: list[str], point: str, time: int, victim
     return at.was_reached
 
 
-def _command_killed(folder: Path, overrides: list[str], point: str, time: int, victim: str) -> bool:
-    line = [sys.executable, "-m", "flstream", "simulate", str(JOB), "--quiet"]
-    line += ["--run-dir", str(folder), *(f"--set={each}" for each in overrides)]
+def _launcher_killed(
+    folder: Path, overrides: list[str], point: str, time: int, victim: str
+) -> bool:
+    """Run the job in a process of its own, whose fork server is its own, too."""
     everyone: list[psutil.Process] = []
 
     def kill(_: int) -> None:
-        everyone.extend(psutil.Process(command.pid).children(recursive=True))
-        for process in [psutil.Process(command.pid), *(everyone if victim == "all" else [])]:
+        launcher = psutil.Process(launcher_pid)
+        everyone.extend([launcher, *launcher.children(recursive=True)])
+        for process in everyone if victim == "all" else [launcher]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    with KillAt(point, time, kill) as at:
-        with subprocess.Popen(
-            line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as command:
-            command.wait(PATIENCE)
+    with shared_host_for(load_job(JOB, overrides)) as host, KillAt(point, time, kill) as at:
+        launcher_pid = host.start("launcher", _launch, folder, overrides)
+        assert host.wait(PATIENCE)
         _await_end(everyone)
     return at.was_reached
+
+
+def _launch(folder: Path, overrides: list[str]) -> None:
+    """Run the job in this process, whose fork server is its own, and so is the folder of that."""
+    multiprocessing.current_process()._config.pop("tempdir", None)
+    simulate_job(folder, overrides, host_for=host_for)
 
 
 def _await_end(processes: list[psutil.Process]) -> None:

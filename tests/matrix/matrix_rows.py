@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
     settings: tuple[str, ...] = ()
     modes: tuple[str, ...] = MODES
-    sizes: tuple[str, ...] = ("tiny", "large")
+    sizes: tuple[str, ...] = ("tiny", "middle", "large")
     points: tuple[str, ...] = POINTS
     times: tuple[str, ...] = ("first", "later")
 
@@ -125,7 +125,8 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "own filter": Row(('filters.up=["own.py:Signs"]',)),
         # Links.
         "thin links": Row(
-            ("network={up=400 Mbit, down=800 Mbit, latency=1 ms, jitter=1 ms, loss=0.01}",)
+            ("network={up=400 Mbit, down=800 Mbit, latency=1 ms, jitter=1 ms, loss=0.01}",),
+            modes=("pull", "push", "native"),
         ),
     }
 )

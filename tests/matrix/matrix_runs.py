@@ -1,13 +1,15 @@
 """Runs of the matrix's jobs, and what they end in."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
 from matrix_rows import ROWS
 from run_fixtures import shared_host_for
 
-from flstream.job import load_job
+from flstream.engines.processes import ProcessHost
+from flstream.job import Job, load_job
 from flstream.runs.resume import plan_resume
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
@@ -15,8 +17,8 @@ from flstream.simulation.launcher import simulate
 JOB = Path(__file__).parent / "job" / "job.conf"
 JOBS = Path(__file__).parents[2] / "jobs"
 DIGESTS = Path(__file__).parent / "digests.json"
-WIDTHS = {"tiny": 64, "large": 3 << 18}
-"""Float32 weights of a model's base: some hundred bytes in all, and more than a chunk of 2 MiB."""
+WIDTHS = {"tiny": 64, "middle": 8192, "large": 9 << 16}
+"""Float32 weights of a model's base: 400 bytes in all, more than 4 KiB, and more than 2 MiB."""
 
 Ending = dict[str, object]
 """What a run ends in, as the table of digests has it."""
@@ -35,14 +37,19 @@ def run(folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = F
 
 
 def simulate_job(
-    folder: Path, overrides: list[str], job: Path = JOB, *, resume: bool = False
+    folder: Path,
+    overrides: list[str],
+    job: Path = JOB,
+    *,
+    resume: bool = False,
+    host_for: Callable[[Job], ProcessHost] = shared_host_for,
 ) -> None:
-    """Run or resume a job in processes that share a fork server, whatever comes of it."""
+    """Run or resume a job, by default from the fork server that tests share, to any end."""
     loaded = load_job(job, overrides)
     directory = (RunDirectory.reopen if resume else RunDirectory.create)(loaded.name, folder)
     with directory.in_use():
         point = plan_resume(loaded, directory) if resume else None
-        simulate(loaded, directory, None, point, shared_host_for(loaded))
+        simulate(loaded, directory, None, point, host_for(loaded))
 
 
 def _has_finished(folder: Path) -> bool:
