@@ -9,19 +9,18 @@ parses:
 - it turns `2m` into minutes even where a size is meant, `10 ns` into zero, and garbles
   `10 seconds and more`; here all of these stay texts, which the rules of the keys parse;
 - it drops `""` from lists and leaks its own null from nested ones;
-- it stops at the first unresolved `${X}`; here all are named;
 - it leaves pyparsing's whitespace changed for the whole process when the text is wrong.
 """
 
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyhocon.config_parser as pyhocon
 from pyhocon.config_tree import (
@@ -29,13 +28,11 @@ from pyhocon.config_tree import (
     ConfigTree,
     NoneValue,
 )
-from pyhocon.exceptions import (
-    ConfigException,
-    ConfigSubstitutionException,
-)
+from pyhocon.exceptions import ConfigException
 from pyparsing import NoMatch, ParseBaseException, ParserElement
 
 from flstream.job.problems import Problem
+from flstream.job.substitutions import Resolver, put_override
 from flstream.text import shortened
 from flstream.units import format_bytes
 
@@ -69,14 +66,35 @@ class _UnreadableError(Exception):
     """A file that cannot be read as HOCON; the message says why."""
 
 
-def read_hocon(path: Path) -> Hocon:
-    """Read a HOCON file and the files that it includes."""
-    return _Reader().read(lambda reader: reader.parse_path(path))
+class ParsedOverride(NamedTuple):
+    """A key of a job file with another value.
+
+    Attributes:
+        key: Dotted key, whose first name may have an index.
+        value: Parsed value, whose `${X}` are unresolved.
+    """
+
+    key: str
+    value: Any
 
 
-def read_value(text: str) -> Hocon:
-    """Read one HOCON value, which is returned under the key `value`."""
-    return _Reader().read(lambda reader: reader.parse_text(f"value = {text}", Path.cwd()))
+def read_hocon(path: Path, overrides: Sequence[ParsedOverride] = ()) -> Hocon:
+    """Read a HOCON file and the files that it includes.
+
+    Args:
+        path: Path of the file.
+        overrides: Overrides, in order. All `${X}` are resolved with them in place.
+    """
+    return _Reader().read(path, overrides)
+
+
+def parse_value(text: str) -> tuple[Any, tuple[Problem, ...]]:
+    """Parse one HOCON value, and leave its `${X}` unresolved.
+
+    Returns:
+        The value, and the mistakes in it.
+    """
+    return _Reader().parse_value(text)
 
 
 class _Empty:
@@ -96,31 +114,43 @@ class _Reader:
         self._complete = True
         self._yaml = ""
 
-    def read(self, parse: Callable[["_Reader"], Any]) -> Hocon:
-        """Parse, resolve substitutions, and collect the problems."""
+    def read(self, path: Path, overrides: Sequence[ParsedOverride]) -> Hocon:
+        """Parse a file, put overrides into it, resolve substitutions, and collect the problems."""
         values: dict[str, Any] = {}
-        unresolved: set[str] = set()
-        try:
+        with self._noting_failures():
             with self._in_place_of_pyhocon():
-                tree = parse(self)
-                _resolver(unresolved).resolve_substitutions(tree)
-            values = _plain(tree)
-        except _UnreadableError as error:
+                tree = self.parse_path(path)
+            for override in overrides:
+                put_override(tree, override.key, override.value)
+            resolver = Resolver(tree)
+            values = _plain(resolver.resolve())
+            self._problems += resolver.problems
+        return Hocon(values, self._all_problems(), self._complete, self._yaml)
+
+    def parse_value(self, text: str) -> tuple[Any, tuple[Problem, ...]]:
+        """Parse one value; return it with the problems."""
+        tree: dict[str, Any] = {}
+        with self._noting_failures(), self._in_place_of_pyhocon():
+            tree = self.parse_text(f"value = {text}", Path.cwd())
+        if tree.keys() - {"value"}:
+            self._fail("it is more than one value")
+        return dict.get(tree, "value"), self._all_problems()
+
+    @contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (_UnreadableError, ConfigException) as error:
             self._fail(str(error))
-        except ConfigException as error:
-            # Concatenation with an unresolved value fails only because of that value.
-            if not unresolved:
-                self._fail(str(error))
-            self._complete = False
         except (RecursionError, ImportError, ValueError) as error:
             self._fail(f"{type(error).__name__}: {error}")
-        self._problems += [
+
+    def _all_problems(self) -> tuple[Problem, ...]:
+        appended = [
             Problem(key, "+= is not supported", "one whole value, such as [1, 2, 3]")
             for key in dict.fromkeys(self._appended)
         ]
-        if not self._complete and not self._problems:
-            self._problems += [_unresolved("", name) for name in sorted(unresolved)]
-        return Hocon(values, tuple(self._problems), self._complete, self._yaml)
+        return (*self._problems, *appended)
 
     def _fail(self, why: str) -> None:
         self._complete = False
@@ -235,47 +265,6 @@ def _syntax_error(error: ParseBaseException, included: Path | None) -> str:
     return f"syntax error at or just before line {error.lineno}{near}" + (
         f" of {included}" if included else ""
     )
-
-
-# pyhocon gets an unresolved name as a text between two of these characters, from a private area of
-# Unicode, so that the key with the unresolved value is known afterwards.
-_MARK = "\uf8ff"
-_MARKED = re.compile(f"{_MARK}([^{_MARK}]*){_MARK}")
-
-
-def _resolver(unresolved: set[str]) -> Any:
-    """Return a pyhocon parser that marks unresolved names, and goes on."""
-
-    class Resolver(pyhocon.ConfigParser):  # type: ignore[misc]
-        @classmethod
-        def _resolve_variable(cls, config: Any, substitution: Any) -> tuple[bool, Any]:
-            try:
-                found: tuple[bool, Any] = super()._resolve_variable(config, substitution)
-            except ConfigSubstitutionException:
-                unresolved.add(substitution.variable)
-                return True, f"{_MARK}{substitution.variable}{_MARK}"
-            return found
-
-    return Resolver
-
-
-def unresolved_in(key: str, value: Any) -> list[Problem]:
-    """Return a problem for each `${X}` in a value that neither file nor environment sets."""
-    if isinstance(value, dict):
-        return [
-            problem
-            for name, inner in value.items()
-            for problem in unresolved_in(f"{key}.{name}".lstrip("."), inner)
-        ]
-    if isinstance(value, list):
-        return [problem for inner in value for problem in unresolved_in(key, inner)]
-    names = _MARKED.findall(value) if isinstance(value, str) else []
-    return [_unresolved(key, name) for name in dict.fromkeys(names)]
-
-
-def _unresolved(key: str, name: str) -> Problem:
-    hint = f"set the environment variable {name}, or write ${{?{name}}} if it may be absent"
-    return Problem(key, f"${{{name}}} is set neither in the file nor in the environment", "", hint)
 
 
 def _plain(value: Any) -> Any:

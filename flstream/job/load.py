@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from flstream.job.expansion import expanded
-from flstream.job.hocon import Hocon, read_hocon, read_value, unresolved_in
+from flstream.job.hocon import Hocon, ParsedOverride, parse_value, read_hocon
 from flstream.job.job import Job
-from flstream.job.key import WORKFLOW, Key, split_index, workflow_name
+from flstream.job.key import WORKFLOW, Key, workflow_name
 from flstream.job.keys import (
     StageShape,
     job_keys,
@@ -24,6 +24,7 @@ from flstream.job.keys import (
 )
 from flstream.job.mistakes import problems_of
 from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given
+from flstream.job.substitutions import unresolved_in
 from flstream.job.workflow_code import DEFAULT_WORKFLOW, find_workflow
 
 _OVERRIDE = re.compile(
@@ -38,7 +39,8 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     Args:
         path: Path of the job file (HOCON).
         overrides: Texts such as `clients.count=4`, with a HOCON value. Each replaces the file's
-            value of that key; of several, the last one applies. All are checked like the file.
+            value of that key; of several, the last one applies. `${X}` anywhere has the value that
+            X has after all of them. All are checked like the file.
 
     Returns:
         The resolved job.
@@ -54,8 +56,9 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
 
     if path.is_symlink():
         path = path.resolve()  # what a job file names lies beside the file, not beside a link
-    hocon = read_hocon(path)
-    problems = [*hocon.problems, *_apply(overrides, hocon.values)]
+    parsed, mistaken = _parsed(overrides)
+    hocon = read_hocon(path, parsed)
+    problems = [*hocon.problems, *mistaken]
     readable = not any(problem.key == "" for problem in hocon.problems)
     try:
         if not readable:
@@ -99,8 +102,9 @@ def _resolved(hocon: Hocon, folder: Path, source: Path | str) -> Job:
     raise JobError(source, dict.fromkeys(problems))
 
 
-def _apply(overrides: Iterable[str], values: dict[str, Any]) -> list[Problem]:
-    """Put each override into the values; return the problems of malformed ones."""
+def _parsed(overrides: Iterable[str]) -> tuple[list[ParsedOverride], list[Problem]]:
+    """Parse overrides; return the problems of malformed ones."""
+    parsed: list[ParsedOverride] = []
     problems: list[Problem] = []
     for override in overrides:
         match = _OVERRIDE.fullmatch(override)
@@ -110,51 +114,20 @@ def _apply(overrides: Iterable[str], values: dict[str, Any]) -> list[Problem]:
             continue
         key, text = match[1], match[2].strip()
         value, wrong = _override_value(text)
-        if wrong:
-            problems += [Problem(key, given(text), "a HOCON value", str(each)) for each in wrong]
-            continue
-        problems += _put(key, value, values)
-    return problems
-
-
-def _put(key: str, value: Any, values: dict[str, Any]) -> list[Problem]:
-    """Put a value at the place of a key; return the problem if there is no such place."""
-    first, *parts = key.split(".")
-    name, index = split_index(first)
-    inside: Any = values
-    path: list[Any] = [name, *([] if index is None else [index]), *parts]
-    there = values.get(name)
-    if isinstance(there, list) and (parts or index is not None):
-        if index is None or index >= len(there):
-            allowed = f"one of {name}[0] to {name}[{len(there) - 1}], since {name} is a list"
-            return [Problem(key, f"{first} is given", allowed)]
-        inside, path = there, path[1:]
-    elif index == 0:
-        path.pop(1)  # the only workflow need not be in a list
-    elif index is not None:
-        return [Problem(key, f"{first} is given", f"{name}, since it is not a list")]
-    for part in path[:-1]:
-        if isinstance(inside, dict):
-            inside.setdefault(part, {})
-        if not isinstance(inside[part], dict):
-            inside[part] = {}
-        inside = inside[part]
-    inside[path[-1]] = value
-    return []
+        problems += [Problem(key, given(text), "a HOCON value", str(flaw)) for flaw in wrong]
+        if not wrong:
+            parsed.append(ParsedOverride(key, value))
+    return parsed, problems
 
 
 def _override_value(text: str) -> tuple[Any, tuple[Problem, ...]]:
-    """Read the value of an override as HOCON, except that an unquoted text may be any text.
+    """Parse the value of an override as HOCON, except that an unquoted text may be any text.
 
     On a command line nothing follows the value, so `a,b=c` and `x#y` are complete texts.
     """
-    if text.startswith(("[", "{", '"')) or "${" in text:
-        hocon = read_value(text)
-        extra = hocon.values.keys() - {"value"}
-        if extra:
-            return None, (Problem("", "it is more than one value"),)
-        return hocon.values.get("value"), hocon.problems
-    words = {"true": True, "false": False, "null": None}
+    if text.startswith(("[", "{", '"')) or "${" in text or text.lower() == "null":
+        return parse_value(text)
+    words = {"true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()], ()
     if _NUMBER.fullmatch(text):

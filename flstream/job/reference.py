@@ -59,6 +59,8 @@ model and the training code are. All else has a default.
 - Sizes: `2 MiB`, `2M` and `2097152` are the same; `2 MB` is 2,000,000 bytes. Durations: `600 s`,
   `10 minutes`, `500 ms`; a bare number is in seconds.
 - `null` stands for no value; the entry of a key says what that means.
+- `${{seed}}` takes the value of another key, as it is after all overrides: `--set`, `-n` and `-r`.
+  These may use it, too.
 - `${{?HOME}}` takes a variable of the environment, if there is one.
 - `include required(file("base.conf"))` takes in another file.
 - `--set clients.count=4` on the command line overrides the file, and goes through the same checks.

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from flstream.job import job_keys
 from flstream.job.annotations import described
-from flstream.job.hocon import read_value
+from flstream.job.hocon import read_hocon
 from flstream.job.problems import RefusedValueError
 from flstream.job.rules import Patterns, Real, Seconds, Size, Whole
 
@@ -53,8 +53,11 @@ def test_the_values_of_a_type_are_put_into_words(annotation: Any, words: str) ->
 
 
 @settings(deadline=None, max_examples=60)
-@given(VALUES)
-def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(value: Any) -> None:
+@given(value=VALUES)
+def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(
+    tmp_path: Path, value: Any
+) -> None:
+    path = tmp_path / "value.conf"
     for key in job_keys().values():
         try:
             found = key.parse(value, Path("/nowhere"))
@@ -64,7 +67,8 @@ def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(value: Any
                 assert problem.allowed or problem.hint
                 assert "function-" not in str(problem)
         else:
-            again = read_value(key.render(found)).values["value"]
+            path.write_text(f"value = {key.render(found)}", encoding="utf-8")
+            again = read_hocon(path).values["value"]
             assert found is None or key.parse(again, Path("/nowhere")) == found, key.name
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from flstream.errors import UsageError
-from flstream.job.hocon import read_hocon, unresolved_in
+from flstream.job.hocon import read_hocon
+from flstream.job.substitutions import unresolved_in
 
 SUFFIXES = (".json", ".conf", ".yml", ".yaml")
 """Suffixes of configuration files; of two files NVFlare reads the one whose suffix comes first."""

@@ -1,0 +1,141 @@
+"""Each `${X}` has the value that X has after all overrides, whatever the order of the keys."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flstream.job import JobError, load_job, render_job
+from flstream.job.hocon import ParsedOverride, parse_value, read_hocon
+
+Write = Callable[..., Path]
+
+
+def parsed(key: str, text: str) -> ParsedOverride:
+    """Return an override as the loading of a job file parses it."""
+    value, problems = parse_value(text)
+    assert not problems
+    return ParsedOverride(key, value)
+
+
+def args(path: Path, *overrides: str) -> Any:
+    """Return the script's arguments in a job."""
+    return load_job(path, overrides).train.args
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "expected"),
+    [
+        ("split_seed = ${seed}", ["seed=5"], {"split_seed": 5}),
+        ("split_seed = ${seed}", ["seed=5", "seed=6"], {"split_seed": 6}),
+        ("a = ${train.args.b}, b = ${seed}", ["seed=5"], {"a": 5, "b": 5}),
+        ("a = ${train.args.b}, b = 1", ["train.args.b=${seed}"], {"a": 7, "b": 7}),
+        ('a = ${train.args.b}, b = "x-"${seed}-y', ["seed=5"], {"a": "x-5-y", "b": "x-5-y"}),
+        ("a = ${?NO_SUCH}, b = [${?NO_SUCH}, ${seed}]", ["seed=5"], {"b": [5]}),
+        ("a = ${stop_when}", ["stop_when=loss < 1"], {"a": "loss < 1"}),
+        ("a = ${IN_ENVIRONMENT}", ["seed=${IN_ENVIRONMENT}"], {"a": "9"}),
+        # An override that refers to what it replaces, or to nothing.
+        ("a = 1", ["train.args.a=${train.args.a}2"], {"a": "12"}),
+        ("a = 1", ["train.args={b = ${train.args.a}}"], {"b": 1}),
+        ("a = 1", ["train.args.a=${?NO_SUCH}"], {"a": 1}),
+        # Objects: what an override replaces is not read, what it changes is seen elsewhere.
+        ("a = ${NO_SUCH} { b = ${train.args.a} }", ["train.args={c = ${seed}}"], {"c": 7}),
+        ("a = 1", ["train.args=${model.args}"], {"x": 1, "y": 7}),
+        ("a = ${model.args}", ["model.args.x=2"], {"a": {"x": 2, "y": 7}}),
+        ("a = ${model.args} { z = 3 }", ["model.args.x=2"], {"a": {"x": 2, "y": 7, "z": 3}}),
+        (
+            "a = ${model.args}, b = ${train.args.a.x}",
+            ["train.args.a.x=4", "seed=8"],
+            {"a": {"x": 4, "y": 8}, "b": 4},
+        ),
+        ("a { b = ${train.args.a.c}, c = 1 }", ["train.args.a.c=2"], {"a": {"b": 2, "c": 2}}),
+        ("a = ${stop_when}", ["stop_when=null"], {"a": None}),
+    ],
+)
+def test_a_substitution_has_what_its_key_has_after_all_overrides(
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    overrides: Sequence[str],
+    expected: object,
+) -> None:
+    monkeypatch.setenv("IN_ENVIRONMENT", "9")
+    monkeypatch.delenv("NO_SUCH", raising=False)
+    path = write(f"model.args {{ x = 1, y = ${{seed}} }}, seed = 7, train.args {{ {text} }}")
+    assert args(path, *overrides) == expected
+
+
+def test_an_included_file_and_its_includer_see_the_overrides(write: Write, folder: Path) -> None:
+    (folder / "more.conf").write_text("train.args { a = ${seed}, b = ${rounds} }\nseed = 1")
+    path = write('include "more.conf"\nmodel.args.c = ${train.args.a}')
+    job = load_job(path, ["seed=5", "rounds=3"])
+    assert (job.train.args, job.model.args) == ({"a": 5, "b": 3}, {"c": 5})
+
+
+def test_a_workflow_of_a_list_is_changed_by_its_index(write: Write) -> None:
+    path = write("base = { type = cyclic }, workflow = [${base}, { type = fedavg }]")
+    stages = read_hocon(path, [parsed("workflow[0].args.order", "${name}"), parsed("name", "x")])
+    assert stages.values["workflow"] == [
+        {"type": "cyclic", "args": {"order": "x"}},
+        {"type": "fedavg"},
+    ]
+    path = write("stages = [{ type = fedavg }, {}], workflow = ${stages}")
+    for key, allowed in (
+        ("workflow[2].args.x", "one of workflow[0] to workflow[1], since workflow is a list"),
+        ("workflow.args", "one of workflow[0] to workflow[1], since workflow is a list"),
+        ("seed[1].x", "seed, since it is not a list"),
+    ):
+        assert allowed in str(read_hocon(path, [parsed(key, "1")]).problems)
+    assert read_hocon(path, [parsed("workflow[1].type", "x")]).values["workflow"][1]["type"] == "x"
+
+
+def test_the_resolved_job_has_the_values_written_out(write: Write, folder: Path) -> None:
+    job = load_job(write("train.args.split_seed = ${seed}"), ["seed=5"])
+    (folder / "resolved.conf").write_text(render_job(job))
+    assert load_job(folder / "resolved.conf", ["seed=6"]).train.args == {"split_seed": 5}
+
+
+def test_a_name_that_nothing_sets_is_named_with_its_key_also_in_an_override(write: Write) -> None:
+    with pytest.raises(JobError) as caught:
+        load_job(write("train.args.a = ${NO_A} { b = 1 }"), ["model.args.c=[${NO_C}]", "seed=-1"])
+    found = {problem.key: problem.given for problem in caught.value.problems}
+    assert found["train.args.a"].startswith("${NO_A} is set neither")
+    assert found["model.args.c"].startswith("${NO_C} is set neither")
+    assert found["seed"] == "given -1"
+
+
+@pytest.mark.parametrize("overrides", [["seed=${rounds}", "rounds=${seed}"], ["seed=${clients.x}"]])
+def test_a_cycle_through_overrides_is_a_mistake(write: Write, overrides: list[str]) -> None:
+    with pytest.raises(JobError, match="Check for cycles"):
+        load_job(write("clients.x = ${seed}"), overrides)
+
+
+KEYS = ("a", "b.c", "b.d", "e")
+PLACES = st.integers(0, len(KEYS) - 1)
+# A number below 4 stands for the key of that number.
+NUMBERS = st.integers(0, 7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    file=st.lists(NUMBERS, min_size=len(KEYS), max_size=len(KEYS)),
+    overrides=st.lists(st.tuples(PLACES, NUMBERS), max_size=4),
+)
+def test_overrides_are_as_good_as_the_same_lines_at_the_end_of_the_file(
+    tmp_path: Path, file: list[int], overrides: list[tuple[int, int]]
+) -> None:
+    def line(place: int, number: int) -> tuple[str, str]:
+        return KEYS[place], f"${{{KEYS[number]}}}" if number < len(KEYS) else str(number)
+
+    path = tmp_path / "job.conf"
+    lines = [line(*each) for each in enumerate(file)]
+    changes = [line(*each) for each in overrides]
+    path.write_text("".join(f"{key} = {value}\n" for key, value in lines))
+    overridden = read_hocon(path, [parsed(*each) for each in changes])
+    path.write_text("".join(f"{key} = {value}\n" for key, value in [*lines, *changes]))
+    whole = read_hocon(path)
+    assert overridden.values == whole.values
+    assert bool(overridden.problems) == bool(whole.problems)
