@@ -53,6 +53,7 @@ class History:
         started: Event that the last sitting began with; None if no server came that far.
         timeline: Sittings, phases and processes, with all that was done again later.
         damaged: Lines of the journal that could not be used, where such are passed over.
+        gaps: Places in it where lines are missing, doubled or swapped, where such are passed over.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class History:
         self.started: RunStarted | None = None
         self.timeline = Timeline()
         self.damaged = 0
+        self.gaps = 0
         self._keeps_results = keep_results
         self._keeps_weights = keep_weights
         self._names = NamePool()

@@ -10,12 +10,16 @@ from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
 from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.events import (
+    NO_CHECK,
     AnyEvent,
     RunStarted,
+    checks_of,
     decode_event,
     is_of_unknown_kind,
     most_line_bytes,
 )
+
+_GAP = "it does not follow the line before: lines are missing, doubled or swapped there"
 
 # Of any job, for a reader who does not know the number.
 _MOST_CLIENTS = 1_000_000
@@ -37,7 +41,7 @@ def read_history(
 
     Args:
         path: Path of the journal. A missing file is read as an empty journal.
-        tolerant: Whether damaged lines are skipped and counted, instead of refused.
+        tolerant: Whether damage is counted, instead of refused. Damaged lines are skipped.
         skip_unknown: Whether events of unknown kinds, as of a later version, are skipped.
         keep_results: Whether the history keeps the results of effects.
         keep_weights: Whether the history keeps the sites' weights in each round.
@@ -45,8 +49,8 @@ def read_history(
         assumed: Facts about the job until the journal's first event gives them; None for none.
 
     Raises:
-        SimulationError: The journal cannot be read, or a line is damaged; the message names the
-            line.
+        SimulationError: The journal cannot be read, or a line is damaged, missing, doubled or in
+            another place; the message names the line.
     """
     history = History(
         assumed,
@@ -55,10 +59,18 @@ def read_history(
         note_lines_of=note_lines_of,
     )
     lines = WholeLines(path, most_line_bytes(0))
+    # Check of the line before; None where that is damaged.
+    before: bytes | None = NO_CHECK
     try:
         for line in lines:
+            checks, after = checks_of(line), before
+            before = checks.check if checks is not None else None
             try:
                 event = decode_event(line)
+                if checks is not None and after not in (None, checks.follows):
+                    if not tolerant:
+                        raise ValueError(_GAP)
+                    history.gaps += 1
                 history.apply(event, lines.start)
             except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
                 if skip_unknown and is_of_unknown_kind(line):
@@ -67,6 +79,7 @@ def read_history(
                     raise
                 # A line that is too long comes in pieces, of which only the last has a line end.
                 history.damaged += line.endswith(b"\n")
+                before = None
                 continue
             if isinstance(event, RunStarted):
                 lines.most = most_line_bytes(event.clients)

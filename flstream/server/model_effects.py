@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.optimizers import stage_optimizer
-from flstream.errors import ResumeRefusedError, WorkflowError
+from flstream.errors import WorkflowError
 from flstream.job.bodies import optimizer_bodies
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import check_aggregators, fold_rules
@@ -245,21 +245,6 @@ class ModelEffects:
         store.keep_digests(made.record, made.digester)
         return handle
 
-    def _refuse_unless_recorded(self, done: EffectDone, cohort: FoldedUpdates) -> None:
-        """Refuse a model whose trainings are not on record before it, as every run writes them.
-
-        Raises:
-            ResumeRefusedError: A line of the journal is gone, or is not where it was written.
-        """
-        for training in cohort.trainings:
-            if training.result is None:
-                journal = self._state.context.run.events
-                raise ResumeRefusedError(
-                    f"{journal} has effect {done.effect}, {done.request}, and not effect "
-                    f"{training.number} before it; put the file back from a copy, or leave out "
-                    "--resume to start a new run"
-                )
-
     def _replay(
         self, done: EffectDone, base: Model, cohort: FoldedUpdates, *, is_verified: bool = False
     ) -> Model:
@@ -267,7 +252,6 @@ class ModelEffects:
         assert done.model is not None
         state = self._state
         result = FoldResult.from_plain(result_of(done))
-        self._refuse_unless_recorded(done, cohort)
         handle = state.store.add(done.model, done.effect, is_verified=is_verified, host=result.at)
         state.last.add(result.kept, done.effect)
         if state.private is not None and result.privacy is not None:

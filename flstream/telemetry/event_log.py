@@ -1,15 +1,16 @@
-"""The journal file: one event a line, one writer at a time, and no partial lines."""
+"""The journal file: one event a line that follows the line before, and one writer at a time."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from flstream.errors import SimulationError
-from flstream.telemetry.events import AnyEvent, encode_event
+from flstream.telemetry.events import NO_CHECK, AnyEvent, checks_of, encode_lines
 from flstream.telemetry.locks import lock_file
 
 # Bytes of the file's end that are read at a time, in search of the last whole line.
@@ -18,6 +19,9 @@ _TAIL_BYTES = 1 << 16
 
 class EventLog:
     """Appends events to a file, one a line, so that they survive a crash.
+
+    Each line carries the check of the line before; the first one that is added, that of the last
+    whole line that is there.
 
     A partial line that an earlier process left at the end is removed first, so that every line but
     the last is always whole. The file is locked, so that it has one writer at a time.
@@ -32,6 +36,8 @@ class EventLog:
 
     def __init__(self, path: Path, patience: float = 0.0) -> None:
         self._path = path
+        # A line that two threads both put after the same one would damage the journal.
+        self._turn = threading.Lock()
         try:
             self._file = path.open("a+b", buffering=0)
         except OSError as error:
@@ -43,6 +49,7 @@ class EventLog:
                 )
             self._end = _end_of_last_line(self._file.fileno())
             self._file.truncate(self._end)
+            self._check = _last_check(self._file.fileno(), self._end)
         except BaseException as error:
             self._file.close()
             if isinstance(error, OSError):
@@ -50,7 +57,7 @@ class EventLog:
             raise
 
     def write(self, *events: AnyEvent, durable: bool = False) -> None:
-        """Append events.
+        """Append events. Any thread may do so.
 
         Args:
             events: Events to append, in order.
@@ -60,19 +67,21 @@ class EventLog:
         Raises:
             SimulationError: The disk refused the events. No part of them is left in the file.
         """
-        lines = memoryview(b"".join(encode_event(event) + b"\n" for event in events))
-        size = len(lines)
-        try:
-            while lines:
-                lines = lines[self._file.write(lines) :]
-            if durable:
-                os.fsync(self._file.fileno())
-        except OSError as error:
-            # A partial line would make the next one, and so the whole journal, unreadable.
-            with suppress(OSError):
-                self._file.truncate(self._end)
-            raise self._failed(error) from error
-        self._end += size
+        with self._turn:
+            lines = encode_lines(events, self._check)
+            rest = memoryview(lines)
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+                if durable:
+                    os.fsync(self._file.fileno())
+            except OSError as error:
+                # A partial line would make the next one, and so the whole journal, unreadable.
+                with suppress(OSError):
+                    self._file.truncate(self._end)
+                raise self._failed(error) from error
+            self._end += len(lines)
+            self._check = _check_at_end(lines, self._check)
 
     def close(self) -> None:
         """Close the file, and release its lock."""
@@ -101,6 +110,18 @@ def _end_of_last_line(fd: int) -> int:
             return start + found + 1
         stop = start
     return 0
+
+
+def _last_check(fd: int, end: int) -> bytes:
+    """Return the check of a file's last line, which ends at a place in bytes."""
+    start = max(end - _TAIL_BYTES, 0)
+    # Without a check that line is damaged, and no reader will take what follows it.
+    return _check_at_end(os.pread(fd, end - start, start), NO_CHECK)
+
+
+def _check_at_end(lines: bytes, otherwise: bytes) -> bytes:
+    checks = checks_of(lines)
+    return checks.check if checks is not None else otherwise
 
 
 class WholeLines:

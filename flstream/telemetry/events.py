@@ -6,11 +6,11 @@ The live view, the summary and later readers of ``events.jsonl`` all see the sam
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
-import xxhash
+from xxhash import xxh3_64_hexdigest
 
 # JSON has no NaN and no infinity: they are written, and read back, as null.
 Metrics = Mapping[str, float | None]
@@ -668,36 +668,77 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
-# The end of a line: the digest of all that stands before it. It is found from the end, so that a
-# reader needs to know nothing of the rest.
-_CHECK = b',"check":"'
-_CHECK_BYTES = len(_CHECK) + 16 + len(b'"}')
+NO_CHECK = b"0" * 16
+"""Check that the first line of a journal follows."""
+
+# The end of a line: the check of the line before, then the digest of all that stands before that
+# digest. Both are found from the end, so that a reader needs to know nothing of the rest.
+_FOLLOWS, _CHECK, _END = b',"follows":"', b'","check":"', b'"}'
+_FOLLOWS_AT = -len(NO_CHECK + _CHECK + NO_CHECK + _END)
+_CHECK_AT = -len(NO_CHECK + _END)
 
 
-def _digest(content: bytes) -> bytes:
-    return xxhash.xxh3_64_hexdigest(content).encode()
+class LineChecks(NamedTuple):
+    """Checks at the end of a journal's line, in hexadecimal.
+
+    Attributes:
+        follows: Check of the line before.
+        check: The xxh3 digest of all that stands before it in the line.
+    """
+
+    follows: bytes
+    check: bytes
 
 
-def encode_event(event: AnyEvent) -> bytes:
+def checks_of(line: bytes) -> LineChecks | None:
+    """Return the checks at the end of a line, which need not be whole; None without them."""
+    line = line[_FOLLOWS_AT - len(_FOLLOWS) - len(b"\r\n") :].rstrip()
+    follows, check = line[_FOLLOWS_AT:][: len(NO_CHECK)], line[_CHECK_AT : -len(_END)]
+    is_whole = len(follows) == len(check) == len(NO_CHECK)
+    end = b"".join((_FOLLOWS, follows, _CHECK, check, _END))
+    return LineChecks(follows, check) if is_whole and line.endswith(end) else None
+
+
+def encode_event(event: AnyEvent, follows: bytes = NO_CHECK) -> bytes:
     """Encode an event as one line of JSON, without a newline.
 
-    Its last key is ``check``, the xxh3 digest of the rest in hexadecimal.
+    Its last keys are ``follows``, the check of the line before, and ``check``, the xxh3 digest of
+    what stands before it, both in hexadecimal. So a line that is changed, missing, doubled or in
+    another place is noticed.
+
+    Args:
+        event: The event.
+        follows: Check of the line before.
     """
-    content = _encoder.encode(event)[:-1]
-    return b'%b%b%b"}' % (content, _CHECK, _digest(content))
+    content = b"%b%b%b" % (_encoder.encode(event)[:-1], _FOLLOWS, follows)
+    return b"%b%b%b%b" % (content, _CHECK, xxh3_64_hexdigest(content).encode(), _END)
+
+
+def encode_lines(events: Iterable[AnyEvent], follows: bytes = NO_CHECK) -> bytes:
+    """Encode events as lines that follow one another, each with its newline.
+
+    Args:
+        events: The events, in order.
+        follows: Check of the line before the first of them.
+    """
+    lines = []
+    for event in events:
+        line = encode_event(event, follows)
+        follows = line[_CHECK_AT : -len(_END)]
+        lines.append(line)
+    return b"\n".join([*lines, b""])
 
 
 def decode_event(line: bytes) -> AnyEvent:
-    """Decode an event from its JSON.
-
-    A line without ``check``, as earlier versions wrote it, is taken at its word.
+    """Decode an event from its JSON, whatever line it follows.
 
     Raises:
         msgspec.DecodeError: The line is not an event, or was changed since it was written.
     """
     event = _decoder.decode(line)
-    content, end = line.rstrip()[:-_CHECK_BYTES], line.rstrip()[-_CHECK_BYTES:]
-    if end.startswith(_CHECK) and end[len(_CHECK) : -2] != _digest(content):
+    checks = checks_of(line)
+    content = line.rstrip()[: _CHECK_AT - len(_CHECK)]
+    if checks is None or checks.check != xxh3_64_hexdigest(content).encode():
         raise msgspec.DecodeError("it is not what was written, going by its check")
     return event
 

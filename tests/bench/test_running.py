@@ -10,7 +10,7 @@ from flstream.telemetry.events import (
     RoundFinished,
     RoundStarted,
     Transfer,
-    encode_event,
+    encode_lines,
 )
 
 
@@ -33,7 +33,7 @@ EVENTS = [
 
 def test_times_of_processes_and_rounds_are_those_of_the_journal(tmp_path):
     run = RunDirectory(tmp_path)
-    lines = b"\n".join(map(encode_event, EVENTS)) + b"\n"
+    lines = encode_lines(EVENTS)
     run.events.write_bytes(lines)
     found = FinishedRun(run, Summary(), read_history(run.events, note_lines_of=[ProcessReady]))
     assert found.ready == {"server": 100.5, "site-1": 101.5}

@@ -27,6 +27,8 @@ from flstream.telemetry.events import (
     RunResumed,
     RunStarted,
     Transfer,
+    decode_event,
+    encode_lines,
 )
 
 
@@ -112,9 +114,9 @@ def test_a_changed_checkpoint_is_not_what_the_run_wrote(run: Path) -> None:
 def test_verifying_a_run_reads_what_its_optimizer_remembered(run: Path) -> None:
     state = run / "checkpoints" / "round-0002.optimizer.safetensors"
     digest = write_checkpoint(state, MemoryBody.of({"momentum.w": torch.ones(40)}))
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    events[3]["optimizer_state"] = digest
-    (run / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    events = list(map(decode_event, (run / "events.jsonl").read_bytes().splitlines()))
+    events[3].optimizer_state = digest
+    (run / "events.jsonl").write_bytes(encode_lines(events))
     verified = examine(Request(run, verify=True)).verified
     assert verified is not None
     assert (verified[-1].path, verified[-1].round) == (state, 2)

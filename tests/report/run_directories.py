@@ -23,7 +23,7 @@ from flstream.telemetry.events import (
     RunStarted,
     SitePhaseChanged,
     Transfer,
-    encode_event,
+    encode_lines,
 )
 from flstream.telemetry.memory import ProcessMemory
 
@@ -119,7 +119,7 @@ def write_run(
     """Write a run directory, and return it."""
     folder.mkdir()
     (folder / "job.conf").write_text(job)
-    (folder / "events.jsonl").write_bytes(b"".join(encode_event(e) + b"\n" for e in events))
+    (folder / "events.jsonl").write_bytes(encode_lines(events))
     (folder / "memory.jsonl").write_text("".join(line + "\n" for line in memory))
     if summary is not None:
         (folder / "summary.json").write_text(summary.to_json())

@@ -24,7 +24,8 @@ from flstream.telemetry.events import (
     SentUpdate,
     Transfer,
     UpdatesReceived,
-    encode_event,
+    decode_event,
+    encode_lines,
 )
 
 
@@ -51,7 +52,7 @@ def run(tmp_path: Path) -> Path:
             events.append(structs.replace(finished, digest=digest, metrics=scores))
         else:
             events.append(ModelReady(bytes=160, tensors=6, digest=digest))
-    (tmp_path / "events.jsonl").write_bytes(b"".join(encode_event(e) + b"\n" for e in events))
+    (tmp_path / "events.jsonl").write_bytes(encode_lines(events))
     return tmp_path
 
 
@@ -121,15 +122,15 @@ def exchanges(run: Path) -> Path:
     start = RunStarted(
         job="j", seed=1, rounds=30, mode="pull", chunk_size=16, clients=2, names=names
     )
-    lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    lines = (run / "events.jsonl").read_bytes().splitlines()
     events: list[list[AnyEvent]] = [[start]]
     events += [
         [each for name in names for each in (received(n, name), sent(n, name))]
         for n in range(1, 31)
     ]
-    before = [b"".join(encode_event(each) + b"\n" for each in group) for group in events]
+    kept = zip(events, map(decode_event, lines), strict=False)
     (run / "events.jsonl").write_bytes(
-        b"".join(part for pair in zip(before, lines, strict=False) for part in pair)
+        encode_lines(event for group, line in kept for event in [*group, line])
     )
     return run
 

@@ -30,6 +30,7 @@ from flstream.telemetry.events import (
     Transfer,
     Warned,
     encode_event,
+    encode_lines,
 )
 
 SITES = ["site-1", "site-2"]
@@ -273,7 +274,7 @@ def test_what_does_not_follow_is_refused_and_changes_nothing(wrong, words):
 
 def test_a_tolerant_reader_passes_over_what_does_not_follow_and_counts_it(tmp_path):
     path = tmp_path / "events.jsonl"
-    lines = [encode_event(event) for event in a_run()]
+    lines = encode_lines(a_run()).splitlines()
     odd = [b"{", b'{"kind":"later"}', encode_event(evaluated(9, 0.5))]
     path.write_bytes(b"\n".join([*lines[:5], *odd, *lines[5:]]) + b"\n")
     history = read_history(path, tolerant=True)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from flstream.errors import SimulationError
 from flstream.telemetry.event_log import EventLog, WholeLines
 from flstream.telemetry.events import (
+    NO_CHECK,
     AnyEvent,
     Evaluated,
     LinkFacts,
@@ -29,8 +30,10 @@ from flstream.telemetry.events import (
     SiteLog,
     Transfer,
     WorkerActivity,
+    checks_of,
     decode_event,
     encode_event,
+    encode_lines,
 )
 
 KINDS = get_args(AnyEvent)
@@ -102,11 +105,18 @@ def test_a_flipped_bit_changes_no_event_in_silence():
         assert found == event, flipped
 
 
-def test_a_line_of_an_earlier_version_is_an_event_without_its_check():
-    event = RunFinished(status="stopped", error="why")
-    plain = json.loads(encode_event(event))
-    assert len(plain.pop("check")) == 16
-    assert decode_event(json.dumps(plain).encode()) == event
+def test_a_line_ends_with_the_check_of_the_line_before_and_its_own():
+    events = [RunFinished(status="stopped", error=text) for text in ("", "why", "}")]
+    first, second, third = encode_lines(events).splitlines()
+    assert first == encode_event(events[0])
+    assert third == encode_event(events[2], json.loads(second)["check"].encode())
+    assert checks_of(first) == (NO_CHECK, json.loads(second)["follows"].encode())
+    assert checks_of(second[-60:] + b"\n") == checks_of(second)
+    plain = {key: value for key, value in json.loads(second).items() if key != "check"}
+    for line in (json.dumps(plain).encode(), second[:-2], b"", b'"}'):
+        assert checks_of(line) is None
+        with pytest.raises(msgspec.DecodeError):
+            decode_event(line)
 
 
 def test_every_event_says_its_kind_and_its_time():
@@ -144,13 +154,13 @@ def test_a_log_is_a_json_object_a_line_and_goes_on_where_it_was(tmp_path):
 def test_a_torn_last_line_is_cut_off_before_anything_is_added(tmp_path, tail, count):
     path = tmp_path / "events.jsonl"
     event = RunFinished(status="stopped")
-    whole = (encode_event(event) + b"\n") * count
+    whole = encode_lines([event] * count)
     torn = tail.replace(b"\n", b" ")
     path.write_bytes(whole + torn)
     with EventLog(path) as log:
         assert path.read_bytes() == whole
         log.write(event)
-    assert path.read_bytes() == whole + encode_event(event) + b"\n"
+    assert path.read_bytes() == encode_lines([event] * (count + 1))
 
 
 def test_a_durable_event_is_synced_and_another_is_not(tmp_path, monkeypatch):
@@ -158,18 +168,16 @@ def test_a_durable_event_is_synced_and_another_is_not(tmp_path, monkeypatch):
     synced: list[bytes] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(path.read_bytes()))
     event = RunFinished(status="stopped")
-    line = encode_event(event) + b"\n"
     with EventLog(path) as log:
         log.write(event)
         assert synced == []
         log.write(event, durable=True)
-        assert synced == [line * 2]
+        assert synced == [encode_lines([event] * 2)]
 
 
 def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
     event = RunFinished(status="stopped")
-    line = encode_event(event) + b"\n"
     with EventLog(path) as log:
         log.write(event)
 
@@ -180,9 +188,9 @@ def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(tmp_path, monke
             patch.setattr(os, "fsync", refuse)
             with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No space"):
                 log.write(event, durable=True)
-        assert path.read_bytes() == line
+        assert path.read_bytes() == encode_lines([event])
         log.write(event)
-    assert path.read_bytes() == line * 2
+    assert path.read_bytes() == encode_lines([event] * 2)
 
 
 def _fill(path: Path, size: int) -> None:

@@ -6,7 +6,13 @@ import pytest
 from journal_support import folded
 from recording import BEGAN, Fed, evaluated, finished, logged, resumed, started, trained
 
-from flstream.telemetry.events import RunFinished, SiteLog, SitesBeganAnew, UpdateTakenUp
+from flstream.telemetry.events import (
+    RunFinished,
+    SiteLog,
+    SitesBeganAnew,
+    UpdateTakenUp,
+    encode_event,
+)
 
 
 @pytest.fixture
@@ -81,12 +87,13 @@ def test_a_feed_that_begins_with_a_long_journal_makes_one_tracker(fed):
 
 def test_a_torn_last_line_is_left_for_later(fed):
     fed.write(*started())
-    whole = fed.run.events.read_bytes()
-    fed.run.events.write_bytes(whole + b'{"kind":"site_log","time":1.0,"round":1,"site":"site-1"')
+    line = encode_event(logged(1.0, 1))
+    with fed.run.events.open("ab") as file:
+        file.write(line[:50])
     fed.feed.catch_up()
     assert fed.tracker.points == []
     with fed.run.events.open("ab") as file:
-        file.write(b',"key":"k","value":1.0}\n')
+        file.write(line[50:] + b"\n")
     fed.feed.catch_up()
     assert fed.tracker.values("site-1", "k") == [(1, 1.0)]
 

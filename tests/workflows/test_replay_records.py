@@ -2,7 +2,7 @@
 
 import pytest
 from flows import models, records, result, shape, trainings
-from training_scripts import adding, noisy, results
+from training_scripts import adding, results
 
 from flstream.model.checkpoint import FileSource
 from flstream.model.digests import body_digest
@@ -219,24 +219,3 @@ def test_what_is_void_is_void_with_all_that_came_after_it(flows):
     assert trainings(resumed, "site-1") == 3
     [warning] = resumed.summary.warnings
     assert "went on from round 0 instead of 1" in warning
-
-
-FOLDED = """
-def flow(run):
-    model = run.initial_model()
-    for number in run.rounds():
-        model = run.fold(model, run.train(model, run.sites))
-        if number == 2:
-            die_here()
-    return model
-"""
-
-
-def test_a_fold_whose_training_is_gone_from_the_journal_is_refused_in_a_sentence(flows):
-    run = flows.killed(FOLDED)
-    path = run.directory.events
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(each for each in lines if b'"effect","effect":1,' not in each))
-    kind = flows.write(FOLDED)
-    error = flows.jobs.go_on(run, noisy(), kind).summary.error
-    assert "has effect 2, fold(model 0, updates of effect 1), and not effect 1 before it" in error

@@ -126,6 +126,11 @@ def _read(run: RunDirectory) -> RunRecord:
         if damaged:
             count = counted(damaged, "line")
             notes.append(f"{name} is damaged: {count} of it could not be used.")
+    if history.gaps:
+        places = counted(history.gaps, "place")
+        notes.append(
+            f"events.jsonl is damaged: in {places}, lines are missing, doubled or swapped."
+        )
     summary = None
     try:
         summary = msgspec.json.decode(run.summary.read_bytes(), type=Summary)
