@@ -71,7 +71,7 @@ def a_job(rounds: int = 3, every: int = 1, **overrides: Any) -> Job:
 
 
 class Script:
-    """The events of a run of an earlier version, which knew no effects.
+    """The events of a run, without the records of its effects.
 
     They are the same for every run of the same job, but for times.
 
@@ -320,19 +320,8 @@ def a_run(
 ) -> RunDirectory:
     """A run that was killed after its last completed round, whose evaluation it had done."""
     script = EffectScript(rounds, every, DIGESTS, STATES if optimizer else None)
-    return _killed(folder, script, a_job(rounds, every), completed, optimizer)
-
-
-def an_old_run(folder: Path, rounds: int = 3, completed: int = 3) -> RunDirectory:
-    """The same of an earlier version, which knew no effects."""
-    return _killed(folder, Script(rounds, 1, DIGESTS), a_job(rounds), completed, False)
-
-
-def _killed(
-    folder: Path, script: Script, job: Job, completed: int, optimizer: bool
-) -> RunDirectory:
     run = RunDirectory.create("job", folder)
-    run.write(run.job_file, render_job(job))
+    run.write(run.job_file, render_job(a_job(rounds, every)))
     with EventLog(run.events) as log:
         for event in script.started():
             log.write(event)

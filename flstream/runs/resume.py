@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from flstream.errors import ResumeRefusedError, SimulationError, UsageError
+from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.job import Job
 from flstream.job.scoring import ScoreSource
 from flstream.runs.history import History
@@ -81,7 +81,7 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
         None if nothing has happened in it yet, so that it is as good as new.
 
     Raises:
-        UsageError: the run was made by another job, or by an earlier version of flstream.
+        UsageError: the run was made by another job.
         ResumeRefusedError: its journal is damaged or gone; or rounds were completed, but no model
             of theirs is left; or a site's state that is needed is damaged or gone.
         SimulationError: a process of it still writes to the journal.
@@ -100,12 +100,6 @@ def plan_resume(job: Job, run: RunDirectory) -> ResumePoint | None:
     is_finished = history.is_finished and history.planned_rounds == job.planned_rounds
     if is_finished and has_its_models(history, run):
         return _finished(history, run)
-    if history.last_round and not history.effects:
-        raise UsageError(
-            f"the run in {run.path} was begun by an earlier version of flstream, whose journal has "
-            "no effects to replay; finish it with that version, or leave out --resume to start a "
-            "new run"
-        )
     sound = sound_effects(history.effects, history.models, run)
     warnings = _explain(history, sound, run)
     records, is_there = with_sound_states(run, sound.records), sound.has_model

@@ -75,12 +75,7 @@ def sound_effects(
 
 
 def has_its_models(history: History, run: RunDirectory) -> bool:
-    """Whether a finished run has the models that it names, as they were when it made them.
-
-    Runs of earlier versions, whose journals have no effects, are taken as they are.
-    """
-    if not history.effects:
-        return True
+    """Whether a finished run has the models that it names, as they were when it made them."""
     digests = {model.digest for model in history.models}
     named = [run.final_model]
     try:

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journal_support import DIGESTS, EffectScript, a_job, a_run, an_old_run, flip, model, results
+from journal_support import DIGESTS, EffectScript, a_job, a_run, flip, model, results
 from nightly_cases import first_and_nightly
 
-from flstream.errors import SimulationError, UsageError
+from flstream.errors import SimulationError
 from flstream.job import Job, render_job
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
@@ -240,19 +240,8 @@ def test_an_evaluation_that_a_longer_job_has_too_counts(tmp_path):
     assert [number for number, _ in scores(point)] == [2, 4]
 
 
-def test_a_run_of_an_earlier_version_that_has_completed_rounds_is_a_sentence(tmp_path):
-    run = an_old_run(tmp_path / "run", rounds=5, completed=2)
-    before = run.events.read_bytes()
-    with pytest.raises(UsageError, match="begun by an earlier version of flstream") as caught:
-        plan_resume(a_job(5), run)
-    assert str(run.path) in str(caught.value)
-    assert "finish it with that version, or leave out --resume" in str(caught.value)
-    assert run.events.read_bytes() == before
-    assert len(list(run.checkpoints.iterdir())) == 3
-
-
-def test_a_run_of_an_earlier_version_that_has_completed_no_round_goes_on(tmp_path):
-    run = an_old_run(tmp_path / "run", completed=0)
+def test_a_run_that_has_completed_no_round_goes_on(tmp_path):
+    run = a_run(tmp_path / "run", completed=0)
     with EventLog(run.events) as log:
         for event in EffectScript(3, 1).opened(1):
             log.write(event)
@@ -260,16 +249,6 @@ def test_a_run_of_an_earlier_version_that_has_completed_no_round_goes_on(tmp_pat
     assert (point.round, point.effect, point.records, point.initial) == (0, 0, [], DIGESTS[0])
     assert take_up(a_job(), run, point).summary.model.digest == DIGESTS[0]
     assert plan_resume(a_job(), run).round == 0
-
-
-def test_a_finished_run_of_an_earlier_version_has_nothing_left(tmp_path):
-    run = an_old_run(tmp_path / "run", completed=3)
-    finish(run, 3)
-    point = plan_resume(a_job(), run)
-    assert (point.round, point.is_finished) == (3, True)
-    assert final_summary(a_job(), run, point).rounds_completed == 3
-    with pytest.raises(UsageError, match="begun by an earlier version"):
-        plan_resume(a_job(4), run)
 
 
 def test_a_run_whose_rounds_are_done_but_not_its_end_is_not_finished(tmp_path):
