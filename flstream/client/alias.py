@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flstream.client import joined_bodies
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.proximal import seen_in_loss
 from flstream.client.scaffold import CONTROL
 from flstream.client.scaffold_helper import PTScaffoldHelper
 
@@ -122,7 +123,7 @@ def fedprox_loss() -> type[torch.nn.Module]:
             total: Any = 0.0
             for ours, theirs in zip(local.parameters(), received.parameters(), strict=True):
                 total = total + (self.mu / 2) * torch.sum((ours - theirs) ** 2)
-            return total
+            return seen_in_loss(total) if isinstance(total, torch.Tensor) else total
 
     return PTFedProxLoss
 

@@ -38,23 +38,24 @@ def _function() -> Any:
         def forward(context: Any, parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
             """Return the squared distance."""
             context.save_for_backward(parameter, origin)
-            drift = _drift(parameter, origin)
-            if drift.is_complex():
-                drift = torch.view_as_real(drift)
-            return drift.square_().sum()
+            away = drift(parameter, origin)
+            if away.is_complex():
+                away = torch.view_as_real(away)
+            return away.square_().sum()
 
         @staticmethod
         @once_differentiable
         def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
             """Return the gradient with respect to the parameter."""
             parameter, origin = context.saved_tensors
-            drift = _drift(parameter, origin).mul_(2 * gradient)
-            return drift.to(parameter.dtype), None
+            away = drift(parameter, origin).mul_(2 * gradient)
+            return away.to(parameter.dtype), None
 
     return SquaredDistance
 
 
-def _drift(parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+def drift(parameter: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+    """Return the difference of a parameter from fixed values, in float32 at the least."""
     import torch
 
     # In half precision, squares overflow and small terms are lost in their sum.

@@ -26,6 +26,7 @@ from flstream.client.exchange import ModelExchange, meta_of, seed_task
 from flstream.client.fl_model import FLModel
 from flstream.client.global_optimizer import begin_with_global_state, has_global_state
 from flstream.client.number import number_of
+from flstream.client.proximal_gradient import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes
 from flstream.client.session import current
 from flstream.client.tensor_scope import TensorScope
@@ -64,7 +65,9 @@ def patch(
     (by the tokens with ``include_num_input_tokens_seen``), unless the model's ``__fl_meta__`` says
     otherwise. Once the task is answered, ``evaluate`` is the script's own.
     ``train`` begins with the task's seed, and not with ``args.seed``; the order of examples
-    follows from ``args.data_seed`` where that is set, else from the task's seed.
+    follows from ``args.data_seed`` where that is set, else from the task's seed. Where the workflow
+    sends FedProx's ``fedprox_mu``, the proximal term's gradient is added in each step, unless the
+    loss has the term.
 
     A task trains so many epochs or steps as the trainer's arguments say, or ``local_epochs`` or
     ``local_steps``; the schedule of the learning rate spans all rounds, unless each begins anew.
@@ -105,6 +108,7 @@ def patch(
     _keep_outputs_apart(trainer.args)
     trainer.add_callback(training.callback())
     trainer.train, trainer.evaluate = training.wrapped()
+    trainer.training_step = training.wrapped_step()
     setattr(trainer, _PATCHED, training)
     return trainer
 
@@ -174,6 +178,7 @@ class _Training:
         self._is_busy = False
         # The model that the server's was loaded into.
         self._loaded: Any = None
+        self._proximal: ProximalGradient | None = None
         # Where the trainer's counters were when the task's training began.
         self._first_step = self._first_token = 0
 
@@ -199,6 +204,22 @@ class _Training:
             return self._evaluate(lambda: evaluate(*args, **kwargs))
 
         return train_if_due, evaluate_received
+
+    def wrapped_step(self) -> Callable[..., Any]:
+        """Return the method that takes the place of ``training_step``."""
+        step = self._trainer.training_step
+
+        @wraps(step)
+        def step_with_term(*args: Any, **kwargs: Any) -> Any:
+            loss = step(*args, **kwargs)
+            accelerator = self._trainer.accelerator
+            # No callback comes between the last batch of an optimizer step and the clipping.
+            if self._proximal is not None and accelerator.sync_gradients:
+                scaler = accelerator.scaler
+                self._proximal.add(scale=1.0 if scaler is None else scaler.get_scale())
+            return loss
+
+        return step_with_term
 
     def callback(self) -> Any:
         """Make the callback that ends a task's training, and records what the trainer logs."""
@@ -246,6 +267,7 @@ class _Training:
         self._first_step, self._first_token = step, token
         if self._scope.model is not self._loaded:  # a model_init has made another one
             self._load()
+        self._proximal = proximal_gradient(self._scope.model, self._scope.state())
         seed_task()
 
     def _train(self, train: Callable[[str | None], Any], given: Path | None) -> Any:
@@ -259,6 +281,7 @@ class _Training:
             vars(self._scope.model).pop("_is_accelerate_prepared", None)
         with self._busy(), _own_weights(self._trainer):
             result = train(folder)
+        self._proximal = None
         self._rounds.keep()
         self._exchange.send(self._scope.state(), self._meta())
         return result

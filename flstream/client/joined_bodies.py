@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from flstream.client.watched import WatchedValues
 from flstream.errors import ClientError
 from flstream.model.copy import copy
 from flstream.model.joined import MAIN, ZeroSource, joint_name, part_layout, split
@@ -29,6 +30,8 @@ SENT_AS: dict[str, str] = {}
 
 def without_tensors(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a model that are no bodies, which are let go of with its params."""
+    if isinstance(meta, WatchedValues):
+        return meta.without(_is_body)
     return {key: value for key, value in meta.items() if not _is_body(value)}
 
 

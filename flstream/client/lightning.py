@@ -27,6 +27,7 @@ from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task, state_path
 from flstream.client.global_optimizer import begin_with_global_state, has_global_state
 from flstream.client.optimizer_state import restores_state
+from flstream.client.proximal_gradient import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes, is_first_rank
 from flstream.client.session import current
 from flstream.errors import ClientError
@@ -56,7 +57,8 @@ def patch(
     weight, unless the module's ``__fl_meta__`` says otherwise. ``test`` and ``predict``, and
     ``validate`` after ``fit``, are the script's own. Each training begins with the task's seed, so
     that a score before it changes nothing; what is drawn in ``setup`` before it, such as a random
-    split, is the same in every round.
+    split, is the same in every round. Where the workflow sends FedProx's ``fedprox_mu``, the
+    proximal term's gradient is added in each step, unless the loss has the term.
 
     Optimizers, schedulers, callbacks and the counters of epochs and steps are kept in
     ``get_state_dir()`` without the module's tensors, and taken from there before each ``fit``.
@@ -139,6 +141,7 @@ class _Hooks:
         # Of epochs and of steps, as the script has set them.
         self._limits: tuple[int | None, int] | None = None
         self._first_step = 0
+        self._proximal: ProximalGradient | None = None
         # Of the callbacks and of the loops, before the first training.
         self._fresh: dict[str, Any] = {}
         self._fresh_loops: dict[str, Any] = {}
@@ -186,7 +189,13 @@ class _Hooks:
                 trainer.fit_loop.max_epochs = trainer.current_epoch + epochs
             if steps > 0:
                 trainer.fit_loop.epoch_loop.max_steps = trainer.global_step + steps
+        self._proximal = proximal_gradient(module, module.state_dict())
         seed_task()
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        """Add FedProx's gradient, once those of all batches are summed and not clipped yet."""
+        if self._proximal is not None:
+            self._proximal.add(each for group in optimizer.param_groups for each in group["params"])
 
     def finish(self, trainer: Any) -> None:
         """Keep the trainer's state, and send the module's tensors, when all callbacks are done."""
@@ -197,6 +206,7 @@ class _Hooks:
                 "trainer.fit() made no step; see to it that there are batches, and that max_epochs "
                 "and max_steps allow more than the rounds before, or patch with update_fit_loop"
             )
+        self._proximal = None
         meta = meta_of(module, steps)
         if is_first_rank():  # in the others it is the same
             _keep(trainer, state_path(_STATE), whole=self._restores)

@@ -210,6 +210,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
         has_params: Whether the site sent a model, also where only metrics were asked for.
         state: Version of its own files after the task; None where it has kept none in it.
         meta: Payload message of the values that it sent along; empty for none.
+        unread: Names of what the workflow sent along for its training, and its code has not read.
     """
 
     site: str
@@ -221,6 +222,7 @@ class SiteAnswer(msgspec.Struct, frozen=True):
     has_params: bool = False
     state: StateVersion | None = None
     meta: bytes = b""
+    unread: list[str] = []
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from flstream.errors import ClientError, PayloadError
 from flstream.streaming.payload import pack, unpack
+
+OPTIMIZER_PARAMS = "optimizer_params"
+"""Name of the values for an optimizer, among those that are sent."""
 
 _MOST_BYTES = 1 << 20
 _PLAIN = frozenset({bool, int, float, str, type(None)})
@@ -54,7 +57,8 @@ def _packed_plain(items: tuple[tuple[str, type, Any], ...]) -> bytes:
 
 
 def _packed(meta: Mapping[str, Any], optimizer_params: Mapping[str, Any] | None) -> bytes:
-    value = {"meta": dict(meta), "optimizer_params": optimizer_params}
+    optimizer = None if optimizer_params is None else dict(optimizer_params)
+    value = {"meta": dict(meta), "optimizer_params": optimizer}
     try:
         packed = pack(value)
         if packed.tensors:
@@ -92,3 +96,16 @@ def unpack_meta(message: bytes) -> SentMeta:
     if not (isinstance(value, dict) and isinstance(value.get("meta"), dict)):
         raise PayloadError("the values beside a body are no mapping with the key 'meta'")
     return SentMeta(value["meta"], value.get("optimizer_params"))
+
+
+def sent_names(message: bytes, bodies: Sequence[str]) -> list[str]:
+    """Names of what a workflow sends for training code to use.
+
+    Args:
+        message: Payload message of the values that it sends.
+        bodies: Names of the bodies that it sends beside the model.
+    """
+    if not message:
+        return list(bodies)
+    sent = unpack_meta(message)
+    return [*sent.meta, *([OPTIMIZER_PARAMS] if sent.optimizer_params else []), *bodies]

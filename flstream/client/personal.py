@@ -38,12 +38,15 @@ class PersonalTensors:
         layout: Layout of the received model.
         state: Files of the site.
 
+    Attributes:
+        names: Names of the tensors.
+
     Raises:
         UsageError: The patterns do not fit the model.
     """
 
     def __init__(self, part: PersonalPart, layout: Layout, state: SiteState) -> None:
-        self._names = part.names(layout)
+        self.names = part.names(layout)
         self._file_name = part.file_name
         self._layout = layout
         self._state = state
@@ -66,7 +69,7 @@ class PersonalTensors:
         if not path.exists():
             return  # it has not trained yet
         own, scratch = FileSource(path), Scratch()
-        kept = [spec for spec in own.layout.tensors if spec.name in self._names]
+        kept = [spec for spec in own.layout.tensors if spec.name in self.names]
         body = MemoryBody.of({spec.name: tensors[spec.name] for spec in kept}, writable=True)
         for spec in kept:
             here = body.layout.by_name[spec.name]
@@ -97,9 +100,9 @@ class PersonalTensors:
             )
         aliases = self._layout.aliases
         own = {
-            name: value for name, value in params.items() if aliases.get(name, name) in self._names
+            name: value for name, value in params.items() if aliases.get(name, name) in self.names
         }
-        missing = self._names - {aliases.get(name, name) for name in own}
+        missing = self.names - {aliases.get(name, name) for name in own}
         if missing:
             raise ClientError(
                 f"the answer lacks tensor {min(missing)!r}, which is the site's own; send it with "
@@ -119,4 +122,4 @@ class PersonalTensors:
             selected: Names of the tensors that are aggregated by the job; None for all.
         """
         names = self._layout.by_name.keys() if selected is None else selected
-        return frozenset(names) - self._names
+        return frozenset(names) - self.names

@@ -32,8 +32,11 @@ def proximal_term(
     Ditto (Li et al. 2021, arXiv:2012.04221) draws a site's own model to the global one with it: in
     such a task (``meta["personal"]``), the received model stands for the global one.
 
+    A patched trainer adds the term's gradient itself, unless its loss has the term.
+
     Args:
-        module: Module in training. Only parameters that require a gradient are included.
+        module: Module in training. Only parameters that require a gradient are included, and none
+            of those that stay with their site.
         global_params: Received tensors or arrays, by the names of the module's state dict, of the
             parameters' shapes and on any device. They must not share memory with the module, as
             they do after ``receive(into=module)``. None takes the global model of the task.
@@ -52,25 +55,52 @@ def proximal_term(
     import torch
 
     if mu is None:
-        mu = _given_mu()
+        mu = given_mu()
         if mu == 0:
             return torch.zeros(())
     if not mu >= 0:
         raise ClientError(f"proximal_term was given mu = {mu}; it must be 0 or more")
     global_params = _global_params(global_params)
+    here = session.present()
+    personal = () if here is None else here.personal_names
     total: torch.Tensor | None = None
     for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or name in personal:
             continue
         origin = _counterpart(name, parameter, global_params)
         squares = squared_distance(parameter, origin.to(parameter.device))
         total = squares if total is None else total + squares.to(total.device)
     if total is None:
         return torch.zeros(())
-    return total * (mu / 2)
+    return seen_in_loss(total * (mu / 2))
 
 
-def _given_mu() -> float:
+_differentiated = 0
+
+
+def times_in_loss() -> int:
+    """Return how often a loss with a proximal term in it was differentiated in this process."""
+    return _differentiated
+
+
+def seen_in_loss(term: torch.Tensor) -> torch.Tensor:
+    """Return a proximal term, such that a patched trainer sees whether its loss has it."""
+
+    def seen(gradient: object) -> None:
+        global _differentiated
+        _differentiated += 1
+
+    if term.requires_grad:
+        term.register_hook(seen)  # type: ignore[no-untyped-call]
+    return term
+
+
+def given_mu() -> float:
+    """Return the weight that the server gives in the current task; 0 where it gives none.
+
+    Raises:
+        ClientError: The model was not received yet.
+    """
     received = session.current().received
     if received is None:
         raise ClientError(

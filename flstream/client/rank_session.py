@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,11 @@ class RankSession:
     def global_params(self) -> None:
         """No tensors: rank 0 alone has those that were received."""
         return None
+
+    @property
+    def personal_names(self) -> Collection[str]:
+        """No names: rank 0 alone knows the model's tensors."""
+        return ()
 
     @property
     def optimizer_state(self) -> OptimizerState | None:

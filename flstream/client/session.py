@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,11 @@ class Session:
     def global_params(self) -> Params | None:
         """Tensors of the global model as they were received, where the task needs them."""
         return None if self._execution is None else self._execution.global_params
+
+    @property
+    def personal_names(self) -> Collection[str]:
+        """Names of the tensors of which the site trains a version of its own, and sends none."""
+        return () if self._execution is None else self._execution.personal_names
 
     @property
     def optimizer_state(self) -> OptimizerState | None:

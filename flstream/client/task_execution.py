@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from flstream.client.code_errors import CodeFailure
 from flstream.client.context import SiteContext
 from flstream.client.delivery import deliver
 from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.joined_bodies import RECEIVED_AS
 from flstream.client.messages import (
     SUBMIT_MODEL,
     Answered,
@@ -32,7 +33,7 @@ from flstream.client.messages import (
     SiteTask,
     Task,
 )
-from flstream.client.meta import pack_meta
+from flstream.client.meta import OPTIMIZER_PARAMS, pack_meta, sent_names
 from flstream.client.personal import PersonalTensors
 from flstream.client.proximal import PROXIMAL_MU
 from flstream.client.remote_states import RemoteStates
@@ -40,6 +41,7 @@ from flstream.client.seeding import seed_everything
 from flstream.client.site_filters import SiteFilters
 from flstream.client.task_model import TaskModel, received_model
 from flstream.client.update_codec import encoded_update, kept_for
+from flstream.client.watched import WatchedValues
 from flstream.client.weight import weight_of
 from flstream.client.worker import Worker
 from flstream.codecs.chain import CodecChain
@@ -82,6 +84,8 @@ class TaskExecution:
         self._worker = worker
         self._has_several_sites = len(task.sites) > 1
         self._was_received = False
+        # Values that the workflow has sent to the current site, as code has received them.
+        self._sent: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = None, None
         # What is done once the current site has answered, before its files are kept.
         self._before_keeping: list[Callable[[], None]] = []
         # Bodies that helpers of the code send, by name.
@@ -112,6 +116,11 @@ class TaskExecution:
         return self._model.task
 
     @property
+    def personal_names(self) -> Collection[str]:
+        """Names of the tensors of which the site trains a version of its own, and sends none."""
+        return () if self._personal is None or self._is_beside else self._personal.names
+
+    @property
     def is_repeated(self) -> bool:
         """Whether the task was done before, and is repeated for the sake of its updates alone."""
         return self.task.kind == "train" and not self.task.keeps_state
@@ -127,6 +136,7 @@ class TaskExecution:
         """
         self._was_received = False
         self.received = self.global_params = self._personal = None
+        self._sent = None, None
         self._before_keeping, self._beside, self.optimized = [], {}, set()
         if self._has_several_sites:
             self._worker.send(Began(self.task.effect, site.site))
@@ -163,6 +173,7 @@ class TaskExecution:
         tensors, bodies = self._model.receive(site, into, place)
         self._was_received = True
         received = received_model(self.task, site.name, tensors, bodies)
+        self._sent = received.meta, received.optimizer_params
         self._keep_global(received, tensors, is_lent=into is not None or place is not None)
         if self.task.personal is not None and self._model.layout is not None:
             self._personal = PersonalTensors(self.task.personal, self._model.layout, site.state)
@@ -233,6 +244,8 @@ class TaskExecution:
     def _reported(self, model: FLModel, site: SiteContext) -> SiteAnswer:
         """What an answer has beside its tensors."""
         joined = self._model.joined
+        # Before the answer's values are read, which may be those that were received.
+        unread = self._unread()
         meta = model.meta if joined is None else joined.rest(model.meta)
         return SiteAnswer(
             site.name,
@@ -240,7 +253,23 @@ class TaskExecution:
             metrics_of(model),
             has_params=model.params is not None,
             meta=pack_meta(meta, model.optimizer_params),
+            unread=unread,
         )
+
+    def _unread(self) -> list[str]:
+        """Return the names of what the workflow has sent along and the site's code has not read."""
+        task = self.task
+        if task.kind != "train" or not (task.meta or task.joined):
+            return []
+        meta, optimizer = self._sent
+        read = set(meta.read) if isinstance(meta, WatchedValues) else set()
+        if isinstance(optimizer, WatchedValues) and optimizer.read:
+            read.add(OPTIMIZER_PARAMS)
+        return [
+            name
+            for name in sent_names(task.meta, task.joined)
+            if read.isdisjoint({name, RECEIVED_AS.get(name, name)})
+        ]
 
     def _with_update(
         self, answer: SiteAnswer, model: FLModel, site: SiteContext
@@ -332,7 +361,8 @@ class TaskExecution:
             tensors: Its tensors.
             is_lent: Whether they are the memory that is trained.
         """
-        if self.task.kind == "train" and received.meta.get(PROXIMAL_MU):
+        # By dict's own method, as it is not training code that reads it here.
+        if self.task.kind == "train" and dict.get(received.meta, PROXIMAL_MU):
             is_overwritten = is_lent or self.task.personal is not None
             self.global_params = clones(tensors) if is_overwritten else tensors
 

@@ -12,6 +12,7 @@ from flstream.client.mapped_model import copied_bytes, received_mapped
 from flstream.client.messages import MODEL, Received, Task
 from flstream.client.meta import unpack_meta
 from flstream.client.site_filters import SiteFilters
+from flstream.client.watched import WatchedValues
 from flstream.client.worker import KnownModel, Worker
 from flstream.errors import ClientError, FlstreamError, StreamingError
 from flstream.model.body import Source
@@ -49,12 +50,14 @@ def received_model(
     """
     sent = unpack_meta(task.meta)
     own = {"personal": True} if task.personal is not None and task.personal.is_beside else {}
+    meta = {**sent.meta, **own, **(bodies or {}), "site_name": site, "task": task.kind}
+    optimizer = sent.optimizer_params
     return FLModel(
         params=tensors,
-        optimizer_params=sent.optimizer_params,
+        optimizer_params=None if optimizer is None else WatchedValues(optimizer),
         current_round=task.round - 1,
         total_rounds=task.total_rounds,
-        meta={**sent.meta, **own, **(bodies or {}), "site_name": site, "task": task.kind},
+        meta=WatchedValues(meta) if sent.meta or bodies else meta,
     )
 
 

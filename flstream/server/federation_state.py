@@ -22,6 +22,7 @@ from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.trainer import Trainer
+from flstream.server.unread import SentValues
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteBenched, Warned
 
 
@@ -40,6 +41,7 @@ class FederationState:
         trainer: Has sites train, and knows which updates are not settled.
         tasks: Makes the sites' parts of tasks, and follows their states.
         scores: What sites have found of models.
+        sent: What its workflows have sent for training code to use.
         last: The last model that each site has sent, where a workflow collects it.
         private: Makes folds private; None where the job is not.
         round: The current round, from 1; 0 before the first.
@@ -56,6 +58,7 @@ class FederationState:
         self.trainer = Trainer(context, store)
         self.tasks = SiteTasks(job.seed, job.clients.site_names)
         self.scores = Scores(job)
+        self.sent = SentValues()
         self.last = LastModels(context.run)
         self.private: PrivateFolds | None = None
         if context.accountant is not None:

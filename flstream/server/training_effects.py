@@ -136,6 +136,8 @@ class TrainingEffects:
         trainer.forget_empty(training)
         failures = run.collector.failures
         result = TrainResult.of(run.in_order, failures, run.late, run.cost, training.tasks)
+        stage, number = state.context.job.stages[state.stage], training.effect.round
+        state.warn(state.sent.unread(stage, number, run.in_order.values()))
         record = state.journal.record(training.effect, result.plain(), is_final=False)
         self._finish(training, record)
 
@@ -144,6 +146,10 @@ class TrainingEffects:
         state = self.state
         result = training.result = TrainResult.from_plain(result_of(record))
         training.collector.restore(result.answers, result.failures)
+        if result.answers:
+            is_beside = training.personal is not None and training.personal.is_beside
+            bodies = () if is_beside else state.store.bodies(training.base)
+            state.sent.note(training.meta, bodies)
         training.tasks = with_states(training.tasks, result.bases)
         state.tasks.left(result.states, state.journal.place(record.effect))
         if state.totals is not None:  # it may be read after the last round, for its metrics

@@ -1,0 +1,59 @@
+"""Warnings of what a workflow sends for training code to use, and no code reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from flstream.client.dynamic import FEDDYN_ALPHA
+from flstream.client.messages import SiteAnswer
+from flstream.client.meta import OPTIMIZER_PARAMS, sent_names
+from flstream.client.proximal import PROXIMAL_MU
+from flstream.client.scaffold import CONTROL
+from flstream.job.stage import Stage
+
+_READERS = {
+    PROXIMAL_MU: "flare.proximal_term(net), or the patch of a trainer,",
+    FEDDYN_ALPHA: "flare.DynamicRegulariser(net)",
+    CONTROL: "flare.ScaffoldControl(net, model)",
+    OPTIMIZER_PARAMS: "model.optimizer_params",
+}
+
+
+class SentValues:
+    """Names of what the workflows of a run have sent to sites that have answered.
+
+    Whether code reads a value is judged by the first training that it was sent with.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def unread(self, stage: Stage, number: int, answers: Iterable[SiteAnswer]) -> list[str]:
+        """Return a warning for each value that is new, and that no site's code has read.
+
+        Args:
+            stage: The workflow that has sent it.
+            number: Number of the round.
+            answers: Answers of the sites in the training.
+        """
+        everywhere = [set(each.unread) for each in answers]
+        names = set.intersection(*everywhere) - self._known if everywhere else set[str]()
+        return [_warning(stage, number, name) for name in sorted(names)]
+
+    def note(self, meta: bytes, bodies: Sequence[str]) -> None:
+        """Note what was sent in a training that sites have answered.
+
+        Args:
+            meta: Payload message of the values that were sent.
+            bodies: Names of the bodies that were sent beside the model.
+        """
+        self._known.update(sent_names(meta, bodies))
+
+
+def _warning(stage: Stage, number: int, name: str) -> str:
+    reader = _READERS.get(name, f"model.meta[{name!r}]")
+    argument = f" (workflow.args.{name})" if name in stage.args.model_dump() else ""
+    return (
+        f"the workflow {stage.name} sends {name}{argument}, and no training code had read it by "
+        f"the end of its first task, in round {number}, so it has no effect; {reader} reads it"
+    )

@@ -1,0 +1,116 @@
+"""What a workflow sends and no training code reads is warned of by name, once a run."""
+
+import json
+
+import pytest
+import torch
+from flows import lines
+
+from flstream.client.watched import WatchedValues
+from flstream.telemetry.events import Warned
+
+# Each site reads one value in its first task, and another one too late.
+SCRIPT = """
+import torch
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"accuracy": 0.5}))
+        continue
+    if flare.get_site_name() == "site-2":
+        model.meta["seen"]
+    if model.current_round:
+        model.meta["lr"], model.optimizer_params["momentum"]
+    control = {name: torch.zeros_like(each) for name, each in model.params.items()}
+    params = {name: each + 1 for name, each in model.params.items()}
+    flare.send(flare.FLModel(params=params, meta={"control": control}))
+"""
+FLOW = """
+from flstream.workflows import FoldRule
+
+def flow(run):
+    model = run.initial_model(control="zeros")
+    for number in run.rounds():
+        meta = {"lr": 0.1, "seen": 1} | ({"late": None} if number > 1 else {})
+        updates = run.train(model, run.sites, meta=meta, optimizer_params={"momentum": 0.9})
+        model = run.fold(model, updates, control=FoldRule())
+        die_here(f"{number}")
+    return model
+"""
+
+
+def warned(run) -> list[str]:
+    return [event.message for event in lines(run) if isinstance(event, Warned)]
+
+
+def test_each_value_that_no_site_reads_in_its_first_task_is_warned_of_once(flows):
+    run = flows.killed(FLOW, "clients.parallel=1", place="1", script=SCRIPT)
+    run = flows.resume(run, FLOW, "clients.parallel=1", script=SCRIPT)
+    due = [("control", 1), ("lr", 1), ("optimizer_params", 1), ("late", 2)]
+    assert run.summary.warnings == warned(run)
+    for message, (name, number) in zip(warned(run), due, strict=True):
+        assert f"the workflow flow.py:flow sends {name}, and" in message
+        assert f"round {number}" in message
+    readers = "flare.ScaffoldControl", "model.meta['lr']", "model.optimizer_params", "meta['late']"
+    for message, reader in zip(warned(run), readers, strict=True):
+        assert reader in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key", "reader"),
+    [
+        ("fedavg, args{fedprox_mu=10}", "fedprox_mu", "fedprox_mu", "flare.proximal_term"),
+        ("ditto", "fedprox_mu", "", "flare.proximal_term"),
+        ("feddyn", "feddyn_alpha", "feddyn_alpha", "flare.DynamicRegulariser"),
+    ],
+)
+def test_a_script_without_the_line_that_a_workflow_needs_is_warned_of(
+    jobs, noise, kind, name, key, reader
+):
+    run = jobs.run(noise, f"workflow={{type={kind}}}", "clients.parallel=1")
+    assert run.summary.status == "finished"
+    [message] = warned(run)
+    assert f"sends {name}" in message
+    assert (f"workflow.args.{key}" in message) is bool(key)
+    assert reader in message
+
+
+READS = {
+    "item": lambda meta: meta["lr"],
+    "get": lambda meta: meta.get("lr"),
+    "pop": lambda meta: meta.pop("lr"),
+    "setdefault": lambda meta: meta.setdefault("lr", 1),
+    "items": lambda meta: list(meta.items()),
+    "values": lambda meta: list(meta.values()),
+    "copy": lambda meta: meta.copy(),
+    "dict": lambda meta: dict(meta),
+    "unpacked": lambda meta: {**meta},
+    "joined": lambda meta: meta | {"other": 1},
+    "json": json.dumps,
+    "cleared": lambda meta: meta.without(torch.is_tensor)["lr"],
+}
+LOOKS = {
+    "name": lambda meta: "lr" in meta,
+    "names": lambda meta: sorted(meta),
+    "truth": bool,
+    "text": repr,
+    "other": lambda meta: meta.get("other"),
+    "cleared": lambda meta: meta.without(torch.is_tensor),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_value_is_read_however_code_comes_by_it(read):
+    meta = WatchedValues({"lr": 0.1})
+    read(meta)
+    assert "lr" in meta.read
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_to_look_for_a_value_is_not_to_read_it(look):
+    meta = WatchedValues({"lr": 0.1})
+    look(meta)
+    assert "lr" not in meta.read
