@@ -61,8 +61,8 @@ def proximal_term(
     if not mu >= 0:
         raise ClientError(f"proximal_term was given mu = {mu}; it must be 0 or more")
     global_params = _global_params(global_params)
-    here = session.present()
-    personal = () if here is None else here.personal_names
+    running = session.present()
+    personal = () if running is None else running.personal_names
     total: torch.Tensor | None = None
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad or name in personal:

@@ -68,7 +68,7 @@ def proximal_gradient(
     """
     import torch
 
-    mu, here = given_mu(), current()
+    mu, session = given_mu(), current()
     if not mu:
         return None
     if not is_own_memory(module, state):
@@ -78,11 +78,13 @@ def proximal_gradient(
         )
     names = {tensor.data_ptr(): name for name, tensor in state.items() if tensor.numel()}
     trained = [
-        each for each in module.parameters() if each.requires_grad and each.data_ptr() in names
+        parameter
+        for parameter in module.parameters()
+        if parameter.requires_grad and parameter.data_ptr() in names
     ]
     if not trained:
         return None
-    received, personal = here.global_params or {}, here.personal_names
+    received, personal = session.global_params or {}, session.personal_names
 
     def origin_of(parameter: torch.nn.Parameter) -> torch.Tensor | None:
         name = names[parameter.data_ptr()]
@@ -92,12 +94,12 @@ def proximal_gradient(
 
     origins = [origin_of(parameter) for parameter in trained]
     # Rank 0 alone knows which of them the global model has, and their values there.
-    is_there = torch.tensor([each is not None for each in origins], device=trained[0].device)
-    broadcast([is_there])
+    exchanged = torch.tensor([origin is not None for origin in origins], device=trained[0].device)
+    broadcast([exchanged])
     pairs = [
         (parameter, torch.empty_like(parameter.detach()) if origin is None else origin)
-        for parameter, origin, there in zip(trained, origins, is_there.tolist(), strict=True)
-        if there
+        for parameter, origin, is_there in zip(trained, origins, exchanged.tolist(), strict=True)
+        if is_there
     ]
     broadcast(origin for _, origin in pairs)
     return ProximalGradient(mu, pairs)

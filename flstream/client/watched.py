@@ -1,4 +1,4 @@
-"""What training code reads of the values that a workflow sends it."""
+"""Received values that remember which of them training code has read."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ class WatchedValues(dict[str, Any]):
         Args:
             is_left_out: Function that tells whether a value is not among them.
         """
-        kept = {name: value for name, value in super().items() if not is_left_out(value)}
-        return WatchedValues(kept, self.read)
+        values = {name: value for name, value in super().items() if not is_left_out(value)}
+        return WatchedValues(values, self.read)

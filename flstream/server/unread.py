@@ -36,12 +36,12 @@ class SentValues:
             number: Number of the round.
             answers: Answers of the sites in the training.
         """
-        everywhere = [set(each.unread) for each in answers]
-        names = set.intersection(*everywhere) - self._known if everywhere else set[str]()
+        by_site = [set(answer.unread) for answer in answers]
+        names = set.intersection(*by_site) - self._known if by_site else set[str]()
         return [_warning(stage, number, name) for name in sorted(names)]
 
     def note(self, meta: bytes, bodies: Sequence[str]) -> None:
-        """Note what was sent in a training that sites have answered.
+        """Note the values and bodies of a training that sites have answered.
 
         Args:
             meta: Payload message of the values that were sent.

@@ -18,7 +18,8 @@ class DittoArgs(WorkflowArgs):
     ditto_lambda: Annotated[Real, Field(ge=0)] = 0.1
     """How strongly a site's own model is drawn to the global one (lambda of the paper).
 
-    Training code adds `proximal_term(net)` to its loss. 0 is local training beside the federation.
+    Training code adds `proximal_term(net)` to its loss; a patched trainer does so by itself. 0 is
+    local training beside the federation.
     """
 
 

@@ -18,7 +18,8 @@ class FedAvgArgs(WorkflowArgs):
     fedprox_mu: Annotated[Real, Field(ge=0)] = 0.0
     """How strongly sites are drawn to the global model while they train (mu of FedProx); 0 is not.
 
-    Training code adds `proximal_term(net)` to its loss, which takes it from here.
+    Training code adds `proximal_term(net)` to its loss, which takes it from here; a patched trainer
+    does so by itself.
     """
 
 

@@ -97,6 +97,15 @@ def test_a_script_that_receives_into_its_module_finds_its_own_head_there(script,
     assert scores(answer) == [{"base": 21.0, "head": 4.0, "term": 0.0}]
 
 
+def test_a_proximal_term_leaves_the_sites_own_tensors_alone(script):
+    with script(SCRIPT, site="site-1") as serving:
+        sent(serving, "site-1", round_number=1, personal=HEAD, meta=MU)
+        # By now the head is one away from the global model's, which it never comes back to.
+        answer = serving.server.train(model(0.0), "site-1", round_number=2, personal=HEAD, meta=MU)
+        serving.server.fetch(answer)
+    assert scores(answer) == [{"term": 0.0, "explicit": 0.0}]
+
+
 def test_arrays_are_put_in_place_too(learner):
     with learner(LEARNER, exchange_format="numpy") as serving:
         sent(serving, "site-1", round_number=1, personal=HEAD)

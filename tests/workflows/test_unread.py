@@ -1,4 +1,4 @@
-"""What a workflow sends and no training code reads is warned of by name, once a run."""
+"""Warnings of values that a workflow sends and no training code reads, once a run by name."""
 
 import json
 
