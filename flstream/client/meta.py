@@ -105,7 +105,11 @@ def sent_names(message: bytes, bodies: Sequence[str]) -> list[str]:
         message: Payload message of the values that it sends.
         bodies: Names of the bodies that it sends beside the model.
     """
-    if not message:
-        return list(bodies)
+    return [*_value_names(message), *bodies]
+
+
+@lru_cache(maxsize=16)
+def _value_names(message: bytes) -> Sequence[str]:
+    # Each site of a round is sent the same message.
     sent = unpack_meta(message)
-    return [*sent.meta, *([OPTIMIZER_PARAMS] if sent.optimizer_params else []), *bodies]
+    return (*sent.meta, OPTIMIZER_PARAMS) if sent.optimizer_params else tuple(sent.meta)

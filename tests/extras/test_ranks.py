@@ -38,11 +38,12 @@ def test_ranks_end_each_task_with_the_same_weights(jobs, head, patch, loop, weig
 
 
 def test_the_gradient_of_two_ranks_is_that_of_their_batches_together(jobs):
-    """Of all examples in a step, the order of which is of no account."""
-    one = HF_PATCH.replace("Net()", "Net(), per_device_train_batch_size=12, optim='sgd'", 1)
+    """Of all examples in a step, the order of which is of no account; FedProx's counts once."""
+    how = "per_device_train_batch_size=12, num_train_epochs=3, optim='sgd'"
+    one, prox = HF_PATCH.replace("Net()", f"Net(), {how}", 1), "workflow.args.fedprox_mu=5"
     two = one.replace("=12", "=6")
-    alone = bits(finished(jobs, HF, one, HF_LOOP, 'train.command="python3 -u"'))
-    together = bits(finished(jobs, HF, two, HF_LOOP, TORCHRUN))
+    alone = bits(finished(jobs, HF, one, HF_LOOP, 'train.command="python3 -u"', prox))
+    together = bits(finished(jobs, HF, two, HF_LOOP, TORCHRUN, prox))
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor)
 
