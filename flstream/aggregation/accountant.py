@@ -208,10 +208,14 @@ def _key(folds: FoldCounts) -> tuple[tuple[int, int], ...]:
     return tuple(sorted((drawn_from, count) for drawn_from, count in folds.items() if count))
 
 
+def epsilons(request: EpsilonRequest) -> Sequence[float]:
+    """Return the answer to a request, computed in this process."""
+    return list(epsilons_ahead(request))
+
+
 def _main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=EpsilonRequest)
-    found = list(epsilons_ahead(request))
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    sys.stdout.buffer.write(msgspec.json.encode(epsilons(request)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from flstream.client.site_folder import explain_path
 from flstream.client.worker_info import WorkerInfo
+from flstream.debugging import print_failure
 from flstream.text import MOST_OF_AN_ERROR, shortened
 
 
@@ -44,7 +45,7 @@ def run_code(
     try:
         failure = run()
     except BaseException as error:
-        log_traceback()
+        log_traceback(error)
         folder = f"{info.sites_folder}/{site}"
         reason = sentence(error, source) + explain_path(error, info.job_folder, folder)
         failure = CodeFailure(reason)
@@ -53,13 +54,13 @@ def run_code(
     return failure
 
 
-def log_traceback() -> None:
-    """Print the traceback of the exception that is being handled.
+def log_traceback(error: BaseException) -> None:
+    """Print the traceback of what training code has raised.
 
     Where the log is on a full disk it is left out: the exception itself must not be lost with it.
     """
     with suppress(OSError):
-        traceback.print_exc()
+        print_failure(error)
 
 
 def sentence(error: BaseException, source: Path) -> str:

@@ -58,7 +58,7 @@ class _LearnerRunner:
             seed_everything(start_seed(self._worker.info.seed, ""))
             self._learner = factory(**self._code.arguments)
         except BaseException as error:
-            log_traceback()
+            log_traceback(error)
             self._worker.send(Failed("", 0, sentence(error, self._source)))
             return False
         self._worker.ready()

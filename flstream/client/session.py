@@ -317,8 +317,8 @@ class Session:
 _session: Session | RankSession | None = None
 
 
-def enter(session: Session | RankSession) -> None:
-    """Set the session of this process's training code."""
+def enter(session: Session | RankSession | None) -> None:
+    """Set the session of this process's training code; None for none."""
     global _session
     _session = session
 

@@ -78,6 +78,9 @@ class ProcessHost:
         pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
         return pid
 
+    def attend(self, fd: int) -> None:
+        """Do what the processes want of this one, until a descriptor has input: nothing."""
+
     def exit_code(self, name: str, seconds: float) -> int | None:
         """Wait until a process has ended, for at most ``seconds``, and return its exit code.
 

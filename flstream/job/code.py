@@ -80,8 +80,17 @@ class _Imported(NamedTuple):
     beside: Mapping[str, ModuleType]
 
 
-# By real path and digest of the contents, so that a changed file is imported again.
-_imported: dict[tuple[str, bytes], _Imported] = {}
+Imported = dict[tuple[str, bytes], _Imported]
+"""Imported files, by real path and digest, so that a changed file is imported again."""
+
+_imported: Imported = {}
+
+
+def exchange_imported(files: Imported) -> Imported:
+    """Take other files for those that `import_once` has imported; return those of before."""
+    global _imported
+    before, _imported = _imported, files
+    return before
 
 
 def import_once(where: str) -> ModuleType:

@@ -10,7 +10,7 @@ from flstream.job.files import check_installed
 from flstream.job.problems import MISSING, Problem, RefusedValueError
 from flstream.job.rules import Real, Seconds, Section, Whole, folder_of
 
-Engine = Literal["local", "join", "ray"]
+Engine = Literal["local", "inline", "join", "ray"]
 """What workers come from."""
 
 
@@ -45,7 +45,10 @@ class EngineSection(Section):
     """Which machines the workers are on. Models are the same, bit for bit, on all of them."""
 
     type: Annotated[Engine, AfterValidator(_is_installed)] = "local"
-    """Where workers run: local (this machine), join (where `flstream join` is run), or ray.
+    """Where workers run: local (this machine), inline, join (where `flstream join` is run), or ray.
+
+    With inline, all is in one process, one site after another: for `breakpoint()` in training code,
+    workflows and aggregators ([debugging.md](debugging.md)). Nothing of time is limited there.
 
     With join, each node runs `flstream join HOST:PORT --key-file FILE`, by hand, ssh or srun. With
     ray, an actor on each node of a Ray cluster does; ray needs the extra `flstream[ray]`.
@@ -83,6 +86,9 @@ class EngineSection(Section):
     A worker sees its own alone, and with 0 none. `flare.device()` says which is to be used.
     """
 
+    pdb: bool = False
+    """Whether what training code or a workflow raises opens pdb there, with the engine inline."""
+
     @field_validator("bind", "key_file")
     @classmethod
     def _given_where_nodes_join(cls, value: Any, info: ValidationInfo) -> Any:
@@ -94,4 +100,9 @@ class EngineSection(Section):
     @property
     def is_local(self) -> bool:
         """Whether all workers are on the launcher's machine."""
-        return self.type == "local"
+        return self.type in ("local", "inline")
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the whole run is in the launcher's process, one site after another."""
+        return self.type == "inline"

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from flstream.aggregation.accountant import Ask
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
-from flstream.server.accountant_process import AccountantProcess
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.receiver import StreamSettings
@@ -49,7 +49,7 @@ class ServerContext:
     rule: AggregationRule
     emit: Emit
     abort: AbortSignal
-    accountant: AccountantProcess | None = None
+    accountant: Ask | None = None
     hints: set[str] = field(default_factory=set)
 
     def hint(self, name: str, message: str) -> None:

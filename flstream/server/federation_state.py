@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from flstream.debugging import print_failure
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.scoring import ScoreSource
 from flstream.runs.stopping import EarlyStopping
@@ -183,7 +183,7 @@ def uncatchable(
                 state.failure = error
             except Exception as error:
                 # Not of a kind that is expected, and all the more not to be gone on after.
-                traceback.print_exc()
+                print_failure(error)
                 name = f"{type(error).__name__}: {error}"
                 state.failure = WorkflowError(
                     f"run.{effect.__name__}() failed with {name}; see server.log"

@@ -10,6 +10,7 @@ import numpy as np
 from flstream.aggregation.accountant import (
     NOT_DRAWN,
     Accounting,
+    Ask,
     EpsilonRequest,
     EpsilonTable,
 )
@@ -23,7 +24,6 @@ from flstream.job.conditions import read_condition
 from flstream.job.privacy import EPSILON
 from flstream.model.layout import Layout
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.accountant_process import AccountantProcess
 from flstream.server.cohort import FoldedUpdates
 from flstream.server.cohort_fold import FoldOutcome
 from flstream.server.sampling import brief_names, draw_sites, sample_sites
@@ -74,7 +74,7 @@ class PrivateFolds:
         accountant: Computes epsilons.
     """
 
-    def __init__(self, job: Job, accountant: AccountantProcess) -> None:
+    def __init__(self, job: Job, accountant: Ask) -> None:
         privacy, clients = job.privacy, job.clients
         self._job = job
         self._cohort = clients.cohort_size

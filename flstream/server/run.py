@@ -299,7 +299,8 @@ class Run:
             progress: Seconds after which the run fails if nothing came of a task or a fold; None is
                 without limit.
         """
-        self._state.trainer.waits = TaskWaits(start, progress)
+        if not self._state.context.job.engine.is_inline:  # where sites wait for each other
+            self._state.trainer.waits = TaskWaits(start, progress)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make the update of one site the next model, as it is.

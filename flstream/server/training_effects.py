@@ -90,7 +90,8 @@ class TrainingEffects:
             f"train round {state.round}",
             names,
             min(least, len(names)),
-            clients.wait_after_min,
+            # Inline, sites wait for each other.
+            None if state.context.job.engine.is_inline else clients.wait_after_min,
         )
         is_beside = part is not None and part.is_beside
         tasks = state.tasks.new("train_beside" if is_beside else "train", names, state.round)

@@ -110,13 +110,19 @@ class WorkerMonitor:
     Args:
         notify: Function that takes the messages that may arrive at any time, and the replacements.
         abort: Signal that stops the run.
+        has_deadlines: Whether workers have deadlines.
     """
 
     def __init__(
-        self, notify: Callable[[WorkerMessage | WorkerReplaced], None], abort: AbortSignal
+        self,
+        notify: Callable[[WorkerMessage | WorkerReplaced], None],
+        abort: AbortSignal,
+        *,
+        has_deadlines: bool = True,
     ) -> None:
         self._notify = notify
         self._abort = abort
+        self._has_deadlines = has_deadlines
 
     def is_fit(self, worker: WorkerHandle) -> bool:
         """Whether an idle worker can be given a task; reads the messages that it sent meanwhile.
@@ -157,7 +163,8 @@ class WorkerMonitor:
         """
         while True:
             try:
-                message = self._take(worker, max(deadline - monotonic(), 0.0))
+                seconds = max(deadline - monotonic(), 0.0) if self._has_deadlines else None
+                message = self._take(worker, seconds)
             except DeadlineError as error:
                 raise WorkerLostError(
                     f"it did not {task} in the time it was given ({key})"
@@ -169,7 +176,7 @@ class WorkerMonitor:
             if message is not None:
                 return message
 
-    def _take(self, worker: WorkerHandle, seconds: float) -> FromWorker | None:
+    def _take(self, worker: WorkerHandle, seconds: float | None) -> FromWorker | None:
         """Receive one message; None if it was of a kind that may arrive at any time.
 
         Raises:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from flstream.client.messages import Stop
+from flstream.debugging import waiting
 from flstream.engines.spawning import WorkerSpawner
 from flstream.errors import (
     AbortedError,
@@ -60,6 +61,7 @@ class WorkerPool:
         service: Download service that offers models to the workers.
         abort: Signal that stops the run.
         ready_seconds: Seconds that a new process may take to become ready.
+        has_deadlines: Whether workers have deadlines.
 
     Attributes:
         monitor: Receives the workers' messages.
@@ -73,10 +75,12 @@ class WorkerPool:
         service: DownloadService,
         abort: AbortSignal,
         ready_seconds: float,
+        *,
+        has_deadlines: bool = True,
     ) -> None:
         self._abort = abort
         self._events: SimpleQueue[PoolEvent] = SimpleQueue()
-        self.monitor = WorkerMonitor(self._events.put, abort)
+        self.monitor = WorkerMonitor(self._events.put, abort, has_deadlines=has_deadlines)
         self._supervisors = {
             name: WorkerSupervisor(name, own, spawner, self.monitor, service, abort, ready_seconds)
             for name in names
@@ -255,7 +259,8 @@ class WorkerPool:
         try:
             while left:
                 with suppress(Empty):
-                    event = self._events.get(timeout=max(report_at - monotonic(), 0.0))
+                    with waiting():
+                        event = self._events.get(timeout=max(report_at - monotonic(), 0.0))
                     if isinstance(event, _Ended):
                         left -= 1
                         event.future.result()

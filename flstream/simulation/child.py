@@ -1,10 +1,14 @@
-"""Output redirection of a run's child processes, and their end when their peer dies."""
+"""Setup of a run's child processes: signals, output to a log, and their end when their peer dies.
+
+Inline, where a thread stands for such a process, its output alone is redirected.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import select
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -12,13 +16,30 @@ from pathlib import Path
 
 from flstream.engines.process_tree import kill_descendants
 from flstream.simulation.log_streams import flush_streams, use_log_streams
+from flstream.simulation.places import this_place
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
 
 
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the launcher, which stops this process in order."""
+    if this_place() is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def abandon_in_children(abandon: Callable[[], None]) -> None:
+    """Call a function in each child that training code forks from this process."""
+    # Inline, the ends of sockets are shut before they are closed, whoever else has them open.
+    if this_place() is None:
+        os.register_at_fork(after_in_child=abandon)
+
+
 def redirect_output(log: Path) -> None:
     """Redirect stdout and stderr of this process, output of C code included, to a file."""
+    if (place := this_place()) is not None:
+        place.log_to(log)
+        return
     _point_at(log)
     use_log_streams()
 
@@ -43,10 +64,14 @@ class SiteLogs:
         if site == self._current:
             return
         self._current = site
+        log = self._own if site is None else self._log_of(site)
+        if this_place() is not None:
+            redirect_output(log)
+            return
         flush_streams()
         # C code has its own buffer for output to a file.
         self._libc.fflush(None)
-        _point_at(self._own if site is None else self._log_of(site))
+        _point_at(log)
 
 
 def _point_at(log: Path) -> None:
@@ -66,6 +91,8 @@ def end_with_peer(pipe: socket.socket) -> None:
 
     What it has started ends with it: nobody else is left to end that.
     """
+    if this_place() is not None:
+        return
     fd = pipe.fileno()
 
     def watch() -> None:

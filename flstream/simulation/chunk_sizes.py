@@ -63,7 +63,7 @@ def _chosen(job: Job) -> int:
     streaming = job.streaming
     is_open = getattr(streaming, _KEY_OF[job.train.exchange_format]) == "auto"
     is_plain = not (streaming.codecs.down or streaming.codecs.up)
-    is_here = job.engine.is_local and not job.network.is_on
+    is_here = job.engine.type == "local" and not job.network.is_on
     if is_open and is_plain and is_here and streaming.mode != "native":
         return measured_chunk_size()
     return StreamSettings.chunk_size

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flstream.client.seeding import seed_everything
+from flstream.debugging import print_failure
 from flstream.errors import FlstreamError, ModelError
 from flstream.job.code import find_named
 from flstream.model.checkpoint_header import expect_in_format
@@ -58,6 +59,8 @@ def make_model(
     except FlstreamError:
         raise
     except Exception as error:
+        if device is None:  # on another one it may be tried in vain
+            print_failure(error)
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ModelError(
             f"model.factory {factory} raised {type(error).__name__}: "

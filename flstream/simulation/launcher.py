@@ -28,6 +28,7 @@ from flstream.runs.resume import ResumePoint, take_up
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import RunningSummary, Summary
 from flstream.simulation.chunk_sizes import with_chunk_sizes
+from flstream.simulation.inline import InlineHost
 from flstream.simulation.interruption import STOPS, handling
 from flstream.simulation.model_builder import builder_main
 from flstream.simulation.node_output import NodeOutput
@@ -102,15 +103,17 @@ def simulate(
         running = RunningSummary(History(JobFacts.of(job), keep_results=False, keep_weights=False))
     else:
         running = take_up(job, run, resume)
-    host = host or host_for(job)
     # The summary is written in any case, and Ctrl-C does not interrupt that.
     with closing(Signal()) as stop, handling(STOPS, lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
-            follower = _Follower(running, sampler, listener)
+            follower = _Follower(running, sampler, listener, is_inline=job.engine.is_inline)
 
             def info(name: str) -> WorkerInfo:
                 return worker_info(job, run, name)  # of the job as it fits the engine
 
+            if job.engine.is_inline:
+                host = InlineHost(job, stop, is_shown=listener is not None)
+            host = host or host_for(job)
             output = NodeOutput(job, run)
             reports = NodeReports(follower.note_node, sampler.take, sampler.forget, output.take)
             try:
@@ -169,7 +172,8 @@ def _start(
     Returns:
         The launcher's end of the socket for the server's events.
     """
-    sampler.watch(LAUNCHER, os.getpid())
+    if not job.engine.is_inline:  # of which the server is a part
+        sampler.watch(LAUNCHER, os.getpid())
     sampler.watch(FORK_SERVER, host.fork_server_pid() or 0)
 
     def start(name: str, target: Callable[..., None], *args: Any) -> None:
@@ -205,6 +209,7 @@ class _Follower:
         running: summary of the run, kept up to date with every event.
         sampler: sampler of the processes' memory.
         listener: function called with every event; None for none.
+        is_inline: whether the whole run is in this process.
 
     Attributes:
         tracker: process that is woken with every event; None for none.
@@ -213,7 +218,12 @@ class _Follower:
     """
 
     def __init__(
-        self, running: RunningSummary, sampler: MemorySampler, listener: Listener | None
+        self,
+        running: RunningSummary,
+        sampler: MemorySampler,
+        listener: Listener | None,
+        *,
+        is_inline: bool = False,
     ) -> None:
         self.tracker: TrackerProcess | None = None
         self.engine: Engine | None = None
@@ -223,6 +233,7 @@ class _Follower:
         self._running = running
         self._sampler = sampler
         self._listener = listener
+        self._is_inline = is_inline
 
     def follow(self, server: socket.socket, stop: Signal, host: ProcessHost) -> Status:
         """Handle events until the run ends.
@@ -240,6 +251,7 @@ class _Follower:
         )
         try:
             while self._running.status == "running":
+                host.attend(server.fileno())
                 self._take(channel.receive(abort=stop))
         except AbortedError:
             self._stop(server, channel)
@@ -317,13 +329,17 @@ class _Follower:
         self._running.apply(event)
         if self.tracker is not None and not isinstance(event, Progress):
             self.tracker.wake()
-        if isinstance(event, ProcessReady):
+        if isinstance(event, ProcessReady) and self._counts(event.process):
             self._sampler.note(event.process, idle_rss=event.idle_rss)
             if event.others and self.engine is not None:
                 self.engine.watch(event.process, event.pid, event.others)
-        elif isinstance(event, ProcessEnded):
+        elif isinstance(event, ProcessEnded) and self._counts(event.process):
             self._sampler.note(event.process, peak_rss=event.peak_rss)
         self._show(event)
+
+    def _counts(self, process: str) -> bool:
+        """Whether the memory of a process is told apart from that of the server."""
+        return process == SERVER or not self._is_inline
 
     def _show(self, event: AnyEvent) -> None:
         with self._showing:

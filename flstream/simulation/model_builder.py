@@ -5,9 +5,7 @@ Building a module needs the whole model in memory, which the server must never h
 
 from __future__ import annotations
 
-import signal
 import socket
-import traceback
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +16,7 @@ from flstream.client.alias import install as install_alias
 from flstream.codecs.chain import chain_of
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.rounded_writer import RoundedWriter
+from flstream.debugging import print_failure
 from flstream.errors import FlstreamError, ModelError
 from flstream.job import Job, ModelSection
 from flstream.job.code import make_importable
@@ -31,7 +30,7 @@ from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, order_text
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.play import BuildReport, Built, NotBuilt
-from flstream.simulation.child import end_with_peer, redirect_output
+from flstream.simulation.child import end_with_peer, ignore_interrupts, redirect_output
 from flstream.simulation.export_files import keep_export_files
 from flstream.simulation.factory import MadeModel, layout_on
 from flstream.telemetry.events import SERVER
@@ -47,7 +46,7 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
         run: the run directory.
         server: socket for the report to the server.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     redirect_output(run.log("model-builder"))
     end_with_peer(server)
     channel = MessageChannel[BuildReport](SocketChannel(server, SERVER), SERVER, BuildReport)
@@ -60,7 +59,7 @@ def builder_main(job: Job, run: RunDirectory, server: socket.socket) -> None:
     except FlstreamError as error:
         channel.send(NotBuilt(str(error)))
     except Exception as error:
-        traceback.print_exc()
+        print_failure(error)
         channel.send(NotBuilt(f"building the model failed: {type(error).__name__}: {error}"))
 
 

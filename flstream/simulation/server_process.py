@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import traceback
 from contextlib import ExitStack, closing, suppress
 
 import msgspec
 
+from flstream.aggregation.accountant import Ask, epsilons
 from flstream.aggregation.rules import rule_for
 from flstream.engines.imports import expect_no_threads
 from flstream.engines.spawning import WorkerSpawner
@@ -33,7 +33,7 @@ from flstream.server.play import (
 from flstream.server.privacy import first_request
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_pool import WorkerPool
-from flstream.simulation.child import redirect_output
+from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.streaming.limits import limits_for
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.event_log import EventLog
@@ -130,7 +130,7 @@ def server_main(
         launcher: Where events go; the launcher closes its way here to stop the run.
         resume: Where the run goes on; None if it begins.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     redirect_output(run.log(SERVER))
     abort = StopRequest(launcher)
     channel: MessageChannel[AnyEvent] = MessageChannel(
@@ -163,14 +163,26 @@ def _run(
         settings = stream_settings(job, job.train.exchange_format)
         with (
             DownloadService(limits=limits_for(settings)) as service,
-            closing(WorkerPool(names, own, spawner, service, abort, seconds)) as pool,
+            closing(
+                WorkerPool(
+                    names,
+                    own,
+                    spawner,
+                    service,
+                    abort,
+                    seconds,
+                    has_deadlines=not job.engine.is_inline,
+                )
+            ) as pool,
             ExitStack() as stack,
         ):
-            accountant = None
-            if job.privacy.is_on:
-                accountant = stack.enter_context(closing(AccountantProcess()))
+            accountant: Ask | None = None
+            if job.privacy.is_on and job.engine.is_inline:
+                accountant = epsilons
+            elif job.privacy.is_on:
+                accountant = process = stack.enter_context(closing(AccountantProcess()))
                 if not replay.records:
-                    accountant.begin(first_request(job))  # while the workers start
+                    process.begin(first_request(job))  # while the workers start
             rule = rule_for(job.aggregation)
             emit = watch_variables(job, reporter.emit, is_resumed=bool(replay.records))
             context = ServerContext(job, run, pool, service, rule, emit, abort, accountant)

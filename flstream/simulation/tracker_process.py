@@ -7,19 +7,18 @@ that raises ends nothing but itself.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
+from flstream.debugging import print_failure, waiting
 from flstream.engines.processes import ProcessHost
 from flstream.job.code import find_named
 from flstream.job.tracking import TrackingSection
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.child import end_with_peer, redirect_output
+from flstream.simulation.child import end_with_peer, ignore_interrupts, redirect_output
 from flstream.telemetry.memory import MemorySampler
 from flstream.text import signal_name
 from flstream.tracking.feed import TrackerFeed
@@ -53,20 +52,25 @@ def tracker_main(
         wake: Where the launcher writes when there are new events; its end is the run's.
         report: Takes a sentence if the tracker fails.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     redirect_output(run.log(TRACKER))
     # A run that was killed goes on with another tracker: there must not be two.
     end_with_peer(report)
     os.nice(_NICE)
     try:
         feed = TrackerFeed(job, run, lambda tracked: _made(tracking, tracked))
-        while wake.recv(_WAKE_BYTES):
+        while _is_woken(wake):
             feed.catch_up()
         feed.close()
     except (Exception, SystemExit) as error:
-        traceback.print_exc()
+        print_failure(error)
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         report.sendall(f"{tracking.name} raised {reason}".encode()[:_MOST_REPORT_BYTES])
+
+
+def _is_woken(wake: socket.socket) -> bool:
+    with waiting():
+        return bool(wake.recv(_WAKE_BYTES))
 
 
 def _made(tracking: TrackingSection, tracked: TrackedRun) -> Tracker:

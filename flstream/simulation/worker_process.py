@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -23,8 +22,15 @@ from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job.code import make_importable
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.child import SiteLogs, end_with_peer, redirect_output
+from flstream.simulation.child import (
+    SiteLogs,
+    abandon_in_children,
+    end_with_peer,
+    ignore_interrupts,
+    redirect_output,
+)
 from flstream.simulation.command_process import report_failure, run_command
+from flstream.simulation.places import this_place
 from flstream.streaming.limits import limits_for
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
@@ -49,7 +55,7 @@ def worker_main(
         threads: number of torch's threads.
         end: the worker's ends of the sockets to the server.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     try:
         enter = _redirect(info, run)
         _run(info, enter, code, threads, end)
@@ -85,7 +91,8 @@ def _run(
     end_with_peer(end.control)
     # Training code starts its processes as it does elsewhere on Linux: those of the launcher's fork
     # server would import everything anew, and the script itself.
-    have_fork_as_default()
+    if this_place() is None:
+        have_fork_as_default()
     with serving(info, end, enter) as worker:
         _serve(worker, code)
         worker.send(Goodbye(own_peak_rss()))
@@ -106,7 +113,7 @@ def serving(
         The worker.
     """
     # A child that the training code forks would keep the sockets open after this process has died.
-    os.register_at_fork(after_in_child=end.abandon)
+    abandon_in_children(end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(
         SocketChannel(end.control, SERVER), SERVER, ToWorker
     )
@@ -116,7 +123,7 @@ def serving(
         DownloadService(limits=limits) as service,
         closing(Peers(end.peers, service, settings, limits, relay, info.name)) as peers,
     ):
-        os.register_at_fork(after_in_child=peers.abandon)
+        abandon_in_children(peers.abandon)
         service.attach(_channel(end, "up", relay), receiver=SERVER)
         down = Receiver(_channel(end, "down", relay), SERVER, limits=limits)
         entered = enter if relay is None else _switching(relay, enter)
@@ -130,7 +137,7 @@ def _relaying(info: WorkerInfo) -> Iterator[LinkRelay | None]:
         yield None
         return
     with closing(LinkRelay(info.links, info.seed, info.site)) as relay:
-        os.register_at_fork(after_in_child=relay.abandon)
+        abandon_in_children(relay.abandon)
         yield relay
 
 

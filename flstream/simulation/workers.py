@@ -9,6 +9,7 @@ from flstream.client.code import train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import Engine, WorkerSockets
 from flstream.engines.gpus import GpuDealer, visible_gpus
+from flstream.engines.inline import InlineEngine
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.key_file import new_key_file
 from flstream.engines.local import LocalEngine
@@ -18,6 +19,7 @@ from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.stream_settings import stream_settings
+from flstream.simulation.inline import InlineHost
 from flstream.simulation.node import node_job
 from flstream.simulation.worker_process import worker_main
 from flstream.telemetry.memory import MemorySampler
@@ -53,6 +55,12 @@ def start_engine(
     if not job.engine.is_local:
         return _start_nodes(job, run, info, reports, stop)
     code, threads = train_code(job.train), job.clients.threads
+    if isinstance(host, InlineHost):
+
+        def start_thread(name: str, end: WorkerSockets) -> int:
+            return host.start_thread(name, worker_main, info(name), run, code, threads, end)
+
+        return InlineEngine(start_thread, host.end_thread)
     gpus = GpuDealer(visible_gpus(), job.engine.gpus)
 
     def start(name: str, end: WorkerSockets) -> int:

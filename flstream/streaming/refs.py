@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
+from flstream.debugging import waiting
 from flstream.model.body import Source
 from flstream.model.layout import ALIGNMENT, Layout
 from flstream.streaming.coding import EncoderFor
@@ -273,7 +274,7 @@ class Ref:
             timeout: Seconds to wait; None is without limit. Afterwards the ref is on offer as
                 before, and the outcome is ``waiting``; :meth:`abort` withdraws it.
         """
-        with self._settled:
+        with waiting(), self._settled:
             self._settled.wait_for(lambda: self._outcome is not None, timeout)
             if self._outcome is not None:
                 return self._outcome

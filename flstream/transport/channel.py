@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from flstream.debugging import waiting
 from flstream.errors import AbortedError
 from flstream.transport.splice import Pages
 
@@ -91,11 +92,13 @@ class Deadline:
     def wait(self, poll: select.poll) -> list[tuple[int, int]]:
         """Wait for an event; return an empty list once the time is used up."""
         if self.left is None:
-            return poll.poll()
+            with waiting():
+                return poll.poll()
         began = time.monotonic()
         # poll() takes whole milliseconds; rounding down would end a wait too early.
         milliseconds = max(self.left, 0.0) * 1e3 + 1
-        events = poll.poll(min(milliseconds, _LONGEST_POLL))
+        with waiting():
+            events = poll.poll(min(milliseconds, _LONGEST_POLL))
         self.left -= time.monotonic() - began
         return events
 

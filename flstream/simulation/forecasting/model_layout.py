@@ -24,7 +24,7 @@ from flstream.job.code import make_importable
 from flstream.model.fitted import Arranged, Differences
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout, parse_header
-from flstream.simulation.child import end_with_peer, redirect_output
+from flstream.simulation.child import end_with_peer, ignore_interrupts, redirect_output
 from flstream.simulation.factory import layout_on
 from flstream.simulation.model_builder import expect_fit
 from flstream.text import signal_name
@@ -135,7 +135,7 @@ def _describe(job: Job, host: ProcessHost, device: str | None) -> Description:
 
 def _probe_main(job: Job, device: str | None, launcher: socket.socket) -> None:
     """Run the process: call the factory, send the layout of its model, and end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     redirect_output(Path(os.devnull))
     end_with_peer(launcher)
     channel: MessageChannel[Description] = MessageChannel(

@@ -1,0 +1,38 @@
+"""Where the inline engine steps in: where a thread waits, and where code of the user's has failed.
+
+Other engines leave both as they are.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+Waiting = Callable[[], AbstractContextManager[object]]
+Failed = Callable[[BaseException], None]
+
+_waiting: Waiting = nullcontext
+_failed: Failed = traceback.print_exception
+
+
+def waiting() -> AbstractContextManager[object]:
+    """Return the context in which a thread waits for other threads or processes."""
+    return _waiting()
+
+
+def print_failure(error: BaseException) -> None:
+    """Print the traceback of what code of the user's has raised; inline, pdb may stop there."""
+    _failed(error)
+
+
+@contextmanager
+def stepping_in(waiting: Waiting, failed: Failed) -> Iterator[None]:
+    """Put other functions in the place of the two until the end of the block."""
+    global _waiting, _failed
+    before = _waiting, _failed
+    _waiting, _failed = waiting, failed
+    try:
+        yield
+    finally:
+        _waiting, _failed = before

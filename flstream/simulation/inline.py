@@ -1,0 +1,349 @@
+"""A run in one process: what are processes elsewhere are threads, of which one runs at a time.
+
+It is for debugging. A breakpoint in any code of the user's opens pdb on the terminal, whose lines
+are read by the thread that the run was started in, so that Ctrl-C ends the waiting for one.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import os
+import pdb
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from bdb import BdbQuit
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, suppress
+from itertools import count
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Self
+
+from flstream.client import joined_bodies
+from flstream.debugging import stepping_in
+from flstream.engines.engine import WorkerSockets
+from flstream.engines.processes import ProcessHost
+from flstream.errors import AbortedError, UsageError
+from flstream.job import Job
+from flstream.job.code import package_root
+from flstream.simulation.interruption import STOPS, handling
+from flstream.simulation.places import EndedError, Place, Places, this_place
+from flstream.telemetry.events import SERVER
+from flstream.transport.channel import Signal
+
+# Silence after which the user is told where the code is, in case it will not come back.
+_SILENT_SECONDS = 60.0
+# Time for threads to end that have been asked to.
+_GRACE_SECONDS = 3.0
+
+_one_run = threading.Lock()
+
+
+class _Prompt(NamedTuple):
+    """A line that a thread waits for."""
+
+    text: object
+    line: Future[str]
+
+
+class _Thread(NamedTuple):
+    """What stands for a process: a thread, its place, and its ends of sockets."""
+
+    thread: threading.Thread
+    place: Place
+    sockets: list[socket.socket]
+
+
+class _Stream:
+    """A standard stream of all threads: it goes to the log of each place, and to the terminal.
+
+    Args:
+        terminal: The stream of the run's caller.
+        places: The places.
+        is_shown: Whether what code of the user's prints is shown on the terminal.
+    """
+
+    def __init__(self, terminal: Any, places: Places, *, is_shown: bool) -> None:
+        self._terminal = terminal
+        self._places = places
+        self._caller = threading.get_ident()
+        self.is_shown = is_shown
+
+    def write(self, text: str) -> int:
+        """Write to the log and the terminal; what the caller's thread prints is for the latter."""
+        if threading.get_ident() != self._caller:
+            place = self._places.speaking
+            if place.log is not None:
+                with suppress(OSError, ValueError):
+                    place.log.write(text)
+            if place.is_ended or not self.is_shown:
+                return len(text)
+        return int(self._terminal.write(text))
+
+    def writelines(self, lines: Any) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._terminal, name)
+
+
+class InlineHost(ProcessHost):
+    """Host whose processes are threads of this one, of which one has the process at a time.
+
+    Args:
+        job: The job.
+        stop: Signal that stops the run.
+        is_shown: Whether what training code prints is shown on the terminal.
+    """
+
+    def __init__(self, job: Job, stop: Signal, *, is_shown: bool) -> None:
+        super().__init__({})
+        self._job = job
+        self._stop = stop
+        self._is_shown = is_shown
+        self._threads: dict[int, _Thread] = {}
+        self._numbers = count(1)
+        self._prompts: SimpleQueue[_Prompt] = SimpleQueue()
+        self._input = builtins.input
+        self._caller = threading.get_ident()
+        self._is_over = False
+        self._resources = ExitStack()
+
+    def __enter__(self) -> Self:
+        if not _one_run.acquire(blocking=False):
+            raise UsageError(
+                "a run with engine.type = inline is under way in this process, which has room for "
+                "one; wait for its end, or take engine.type = local"
+            )
+        with ExitStack() as stack:
+            stack.callback(_one_run.release)
+            self._prompted = stack.enter_context(closing(Signal()))
+            if not gc.get_freeze_count():
+                # Scripts that sites share collect garbage after each task, which is then theirs.
+                gc.freeze()
+                stack.callback(gc.unfreeze)
+            importlib.invalidate_caches()  # the job's files may be new
+            for names in (joined_bodies.RECEIVED_AS, joined_bodies.SENT_AS):
+                stack.callback(_put_back, names, dict(names))
+            self._places = Places(_folders(self._job), self._job.clients.threads)
+            stack.callback(self._places.close)
+            self._output = _Stream(sys.stdout, self._places, is_shown=self._is_shown)
+            errors = _Stream(sys.stderr, self._places, is_shown=True)
+            self._places.streams = sys.stdout, sys.stderr = self._output, errors
+            for module, name, ours in (
+                (builtins, "input", self._line),
+                (sys, "breakpointhook", self._break),
+            ):
+                stack.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, ours)
+            stack.enter_context(stepping_in(self._places.waiting, self._failed))
+            stack.callback(self._end_threads)
+            self._resources = stack.pop_all()
+        return self
+
+    def start(self, name: str, target: Callable[..., None], *args: Any) -> int:
+        """Start a thread in the place of a process.
+
+        Returns:
+            The pid of this process for the server, and 0 for the others, whose memory is its.
+        """
+        self.start_thread(name, target, *args)
+        return os.getpid() if name == SERVER else 0
+
+    def start_thread(self, name: str, target: Callable[..., None], *args: Any) -> int:
+        """Start a thread, which has duplicates of the sockets among its arguments.
+
+        Returns:
+            A number for :meth:`end_thread`.
+        """
+        own: list[socket.socket] = []
+
+        def duplicate(argument: Any) -> Any:
+            if isinstance(argument, WorkerSockets):
+                return WorkerSockets(*map(duplicate, argument))
+            if isinstance(argument, socket.socket):
+                own.append(argument.dup())
+                return own[-1]
+            return argument
+
+        place = self._places.new(name)
+        arguments = place, target, [duplicate(each) for each in args], own
+        thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
+        number = next(self._numbers)
+        self._threads[number] = _Thread(thread, place, own)
+        thread.start()
+        return number
+
+    def end_thread(self, number: int) -> None:
+        """End a thread: where it waits, or at its next line of Python."""
+        thread = self._threads[number]
+        self._places.end(thread.place)
+        for end in thread.sockets:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def attend(self, fd: int) -> None:
+        """Read lines for threads, until a descriptor has input or the run is to stop."""
+        poll = select.poll()
+        for each in (fd, self._stop.fileno(), self._prompted.fileno()):
+            poll.register(each, select.POLLIN)
+        while True:
+            events = {ready for ready, _ in poll.poll(_SILENT_SECONDS * 1e3)}
+            if self._prompted.fileno() in events:
+                self._read_lines()
+            elif not events:
+                self._say_where()
+            if events & {fd, self._stop.fileno()}:
+                return
+
+    def exit_code(self, name: str, seconds: float) -> int | None:
+        """Return None: threads have no exit code."""
+        return None
+
+    def exit_codes(self) -> Mapping[str, int | None]:
+        """Return nothing: likewise."""
+        return {}
+
+    def wait_for_any(self, seconds: float) -> None:
+        """Do nothing: the end of a thread explains nothing."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until every thread has ended."""
+        ends = time.monotonic() + seconds
+        for each in self._threads.values():
+            each.thread.join(max(ends - time.monotonic(), 0.0))
+        return not any(each.thread.is_alive() for each in self._threads.values())
+
+    def fork_server_pid(self) -> int | None:
+        """Return None: there is no fork server."""
+        return None
+
+    def close(self) -> None:
+        """End every thread, and put back what this process had before the run."""
+        self._resources.close()
+
+    def _run(
+        self,
+        place: Place,
+        target: Callable[..., None],
+        arguments: list[Any],
+        own: list[socket.socket],
+    ) -> None:
+        try:
+            with self._places.entered(place):
+                target(*arguments)
+        except EndedError:
+            pass
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for end in own:
+                # A child that training code has forked may have it open, too.
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+            place.close()
+
+    def _end_threads(self) -> None:
+        self._is_over = True
+        self._read_lines()
+        for number in self._threads:
+            self.end_thread(number)
+        if not self.wait(_GRACE_SECONDS):
+            left = [each.place for each in self._threads.values() if each.thread.is_alive()]
+            self._say(f"does not end, and stays until this process does: {_where(left)}")
+
+    def _failed(self, error: BaseException) -> None:
+        """Show what code of the user's has raised, and stop there if that is wanted."""
+        place = this_place()
+        if isinstance(error, EndedError):
+            raise error
+        if isinstance(error, BdbQuit):
+            self._stop.set()
+        elif not self._stop.is_set():
+            traceback.print_exception(error)
+            if self._job.engine.pdb and isinstance(error, Exception):
+                self._output.is_shown = True
+                pdb.post_mortem(error.__traceback__)
+        if self._stop.is_set() and place is not None:
+            # What comes of it is not the site's failure.
+            if place.name == SERVER:
+                raise AbortedError("the run was stopped")
+            self._places.await_end()
+
+    def _break(self, *args: Any, **kwargs: Any) -> Any:
+        """Open the debugger for ``breakpoint()``, as Python does."""
+        self._output.is_shown = True
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **kwargs)
+        return pdb.Pdb().set_trace(sys._getframe().f_back)
+
+    def _line(self, text: object = "", /) -> str:
+        """Read a line as ``input()`` does, in the thread that the run was started in."""
+        if threading.get_ident() == self._caller:
+            return self._input(text)
+        prompt = _Prompt(text, Future())
+        self._prompts.put(prompt)
+        self._prompted.set()
+        if self._is_over:
+            raise EOFError
+        return prompt.line.result()
+
+    def _read_lines(self) -> None:
+        self._prompted.clear()
+        with suppress(Empty):
+            while True:
+                prompt = self._prompts.get_nowait()
+                try:
+                    if self._is_over or self._stop.is_set():
+                        raise EOFError
+                    with handling(STOPS, signal.default_int_handler):
+                        line = self._input(prompt.text)
+                    prompt.line.set_result(line)
+                except KeyboardInterrupt:
+                    self._stop.set()
+                    prompt.line.set_exception(EOFError())
+                except BaseException as error:
+                    prompt.line.set_exception(error)
+
+    def _say_where(self) -> None:
+        holder = self._places.holder
+        places = [each.place for each in self._threads.values() if each.thread.is_alive()]
+        where = _where(places if holder is None else [holder])
+        self._say(f"nothing has happened for {_SILENT_SECONDS:g} s: {where}")
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            print(f"flstream: {text}", file=sys.stderr)
+
+
+def _where(places: list[Place]) -> str:
+    """Say at which line each place's code is."""
+    frames = sys._current_frames()
+    lines = []
+    for place in places:
+        if (frame := frames.get(place.thread)) is not None:
+            last = traceback.extract_stack(frame)[-1]
+            lines.append(f"{place.name} is at {last.filename}, line {last.lineno}, {last.name}")
+    return "; ".join(lines)
+
+
+def _put_back(names: dict[str, str], before: dict[str, str]) -> None:
+    names.clear()
+    names.update(before)
+
+
+def _folders(job: Job) -> set[Path]:
+    """Return the folders of a job's own code."""
+    source = job.train.source
+    return {job.folder} if source is None else {job.folder, package_root(source)}
