@@ -1,9 +1,10 @@
-"""A job in a few lines, run for real: a server, sites and a builder, each a process."""
+"""A job in a few lines, run for real: a server, sites and a builder, each a process, or inline."""
 
 from __future__ import annotations
 
+import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -57,6 +58,10 @@ while flare.is_running():
 COMMON_IMPORTS = [LibraryImport("numpy", []), LibraryImport("torch._dynamo", [])]
 
 
+INLINE = ("engine.type=inline",)
+"""Overrides with which a job runs in the test's own process."""
+
+
 class Run(NamedTuple):
     """What a run left behind."""
 
@@ -83,10 +88,17 @@ def shared_host_for(job: Job) -> ProcessHost:
 
 
 class Jobs(NamedTuple):
-    """Makes jobs in a folder of a test's own, and runs them."""
+    """Makes jobs in a folder of a test's own, and runs them.
+
+    Attributes:
+        folder: The folder.
+        host_for: Makes what a job's processes start from.
+        always: Overrides of each job, before its own.
+    """
 
     folder: Path
     host_for: Callable[[Job], ProcessHost] = shared_host_for
+    always: Sequence[str] = ()
 
     def make(self, script: str, *overrides: str, model: str = MODEL) -> Job:
         """A job of two clients and two rounds, unless overrides say otherwise."""
@@ -100,7 +112,7 @@ class Jobs(NamedTuple):
             train { script = client.py }
             """)
         )
-        return load_job(self.folder / "job.conf", list(overrides))
+        return self._load(*overrides)
 
     def run(
         self, script: str, *overrides: str, model: str = MODEL, listener: Listener | None = None
@@ -112,7 +124,7 @@ class Jobs(NamedTuple):
         """Run a job whose folder holds these files, by name; one of them is job.conf."""
         for name, text in files.items():
             (self.folder / name).write_text(text)
-        return self._begin(load_job(self.folder / "job.conf", list(overrides)))
+        return self._begin(self._load(*overrides))
 
     def go_on(
         self,
@@ -131,6 +143,9 @@ class Jobs(NamedTuple):
             assert point is None or not point.is_finished
             return self._simulate(job, directory, point, listener)
 
+    def _load(self, *overrides: str) -> Job:
+        return load_job(self.folder / "job.conf", [*self.always, *overrides])
+
     def _begin(self, job: Job, listener: Listener | None = None) -> Run:
         """Run a job in a new run directory."""
         number = len(list(self.folder.glob("run-*")))
@@ -148,13 +163,14 @@ class Jobs(NamedTuple):
         processes: list[psutil.Process] = []
 
         def listen(event: AnyEvent, sampler: MemorySampler) -> None:
-            if isinstance(event, ProcessReady):
+            if isinstance(event, ProcessReady) and event.pid != os.getpid():
                 with suppress(psutil.NoSuchProcess):
                     processes.append(psutil.Process(event.pid))
             if listener is not None:
                 listener(event, sampler)
 
-        summary = simulate(job, directory, listen, point, self.host_for(job))
+        host = None if job.engine.is_inline else self.host_for(job)
+        summary = simulate(job, directory, listen, point, host)
         # The kernel may still be taking down one that was killed.
         _, left = psutil.wait_procs(processes, timeout=10)
         assert left == []
@@ -179,6 +195,12 @@ def fork_server() -> Iterator[None]:
 @pytest.fixture
 def jobs(tmp_path: Path, fork_server: None) -> Jobs:
     return Jobs(tmp_path)
+
+
+@pytest.fixture
+def inline_jobs(tmp_path: Path) -> Jobs:
+    """Jobs that run in this process, which takes some hundredths of a second."""
+    return Jobs(tmp_path, always=INLINE)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ ROOMS = (
     "telemetry",
 )
 # Anyone may import these, and they import no room.
-LEAVES = ("errors", "text", "units")
+LEAVES = ("debugging", "errors", "text", "units")
 # What the fork server has in memory before it forks.
 IMPORTS_TORCH = {"simulation/preload.py"}
 # It starts the command line, and so stands above all rooms.

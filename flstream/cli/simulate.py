@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,10 +49,19 @@ def simulate(
         str | None,
         typer.Option(
             metavar="ENGINE",
-            help="Where workers run: local; join, on nodes that run flstream join; ray or "
-            "ray:HOST:PORT, on those of a Ray cluster. The same as --set engine.type=ENGINE.",
+            help="Where workers run: local; inline, in this process for breakpoint() and pdb; "
+            "join, on nodes that run flstream join; ray or ray:HOST:PORT, on those of a Ray "
+            "cluster. The same as --set engine.type=ENGINE.",
         ),
     ] = None,
+    pdb: Annotated[
+        bool,
+        typer.Option(
+            "--pdb",
+            help="With --engine inline, open pdb where training code or a workflow raises an "
+            "exception. The same as --set engine.pdb=true.",
+        ),
+    ] = False,
     bind: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Where nodes join: --set engine.bind=HOST:PORT."),
@@ -91,7 +101,8 @@ def simulate(
     try:
         with closing(new_host()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
-            host.begin()
+            if not _may_be_inline(path, [engine or "", *(overrides or ())]):
+                host.begin()
             from flstream.job import load_job
 
             short = {
@@ -102,6 +113,7 @@ def simulate(
                 "engine.key_file": key_file and key_file.absolute(),
             }
             given = [*(overrides or ()), *engine_overrides(engine), *overrides_of(short)]
+            given += ["engine.pdb=true"] * pdb
             loaded = load_job(path, given)
             if loaded.engine.is_local and (bind or nodes or key_file):
                 raise UsageError("--bind, --nodes and --key-file are of --engine join; add it")
@@ -112,6 +124,13 @@ def simulate(
         typer.echo("stopped; a run that had begun goes on with --resume", err=True)
         status = STOPPED
     raise typer.Exit(status)
+
+
+def _may_be_inline(job: Path, given: Sequence[str]) -> bool:
+    """Whether a job that is not loaded yet may need no process at all."""
+    with suppress(OSError):
+        given = [*given, job.read_text(errors="replace")]
+    return any("inline" in each for each in given)
 
 
 def _run(

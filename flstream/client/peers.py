@@ -153,6 +153,8 @@ class Peers:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self.handed.close()
+        for each in self._channels.values():
+            each.close()
         if self._listener is not None:
             self._listener.close()
 

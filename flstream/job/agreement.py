@@ -225,6 +225,20 @@ def _this_machine_where_models_are_mapped(
         yield Problem("type", given(engine.type), f"local {_WHERE_MAPPED}", _PULL)
 
 
+def _one_process_where_inline(engine: EngineSection, job: SoundSections) -> Iterator[Problem]:
+    if not engine.is_inline:
+        return
+    given_keys = {
+        "train.command": job.train and job.train.command,
+        "clients.gpus": job.clients and job.clients.gpus,
+        "engine.gpus": engine.gpus,
+    }
+    for key, value in given_keys.items():
+        if value is not None:
+            allowed = f"other than inline where {key} is given, since inline has one process"
+            yield Problem("type", given(engine.type), allowed, f"leave {key} out, or take local")
+
+
 def _gpus_from_one_of_the_two(engine: EngineSection, job: SoundSections) -> Iterator[Problem]:
     if engine.gpus is not None and job.clients is not None and job.clients.gpus is not None:
         yield Problem("gpus", given(engine.gpus), "null where clients.gpus lists them")
@@ -251,7 +265,11 @@ CHECKS: Mapping[str, Sequence[Check]] = {
     "filters": (_nothing_passes_filters_by,),
     "streaming": (_codecs_of_all_that_is_sent,),
     "network": (_links_of_sites_there_are, _no_links_where_models_are_mapped),
-    "engine": (_this_machine_where_models_are_mapped, _gpus_from_one_of_the_two),
+    "engine": (
+        _this_machine_where_models_are_mapped,
+        _one_process_where_inline,
+        _gpus_from_one_of_the_two,
+    ),
     "tracking": (_no_site_named_as_the_run,),
 }
 """Checks of each section, by the name of its field."""

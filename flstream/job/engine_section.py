@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, fiel
 
 from flstream.job.annotations import ValueKind
 from flstream.job.files import check_installed
-from flstream.job.problems import MISSING, Problem, RefusedValueError
+from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
 from flstream.job.rules import Real, Seconds, Section, Whole, folder_of
 
 Engine = Literal["local", "inline", "join", "ray"]
@@ -88,6 +88,13 @@ class EngineSection(Section):
 
     pdb: bool = False
     """Whether what training code or a workflow raises opens pdb there, with the engine inline."""
+
+    @field_validator("pdb")
+    @classmethod
+    def _only_inline(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("type", "inline") != "inline":
+            raise must_be("false, unless engine.type is inline", "add --engine inline")
+        return value
 
     @field_validator("bind", "key_file")
     @classmethod

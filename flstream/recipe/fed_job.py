@@ -231,17 +231,22 @@ class FedJob:
         )
         return env.run(self)
 
-    def resolve(self, clients: Mapping[str, Any], weights_root: Path) -> Job:
+    def resolve(
+        self, clients: Mapping[str, Any], weights_root: Path, settings: Mapping[str, Any]
+    ) -> Job:
         """Resolve the job, as a job file is.
 
         Args:
             clients: Keys of the section ``clients``.
             weights_root: Folder for the initial weights, where the model is an instance.
+            settings: Settings of where it runs, by the dotted name of a key.
 
         Raises:
             JobError: The job has mistakes; the message names all of them.
         """
-        return self._parts.resolve(clients, lambda weights: weights.write_once(weights_root))
+        return self._parts.resolve(
+            clients, lambda weights: weights.write_once(weights_root), settings
+        )
 
 
 def _sites(known: list[str] | int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flstream.errors import UsageError
@@ -41,12 +42,18 @@ class JobParts:
     model: Weights | FactoryCall | None = None
     initial: str | None = None
 
-    def resolve(self, clients: Mapping[str, Any], write: Callable[[Weights], Path]) -> Job:
+    def resolve(
+        self,
+        clients: Mapping[str, Any],
+        write: Callable[[Weights], Path],
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Job:
         """Resolve the job, as a job file is.
 
         Args:
             clients: Keys of the section ``clients``.
             write: Function that writes initial weights into a file, and returns its path.
+            settings: Further settings, by the dotted name of a key.
 
         Raises:
             UsageError: A part is missing; the message names each.
@@ -54,7 +61,7 @@ class JobParts:
         """
         runner = self._runner(_site_names(clients))
         folder = _folder_of(runner.script)
-        values = nested({**self._model_keys(folder, write), **self.settings})
+        values = nested({**self._model_keys(folder, write), **self.settings, **settings})
         values = {"name": self.name, **values}
         values.setdefault("clients", {}).update(clients)
         values["train"] = {**values.get("train", {}), **self._train(runner, folder)}

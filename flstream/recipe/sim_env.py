@@ -17,12 +17,17 @@ from flstream.recipe.run_result import RunFailedError, RunResult
 from flstream.report.console import make_console
 from flstream.report.running import run_and_show
 from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.places import this_place
 
 MODELS = "models"
 """Folder below a workspace's root that has the initial weights of models given as instances."""
 
 # A process has one fork server for all of its threads, which a run ends when it is over.
 _one_run = threading.Lock()
+_WITHIN_A_RUN = (
+    "a process of a run would start a run itself, since it imports the program; "
+    'put what runs the job under: if __name__ == "__main__":'
+)
 _GPUS = re.compile(r"\s*(\[[^\[\]]*\]\s*,\s*)*\[[^\[\]]*\]\s*|[^\[\]]*")
 _GROUP = re.compile(r"\[([^\[\]]*)\]")
 
@@ -38,6 +43,9 @@ class SimEnv:
         log_config: Accepted for NVFlare's sake: each site's output is in its log.
         workspace_root: Folder for run directories.
         quiet: Whether to print no progress and no result.
+        engine: ``inline`` for a run in this process, one client after another, in which
+            ``breakpoint()`` works; None for what the job has.
+        pdb: Whether an exception in training code opens pdb there, with the engine inline.
 
     Raises:
         UsageError: The clients or the GPUs are not given as above.
@@ -54,6 +62,8 @@ class SimEnv:
         log_config: str | None = None,
         workspace_root: str | Path = "runs",
         quiet: bool = False,
+        engine: str | None = None,
+        pdb: bool = False,
     ) -> None:
         if not num_clients and not clients:
             raise UsageError("SimEnv has no clients; give num_clients=2, or clients=[...]")
@@ -70,6 +80,14 @@ class SimEnv:
         self.gpus = None if gpu_config is None else _gpu_groups(gpu_config)
         self.workspace_root = Path(workspace_root)
         self.quiet = quiet
+        self.engine = engine
+        self.pdb = pdb
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the engine, by the dotted name of a job file's key."""
+        given = {"engine.type": self.engine, "engine.pdb": self.pdb or None}
+        return {key: value for key, value in given.items() if value is not None}
 
     @property
     def keys(self) -> Mapping[str, Any]:
@@ -91,14 +109,13 @@ class SimEnv:
             RunFailedError: The run failed.
             KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
         """
+        if this_place() is not None:  # whose run has the lock
+            raise UsageError(_WITHIN_A_RUN)
         with _one_run:
             # Another thread's run sets it while its processes start, so it is looked at in here.
             if OF_A_RUN in os.environ:
-                raise UsageError(
-                    "a process of a run would start a run itself, since it imports the program; "
-                    'put what runs the job under: if __name__ == "__main__":'
-                )
-            resolved = job.resolve(self.keys, self.workspace_root / MODELS)
+                raise UsageError(_WITHIN_A_RUN)
+            resolved = job.resolve(self.keys, self.workspace_root / MODELS, self.settings)
             directory = RunDirectory.create(resolved.name, root=self.workspace_root)
             console = make_console()
             console.quiet = self.quiet

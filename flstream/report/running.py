@@ -49,7 +49,8 @@ def run_and_show(
             if point is not None:
                 after = f"after round {point.round}" if point.round else "from its beginning"
                 console.out(f"the run in {run.path} goes on {after}")
-            with watching(console) as listener:
+            # Inline, pdb and what training code prints have the screen.
+            with watching(console, has_screen=not job.engine.is_inline) as listener:
                 summary = simulate(job, run, listener, resume=point, host=host)
         print_result(console, summary, run)
         with stoppable():

@@ -35,14 +35,14 @@ from flstream.errors import AbortedError, UsageError
 from flstream.job import Job
 from flstream.job.code import package_root
 from flstream.simulation.interruption import STOPS, handling
-from flstream.simulation.places import EndedError, Place, Places, this_place
+from flstream.simulation.places import EndedError, Place, Places, interrupt, this_place
 from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Signal
 
 # Silence after which the user is told where the code is, in case it will not come back.
 _SILENT_SECONDS = 60.0
 # Time for threads to end that have been asked to.
-_GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 2.0
 
 _one_run = threading.Lock()
 
@@ -260,7 +260,9 @@ class InlineHost(ProcessHost):
         for number in self._threads:
             self.end_thread(number)
         if not self.wait(_GRACE_SECONDS):
-            left = [each.place for each in self._threads.values() if each.thread.is_alive()]
+            for place in self._living():
+                interrupt(place)
+        if not self.wait(_GRACE_SECONDS) and (left := self._living()):
             self._say(f"does not end, and stays until this process does: {_where(left)}")
 
     def _failed(self, error: BaseException) -> None:
@@ -316,10 +318,12 @@ class InlineHost(ProcessHost):
                 except BaseException as error:
                     prompt.line.set_exception(error)
 
+    def _living(self) -> list[Place]:
+        return [each.place for each in self._threads.values() if each.thread.is_alive()]
+
     def _say_where(self) -> None:
         holder = self._places.holder
-        places = [each.place for each in self._threads.values() if each.thread.is_alive()]
-        where = _where(places if holder is None else [holder])
+        where = _where(self._living() if holder is None else [holder])
         self._say(f"nothing has happened for {_SILENT_SECONDS:g} s: {where}")
 
     def _say(self, text: str) -> None:

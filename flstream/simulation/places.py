@@ -1,8 +1,9 @@
 """What the code of a process finds in it, swapped where threads of one process stand for several.
 
 Swapped are the states of random, NumPy and torch, the working folder, sys.argv, sys.path, the
-standard streams, the session of the client API, the numbers of threads, and the modules of the
-job's folder. Environment variables, signals, and what other libraries keep are not.
+standard streams, filters of warnings, the session of the client API, the numbers of threads, and
+the modules of the job's folder. Environment variables, signals, and what other libraries keep are
+not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import sys
 import sysconfig
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from ctypes import c_ulong, py_object, pythonapi
@@ -25,10 +27,8 @@ from flstream.client.rank_session import RankSession
 from flstream.client.session import Session, enter, present
 from flstream.job.code import Imported, exchange_imported
 
-_NOT_OF_A_JOB = (
-    str(Path(__file__).parents[1]),
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-)
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = {sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -51,6 +51,7 @@ class _State(NamedTuple):
         path: Entries of sys.path.
         finders: Entries of sys.meta_path.
         streams: Standard output and standard error.
+        filters: Filters of warnings.
         session: The session of the client API.
         main: The module `__main__`.
         modules: Modules of the job's folder, by name.
@@ -68,6 +69,7 @@ class _State(NamedTuple):
     path: list[str]
     finders: list[Any]
     streams: tuple[Any, Any]
+    filters: Any
     session: Session | RankSession | None
     main: ModuleType
     modules: dict[str, ModuleType]
@@ -85,7 +87,7 @@ class _State(NamedTuple):
             random.getstate(),
             np.random.get_state(),
             torch.get_rng_state(),
-            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            _device_states(),
             torch.get_default_dtype(),
             torch.get_num_threads(),
             folder,
@@ -93,6 +95,7 @@ class _State(NamedTuple):
             list(sys.path),
             list(sys.meta_path),
             (sys.stdout, sys.stderr),
+            warnings.filters,
             present(),
             sys.modules["__main__"],
             modules,
@@ -115,10 +118,34 @@ class _State(NamedTuple):
                 os.chdir(self.folder)
         sys.argv, sys.path[:], sys.meta_path[:] = self.argv, self.path, self.finders
         sys.stdout, sys.stderr = self.streams
+        warnings.filters = self.filters
         enter(self.session)
         sys.modules["__main__"] = self.main
         sys.modules.update(self.modules)
         exchange_imported(self.imported)
+
+
+def _filters_of_a_process() -> Any:
+    """Return the filters of warnings that Python begins with."""
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for ignored in (
+            ResourceWarning,
+            ImportWarning,
+            PendingDeprecationWarning,
+            DeprecationWarning,
+        ):
+            warnings.simplefilter("ignore", ignored)
+        warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
+        return warnings.filters
+
+
+def _device_states() -> list[Any]:
+    """Return the states of torch's generators on devices, if any is in use."""
+    import torch
+
+    is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_rng_state_all() if is_in_use else []
 
 
 class Place:
@@ -208,7 +235,12 @@ class Places:
     def new(self, name: str) -> Place:
         """Return a place whose code finds what the run's caller had, but for modules."""
         state = self._outside.state._replace(
-            threads=self._threads, streams=self.streams, session=None, modules={}, imported={}
+            threads=self._threads,
+            streams=self.streams,
+            filters=_filters_of_a_process(),
+            session=None,
+            modules={},
+            imported={},
         )
         return Place(name, state)
 
@@ -216,8 +248,8 @@ class Places:
     def entered(self, place: Place) -> Iterator[None]:
         """Have this thread stand for a process until the end of the block."""
         _here.place, place.thread = place, threading.get_ident()
-        self._begin(place)
         try:
+            self._begin(place)
             yield
         finally:
             self._give(place)
@@ -242,14 +274,21 @@ class Places:
         self._give(place)
         with self._turn:
             self._turn.wait_for(lambda: place.is_ended)
+        self._begin(place)
         raise EndedError
 
     def end(self, place: Place) -> None:
-        """Have a place end: at once where it waits, and else at its next line of Python."""
+        """End a place where it waits, or at its next line of Python in code of the user's."""
         with self._turn:
             place.is_ended = True
             if self._holder is place and place.thread != threading.get_ident():
-                pythonapi.PyThreadState_SetAsyncExc(c_ulong(place.thread), py_object(EndedError))
+                frame = sys._current_frames().get(place.thread)
+                # Code of ours waits soon, and cleans up what nobody else can.
+                while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+                    if _is_inside(frame.f_code.co_filename, self._roots):
+                        interrupt(place)
+                        break
+                    frame = frame.f_back
             self._turn.notify_all()
 
     def close(self) -> None:
@@ -257,14 +296,16 @@ class Places:
         with self._turn:
             self._holder = self._outside
             self._swap(self._outside)
+            self._turn.notify_all()
 
     def _begin(self, place: Place) -> None:
         with self._turn:
-            self._turn.wait_for(lambda: self._holder is None or place.is_ended)
-            if place.is_ended:
-                raise EndedError
-            self._holder = place
-            self._swap(place)
+            self._turn.wait_for(lambda: self._holder in (None, self._outside))
+            if self._holder is None:
+                self._holder = place
+                self._swap(place)
+        if place.is_ended or self._holder is not place:
+            raise EndedError  # only now, since code that cleans up needs what it had
 
     def _give(self, place: Place) -> None:
         with self._turn:
@@ -285,20 +326,36 @@ class Places:
         """Remove the modules of the job's folder from sys.modules, and return them."""
         roots = [*self._roots, *(each for each in sys.path if each and each not in self._path)]
         own = {}
+        is_own: dict[str, bool] = {}  # of packages, whose modules are many
         for name in sys.modules.keys() - self._shared - {"__main__"}:
-            if _is_own(name, sys.modules[name], roots):
-                own[name] = sys.modules.pop(name)
+            top = name.partition(".")[0]
+            if top not in is_own:
+                is_own[top] = _is_own(top, roots)
+            if is_own[top]:
+                own[name] = sys.modules[name]
             else:
                 self._shared.add(name)
+        for name in own:
+            del sys.modules[name]
         return own
 
 
-def _is_own(name: str, module: ModuleType, roots: list[str]) -> bool:
-    """Whether a module is imported by each place for itself."""
-    if name.partition(".")[0] == "nvflare":  # its names may stand for others: train.alias
+def interrupt(place: Place) -> None:
+    """Raise EndedError in the thread of a place, wherever its code is."""
+    pythonapi.PyThreadState_SetAsyncExc(c_ulong(place.thread), py_object(EndedError))
+
+
+def _is_own(name: str, roots: list[str]) -> bool:
+    """Whether a module, which is in no package, is imported by each place for itself."""
+    if name == "nvflare":  # its names may stand for others: train.alias
         return True
+    module = sys.modules.get(name)
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    if not isinstance(file, str) or any(each in file for each in _INSTALLED):
-        return False
+    return isinstance(file, str) and _is_inside(file, roots)
+
+
+def _is_inside(file: str, roots: list[str]) -> bool:
+    """Whether a file is in one of these folders, and not installed."""
     inside = any(file.startswith(root.rstrip(os.sep) + os.sep) for root in roots)
-    return inside and not file.startswith(_NOT_OF_A_JOB)
+    is_installed = file.startswith((_OURS, *_LIBRARIES)) or any(each in file for each in _INSTALLED)
+    return inside and not is_installed

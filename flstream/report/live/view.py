@@ -35,8 +35,12 @@ _PRE = '<pre style="line-height:1.3; overflow-x:auto; white-space:pre">{code}</p
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Listener | None]:
+def watching(console: Console, *, has_screen: bool = True) -> Iterator[Listener | None]:
     """Show the progress of a run on a console until the end of the block.
+
+    Args:
+        console: console to show it on.
+        has_screen: whether the whole screen is free for it, where there is one.
 
     Yields:
         The listener for :func:`flstream.simulation.launcher.simulate`; None for a quiet console.
@@ -47,7 +51,7 @@ def watching(console: Console) -> Iterator[Listener | None]:
     if in_notebook():
         yield NotebookView()
         return
-    if not is_live(console):
+    if not (has_screen and is_live(console)):
         yield PlainView(console)
         return
     view, over = LiveView(), threading.Event()

@@ -1,0 +1,323 @@
+"""The inline engine: a whole run in one process, to the bits of the local engine."""
+
+import builtins
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from run_fixtures import INLINE, Jobs, Run
+
+from flstream.client.session import present
+from flstream.errors import UsageError
+from flstream.job import JobError
+from flstream.telemetry.events import SiteFailed
+
+# Draws from each generator, also between tasks, and keeps variables, modules and files of its own.
+SCRIPT = """
+import os, random, sys
+import numpy as np
+import torch
+import helper
+import flstream.client as flare
+
+flare.init()
+names, before = [], 0.0
+while flare.is_running():
+    model = flare.receive()
+    names.append(flare.get_site_name())
+    helper.calls += 1
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics={"mean": model.params["body.weight"].mean().item()}))
+        continue
+    drawn = random.random() + np.random.rand() + torch.rand(()).item() + before
+    with open("tasks.txt", "a") as file:
+        file.write(sys.argv[2])
+    seen = len(set(names)) * 100 + helper.calls + os.path.getsize("tasks.txt")
+    params = {}
+    for name, tensor in model.params.items():
+        params[name] = tensor + torch.randn(tensor.shape) * drawn + seen
+    flare.send(flare.FLModel(params=params))
+    before = random.random() + np.random.rand() + torch.rand(()).item()
+"""
+LEARNER = """
+import numpy as np
+import torch
+import helper
+from flstream.client import FLModel, Learner, ScaffoldControl
+from model import Net
+
+class Mine(Learner):
+    def setup(self):
+        self.offset = float(np.random.rand()) + self.site.index
+        self.net = Net()
+
+    def train(self, model):
+        self.net.load_state_dict(model.params)
+        control = ScaffoldControl(self.net, model) if "control" in model.meta else None
+        optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            (self.net(torch.randn(5, 6)) - self.offset).square().mean().backward()
+            if control is not None:
+                control.correct()
+            optimizer.step()
+        meta = {} if control is None else {"control": control.difference(0.1)}
+        return FLModel(params=self.net.state_dict(), metrics={"seen": self.offset}, meta=meta)
+
+    def evaluate(self, model):
+        return FLModel(metrics={"norm": float(sum(t.norm() for t in model.params.values()))})
+"""
+MODEL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Linear(6, 4)
+        self.head = torch.nn.Linear(4, 2)
+
+    def forward(self, inputs):
+        return self.head(self.body(inputs))
+"""
+OWN_WORKFLOW = """
+import numpy as np
+import helper
+
+def run_it(run):
+    helper.calls += 1
+    model = run.initial_model()
+    for number in run.rounds():
+        model = run.fold(model, run.train(model, run.sample(number)))
+        run.evaluate(model)
+    assert helper.calls == 1
+    return model
+
+class Least:
+    def fold(self, values, weights):
+        return values.min(axis=0) + np.random.default_rng(3).random()
+"""
+JOB = """
+name = test, seed = 7, rounds = 2
+clients { count = 2 }
+model { factory = "model:Net" }
+train { script = client.py, args { word = abc } }
+"""
+FILES = {
+    "model.py": MODEL,
+    "client.py": SCRIPT,
+    "learner.py": LEARNER,
+    "helper.py": "calls = 0\n",
+    "flow.py": OWN_WORKFLOW,
+    "job.conf": JOB,
+}
+BY_LEARNER = ("train={learner=learner:Mine}",)
+CASES = {
+    "script": (),
+    "own": ("workflow.type=flow.py:run_it", "aggregation.method=flow.py:Least"),
+    "learner": (*BY_LEARNER, "clients.count=3", "clients.parallel=2"),
+    "swarm": (*BY_LEARNER, "workflow=[{type=swarm}, {type=cross_site}]"),
+    "scaffold": (*BY_LEARNER, "workflow.type=scaffold"),
+    "fedper": (*BY_LEARNER, 'workflow={type=fedper, args{personal=["^head"]}}'),
+    "private": (
+        *BY_LEARNER,
+        "clients.count=6",
+        "privacy={type=central,noise_multiplier=1,clipping{norm=1}}",
+    ),
+}
+
+
+def made(run: Run) -> Mapping[str, Any]:
+    """All that a run is to have made, whatever its engine."""
+    summary, files = run.summary, run.directory
+    scores = files.path / "cross_site" / "cross_val_results.json"
+    return {
+        "status": summary.status,
+        "error": summary.error,
+        "digest": summary.model.digest,
+        "metrics": summary.metrics,
+        "warnings": summary.warnings,
+        "models": {each.name: each.read_bytes() for each in files.checkpoints.glob("*")},
+        "scores": scores.read_text() if scores.exists() else "",
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_job_comes_to_the_bits_of_the_local_engine(jobs: Jobs, case: str):
+    inline = jobs.run_files(FILES, *INLINE, *CASES[case])
+    assert inline.summary.status == "finished", inline.summary.error
+    assert made(inline) == made(jobs.run_files(FILES, *CASES[case]))
+
+
+def test_a_run_may_change_its_engine_where_it_is_resumed(jobs: Jobs, noise: str):
+    whole = jobs.run(noise, "rounds=3", *INLINE)
+    for first, then in (INLINE, ()), ((), INLINE):
+        run = jobs.run(noise, "rounds=2", *first)
+        run = jobs.go_on(run, noise, "rounds=3", *then)
+        assert made(run)["models"] == made(whole)["models"]
+
+
+def left_behind() -> Mapping[str, Any]:
+    gc.collect()  # what exceptions refer to
+    return {
+        "threads": threading.enumerate(),
+        "descriptors": {
+            name: os.readlink(f"/proc/self/fd/{name}").partition(":")[0]
+            for name in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{name}")
+        },
+        "folder": os.getcwd(),
+        "argv": list(sys.argv),
+        "path": list(sys.path),
+        "finders": list(sys.meta_path),
+        "streams": (sys.stdout, sys.stderr),
+        "modules": {name: sys.modules.get(name) for name in ("model", "helper", "nvflare", "flow")},
+        "main": sys.modules["__main__"],
+        "handlers": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)],
+        "hooks": (builtins.input, sys.breakpointhook),
+        "frozen": gc.get_freeze_count(),
+        "session": present(),
+        "generators": (
+            random.getstate(),
+            np.random.get_state()[1].tobytes(),  # type: ignore[union-attr]
+            torch.get_rng_state().numpy().tobytes(),
+        ),
+        "threads of torch": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+    }
+
+
+MESSY = """
+import os, sys
+import torch
+import helper
+import nvflare.client as flare
+
+torch.set_num_threads(2)
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(5)
+sys.path.insert(0, "/nowhere")
+sys.stdout = sys.stderr
+helper.calls = 5
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    os.chdir("/")
+    if flare.get_site_name() == "site-2" and model.current_round == 1:
+        raise RuntimeError("not today")
+    flare.send(flare.FLModel(params=model.params, metrics={"x": 1.0}))
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_is_left_behind(inline_jobs: Jobs, count: int):
+    """Neither where a run finishes nor where it fails; and no process is started at all."""
+    files = {**FILES, "client.py": MESSY}
+    inline_jobs.run_files(files, "train.alias=nvflare", "clients.count=1")  # imports what it needs
+    before, children = left_behind(), psutil.Process().children()
+    run = inline_jobs.run_files(files, "train.alias=nvflare", f"clients.count={count}")
+    assert run.summary.status == ("finished" if count == 1 else "failed"), run.summary.error
+    assert left_behind() == before
+    assert psutil.Process().children() == children
+
+
+def test_an_exception_is_a_sites_failure_with_its_traceback(
+    inline_jobs: Jobs, capsys: pytest.CaptureFixture[str]
+):
+    events: list[Any] = []
+    script = """
+        import flstream.client as flare
+        flare.init()
+        print("hello from", flare.get_site_name())
+        while flare.is_running():
+            flare.receive()
+            raise ZeroDivisionError("by hand")
+        """
+    run = inline_jobs.run(script, listener=lambda event, _: events.append(event))
+    assert run.summary.status == "failed"
+    failed = [each for each in events if isinstance(each, SiteFailed)]
+    assert "client.py, line 7 raised ZeroDivisionError: by hand" in failed[0].reason
+    output = capsys.readouterr()
+    assert "hello from site-1" in output.out
+    assert 'raise ZeroDivisionError("by hand")' in output.err
+    log = run.directory.site_log("site-1").read_text()
+    assert "hello from site-1" in log
+    assert 'raise ZeroDivisionError("by hand")' in log
+
+
+def test_a_script_that_ends_itself_does_so_as_in_a_process_of_its_own(jobs: Jobs):
+    script = "import sys\nimport flstream.client as flare\nflare.init()\nsys.exit({})"
+    for status in ("3", "'because'"):
+        text = script.format(status)
+        inline, local = jobs.run(text, *INLINE), jobs.run(text)
+        assert inline.summary.error == local.summary.error
+
+
+def test_memory_is_that_of_the_one_process(inline_jobs: Jobs, noise: str):
+    memory = inline_jobs.run(noise).summary.memory
+    assert memory.clients == {}
+    assert memory.server.peak_rss >= memory.server.idle_rss > 0
+
+
+def test_no_time_is_limited(inline_jobs: Jobs, noise: str):
+    """A site waits for the others, and all of them for who sits in pdb."""
+    run = inline_jobs.run(noise, "clients.round_timeout=1us", "clients.wait_after_min=1us")
+    assert run.summary.status == "finished"
+
+
+def test_threads_of_training_code_have_the_session_of_its_site(inline_jobs: Jobs):
+    script = """
+        from threading import Thread
+        import flstream.client as flare
+        flare.init()
+        while flare.is_running():
+            model = flare.receive()
+            names = []
+            thread = Thread(target=lambda: names.append(flare.get_site_name()))
+            thread.start()
+            thread.join()
+            assert names == [flare.get_site_name()]
+            flare.send(flare.FLModel(params=model.params, metrics={"x": 1.0}))
+        """
+    assert inline_jobs.run(script).summary.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("train.command=python", "train.command"),
+        ("clients.gpus=[0]", "clients.gpus"),
+        ("engine.gpus=1", "engine.gpus"),
+    ],
+)
+def test_what_needs_processes_is_refused(inline_jobs: Jobs, noise: str, override: str, key: str):
+    with pytest.raises(JobError) as caught:
+        inline_jobs.make(noise, override)
+    assert f"other than inline where {key} is given" in str(caught.value)
+    assert f"leave {key} out" in str(caught.value)
+
+
+def test_pdb_is_refused_elsewhere(jobs: Jobs, noise: str):
+    with pytest.raises(JobError, match=r"engine\.pdb.*unless engine\.type is inline"):
+        jobs.make(noise, "engine.pdb=true")
+
+
+def test_there_is_one_run_at_a_time(inline_jobs: Jobs, noise: str):
+    caught: list[UsageError] = []
+
+    def listen(event: Any, sampler: Any) -> None:
+        if not caught:
+            with pytest.raises(UsageError, match="is under way in this process") as error:
+                inline_jobs.run(noise)
+            caught.append(error.value)
+
+    assert inline_jobs.run(noise, listener=listen).summary.status == "finished"
+    assert caught
