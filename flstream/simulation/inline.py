@@ -35,7 +35,7 @@ from flstream.errors import AbortedError, UsageError
 from flstream.job import Job
 from flstream.job.code import package_root
 from flstream.simulation.interruption import STOPS, handling
-from flstream.simulation.places import EndedError, Place, Places, interrupt, this_place
+from flstream.simulation.places import EndedError, Places, ThreadPlace, interrupt, this_place
 from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Signal
 
@@ -58,7 +58,7 @@ class _Thread(NamedTuple):
     """What stands for a process: a thread, its place, and its ends of sockets."""
 
     thread: threading.Thread
-    place: Place
+    place: ThreadPlace
     sockets: list[socket.socket]
 
 
@@ -234,7 +234,7 @@ class InlineHost(ProcessHost):
 
     def _run(
         self,
-        place: Place,
+        place: ThreadPlace,
         target: Callable[..., None],
         arguments: list[Any],
         own: list[socket.socket],
@@ -318,7 +318,7 @@ class InlineHost(ProcessHost):
                 except BaseException as error:
                     prompt.line.set_exception(error)
 
-    def _living(self) -> list[Place]:
+    def _living(self) -> list[ThreadPlace]:
         return [each.place for each in self._threads.values() if each.thread.is_alive()]
 
     def _say_where(self) -> None:
@@ -331,7 +331,7 @@ class InlineHost(ProcessHost):
             print(f"flstream: {text}", file=sys.stderr)
 
 
-def _where(places: list[Place]) -> str:
+def _where(places: list[ThreadPlace]) -> str:
     """Say at which line each place's code is."""
     frames = sys._current_frames()
     lines = []

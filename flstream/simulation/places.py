@@ -148,7 +148,7 @@ def _device_states() -> list[Any]:
     return torch.cuda.get_rng_state_all() if is_in_use else []
 
 
-class Place:
+class ThreadPlace:
     """What stands for one process: a thread, and the state that its code finds.
 
     Args:
@@ -186,13 +186,13 @@ class Place:
 class _Here(threading.local):
     """The place of each thread; None for threads that stand for no process."""
 
-    place: Place | None = None
+    place: ThreadPlace | None = None
 
 
 _here = _Here()
 
 
-def this_place() -> Place | None:
+def this_place() -> ThreadPlace | None:
     """Return the place of this thread; None where it stands for no process."""
     return _here.place
 
@@ -214,25 +214,25 @@ class Places:
         self._roots = [str(root) for root in roots]
         self._threads = threads
         self._turn = threading.Condition()
-        self._holder: Place | None = None
+        self._holder: ThreadPlace | None = None
         self._path = list(sys.path)
         self._shared: set[str] = set()
         # What the run's caller has, whose thread runs no code of the user's meanwhile.
-        self._outside = Place("outside", _State.take(self._take_modules()))
+        self._outside = ThreadPlace("outside", _State.take(self._take_modules()))
         self._present = self._outside  # whose state the process has
         self.streams: tuple[Any, Any] = sys.stdout, sys.stderr
 
     @property
-    def holder(self) -> Place | None:
+    def holder(self) -> ThreadPlace | None:
         """The place that has the process; None while all of them wait."""
         return self._holder
 
     @property
-    def speaking(self) -> Place:
+    def speaking(self) -> ThreadPlace:
         """The place whose code a thread runs that has none itself, such as a loader's."""
         return _here.place or self._present
 
-    def new(self, name: str) -> Place:
+    def new(self, name: str) -> ThreadPlace:
         """Return a place whose code finds what the run's caller had, but for modules."""
         state = self._outside.state._replace(
             threads=self._threads,
@@ -242,10 +242,10 @@ class Places:
             modules={},
             imported={},
         )
-        return Place(name, state)
+        return ThreadPlace(name, state)
 
     @contextmanager
-    def entered(self, place: Place) -> Iterator[None]:
+    def entered(self, place: ThreadPlace) -> Iterator[None]:
         """Have this thread stand for a process until the end of the block."""
         _here.place, place.thread = place, threading.get_ident()
         try:
@@ -277,7 +277,7 @@ class Places:
         self._begin(place)
         raise EndedError
 
-    def end(self, place: Place) -> None:
+    def end(self, place: ThreadPlace) -> None:
         """End a place where it waits, or at its next line of Python in code of the user's."""
         with self._turn:
             place.is_ended = True
@@ -298,7 +298,7 @@ class Places:
             self._swap(self._outside)
             self._turn.notify_all()
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: ThreadPlace) -> None:
         with self._turn:
             self._turn.wait_for(lambda: self._holder in (None, self._outside))
             if self._holder is None:
@@ -307,13 +307,13 @@ class Places:
         if place.is_ended or self._holder is not place:
             raise EndedError  # only now, since code that cleans up needs what it had
 
-    def _give(self, place: Place) -> None:
+    def _give(self, place: ThreadPlace) -> None:
         with self._turn:
             if self._holder is place:
                 self._holder = None
                 self._turn.notify()
 
-    def _swap(self, place: Place) -> None:
+    def _swap(self, place: ThreadPlace) -> None:
         if self._present is place:
             return
         modules = self._take_modules()
@@ -340,7 +340,7 @@ class Places:
         return own
 
 
-def interrupt(place: Place) -> None:
+def interrupt(place: ThreadPlace) -> None:
     """Raise EndedError in the thread of a place, wherever its code is."""
     pythonapi.PyThreadState_SetAsyncExc(c_ulong(place.thread), py_object(EndedError))
 

@@ -2,12 +2,16 @@
 
 import builtins
 import gc
+import json
 import os
+import pty
 import random
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,9 @@ import pytest
 import torch
 from run_fixtures import INLINE, Jobs, Run
 
+from flstream.cli.output import open_output
+from flstream.cli.run import interrupt
+from flstream.cli.run import run as run_command
 from flstream.client.session import present
 from flstream.errors import UsageError
 from flstream.job import JobError
@@ -259,6 +266,135 @@ def test_a_script_that_ends_itself_does_so_as_in_a_process_of_its_own(jobs: Jobs
         text = script.format(status)
         inline, local = jobs.run(text, *INLINE), jobs.run(text)
         assert inline.summary.error == local.summary.error
+
+
+WITH_BREAKPOINT = """
+import flstream.client as flare
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    secret = 40 + 2
+    breakpoint()
+    flare.send(flare.FLModel(params=model.params, metrics={"x": 1.0}))
+"""
+
+
+class Terminal:
+    """A terminal that the command line runs on, in a child of this process.
+
+    Args:
+        jobs: The jobs, of which one was made.
+        options: Options of the command.
+    """
+
+    def __init__(self, jobs: Jobs, *options: str) -> None:
+        self.output = ""
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            status = 99
+            try:
+                sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "rww"[n]) for n in range(3))
+                run_dir = str(jobs.folder / "run")
+                command = ["simulate", str(jobs.folder), "--run-dir", run_dir, *options]
+                sys.argv = ["flstream", *command, "--engine", "inline"]
+                os.environ["TERM"] = "dumb"
+                vars(forkserver._forkserver)["_forkserver_pid"] = None  # that of the other tests
+                signal.signal(signal.SIGINT, interrupt)
+                status = int(run_command(open_output()) or 0)
+                sys.stdout.flush()
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(status)
+
+    def until(self, text: str) -> str:
+        """Read until a text comes, and return what came before it."""
+        while text not in self.output:
+            try:
+                piece = os.read(self._terminal, 1 << 16)
+            except OSError:
+                piece = b""
+            assert piece, f"{text!r} did not come after:\n{self.output}"
+            self.output += piece.decode().replace("\r\n", "\n")
+        before, _, self.output = self.output.partition(text)
+        return before
+
+    def enter(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def status(self) -> int:
+        """Read to the end, and return the exit status."""
+        with pytest.raises(AssertionError, match="did not come"):
+            self.until("\0")
+        os.close(self._terminal)
+        _, status = os.waitpid(self._pid, 0)
+        print(self.output)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_a_breakpoint_in_training_code_opens_pdb(jobs: Jobs):
+    jobs.make(WITH_BREAKPOINT, "rounds=1", "clients.count=1")
+    terminal = Terminal(jobs, "-r", "1", "-n", "1")
+    # After the line: Python 3.13 stops in the line of breakpoint() itself.
+    assert "client.py(" in terminal.until("(Pdb) ")
+    terminal.enter("secret\n")
+    assert "42" in terminal.until("(Pdb) ")
+    terminal.enter("p flare.get_site_name()\n")
+    assert "'site-1'" in terminal.until("(Pdb) ")
+    terminal.enter("next\n")
+    terminal.until("(Pdb) ")
+    terminal.enter("c\n")
+    terminal.until("the run finished")
+    assert terminal.status() == 0
+
+
+def test_a_breakpoint_in_a_workflow_opens_pdb_and_to_quit_it_stops_the_run(jobs: Jobs):
+    flow = OWN_WORKFLOW.replace("helper.calls += 1", "here = 7; breakpoint()")
+    for name, text in {**FILES, "flow.py": flow}.items():
+        (jobs.folder / name).write_text(text)
+    terminal = Terminal(jobs, "--set", "workflow.type=flow.py:run_it")
+    terminal.until("(Pdb) ")
+    terminal.enter("p here\n")
+    assert "7" in terminal.until("(Pdb) ")
+    terminal.enter("q\n")
+    assert terminal.status() == 130
+    assert json.loads((jobs.folder / "run" / "summary.json").read_text())["status"] == "stopped"
+
+
+@pytest.mark.parametrize("key", ["q\n", "\x03", "\x04"])
+def test_to_leave_pdb_stops_the_run(jobs: Jobs, key: str):
+    """By its command, by Ctrl-C and by Ctrl-D."""
+    jobs.make(WITH_BREAKPOINT)
+    terminal = Terminal(jobs)
+    terminal.until("(Pdb) ")
+    terminal.enter(key)
+    assert terminal.status() == 130
+    assert json.loads((jobs.folder / "run" / "summary.json").read_text())["status"] == "stopped"
+
+
+def test_ctrl_c_stops_code_that_works(jobs: Jobs):
+    script = WITH_BREAKPOINT.replace("breakpoint()", "print('at work')\n    while True: pass")
+    jobs.make(script)
+    terminal = Terminal(jobs)
+    terminal.until("at work")
+    terminal.enter("\x03")
+    assert terminal.status() == 130
+    assert json.loads((jobs.folder / "run" / "summary.json").read_text())["status"] == "stopped"
+
+
+def test_pdb_opens_where_training_code_raises(jobs: Jobs):
+    script = WITH_BREAKPOINT.replace("breakpoint()", "secret / 0")
+    jobs.make(script)
+    terminal = Terminal(jobs, "--pdb", "--quiet", "-n", "1")
+    before = terminal.until("(Pdb) ")
+    assert "ZeroDivisionError: division by zero" in before
+    assert "-> secret / 0" in before
+    terminal.enter("p secret\n")
+    assert "42" in terminal.until("(Pdb) ")
+    terminal.enter("q\n")
+    terminal.until("raised ZeroDivisionError")
+    assert terminal.status() == 1
 
 
 def test_memory_is_that_of_the_one_process(inline_jobs: Jobs, noise: str):
