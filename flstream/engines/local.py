@@ -1,4 +1,4 @@
-"""The engine of this machine: workers are forked, and connected by socket pairs."""
+"""The engine of this machine: workers are forked, or threads, and connected by socket pairs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ class LocalEngine:
 
     Args:
         start: Starts a worker, given its name and its ends of the sockets, and returns the pid of
-            its process.
+            its process and 0; or 0 and its number, where it is a thread of this process.
         sampler: Sampler of the memory of this machine's processes.
         exit_code: Returns the exit code of a worker's process, as :meth:`exit_code` does.
         room: How many workers there is room for; None where that is for the job to say.
+        kill: Ends a worker that is a thread, given its number; None where none is.
 
     Attributes:
         room: As given.
@@ -24,23 +25,25 @@ class LocalEngine:
 
     def __init__(
         self,
-        start: Callable[[str, WorkerSockets], int],
+        start: Callable[[str, WorkerSockets], tuple[int, int]],
         sampler: MemorySampler,
         exit_code: Callable[[str, float], int | None],
         room: int | None = None,
+        kill: Callable[[int], None] | None = None,
     ) -> None:
         self._start = start
         self._sampler = sampler
         self._exit_code = exit_code
         self.room = room
+        self._kill = kill
 
     def start(self, name: str) -> StartedWorker:
         """Fork a worker, and connect it by socket pairs."""
         ours, theirs = worker_socket_pairs()
         try:
-            pid = self._start(name, theirs)
+            pid, number = self._start(name, theirs)
             self._sampler.watch(name, pid)
-            return StartedWorker(pid, ours)
+            return StartedWorker(pid, ours, number)
         except BaseException:
             ours.close()
             raise
@@ -54,7 +57,9 @@ class LocalEngine:
             self._sampler.watch(name, pid, others)
 
     def kill(self, number: int) -> None:
-        """Do nothing: the server kills processes of its own machine itself."""
+        """End a thread; the server kills processes of its own machine itself."""
+        if self._kill is not None:
+            self._kill(number)
 
     def await_end(self, number: int, seconds: float) -> None:
         """Do nothing: the server waits for processes of its own machine itself."""

@@ -138,8 +138,8 @@ class InlineHost(ProcessHost):
             self._places = Places(_folders(self._job), self._job.clients.threads)
             stack.callback(self._places.close)
             self._output = _Stream(sys.stdout, self._places, is_shown=self._is_shown)
-            errors = _Stream(sys.stderr, self._places, is_shown=True)
-            self._places.streams = sys.stdout, sys.stderr = self._output, errors
+            self._errors = _Stream(sys.stderr, self._places, is_shown=True)
+            sys.stdout, sys.stderr = self._output, self._errors
             for module, name, ours in (
                 (builtins, "input", self._line),
                 (sys, "breakpointhook", self._break),
@@ -176,7 +176,7 @@ class InlineHost(ProcessHost):
                 return own[-1]
             return argument
 
-        place = self._places.new(name)
+        place = ThreadPlace(name)
         arguments = place, target, [duplicate(each) for each in args], own
         thread = threading.Thread(target=self._run, args=arguments, name=name, daemon=True)
         number = next(self._numbers)
@@ -240,7 +240,7 @@ class InlineHost(ProcessHost):
         own: list[socket.socket],
     ) -> None:
         try:
-            with self._places.entered(place):
+            with self._places.entered(place, (self._output, self._errors)):
                 target(*arguments)
         except EndedError:
             pass
@@ -281,7 +281,7 @@ class InlineHost(ProcessHost):
             # What comes of it is not the site's failure.
             if place.name == SERVER:
                 raise AbortedError("the run was stopped")
-            self._places.await_end()
+            self._places.await_end(place)
 
     def _break(self, *args: Any, **kwargs: Any) -> Any:
         """Open the debugger for ``breakpoint()``, as Python does."""

@@ -14,161 +14,104 @@ import sys
 import sysconfig
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from ctypes import c_ulong, py_object, pythonapi
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from flstream.client.rank_session import RankSession
-from flstream.client.session import Session, enter, present
-from flstream.job.code import Imported, exchange_imported
+from flstream.client.session import enter, present
+from flstream.job.code import exchange_imported
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = {sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Filters of warnings that a process begins with: those of a test or a notebook are others.
+_IGNORED = (ResourceWarning, ImportWarning, PendingDeprecationWarning, DeprecationWarning)
 
 
 class EndedError(BaseException):
     """The thread is to end, as a process does that is killed."""
 
 
-class _State(NamedTuple):
-    """What is swapped, as it is at one time.
-
-    Attributes:
-        python: State of Python's random numbers.
-        numpy: The same of NumPy's.
-        torch: The same of torch's, on the CPU.
-        devices: The same of torch's, on devices that are in use.
-        dtype: Torch's default dtype.
-        threads: Number of torch's threads.
-        folder: The working folder; None for one that is gone.
-        argv: The list of a script's arguments.
-        path: Entries of sys.path.
-        finders: Entries of sys.meta_path.
-        streams: Standard output and standard error.
-        filters: Filters of warnings.
-        session: The session of the client API.
-        main: The module `__main__`.
-        modules: Modules of the job's folder, by name.
-        imported: Files that the job names and that were imported.
-    """
-
-    python: Any
-    numpy: Any
-    torch: Any
-    devices: list[Any]
-    dtype: Any
-    threads: int
-    folder: str | None
-    argv: list[str]
-    path: list[str]
-    finders: list[Any]
-    streams: tuple[Any, Any]
-    filters: Any
-    session: Session | RankSession | None
-    main: ModuleType
-    modules: dict[str, ModuleType]
-    imported: Imported
-
-    @classmethod
-    def take(cls, modules: dict[str, ModuleType]) -> _State:
-        """Return what there is now, with the modules that were found in sys.modules."""
-        import torch
-
-        folder = None
-        with suppress(FileNotFoundError):
-            folder = os.getcwd()
-        return cls(
-            random.getstate(),
-            np.random.get_state(),
-            torch.get_rng_state(),
-            _device_states(),
-            torch.get_default_dtype(),
-            torch.get_num_threads(),
-            folder,
-            sys.argv,
-            list(sys.path),
-            list(sys.meta_path),
-            (sys.stdout, sys.stderr),
-            warnings.filters,
-            present(),
-            sys.modules["__main__"],
-            modules,
-            exchange_imported({}),
-        )
-
-    def put_back(self) -> None:
-        """Have the process be as it was."""
-        import torch
-
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
-        if self.devices:
-            torch.cuda.set_rng_state_all(self.devices)
-        torch.set_default_dtype(self.dtype)
-        torch.set_num_threads(self.threads)
-        if self.folder is not None:
-            with suppress(OSError):
-                os.chdir(self.folder)
-        sys.argv, sys.path[:], sys.meta_path[:] = self.argv, self.path, self.finders
-        sys.stdout, sys.stderr = self.streams
-        warnings.filters = self.filters
-        enter(self.session)
-        sys.modules["__main__"] = self.main
-        sys.modules.update(self.modules)
-        exchange_imported(self.imported)
-
-
-def _filters_of_a_process() -> Any:
-    """Return the filters of warnings that Python begins with."""
-    with warnings.catch_warnings():
-        warnings.resetwarnings()
-        for ignored in (
-            ResourceWarning,
-            ImportWarning,
-            PendingDeprecationWarning,
-            DeprecationWarning,
-        ):
-            warnings.simplefilter("ignore", ignored)
-        warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
-        return warnings.filters
-
-
-def _device_states() -> list[Any]:
-    """Return the states of torch's generators on devices, if any is in use."""
+@cache
+def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
+    """Return what is swapped: functions that return it, and that put it back."""
     import torch
 
-    is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.get_rng_state_all() if is_in_use else []
+    def attribute(module: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+        return partial(getattr, module, name), partial(setattr, module, name)
+
+    def folder() -> str | None:
+        with suppress(FileNotFoundError):  # it was removed
+            return os.getcwd()
+        return None
+
+    def go_to(path: str | None) -> None:
+        with suppress(OSError):
+            os.chdir(path or os.sep)
+
+    def device_states() -> list[Any]:
+        is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.cuda.get_rng_state_all() if is_in_use else []
+
+    return (
+        (random.getstate, random.setstate),
+        (np.random.get_state, np.random.set_state),
+        (torch.get_rng_state, torch.set_rng_state),
+        (device_states, torch.cuda.set_rng_state_all),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (folder, go_to),
+        attribute(sys, "argv"),
+        attribute(sys, "stdout"),
+        attribute(sys, "stderr"),
+        attribute(warnings, "filters"),
+        (lambda: sys.modules["__main__"], partial(sys.modules.__setitem__, "__main__")),
+        (lambda: list(sys.path), partial(sys.path.__setitem__, slice(None))),
+        (lambda: list(sys.meta_path), partial(sys.meta_path.__setitem__, slice(None))),
+        (present, enter),
+        (lambda: exchange_imported({}), exchange_imported),
+    )
 
 
 class ThreadPlace:
-    """What stands for one process: a thread, and the state that its code finds.
+    """What stands for one process: a thread, and what its code finds.
 
     Args:
         name: Name of the process that it stands for.
-        state: State that its code finds at its beginning.
 
     Attributes:
         name: As given.
-        state: The state while another place has the process.
+        state: What its code finds, while another place has the process; None before the first time.
+        modules: Modules of the job's folder that it has imported, by name.
         thread: Number of its thread; 0 until that has begun.
         is_ended: Whether it is to end, as a process does that is killed.
         log: File that its output goes to; None for none.
     """
 
-    def __init__(self, name: str, state: _State) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.state = state
+        self.state: list[Any] | None = None
+        self.modules: dict[str, ModuleType] = {}
         self.thread = 0
         self.is_ended = False
         self.log: IO[str] | None = None
+
+    def keep(self) -> None:
+        """Keep what there is now."""
+        self.state = [take() for take, _ in _swapped()]
+
+    def put_back(self) -> None:
+        """Put back what was kept."""
+        assert self.state is not None
+        for (_, put), value in zip(_swapped(), self.state, strict=True):
+            put(value)
+        sys.modules.update(self.modules)
 
     def log_to(self, path: Path) -> None:
         """Have the output of its code go to a file from now on."""
@@ -207,49 +150,50 @@ class Places:
         threads: Number of torch's threads in each place.
 
     Attributes:
-        streams: Standard output and standard error of new places.
+        holder: The place that has the process; None while all of them wait.
     """
 
     def __init__(self, roots: Iterable[Path], threads: int) -> None:
+        self.holder: ThreadPlace | None = None
         self._roots = [str(root) for root in roots]
         self._threads = threads
         self._turn = threading.Condition()
-        self._holder: ThreadPlace | None = None
-        self._path = list(sys.path)
         self._shared: set[str] = set()
+        self._path = list(sys.path)
         # What the run's caller has, whose thread runs no code of the user's meanwhile.
-        self._outside = ThreadPlace("outside", _State.take(self._take_modules()))
+        self._outside = ThreadPlace("outside")
+        self._outside.modules = self._take_modules()
+        self._outside.keep()
         self._present = self._outside  # whose state the process has
-        self.streams: tuple[Any, Any] = sys.stdout, sys.stderr
-
-    @property
-    def holder(self) -> ThreadPlace | None:
-        """The place that has the process; None while all of them wait."""
-        return self._holder
 
     @property
     def speaking(self) -> ThreadPlace:
         """The place whose code a thread runs that has none itself, such as a loader's."""
         return _here.place or self._present
 
-    def new(self, name: str) -> ThreadPlace:
-        """Return a place whose code finds what the run's caller had, but for modules."""
-        state = self._outside.state._replace(
-            threads=self._threads,
-            streams=self.streams,
-            filters=_filters_of_a_process(),
-            session=None,
-            modules={},
-            imported={},
-        )
-        return ThreadPlace(name, state)
-
     @contextmanager
-    def entered(self, place: ThreadPlace) -> Iterator[None]:
-        """Have this thread stand for a process until the end of the block."""
-        _here.place, place.thread = place, threading.get_ident()
+    def entered(self, place: ThreadPlace, streams: tuple[Any, Any]) -> Iterator[None]:
+        """Have this thread stand for a process until the end of the block.
+
+        Args:
+            place: Its place, which is new.
+            streams: Standard output and standard error of its code.
+        """
+        import torch
+
+        _here.place, place.thread, place.state = place, threading.get_ident(), self._outside.state
         try:
             self._begin(place)
+            sys.stdout, sys.stderr = streams
+            sys.argv = list(sys.argv)
+            exchange_imported({})
+            enter(None)
+            torch.set_num_threads(self._threads)
+            warnings.filters = []
+            warnings.resetwarnings()
+            for category in _IGNORED:
+                warnings.simplefilter("ignore", category)
+            warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
             yield
         finally:
             self._give(place)
@@ -258,7 +202,7 @@ class Places:
     def waiting(self) -> Iterator[None]:
         """Let other places have the process while this thread waits."""
         place = _here.place
-        if place is None or self._holder is not place:
+        if place is None or self.holder is not place:
             yield
             return
         self._give(place)
@@ -267,10 +211,8 @@ class Places:
         finally:
             self._begin(place)
 
-    def await_end(self) -> NoReturn:
-        """Let other places have the process until this thread's is ended."""
-        place = _here.place
-        assert place is not None
+    def await_end(self, place: ThreadPlace) -> NoReturn:
+        """Let other places have the process until this thread's place is ended."""
         self._give(place)
         with self._turn:
             self._turn.wait_for(lambda: place.is_ended)
@@ -281,7 +223,7 @@ class Places:
         """End a place where it waits, or at its next line of Python in code of the user's."""
         with self._turn:
             place.is_ended = True
-            if self._holder is place and place.thread != threading.get_ident():
+            if self.holder is place and place.thread != threading.get_ident():
                 frame = sys._current_frames().get(place.thread)
                 # Code of ours waits soon, and cleans up what nobody else can.
                 while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
@@ -294,23 +236,23 @@ class Places:
     def close(self) -> None:
         """Put back what the run's caller had, whoever has the process."""
         with self._turn:
-            self._holder = self._outside
+            self.holder = self._outside
             self._swap(self._outside)
             self._turn.notify_all()
 
     def _begin(self, place: ThreadPlace) -> None:
         with self._turn:
-            self._turn.wait_for(lambda: self._holder in (None, self._outside))
-            if self._holder is None:
-                self._holder = place
+            self._turn.wait_for(lambda: self.holder in (None, self._outside))
+            if self.holder is None:
+                self.holder = place
                 self._swap(place)
-        if place.is_ended or self._holder is not place:
+        if place.is_ended or self.holder is not place:
             raise EndedError  # only now, since code that cleans up needs what it had
 
     def _give(self, place: ThreadPlace) -> None:
         with self._turn:
-            if self._holder is place:
-                self._holder = None
+            if self.holder is place:
+                self.holder = None
                 self._turn.notify()
 
     def _swap(self, place: ThreadPlace) -> None:
@@ -318,8 +260,9 @@ class Places:
             return
         modules = self._take_modules()
         if self._present is not self._outside:
-            self._present.state = _State.take(modules)
-        place.state.put_back()
+            self._present.modules = modules
+            self._present.keep()
+        place.put_back()
         self._present = place
 
     def _take_modules(self) -> dict[str, ModuleType]:

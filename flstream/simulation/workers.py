@@ -9,7 +9,6 @@ from flstream.client.code import train_code
 from flstream.client.worker_info import WorkerInfo
 from flstream.engines.engine import Engine, WorkerSockets
 from flstream.engines.gpus import GpuDealer, visible_gpus
-from flstream.engines.inline import InlineEngine
 from flstream.engines.join import JoinEngine, JoinSettings, NodeReports
 from flstream.engines.key_file import new_key_file
 from flstream.engines.local import LocalEngine
@@ -55,19 +54,16 @@ def start_engine(
     if not job.engine.is_local:
         return _start_nodes(job, run, info, reports, stop)
     code, threads = train_code(job.train), job.clients.threads
-    if isinstance(host, InlineHost):
-
-        def start_thread(name: str, end: WorkerSockets) -> int:
-            return host.start_thread(name, worker_main, info(name), run, code, threads, end)
-
-        return InlineEngine(start_thread, host.end_thread)
     gpus = GpuDealer(visible_gpus(), job.engine.gpus)
 
-    def start(name: str, end: WorkerSockets) -> int:
+    def start(name: str, end: WorkerSockets) -> tuple[int, int]:
         facts = gpus.equip(info(name), name)
-        return host.start(name, worker_main, facts, run, code, threads, end)
+        if isinstance(host, InlineHost):
+            return 0, host.start_thread(name, worker_main, facts, run, code, threads, end)
+        return host.start(name, worker_main, facts, run, code, threads, end), 0
 
-    return LocalEngine(start, sampler, host.exit_code, gpus.room)
+    kill = host.end_thread if isinstance(host, InlineHost) else None
+    return LocalEngine(start, sampler, host.exit_code, gpus.room, kill)
 
 
 def fitted(job: Job, engine: Engine) -> Job:

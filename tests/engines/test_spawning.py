@@ -32,7 +32,10 @@ def connect():
     services, sockets = [], []
 
     def connect_to_server(start):
-        spawn_service = SpawnService(LocalEngine(start, MemorySampler(), exit_code))
+        def forked(name, end):
+            return start(name, end), 0  # no number: it is no thread
+
+        spawn_service = SpawnService(LocalEngine(forked, MemorySampler(), exit_code))
         services.append(spawn_service)
         # Another process has a descriptor of its own, which closing the spawn service leaves open.
         theirs = spawn_service.theirs.dup()
@@ -140,7 +143,7 @@ def test_how_a_worker_has_ended_is_told_as_far_as_it_is_known(connect):
 
 
 def test_a_service_that_never_began_can_be_closed():
-    SpawnService(LocalEngine(lambda name, end: 7, MemorySampler(), exit_code)).close()
+    SpawnService(LocalEngine(lambda name, end: (7, 0), MemorySampler(), exit_code)).close()
 
 
 def test_a_worker_can_be_killed_more_than_once():
