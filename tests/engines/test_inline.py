@@ -264,7 +264,8 @@ def test_a_script_that_ends_itself_does_so_as_in_a_process_of_its_own(jobs: Jobs
     script = "import sys\nimport flstream.client as flare\nflare.init()\nsys.exit({})"
     for status in ("3", "'because'"):
         text = script.format(status)
-        inline, local = jobs.run(text, *INLINE), jobs.run(text)
+        one = "clients.count=1"
+        inline, local = jobs.run(text, one, *INLINE), jobs.run(text, one)
         assert inline.summary.error == local.summary.error
 
 

@@ -16,6 +16,7 @@ class Row(NamedTuple):
         settings: Overrides of ``job/job.conf``, as ``key=value``.
         modes: The streaming modes that it can have.
         sizes: The sizes of its model.
+        engines: Where its workers can be.
         points: The points that its runs come to.
         times: Whether they come there ``first`` or also ``later``.
     """
@@ -23,6 +24,7 @@ class Row(NamedTuple):
     settings: tuple[str, ...] = ()
     modes: tuple[str, ...] = MODES
     sizes: tuple[str, ...] = ("tiny", "middle", "large")
+    engines: tuple[str, ...] = ("local", "inline")
     points: tuple[str, ...] = POINTS
     times: tuple[str, ...] = ("first", "later")
 
@@ -75,7 +77,10 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "stages": Row((STAGES,)),
         # Ways of training.
         "diff": Row(("train.args={diff=true}",)),
-        "received": Row(("train.script=received.py", "train.alias=nvflare")),
+        "received": Row(
+            ("train.script=received.py", "train.alias=nvflare"),
+            points=tuple(point for point in POINTS if point != "evaluation"),
+        ),
         "learner": Row(('train.learner="learner.py:Line"', "train.script=null")),
         "local optimizer": Row(("train.optimizer_state=local",)),
         "global optimizer": Row(
@@ -101,7 +106,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "fedadam": optimizer("fedadam"),
         "fedyogi": optimizer("fedyogi"),
         "private": private(),
-        "private adaptive": private(ADAPTIVE, "clients.per_round=3", "privacy.accountant=pld"),
+        "private adaptive": private(ADAPTIVE, "clients.per_round=3"),
         # Codecs.
         "cast up": codecs("up", "cast"),
         "int8 up": codecs("up", "int8"),

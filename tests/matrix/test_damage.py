@@ -95,7 +95,7 @@ def test_a_damaged_run_resumes_to_the_bits_of_the_table_or_is_left_as_it_was(
 ):
     row, damage = case
     folder, overrides = tmp_path / "run", overrides_of(row, "tiny")
-    assert run_killed(folder, overrides, "training", 7, "server")
+    assert run_killed(folder, overrides, "training", 5, "server")
     DAMAGES[damage](folder)
     for name in FOREIGN:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """A run that is killed at any point, whoever is killed, resumes to the bits of the table.
 
-The cases cover each pair of row, point, victim and time that there is. A third of them, drawn by
+The cases cover each pair of row, point, victim, time and engine of the resume. A third of them, drawn by
 the hash of flstream/, runs each time; `make test-nightly` runs all of them.
 """
 
@@ -16,6 +16,8 @@ from matrix_runs import overrides_of, recorded, run
 from flstream.telemetry.halts import POINTS
 
 VICTIMS = ("server", "worker", "launcher", "all")
+ENGINES = ("local", "inline")
+"""Where the run resumes, having been killed in processes of its own."""
 TIMES = {"first": dict.fromkeys(POINTS, 1)}
 TIMES["later"] = {"training": 6, "record": 4, "rename": 3, "fold": 2, "evaluation": 6}
 OURS = re.compile(
@@ -28,19 +30,22 @@ OURS = re.compile(
 
 
 def is_possible(case):
-    row, point, _, time = case
-    return point in ROWS[row].points and point in TIMES[time] and time in ROWS[row].times
+    row, point, _, time, engine = case
+    comes = point in ROWS[row].points and point in TIMES[time] and time in ROWS[row].times
+    return comes and engine in ROWS[row].engines
 
 
-CASES = list(pairwise(list(ROWS), [POINTS, VICTIMS, list(TIMES)], is_possible))
+CASES = list(pairwise(list(ROWS), [POINTS, VICTIMS, list(TIMES), ENGINES], is_possible))
 
 
 @pytest.mark.kills
 @pytest.mark.parametrize("case", drawn(CASES), ids=", ".join)
 def test_a_killed_run_resumes_to_the_bits_of_the_table(case, tmp_path, fork_server):
-    row, point, victim, time = case
-    folder, overrides = tmp_path / "run", overrides_of(row, "tiny")
+    row, point, victim, time, engine = case
+    size = ROWS[row].sizes[0]
+    folder, overrides = tmp_path / "run", overrides_of(row, size)
     assert run_killed(folder, overrides, point, TIMES[time][point], victim), "it never came there"
-    assert run(folder, overrides, resume=True) == recorded(f"{row}, tiny")
+    resumed = run(folder, [*overrides, f"engine.type={engine}"], resume=True)
+    assert resumed == recorded(f"{row}, {size}")
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     assert [name for name in files if not OURS.fullmatch(name)] == []
