@@ -1,7 +1,7 @@
 """A run that is killed at any point, whoever is killed, resumes to the bits of the table.
 
-The cases cover each pair of row, point, victim, time and engine of the resume. A third of them, drawn by
-the hash of flstream/, runs each time; `make test-nightly` runs all of them.
+The cases cover each pair of row, point, victim, time and engine of the resume. A third of them,
+drawn by the hash of flstream/, runs each time; `make test-nightly` runs all of them.
 """
 
 import re

@@ -33,7 +33,7 @@ MUTATIONS = (
     Mutation(
         "server/collector.py",
         "return {site: self.answers[site] for site in self.cohort if site in self.answers}",
-        "return {site: self.answers[site] for site in reversed(self.cohort) if site in self.answers}",
+        "return {site: self.answers[site] for site in self.answers}",
         BITS,
     ),
     Mutation(
@@ -123,7 +123,7 @@ MUTATIONS = (
     Mutation(
         "server/site_tasks.py",
         "            if state is not None:\n                self._states[site] = state\n",
-        "            if state is not None and not self._states:\n                self._states[site] = state\n",
+        "            if state is None:\n                self._states[site] = state\n",
         BITS,
     ),
     Mutation(
@@ -183,8 +183,8 @@ MUTATIONS = (
     ),
     Mutation(
         "transport/tcp.py",
-        'if not hmac.compare_digest(theirs, greeting.proof(b"accepts", token, bytes(answer), run)):',
-        "if not theirs:",
+        'compare_digest(theirs, greeting.proof(b"accepts", token, bytes(answer), run))',
+        "compare_digest(theirs, theirs)",
         "transport",
     ),
     Mutation(
