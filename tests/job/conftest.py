@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flstream.job import Job, JobError, load_job, render_job
+from flstream.job.problems import Problem
+
 GOOD = """
 name = digits
 rounds = 10
@@ -32,3 +35,32 @@ def write(folder: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def load(write: Callable[..., Path]) -> Callable[..., Job]:
+    """Return a function that loads the correct job with a text after it, and with overrides."""
+    return lambda text="", *overrides, base=GOOD: load_job(write(text, base), overrides)
+
+
+@pytest.fixture
+def mistakes(load: Callable[..., Job]) -> Callable[..., list[Problem]]:
+    """Return a function that returns the mistakes of such a job."""
+
+    def mistakes(text: str = "", *overrides: str, base: str = GOOD) -> list[Problem]:
+        with pytest.raises(JobError) as caught:
+            load(text, *overrides, base=base)
+        return list(caught.value.problems)
+
+    return mistakes
+
+
+@pytest.fixture
+def reloaded(folder: Path) -> Callable[[Job], Job]:
+    """Return a function that writes a job out as resolved, and loads that."""
+
+    def reloaded(job: Job) -> Job:
+        (folder / "resolved.conf").write_text(render_job(job), encoding="utf-8")
+        return load_job(folder / "resolved.conf")
+
+    return reloaded

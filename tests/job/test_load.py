@@ -1,46 +1,75 @@
 """What a job file may say, and what a job is once it is resolved."""
 
-from collections.abc import Callable
+import pickle
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from flstream.job import Job, job_keys, load_job
+from flstream.job import Job, job_keys, load_job, render_job
+from flstream.job.filters import FilterSpec
+from flstream.job.hocon import read_value
+from flstream.job.problems import RefusedValueError
 
-Write = Callable[..., Path]
 MIB = 1024**2
 
 
-def test_a_short_job_file_is_filled_in_with_the_defaults(write: Write, folder: Path) -> None:
-    job = load_job(write())
-    assert (job.name, job.seed, job.rounds, job.folder) == ("digits", 0, 10, folder)
-    assert (job.clients.count, job.clients.cohort_size) == (8, 8)
-    assert job.clients.threads == 1
-    assert job.clients.round_timeout == 3600
+def value_at(job: Job, key: str) -> Any:
+    found: Any = job
+    for name in key.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def test_a_short_job_file_is_filled_in_with_the_defaults(load, folder):
+    job = load()
     assert job.model.factory == f"{folder}/model.py:build"
     assert job.train.script == folder / "client.py"
-    assert job.stages[0].type == "fedavg"
-    assert job.stages[0].args.evaluate_every == 1
-    assert job.aggregation.memory_budget == 48 * MIB
-    assert (job.aggregation.method, job.aggregation.on_nonfinite) == ("mean", "reject")
-    assert (job.aggregation.include, job.aggregation.exclude) == ([".*"], [])
-    assert job.server_optimizer.type == "none"
-    assert job.streaming.mode == "pull"
-    assert job.streaming.tensor_download_chunk_size == "auto"
-    assert job.streaming.np_download_chunk_size == "auto"
-    assert job.streaming.streaming_per_request_timeout == 600
-    assert job.streaming.request_size == 64 * MIB
-    assert job.streaming.window == 2
-
-
-def test_a_job_cannot_be_changed(write: Write) -> None:
-    job = load_job(write())
+    [stage] = job.stages
+    assert (stage.name, stage.program) == ("fedavg", "flstream.workflows.fedavg:fedavg")
+    due = {
+        "name": "digits",
+        "seed": 0,
+        "rounds": 10,
+        "folder": folder,
+        "stop_when": None,
+        "patience": None,
+        "clients.count": 8,
+        "clients.cohort_size": 8,
+        "clients.threads": 1,
+        "clients.round_timeout": 3600,
+        "aggregation.method": "mean",
+        "aggregation.on_nonfinite": "reject",
+        "aggregation.memory_budget": 48 * MIB,
+        "aggregation.include": [".*"],
+        "aggregation.exclude": [],
+        "server_optimizer.type": "none",
+        "streaming.mode": "pull",
+        "streaming.maps": False,
+        "streaming.tensor_download_chunk_size": "auto",
+        "streaming.np_download_chunk_size": "auto",
+        "streaming.streaming_per_request_timeout": 600,
+        "checkpoints.keep": "all",
+        "filters.up": [],
+        "network.is_on": False,
+        "privacy.is_on": False,
+        "tracking.type": None,
+        "train.command": None,
+        "key_metric": "accuracy",
+        "key_metric_mode": "max",
+    }
+    assert {key: value_at(job, key) for key in due} == due
     with pytest.raises(ValidationError):
         job.rounds = 3
 
 
-def test_every_key_has_a_meaning_and_a_default_that_its_own_type_accepts(write: Write) -> None:
+def test_every_key_has_a_meaning_and_a_default_that_its_own_type_accepts():
     for key in job_keys().values():
         assert key.meaning
         assert key.allowed
@@ -48,56 +77,55 @@ def test_every_key_has_a_meaning_and_a_default_that_its_own_type_accepts(write: 
             assert key.parse(key.default, Path.cwd()) == key.default
 
 
+CHUNK = "streaming.tensor_download_chunk_size"
+TIMEOUT = "streaming.streaming_per_request_timeout"
+
+
 @pytest.mark.parametrize(
-    ("spelling", "size"),
+    ("key", "spelling", "value"),
     [
-        ("4096", 4096),
-        ('"4096"', 4096),
-        ("2 MiB", 2 * MIB),
-        ("2MB", 2_000_000),
-        # pyhocon alone reads this as two minutes.
-        ("2m", 2 * MIB),
-        ("1.5 MiB", 3 * MIB // 2),
-        ("0", 0),
+        (CHUNK, "4096", 4096),
+        (CHUNK, '"4096"', 4096),
+        (CHUNK, "2 MiB", 2 * MIB),
+        (CHUNK, "2MB", 2_000_000),
+        (CHUNK, "2m", 2 * MIB),  # pyhocon alone reads this as two minutes
+        (CHUNK, "1.5 MiB", 3 * MIB // 2),
+        (CHUNK, "0", 0),
+        (TIMEOUT, "600", 600),
+        (TIMEOUT, "10 s", 10),
+        (TIMEOUT, "500 ms", 0.5),
+        (TIMEOUT, "10 minutes", 600),
+        (TIMEOUT, '"1h"', 3600),
+        ("streaming.mode", "map", "map"),
+        ("checkpoints.keep", '"3"', 3),
+        ("clients.gpus", '[0, "1, 2"]', ["0", "1,2"]),
+        ("train.preload", "[json, os.path]", ["json", "os.path"]),
+        ("stop_when", '"accuracy >= 0.97"', "accuracy >= 0.97"),
+        ("stop_when", '"  loss<.5 "', "loss < 0.5"),
+        ("stop_when", '"top-5@val/acc.1 <=97"', "top-5@val/acc.1 <= 97"),
+        ("stop_when", '"delta > -1e-3"', "delta > -0.001"),
+        ("stop_when", '"\u03b4>+2.50"', "\u03b4 > 2.5"),
     ],
 )
-def test_a_chunk_size_takes_every_spelling(write: Write, spelling: str, size: int) -> None:
-    job = load_job(write(f"streaming.tensor_download_chunk_size = {spelling}"))
-    assert job.streaming.tensor_download_chunk_size == size
-
-
-@pytest.mark.parametrize(
-    ("spelling", "seconds"),
-    [("600", 600), ("10 s", 10), ("500 ms", 0.5), ("10 minutes", 600), ('"1h"', 3600)],
-)
-def test_a_timeout_takes_every_spelling(write: Write, spelling: str, seconds: float) -> None:
-    job = load_job(write(f"streaming.streaming_per_request_timeout = {spelling}"))
-    assert job.streaming.streaming_per_request_timeout == seconds
+def test_a_value_takes_every_spelling(load, key, spelling, value):
+    assert value_at(load(f"{key} = {spelling}"), key) == value
 
 
 @pytest.mark.parametrize(
     ("spelling", "value", "cohort"),
-    [
-        ("1", 1, 1),
-        ("1.0", 1.0, 8),
-        ("0.5", 0.5, 4),
-        ("0.01", 0.01, 1),
-        ('"3"', 3, 3),
-        ("null", None, 8),
-    ],
+    [("1", 1, 1), ("1.0", 1.0, 8), ("0.5", 0.5, 4), ("0.01", 0.01, 1), ('"3"', 3, 3)],
 )
-def test_per_round_is_a_number_or_a_fraction(
-    write: Write, spelling: str, value: float | None, cohort: int
-) -> None:
-    clients = load_job(write(f"clients.per_round = {spelling}")).clients
+def test_per_round_is_a_number_or_a_fraction(load, spelling, value, cohort):
+    clients = load(f"clients.per_round = {spelling}").clients
     assert (clients.per_round, type(clients.per_round)) == (value, type(value))
     assert clients.cohort_size == cohort
 
 
-def test_free_arguments_stay_as_they_are_written(write: Write) -> None:
-    text = """train.args { size = 256 MiB, wait = 10 s, note = 10 seconds and more, lr = 1e-3,
-      names = ["", a, [null, ""]], flag = true, nested { deep-key_1 = null } }"""
-    assert load_job(write(text)).train.args == {
+def test_free_arguments_stay_as_they_are_written(load):
+    text = '''train.args { size = 256 MiB, wait = 10 s, note = 10 seconds and more, lr = 1e-3,
+      names = ["", a, [null, ""]], flag = true, nested { deep-key_1 = null }, sum = "x += 3" # y +=
+      lines = """\na:\n  b: 1\n""", other:\n  3 }'''
+    assert load(text).train.args == {
         "size": "256 MiB",
         "wait": "10 s",
         "note": "10 seconds and more",
@@ -105,46 +133,43 @@ def test_free_arguments_stay_as_they_are_written(write: Write) -> None:
         "names": ["", "a", [None, ""]],
         "flag": True,
         "nested": {"deep-key_1": None},
+        "sum": "x += 3",
+        "lines": "\na:\n  b: 1\n",
+        "other": 3,
     }
 
 
-def test_environment_and_substitutions_are_resolved(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_and_substitutions_are_resolved(load, monkeypatch):
     monkeypatch.setenv("JOB_CLIENTS", "4")
     monkeypatch.delenv("JOB_ROUNDS", raising=False)
     text = "clients.count = ${?JOB_CLIENTS}, rounds = ${?JOB_ROUNDS}, seed = ${rounds}"
-    job = load_job(write(text + "\nmodel.args.home = ${JOB_CLIENTS}/x"))
+    job = load(text + "\nmodel.args.home = ${JOB_CLIENTS}/x")
     assert (job.clients.count, job.rounds, job.seed) == (4, 10, 10)
     assert job.model.args == {"home": "4/x"}
 
 
-def test_an_include_and_repeated_sections_merge(write: Write, folder: Path) -> None:
+def test_included_files_and_repeated_sections_merge(load, folder):
     (folder / "common").mkdir()
     (folder / "common" / "outer.conf").write_text('include "inner.conf"\nseed = 5')
     (folder / "common" / "inner.conf").write_text("clients { threads = 2 }, seed = 4")
-    job = load_job(write('include "common/outer.conf"\nclients { per_round = 2 }'))
+    job = load('include "common/outer.conf"\nclients { per_round = 2 }')
     assert (job.seed, job.clients.count) == (5, 8)
     assert (job.clients.threads, job.clients.per_round) == (2, 2)
-
-
-def test_included_files_of_a_pattern_merge_in_order_of_name(write: Write, folder: Path) -> None:
+    # Files of a pattern come in the order of their names.
     for number in (2, 3, 1):
         (folder / f"part{number}.conf").write_text(f"seed = {number}")
-    assert load_job(write('include "part*.conf"')).seed == 3
+    assert load('include "part*.conf"').seed == 3
 
 
 @pytest.mark.parametrize(
-    ("override", "path", "value"),
+    ("override", "key", "value"),
     [
         ("seed=8", "seed", 8),
         ("clients.count=4", "clients.count", 4),
-        ("streaming.tensor_download_chunk_size=0", "streaming.tensor_download_chunk_size", 0),
-        (
-            "streaming.streaming_per_request_timeout=10 s",
-            "streaming.streaming_per_request_timeout",
-            10,
-        ),
+        ("stop_when=loss<0.1", "stop_when", "loss < 0.1"),
+        (f"{CHUNK}=0", CHUNK, 0),
+        (f"{TIMEOUT}=10 s", TIMEOUT, 10),
+        ("workflow[0].args.key_metric=a", "key_metric", "a"),
         ("model.args.size=1GiB", "model.args", {"a": 1, "size": "1GiB"}),
         ("model.args={b = 2}", "model.args", {"b": 2}),
         ('model.args.a="a,b=c"', "model.args", {"a": "a,b=c"}),
@@ -156,57 +181,183 @@ def test_included_files_of_a_pattern_merge_in_order_of_name(write: Write, folder
         ("model.args.a=", "model.args", {"a": ""}),
     ],
 )
-def test_an_override_replaces_what_the_file_says(
-    write: Write, monkeypatch: pytest.MonkeyPatch, override: str, path: str, value: object
-) -> None:
+def test_an_override_replaces_what_the_file_says(load, monkeypatch, override, key, value):
     monkeypatch.setenv("HOME", "/home/me")
-    found: object = load_job(write("model.args.a = 1"), [override])
-    for name in path.split("."):
-        found = getattr(found, name)
-    assert found == value
+    assert value_at(load("model.args.a = 1", override), key) == value
 
 
-def test_an_override_can_mend_a_mistake_in_the_file(write: Write) -> None:
-    assert load_job(write("rounds = none"), ["rounds=1", "rounds=2"]).rounds == 2
+def test_an_override_can_mend_a_mistake_in_the_file(load):
+    assert load("rounds = none", "rounds=1", "rounds=2").rounds == 2
+    never = 'workflow.args { evaluate = task, evaluate_every = 0 }, stop_when = "a>1", patience = 2'
+    assert load(never, "stop_when=null", "patience=null").patience is None
+    assert load(never, "workflow.args.evaluate=received").patience == 2
+    assert load(never, "workflow.args.evaluate_every=3").patience == 2
 
 
-@pytest.mark.parametrize("factory", ["model:build", "./model.py:build", "{folder}/model.py:build"])
-def test_a_factory_beside_the_job_file_is_found_from_anywhere(
-    write: Write, folder: Path, factory: str
-) -> None:
-    job = load_job(write(f'model.factory = "{factory.format(folder=folder)}"'))
-    assert job.model.factory == f"{folder}/model.py:build"
-
-
-def test_a_factory_may_be_in_a_package_beside_the_job_file(write: Write, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("factory", "due"),
+    [
+        ("model:build", "{folder}/model.py:build"),
+        ("./model.py:build", "{folder}/model.py:build"),
+        ("{folder}/model.py:build", "{folder}/model.py:build"),
+        ("nets:Big", "{folder}/nets/__init__.py:Big"),
+        ("json:JSONDecoder", "json:JSONDecoder"),
+    ],
+)
+def test_a_factory_is_beside_the_job_file_or_installed(load, folder, factory, due):
     (folder / "nets").mkdir()
-    (folder / "nets" / "__init__.py").write_text(
-        "try:\n    from .a import Net as Big\nfinally: ..."
-    )
-    assert load_job(write("model.factory = nets:Big")).model.factory == (
-        f"{folder}/nets/__init__.py:Big"
-    )
+    package = "try:\n    from .a import Net as Big\nfinally: ..."
+    (folder / "nets" / "__init__.py").write_text(package)
+    job = load(f'model.factory = "{factory.format(folder=folder)}"')
+    assert job.model.factory == due.format(folder=folder)
 
 
-def test_a_factory_in_an_installed_module_keeps_its_name(write: Write) -> None:
-    assert load_job(write("model.factory = json:JSONDecoder")).model.factory == "json:JSONDecoder"
-
-
-def test_initial_weights_alone_are_enough(write: Write, folder: Path) -> None:
+def test_initial_weights_alone_are_enough(load, folder):
     (folder / "w.safetensors").touch()
-    job = load_job(write("model { factory = null, initial = w.safetensors }"))
+    job = load("model { factory = null, initial = w.safetensors }")
     assert (job.model.factory, job.model.initial) == (None, folder / "w.safetensors")
 
 
-def test_a_relative_path_of_the_job_file_is_enough(
-    write: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write()
-    monkeypatch.chdir(folder)
-    assert load_job("job.conf").train.script == folder / "client.py"
-
-
-def test_a_byte_order_mark_and_windows_line_ends_are_read(write: Write) -> None:
-    path = write()
+def test_a_job_file_is_read_from_anywhere_and_in_every_encoding_of_utf8(
+    write, folder, monkeypatch, tmp_path_factory
+):
+    (folder / "more.conf").write_text("seed = 3\n")
+    path = write('include "more.conf"\n')
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    assert isinstance(load_job(path), Job)
+    link = tmp_path_factory.mktemp("links") / "linked.conf"
+    link.symlink_to(path)
+    monkeypatch.chdir(folder)
+    for name in ("job.conf", link):
+        job = load_job(name)
+        assert (job.folder, job.seed) == (folder, 3)
+        assert job.train.script == folder / "client.py"
+
+
+# Written out and read back
+
+
+def test_a_resolved_job_has_every_key_with_its_meaning_above_it(load):
+    text = render_job(load("streaming.request_size = 1048576"))
+    lines = [line.strip() for line in text.splitlines()]
+    for key in job_keys().values():
+        above = lines.index(f"# {key.meaning.splitlines()[0]}")
+        assert lines[above + 1].startswith(f"{key.path[-1]} = ")
+    assert "request_size = 1 MiB" in text
+    assert "streaming_per_request_timeout = 600 s" in text
+
+
+SITES = 'clients { count = null, names = [ward, "b.c"], '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'stop_when = "loss<0.1", patience = 3, checkpoints.keep = 2',
+        "aggregation { method = multi_krum, byzantine = 2, selected = 4 }",
+        "aggregation { method = bulyan, byzantine = 1 }",
+        "aggregation { method = norm_bounded_mean, clip_norm = 2 }",
+        "aggregation { method = krum, clip_norm = median }",
+        SITES + 'gpus = [0, "1,2"] }, aggregation.weights { ward = 2, "b.c" = 0.5 }',
+        SITES + 'args { "b.c" { lr = 2 } } }, train.args = "-v --name \'x y\'"',
+        "filters.down = [{ type = gaussian, sigma = 2 }, svt_privacy, percentile_privacy]",
+        "train.command = \"python -u -X 'dev'\"",
+        "network { up { distribution = lognormal, median = 1 Mbit, sigma = 1 }, jitter = 5 ms }",
+        "workflow = [{ args.key_metric = a }, { type = cyclic, args.key_metric = a }]",
+    ],
+)
+def test_a_job_written_out_is_the_same_job(load, reloaded, text):
+    job = load(text)
+    assert reloaded(job) == job != load()
+    assert pickle.loads(pickle.dumps(job)) == job
+
+
+def test_filters_are_names_or_sections_and_have_all_their_arguments(load):
+    job = load("filters { up = [percentile_privacy], down = [{ type = exclude_vars, "
+               "exclude_vars = [a] }, svt_privacy] }")  # fmt: skip
+    assert job.filters.up == [FilterSpec("percentile_privacy", {"percentile": 10.0, "gamma": 0.01})]
+    defaults = {"fraction": 0.1, "epsilon": 0.1, "noise_var": 0.1, "gamma": 1e-5, "tau": 1e-6}
+    assert job.filters.down[1] == FilterSpec("svt_privacy", defaults)
+    keys = [key for key, _ in job.filters.by_key()]
+    assert keys == ["filters.up[0]", "filters.down[0]", "filters.down[1]"]
+
+
+KEYS = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True) | st.just("include")
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.text("\"\\\n\r\t$#{}${?X}/=:,'", max_size=12)
+    | st.sampled_from(["10 s", "2m", "256 MiB", "null", "true", "1", "${HOME}", '"""', "a // b"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.dictionaries(KEYS, VALUES, max_size=10)
+
+
+# Most of the time goes into reading the keys that every job has: few jobs, many values in each.
+@pytest.mark.nightly
+@settings(max_examples=30)
+@given(
+    model_args=ARGUMENTS,
+    train_args=ARGUMENTS,
+    chunk_size=st.just("auto") | st.integers(0, 2**26).map(lambda n: n * 16),
+    timeout=st.floats(1e-9, 1e9),
+    per_round=st.none() | st.integers(1, 8) | st.floats(0, 1, exclude_min=True),
+    metric=st.from_regex(r"\S([^\n\r]{0,9}\S)?", fullmatch=True),
+)
+def test_any_values_written_out_are_the_same_from_another_folder(
+    load, model_args, train_args, chunk_size, timeout, per_round, metric
+):
+    values = load().model_dump(by_alias=True)
+    values["model"]["args"] = model_args
+    values["train"]["args"] = train_args
+    values["streaming"]["tensor_download_chunk_size"] = chunk_size
+    values["streaming"]["streaming_per_request_timeout"] = timeout
+    values["clients"]["per_round"] = per_round
+    values["workflow"][0]["args"]["key_metric"] = metric
+    job = Job.model_validate(values)
+    with tempfile.TemporaryDirectory() as other:
+        path = Path(other) / "resolved.conf"
+        path.write_text(render_job(job), encoding="utf-8", newline="")
+        assert load_job(path) == job
+
+
+LIKELY = st.sampled_from(["auto", "all", "mean", "1", "2 MiB", "10 s", "1%", "up", "zstd", "a:b"])
+ANY = st.recursive(
+    SCALARS | st.floats() | LIKELY,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "up", "site-1", "a b", '"a.b"']), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=10)
+@given(ANY)
+def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(value):
+    for key in job_keys().values():
+        try:
+            found = key.parse(value, Path("/nowhere"))
+        except RefusedValueError as refused:
+            for problem in refused.problems:
+                assert problem.given
+                assert problem.allowed or problem.hint
+                assert "function-" not in str(problem)
+        else:
+            again = read_value(key.render(found)).values["value"]
+            assert found is None or key.parse(again, Path("/nowhere")) == found, key.name
+
+
+def test_loading_a_job_imports_no_torch_and_no_numpy(write):
+    code = (
+        "import sys; from flstream.job import load_job; load_job(sys.argv[1]);"
+        "print(*{'torch', 'numpy', 'rich', 'typer'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code, str(write())]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"
