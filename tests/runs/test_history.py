@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journal_support import Script, results
+from journal_support import results
 
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
@@ -152,22 +152,6 @@ def test_a_round_that_was_evaluated_again_is_best_by_its_last_evaluation_only():
     assert low.best == (1, 0.1)
 
 
-def test_a_round_may_be_evaluated_before_its_end_or_after_it():
-    after = list(Script(rounds=5, every=2).events())
-    before, held = [], []
-    for event in after:
-        if isinstance(event, RoundFinished):
-            held = [event]
-            continue
-        before.append(event)
-        if held and (isinstance(event, Evaluated) or (held[0].round % 2 and held[0].round != 5)):
-            before += held
-            held = []
-    assert [type(event) for event in before] != [type(event) for event in after]
-    assert results(summarize(folded(before))) == results(summarize(folded(after)))
-    assert folded(before).rounds == folded(after).rounds
-
-
 @given(
     cuts=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 3)), max_size=5),
     is_cut_in_a_line=st.booleans(),
@@ -234,15 +218,6 @@ def test_a_run_that_goes_on_from_the_initial_model_or_from_nothing_forgets_its_e
     assert summarize(history).warnings == ["again"]
 
 
-def test_an_effect_counts_once_it_or_a_later_one_is_final():
-    train, fold, *_ = (event for event in a_round(1) if isinstance(event, EffectDone))
-    history = folded([*started(), train])
-    assert (history.effects, history.last_final_effect) == ([], 0)
-    history.apply(fold)
-    assert [each.effect for each in history.effects] == [1, 2]
-    assert (history.last_final_effect, history.models[-1].digest) == (2, "model-1-0")
-
-
 def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last():
     events = [*started(), *a_round(1), *a_round(2)[:8]]
     history = folded(events)
@@ -253,6 +228,13 @@ def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last():
     # It still is under way where it goes on, before any site is asked anew.
     history.apply(RunResumed(round=2, effect=history.last_final_effect))
     assert (history.unfinished, history.status) == (2, "running")
+    # An effect counts once it or a later one is final.
+    train, fold, *_ = (event for event in a_round(1) if isinstance(event, EffectDone))
+    history = folded([*started(), train])
+    assert (history.effects, history.last_final_effect) == ([], 0)
+    history.apply(fold)
+    assert [each.effect for each in history.effects] == [1, 2]
+    assert (history.last_final_effect, history.models[-1].digest) == (2, "model-1-0")
 
 
 @pytest.mark.parametrize(
@@ -288,7 +270,6 @@ def test_the_best_round_is_by_the_metric_that_the_run_began_with():
     lowest = folded([*started(key_metric="accuracy", key_metric_mode="min"), *a_run()[2:]])
     assert lowest.best == (3, 2.0)
     assert folded([*started(key_metric="loss"), *a_run()[2:]]).best is None
-    # An earlier version's events do not tell it; whoever has the job does.
     assumed = History(JobFacts(key_metric_mode="min"))
     for event in a_run():
         assumed.apply(event)

@@ -1,7 +1,5 @@
 """What sites logged counts once, wherever a run was interrupted and went on."""
 
-from pathlib import Path
-
 import pytest
 from journal_support import folded
 
@@ -9,7 +7,6 @@ from flstream.errors import SimulationError
 from flstream.runs.body_records import RECORDED, read_bodies
 from flstream.runs.journal import read_events, read_history
 from flstream.telemetry.events import (
-    AnyEvent,
     ModelReady,
     ModelReceived,
     RoundStarted,
@@ -22,179 +19,117 @@ from flstream.telemetry.events import (
     UpdatesReceived,
     UpdateTakenUp,
     encode_event,
-    encode_lines,
 )
 
 
-def started() -> list[AnyEvent]:
-    return [
-        RunStarted(job="job", seed=7, rounds=3, clients=2, mode="pull", chunk_size=16),
-        ModelReady(bytes=160, tensors=2, digest="initial"),
-    ]
+def event_of(token):
+    """An event: `5` is a point of site-1 in round 1, `5.2` one of site-2, `5.1.2` of round 2.
+
+    `S` and `M` are the run's start and its initial model, `f1` effect 1, `r1` a resume after it,
+    `t1` says that the update of site-1 is taken up, `o` opens round 1, `a12` begins sites anew.
+    """
+    sites = [f"site-{digit}" for digit in token[1:]]
+    match token[0]:
+        case "S":
+            return RunStarted(job="job", seed=7, rounds=3, clients=2, mode="pull", chunk_size=16)
+        case "M":
+            return ModelReady(bytes=160, tensors=2, digest="initial")
+        case "f":
+            return folded(int(token[1:]))
+        case "r":
+            number = int(token[1:]) if token[1:] else None
+            return RunResumed(round=number, effect=number or 0)
+        case "t":
+            number, site = token[1:].split(".")
+            return UpdateTakenUp(round=int(number), site=f"site-{site}")
+        case "o":
+            return RoundStarted(round=1, sites=sites)
+        case "a":
+            return SitesBeganAnew(round=1, sites=sites)
+    value, site, number = (token + ".1.1").split(".")[:3]
+    return SiteLog(round=int(number), site=f"site-{site}", key="loss", value=float(value))
 
 
-def logged(*values: float, round_number: int = 1, site: str = "site-1") -> list[AnyEvent]:
-    return [SiteLog(round=round_number, site=site, key="loss", value=value) for value in values]
+def write(path, events, torn=b""):
+    path.write_bytes(b"".join(encode_event(each) + b"\n" for each in events) + torn)
 
 
-def resumed(effect: int, round_number: int | None = 0) -> RunResumed:
-    return RunResumed(round=round_number, effect=effect)
-
-
-def counting(path: Path, *events: AnyEvent, torn: bytes = b"") -> list[float]:
+def counting(path, journal, torn=b""):
     """The values that count of those that were logged."""
-    path.write_bytes(encode_lines(events) + torn)
+    write(path, map(event_of, journal.split()), torn)
     history = read_history(path, note_lines_of=(SiteLog,))
     return [each.value for each in read_events(path, history.lines)]
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "events.jsonl"
 
 
-def test_a_round_that_is_done_again_leaves_one_point(journal):
-    events = [
-        *started(), *logged(1, 2), folded(1), *logged(3),
-        resumed(1, 1), *logged(4, 5), folded(2), *logged(6),
-    ]  # fmt: skip
-    assert counting(journal, *events) == [1, 2, 4, 5, 6]
+KILLS = " ".join(f"{100 + attempt} r1" for attempt in range(20))
 
 
-def test_of_a_run_that_is_killed_many_times_in_a_round_the_last_attempt_counts(journal):
-    events = [*started(), *logged(1), folded(1)]
-    for attempt in range(20):
-        events += [*logged(100 + attempt), resumed(1, 1)]
-    assert counting(journal, *events, *logged(2), folded(2)) == [1, 2]
+@pytest.mark.parametrize(
+    ("journal", "due"),
+    [
+        ("S M 1 2 f1 3 r1 4 5 f2 6", [1, 2, 4, 5, 6]),
+        (f"S M 1 f1 {KILLS} 2 f2", [1, 2]),
+        # From nothing, from the initial model, and over several effects.
+        ("1 S M 2 r 3 M", [3]),
+        ("1 S M 2 r0", [1]),
+        ("S M 1 f1 2 f2 3 r1 4", [1, 4]),
+        # An update that is taken up keeps its points, also at the next kill.
+        ("S M 1 2 3.2 r0 t1.1 4.2 f1", [1, 2, 4]),
+        ("S M 1 2.2 r0 t1.1 3.2 r0 t1.1 t1.1 4.2 f1", [1, 4]),
+        ("S M 1 2.2 r0 t1.1 3.2 r0 4", [4]),
+        ("S M 1 2.1.2 r0 t2.1", [2]),
+        # Sites that begin a task anew leave the points of the last attempt.
+        ("S M 1 o12 2 3.2 4.3 a12 5 f1", [1, 4, 5]),
+        ("S M 1 o12 2 3.2 4.3 a12 5 f1 6 a1 7", [1, 4, 5, 7]),
+    ],
+)
+def test_of_what_was_done_again_the_last_attempt_counts(path, journal, due):
+    assert counting(path, journal) == due
 
 
-def test_a_run_that_begins_anew_has_none_of_before(journal):
-    events = [*logged(1), *started(), *logged(2), resumed(0, None), *logged(3), *started()[1:]]
-    assert counting(journal, *events) == [3]
-
-
-def test_going_back_to_the_initial_model_keeps_what_came_before_it(journal):
-    assert counting(journal, *logged(1), *started(), *logged(2), resumed(0)) == [1]
-
-
-def test_going_back_over_several_effects_takes_the_points_of_all_of_them(journal):
-    events = [*started(), *logged(1), folded(1), *logged(2), folded(2), *logged(3)]
-    assert counting(journal, *events, resumed(1, 1), *logged(4)) == [1, 4]
-
-
-def test_a_training_whose_update_is_taken_up_keeps_its_points(journal):
-    whole = logged(1, 2, site="site-1")
-    events = [*started(), *whole, *logged(3, site="site-2"), resumed(0)]
-    events += [UpdateTakenUp(round=1, site="site-1"), *logged(4, site="site-2"), folded(1)]
-    assert counting(journal, *events) == [1, 2, 4]
-
-
-def test_it_keeps_them_also_where_the_run_is_killed_once_more(journal):
-    taken_up = UpdateTakenUp(round=1, site="site-1")
-    events = [*started(), *logged(1, site="site-1"), *logged(2, site="site-2")]
-    events += [resumed(0), taken_up, *logged(3, site="site-2")]
-    events += [resumed(0), taken_up, taken_up, *logged(4, site="site-2"), folded(1)]
-    assert counting(journal, *events) == [1, 4]
-    assert counting(journal, *events[:-4], *logged(4, site="site-1")) == [4]
-
-
-def test_sites_that_begin_a_task_anew_leave_the_points_of_the_last_attempt(journal):
-    events = [*started(), *logged(1), RoundStarted(round=1, sites=["site-1", "site-2"])]
-    events += [*logged(2), *logged(3, site="site-2"), *logged(4, site="site-3")]
-    events += [SitesBeganAnew(round=1, sites=["site-1", "site-2"]), *logged(5), folded(1)]
-    assert counting(journal, *events) == [1, 4, 5]
-    again = SitesBeganAnew(round=1, sites=["site-1"])
-    assert counting(journal, *events, *logged(6), again, *logged(7)) == [1, 4, 5, 7]
-
-
-def test_points_of_another_round_are_not_of_the_training_that_is_taken_up(journal):
-    events = [*started(), *logged(1), *logged(2, round_number=2), resumed(0)]
-    assert counting(journal, *events, UpdateTakenUp(round=2, site="site-1")) == [2]
-
-
-def received(*sites: str, made: int = 0) -> list[AnyEvent]:
-    return [
-        ModelReceived(
-            round=1,
-            effect=1,
-            task="train",
-            sites=list(sites),
-            digest="d",
-            made=made,
-            origin="server",
-            tags=["pulled"],
-            size=160,
-            cost=Transfer(bytes=160),
-        )
-    ]
-
-
-def receipts(path: Path, *events: AnyEvent) -> list[tuple[str, int]]:
-    """Sites with models that count as received, and what these say of their round."""
-    path.write_bytes(encode_lines(events))
-    history = read_history(path, note_lines_of=(ModelReceived,))
-    return [(each.site, each.made) for each in read_bodies(path, history)]
-
-
-def test_a_line_for_several_sites_counts_for_those_whose_updates_are_taken_up(journal):
-    events = [*started(), *received("site-1", "site-2", "site-3"), resumed(0)]
-    events += [UpdateTakenUp(round=1, site="site-2"), *received("site-1", "site-3", made=7)]
-    due = [("site-2", 0), ("site-1", 7), ("site-3", 7)]
-    assert receipts(journal, *events) == due
-    assert receipts(journal, *events, folded(1)) == due
-
-
-def test_a_line_for_several_sites_counts_no_more_for_those_that_begin_anew(journal):
-    events = [*started(), RoundStarted(round=1, sites=["site-1", "site-2"])]
-    events += received("site-1", "site-2")
-    events += [SitesBeganAnew(round=1, sites=["site-2"]), *received("site-2", made=7)]
-    assert receipts(journal, *events) == [("site-1", 0), ("site-2", 7)]
-
-
-def test_an_update_that_is_folded_once_more_is_recorded_once(journal):
-    def sent(size: int) -> AnyEvent:
-        return UpdatesReceived(
-            round=1,
-            effect=1,
-            task="train",
-            base="d",
-            receiver="server",
-            tags=["pulled", "FULL"],
-            updates={"site-1": SentUpdate(160, size)},
-        )
-
-    events = [*started(), *received("site-1"), sent(1), resumed(0)]
-    events += [UpdateTakenUp(round=1, site="site-1"), sent(2), folded(1)]
-    path = journal
-    path.write_bytes(encode_lines(events))
-    history = read_history(path, note_lines_of=RECORDED)
-    found = [(each.direction, each.bytes) for each in read_bodies(path, history)]
-    assert found == [("received", 160), ("sent", 2)]
-
-
-def test_a_torn_last_line_is_no_point(journal):
-    assert counting(journal, *started(), *logged(1), torn=b'{"kind":"site_log","val') == [1]
-
-
-def test_a_journal_without_points_need_not_be_there(tmp_path):
-    assert list(read_events(tmp_path / "events.jsonl", [])) == []
-
-
-def test_a_journal_that_changes_while_it_is_read_is_an_error(journal):
-    counting(journal, *started(), *logged(1))
+def test_a_torn_line_is_no_point_and_a_journal_that_changes_is_an_error(path):
+    assert list(read_events(path, [])) == []
+    assert counting(path, "S M 1", torn=b'{"kind":"site_log","val') == [1]
+    assert read_history(path).lines == []
     with pytest.raises(SimulationError, match="was changed while it was read"):
-        list(read_events(journal, [3]))
+        list(read_events(path, [3]))
 
 
-def test_nothing_is_noted_unless_somebody_asks(journal):
-    counting(journal, *started(), *logged(1))
-    assert read_history(journal).lines == []
-
-
-def test_text_and_steps_survive_the_journal(journal):
+def test_text_and_steps_survive_the_journal(path):
     events = [
         SiteLog(round=1, site="site-1", key="note", value=None, text="two\nlines"),
         SiteLog(round=1, site="site-1", key="loss", value=0.5, step=12),
     ]
-    journal.write_bytes(encode_lines(events))
-    assert list(read_events(journal, [0, len(encode_event(events[0])) + 1])) == events
+    write(path, events)
+    assert list(read_events(path, [0, len(encode_event(events[0])) + 1])) == events
+
+
+def test_what_sites_received_and_sent_counts_for_those_whose_updates_are_taken_up(path):
+    shared = {"round": 1, "effect": 1, "task": "train"}
+
+    def received(*sites, made=0):
+        return ModelReceived(
+            **shared, sites=list(sites), digest="d", made=made, origin="server",
+            tags=["pulled"], size=160, cost=Transfer(bytes=160),
+        )  # fmt: skip
+
+    def sent(size):
+        update = {"site-2": SentUpdate(160, size)}
+        return UpdatesReceived(
+            **shared, base="d", receiver="server", tags=["pulled", "FULL"], updates=update
+        )
+
+    events = [event_of("S"), event_of("M"), received("site-1", "site-2", "site-3"), sent(1)]
+    events += [event_of("r0"), event_of("t1.2"), received("site-1", "site-3", made=7), sent(2)]
+    write(path, events)
+    history = read_history(path, note_lines_of=RECORDED)
+    found = [(each.direction, each.site, each.made, each.bytes)
+             for each in read_bodies(path, history)]  # fmt: skip
+    due = [("site-2", 0), ("site-1", 7), ("site-3", 7)]
+    assert [each[1:3] for each in found if each[0] == "received"] == due
+    assert [each[3] for each in found if each[0] == "sent"] == [2]

@@ -1,34 +1,44 @@
-"""Where a run goes on: the newest sound model, and all that came before it."""
+"""Where a run goes on: a journal, and what was damaged, go in; a plan or a refusal comes out."""
 
 import fcntl
-import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journal_support import DIGESTS, EffectScript, a_job, a_run, flip, model, results
-from nightly_cases import first_and_nightly
+from journal_support import (
+    DIGESTS,
+    SITES,
+    EffectScript,
+    a_job,
+    a_run,
+    flip,
+    fold_record,
+    model,
+    results,
+    train_record,
+)
 
-from flstream.errors import SimulationError
-from flstream.job import Job, render_job
+from flstream.client.state import SiteState, StateVersion
+from flstream.errors import ResumeRefusedError, SimulationError
+from flstream.job import render_job
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.runs.history import History
 from flstream.runs.job_facts import JobFacts
 from flstream.runs.journal import read_history
-from flstream.runs.resume import (
-    ResumePoint,
-    final_summary,
-    plan_resume,
-    take_up,
-)
+from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import RunningSummary, Summary, summarize
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
+    EffectDone,
     ModelReady,
+    ModelRecord,
     ModelWritten,
     RunFinished,
     RunResumed,
@@ -36,79 +46,62 @@ from flstream.telemetry.events import (
 )
 
 
-def begun(job: Job) -> RunningSummary:
-    return RunningSummary(History(JobFacts.of(job)))
-
-
-def finish(run: RunDirectory, rounds: int) -> None:
+def log_events(run, events):
     with EventLog(run.events) as log:
-        log.write(RunFinished(status="finished"))
+        for event in events:
+            log.write(event)
+
+
+def finish(run, rounds):
+    log_events(run, [RunFinished(status="finished")])
     for name in (run.final_model, run.best_model):
         run.publish(run.checkpoint(rounds), name)
 
 
-def scores(point: ResumePoint) -> list[tuple[int, float | None]]:
+def scores(point):
     """Rounds whose evaluation counts, and the accuracy."""
-    found = History.of(point.events).evaluations
-    return [(number, metrics["accuracy"]) for number, metrics in found]
+    evaluations = History.of(point.events).evaluations
+    return [(number, metrics["accuracy"]) for number, metrics in evaluations]
 
 
-def test_a_run_goes_on_after_its_last_completed_round(tmp_path):
-    run, script = a_run(tmp_path / "run", rounds=5, completed=3), EffectScript(5, 1)
-    for event in script.opened(4):
-        with EventLog(run.events) as log:
-            log.write(event)
-    point = plan_resume(a_job(5), run)
-    assert (point.round, point.effect, point.checkpoint) == (3, 9, run.checkpoint(3))
-    assert [record.effect for record in point.records] == list(range(1, 10))
-    assert point.initial == DIGESTS[0]
-    assert not point.is_finished
-    assert point.warnings == []
-    assert point.leftovers == []
-    assert scores(point) == [(1, 2.0), (2, 1.0), (3, None)]
-    assert summarize(read_history(run.events)).rounds_completed == 3
+def there(run):
+    return sorted(path.name for path in run.checkpoints.iterdir())
 
 
-def test_a_training_that_no_later_effect_made_final_is_done_again(tmp_path):
-    run, script = a_run(tmp_path / "run", rounds=5, completed=3), EffectScript(5, 1)
-    *until_trained, _, _, _, _, _ = script.round(4)
-    with EventLog(run.events) as log:
-        for event in until_trained:
-            log.write(event)
-    assert read_history(run.events).totals.has_effect(10)
-    point = plan_resume(a_job(5), run)
-    assert (point.round, point.effect) == (3, 9)
-    assert point.records[-1].effect == 9
+# How the journal ends
+
+TRAINED = EffectScript(5, 1).round(4)[:4]  # until the training's record, which nothing makes final
 
 
-def test_an_evaluation_whose_effect_is_not_in_the_journal_is_still_to_be_done(tmp_path):
-    run = a_run(tmp_path / "run", completed=2)
+@pytest.mark.parametrize(
+    ("every", "completed", "cut", "more", "due", "leftovers"),
+    [
+        (1, 3, 0, EffectScript(5, 1).opened(4), (3, 9), []),
+        (1, 3, 0, TRAINED, (3, 9), []),
+        # Torn are the evaluation's record, that of the model, and the end of the round.
+        (1, 2, 2, [], (2, 5), []),
+        (0, 2, 2, [], (1, 2), ["round-0002.safetensors"]),
+        (1, 2, 1, [], (2, 6), []),
+    ],
+)
+def test_a_run_goes_on_after_its_last_whole_effect(
+    tmp_path, every, completed, cut, more, due, leftovers
+):
+    run = a_run(tmp_path / "run", rounds=5, completed=completed, every=every)
     lines = run.events.read_bytes().splitlines(keepends=True)
-    # The last line but the round's end, which is the evaluation's effect, is torn.
-    run.events.write_bytes(b"".join([*lines[:-2], lines[-2][:-5]]))
-    point = plan_resume(a_job(), run)
-    assert (point.round, point.effect) == (2, EffectScript(3, 1).last_effect(2) - 1)
-    assert scores(point) == [(1, 2.0)]
-    # The torn line is gone, so that what comes next is a line of its own.
-    assert run.events.read_bytes() == b"".join(lines[:-2])
-
-
-def test_a_round_whose_model_has_no_whole_record_did_not_happen(tmp_path):
-    run = a_run(tmp_path / "run", completed=2, every=0)
-    lines = run.events.read_bytes().splitlines(keepends=True)
-    run.events.write_bytes(b"".join([*lines[:-2], lines[-2][:-1]]))
-    point = plan_resume(a_job(every=0), run)
-    assert (point.round, point.effect) == (1, 2)
-    assert point.leftovers == [run.checkpoint(2)]
-
-
-def test_a_round_that_was_not_ended_in_the_journal_counts_with_its_effects(tmp_path):
-    run = a_run(tmp_path / "run", completed=2)
-    lines = run.events.read_bytes().splitlines(keepends=True)
-    run.events.write_bytes(b"".join([*lines[:-1], lines[-1][:-1]]))
-    point = plan_resume(a_job(), run)
-    assert (point.round, point.effect) == (2, 6)
-    assert scores(point) == [(1, 2.0), (2, 1.0)]
+    if cut:
+        run.events.write_bytes(b"".join([*lines[:-cut], lines[-cut][:-1]]))
+    log_events(run, more)
+    point = plan_resume(a_job(5, every=every), run)
+    assert (point.round, point.effect) == due
+    assert point.checkpoint == run.checkpoint(point.round)
+    assert [record.effect for record in point.records] == list(range(1, point.effect + 1))
+    assert [path.name for path in point.leftovers] == leftovers
+    assert (point.initial, point.is_finished, point.warnings) == (DIGESTS[0], False, [])
+    evaluated = [(1, 2.0), (2, 1.0), (3, None)][: (point.effect // 3) if every else 0]
+    assert scores(point) == evaluated
+    # A torn line is gone, so that what comes next is a line of its own.
+    assert run.events.read_bytes().endswith(b"\n")
 
 
 def test_nothing_completed_begins_from_the_beginning(tmp_path):
@@ -118,36 +111,24 @@ def test_nothing_completed_begins_from_the_beginning(tmp_path):
     run.events.write_bytes(b'{"kind":"process_re')
     assert plan_resume(a_job(), run) is None
     assert run.events.read_bytes() == b""
-    with EventLog(run.events) as log:
-        log.write(EffectScript(3, 1).started()[0])
+    log_events(run, EffectScript(3, 1).started()[:1])
     run.checkpoint(0).with_name("round-0000.safetensors.tmp").touch()
     point = plan_resume(a_job(), run)
-    assert point.round is None
-    assert point.warnings == []
+    assert (point.round, point.warnings) == (None, [])
     assert [path.name for path in point.leftovers] == ["round-0000.safetensors.tmp"]
 
 
 def test_a_run_is_taken_up_by_its_journal_and_nothing_of_others_is_removed(tmp_path):
     run = a_run(tmp_path / "run", rounds=5, completed=3)
-    with EventLog(run.events) as log:
-        log.write(ModelWritten(round=4, step=0))
-    keep = [
-        "notes.txt",
-        "round-0009.txt",
-        "round-0002.optimizer.safetensors",
-        "my.safetensors",
-        "round-0005.safetensors",
-        "round-12345.safetensors",
-        "round-0004.step-00.safetensors",
-    ]
-    gone = [
-        "round-0004.safetensors",
-        "round-0004.optimizer.safetensors",
-        "round-0003.safetensors.tmp",
-    ]
+    log_events(run, [ModelWritten(round=4, step=0)])
+    keep = ["notes.txt", "round-0009.txt", "round-0002.optimizer.safetensors", "my.safetensors"]
+    keep += ["round-0005.safetensors", "round-12345.safetensors", "round-0003.found-1.safetensors"]
+    keep += ["round-0004.step-00.safetensors", "round-0002.step-00.optimizer.safetensors"]
+    gone = ["round-0004.safetensors", "round-0004.optimizer.safetensors"]
+    gone += ["round-0003.safetensors.tmp"]
     for name in [*keep, *gone]:
         (run.checkpoints / name).touch()
-    (run.site("site-1")).mkdir()
+    run.site("site-1").mkdir()
     (run.site("site-1") / "state.tmp").touch()
     run.summary.write_text("{}")
     run.publish(run.checkpoint(3), run.final_model)
@@ -162,17 +143,21 @@ def test_a_run_is_taken_up_by_its_journal_and_nothing_of_others_is_removed(tmp_p
     assert body_digest(FileSource(run.checkpoint(3))) == DIGESTS[3]
     last = read_history(run.events).events()[-1]
     assert (last.round, last.effect) == (3, 9)
-    assert running.summary.status == "running"
-    assert running.summary.model.digest == DIGESTS[3]
+    assert (running.summary.status, running.summary.model.digest) == ("running", DIGESTS[3])
+    again = take_up(a_job(5), run, point._replace(seconds=40.0))
+    assert again.close({}, 0, 2.5).wall_seconds == 42.5
+
+
+# What was finished
 
 
 def test_a_finished_run_has_nothing_left_and_keeps_its_summary(tmp_path):
     run = a_run(tmp_path / "run")
+    assert not plan_resume(a_job(), run).is_finished  # its rounds are done, and not its end
     finish(run, 3)
     before = run.events.read_bytes()
     point = plan_resume(a_job(), run)
-    assert point.is_finished
-    assert (point.round, point.effect, point.leftovers) == (3, 9, ())
+    assert (point.round, point.effect, point.is_finished, point.leftovers) == (3, 9, True, ())
     # It was killed before it had written a summary: this is made of its events.
     made = final_summary(a_job(), run, point)
     assert (made.status, made.rounds_completed) == ("finished", 3)
@@ -197,64 +182,273 @@ def test_a_finished_run_goes_on_if_the_job_has_more_rounds(tmp_path):
     assert not plan_resume(a_job(5), run).is_finished
 
 
-@pytest.mark.nightly
-@first_and_nightly("is_finished", [True, False])
+@pytest.mark.parametrize(("every", "rounds", "due"), [(3, 8, [3]), (2, 7, [2, 4])])
 def test_an_evaluation_made_because_a_round_was_the_last_is_void_once_it_is_not(
-    tmp_path, is_finished
+    tmp_path, every, rounds, due
 ):
-    run = a_run(tmp_path / "run", rounds=4, every=3, completed=4)
-    if is_finished:
-        finish(run, 4)
-    script = EffectScript(8, 3, DIGESTS)
-    point = plan_resume(a_job(8, every=3), run)
-    assert (point.round, point.effect) == (4, script.last_effect(4))
-    assert scores(point) == [(3, None)]
-    # However often it is cut off from then on.
-    summary = take_up(a_job(8, every=3), run, point).summary
-    assert summary.metrics[-1] == {"round": 3, "train": {"loss": 1 / 3}, "accuracy": None}
-    run.write(run.job_file, render_job(a_job(8, every=3)))
-    for _ in range(2):
-        assert plan_resume(a_job(8, every=3), run).events == read_history(run.events).events()
-        with EventLog(run.events) as log:
-            for event in script.events_after(point.effect):
-                if event.__struct_config__.tag != "round_started" or event.round < 6:
-                    log.write(event)
-                else:
-                    break
-        write_checkpoint(run.checkpoint(5), model(5))
-        point = plan_resume(a_job(8, every=3), run)
-        assert (point.round, scores(point)) == (5, [(3, None)])
-        flip(run.checkpoint(5))
-        point = plan_resume(a_job(8, every=3), run)
-        assert (point.round, scores(point)) == (4, [(3, None)])
-        # Its training still counts; where the updates are lost, it is repeated as it was.
-        assert point.effect == script.first_effect(5)
-        take_up(a_job(8, every=3), run, point)
-
-
-def test_an_evaluation_that_a_longer_job_has_too_counts(tmp_path):
-    run = a_run(tmp_path / "run", rounds=4, every=2, completed=4)
+    run = a_run(tmp_path / "run", rounds=4, every=every, completed=4)
     finish(run, 4)
-    point = plan_resume(a_job(7, every=2), run)
-    assert (point.round, point.effect) == (4, EffectScript(7, 2).last_effect(4))
-    assert [number for number, _ in scores(point)] == [2, 4]
+    job = a_job(rounds, every=every)
+    point = plan_resume(job, run)
+    assert (point.round, point.effect) == (4, EffectScript(rounds, every).last_effect(4))
+    assert [number for number, _ in scores(point)] == due
+    # However often it is cut off from then on.
+    take_up(job, run, point)
+    run.write(run.job_file, render_job(job))
+    assert [number for number, _ in scores(plan_resume(job, run))] == due
 
 
-def test_a_run_that_has_completed_no_round_goes_on(tmp_path):
+# What was damaged
+
+
+def shorten(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def cut_off(path):
+    os.truncate(path, 5)
+
+
+def replace(path):
+    write_checkpoint(path, model(7))
+
+
+MODEL, STATE = "round-0003.safetensors", "round-0003.optimizer.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "words"),
+    [
+        (MODEL, flip, "has the digest"),
+        (MODEL, shorten, "truncated or damaged"),
+        (MODEL, cut_off, "fetch the file again"),
+        (MODEL, Path.unlink, "No such file"),
+        (MODEL, replace, DIGESTS[7]),
+        (STATE, flip, "has the digest"),
+        (STATE, Path.unlink, "No such file"),
+    ],
+)
+def test_a_damaged_model_or_optimizer_state_is_passed_over_with_a_warning(
+    tmp_path, name, harm, words
+):
+    run = a_run(tmp_path / "run", rounds=5, completed=3, optimizer=True)
+    assert plan_resume(a_job(5), run).round == 3
+    harm(run.checkpoints / name)
+    point = plan_resume(a_job(5), run)
+    # The training counts whose updates were in it: it is not asked anew who answers.
+    assert (point.round, point.effect) == (2, EffectScript(5, 1).first_effect(3))
+    [warning] = point.warnings
+    assert warning.startswith("the run went on from round 2 instead of 3: ")
+    assert name in warning
+    assert words in warning
+    assert [number for number, _ in scores(point)] == [1, 2]
+    summary = take_up(a_job(5), run, point).summary
+    assert (summary.rounds_completed, summary.warnings[-1]) == (2, warning)
+    sides = [run.optimizer_state(number).name for number in (1, 2)]
+    assert there(run) == sorted([*(run.checkpoint(n).name for n in (0, 1, 2)), *sides])
+
+
+@pytest.mark.parametrize("lost", ["all models", "the optimizer's state", "the journal"])
+def test_rounds_are_not_thrown_away_when_nothing_is_left_to_go_on_from(tmp_path, lost):
+    run = a_run(tmp_path / "run", rounds=5, completed=3, optimizer=True)
+    words = str(run.checkpoint(3))
+    if lost == "all models":
+        for path in run.checkpoints.iterdir():
+            flip(path)
+    elif lost == "the optimizer's state":  # as where only the last checkpoint is kept
+        for number in (0, 1, 2):
+            run.checkpoint(number).unlink()
+        flip(run.optimizer_state(3))
+        words = str(run.optimizer_state(3))
+    else:
+        run.events.unlink()
+        run, words = RunDirectory.reopen("job", run.path), "put that back from a copy"
+    before = run.events.read_bytes(), there(run)
+    with pytest.raises(ResumeRefusedError) as caught:
+        plan_resume(a_job(5), run)
+    assert words in str(caught.value)
+    assert (run.events.read_bytes(), there(run)) == before
+
+
+def test_of_many_damaged_models_some_are_named_and_the_rest_counted(tmp_path):
+    run = a_run(tmp_path / "run", rounds=8, completed=6)
+    for number in range(2, 7):
+        flip(run.checkpoint(number))
+    point = plan_resume(a_job(8), run)
+    assert point.round == 1
+    named = [str(run.checkpoint(n)) in point.warnings[0] for n in range(2, 7)]
+    assert named == [False] * 2 + [True] * 3
+    assert point.warnings[0].endswith("and 2 more")
+
+
+def test_an_initial_model_that_is_damaged_is_built_anew(tmp_path):
     run = a_run(tmp_path / "run", completed=0)
-    with EventLog(run.events) as log:
-        for event in EffectScript(3, 1).opened(1):
-            log.write(event)
+    # It was only evaluated.
+    log_events(run, [msgspec.structs.replace(e, round=0) for e in EffectScript(3, 1).evaluation(1)])
+    assert plan_resume(a_job(), run)[:2] == (0, 3)
+    flip(run.checkpoint(0))
     point = plan_resume(a_job(), run)
-    assert (point.round, point.effect, point.records, point.initial) == (0, 0, [], DIGESTS[0])
-    assert take_up(a_job(), run, point).summary.model.digest == DIGESTS[0]
-    assert plan_resume(a_job(), run).round == 0
+    assert (point.round, point.effect, point.checkpoint, point.records) == (None, 0, None, [])
+    assert point.warnings[0].startswith("the initial model was built anew")
+    assert point.leftovers == [run.checkpoint(0)]
+    assert take_up(a_job(), run, point).summary.model.bytes == 0
+    assert plan_resume(a_job(), run).round is None
 
 
-def test_a_run_whose_rounds_are_done_but_not_its_end_is_not_finished(tmp_path):
-    run = a_run(tmp_path / "run", rounds=3, completed=3)
-    point = plan_resume(a_job(3), run)
-    assert (point.round, point.is_finished) == (3, False)
+def test_what_a_journal_has_lost_is_done_again_and_no_file_of_it_is_removed(tmp_path):
+    run = a_run(tmp_path / "run", rounds=9, completed=6)
+    content = run.events.read_bytes()
+    run.events.write_bytes(content[: len(content) // 2])
+    before = there(run)
+    point = plan_resume(a_job(9), run)
+    assert 1 < point.round < 5
+    take_up(a_job(9), run, point)
+    # All but what the journal still knows to be void.
+    void = {run.checkpoint(number).name for number, _ in point.written if number > point.round}
+    assert set(there(run)) == set(before) - void
+    assert MODEL.replace("3", "6") in there(run)
+
+
+# Rounds of several models
+
+
+def a_relay(folder, *, cut_after=None):
+    """Two rounds of two sites that train in turn, each on the other's model: effects 1 to 8."""
+    run = a_run(folder, rounds=9, completed=0, every=0)
+    events = []
+    for number in (1, 2):
+        for step, site in enumerate(SITES):
+            version = 2 * (number - 1) + step + 1
+            effect = 2 * version - 1
+            record = ModelRecord(number, version, step, DIGESTS[version])
+            events.append(train_record(effect, number, sites=[site]))
+            events.append(ModelWritten(round=number, step=step))
+            events.append(fold_record(effect + 1, record, effect, [site]))
+            if step:
+                run.checkpoint(number).rename(run.step_checkpoint(number, step - 1))
+            write_checkpoint(run.checkpoint(number), model(version))
+        events.append(EffectScript(9, 0, DIGESTS).finished(number))
+    if cut_after is not None:
+        last = [isinstance(e, EffectDone) and e.effect == cut_after + 2 for e in events].index(True)
+        events = events[:last]
+    log_events(run, events)
+    return run
+
+
+def test_of_a_round_with_several_models_the_newest_sound_one_counts(tmp_path):
+    run, job = a_relay(tmp_path / "run"), a_job(9, every=0)
+    assert plan_resume(job, run).checkpoint == run.checkpoint(2)
+    flip(run.checkpoint(2))
+    point = plan_resume(job, run)
+    # Effect 7 is the training whose update the damaged one was.
+    assert (point.round, point.effect, point.checkpoint) == (2, 7, run.step_checkpoint(2, 0))
+    assert point.warnings[0].startswith("the run went on from model 3 of round 2 instead of 4: ")
+    flip(run.step_checkpoint(2, 0))
+    point = plan_resume(job, run)
+    assert (point.round, point.checkpoint) == (1, run.checkpoint(1))
+    assert point.warnings[0].startswith("the run went on from round 1 instead of 2: ")
+    take_up(job, run, point)
+    kept = [run.checkpoint(0), run.step_checkpoint(1, 0), run.checkpoint(1)]
+    assert there(run) == sorted(path.name for path in kept)
+
+
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_a_kill_between_a_models_renamings_and_its_record_loses_no_other_model(
+    tmp_path, is_renamed
+):
+    # The model before it has the name of its step by then.
+    run, job = a_relay(tmp_path / "run", cut_after=6), a_job(9, every=0)
+    newest = run.checkpoint(2)
+    if not is_renamed:
+        newest = newest.rename(run.checkpoints / "round-0002.safetensors.tmp")
+    for _ in range(2):
+        point = plan_resume(job, run)
+        assert (point.round, point.effect, point.warnings) == (2, 6, [])
+        assert point.checkpoint == run.step_checkpoint(2, 0)
+        assert point.leftovers == ([newest] if newest.exists() else [])
+        take_up(job, run, point)
+        assert not newest.exists()
+
+
+# States of sites
+
+
+def a_run_with_states(folder, effects):
+    """A run of these effects, and the versions of states that they have left, by site and effect.
+
+    `t3:12` is a training of site-1 and site-2 as effect 3; with `-` at its end none of them has
+    asked for its state. `f4=3:12` is a fold of effect 3, of which `!1` refuses site-1; `e5`
+    evaluates.
+    """
+    run = a_run(folder, rounds=9, completed=0, every=1)
+    script = EffectScript(9, 1, DIGESTS)
+    newest: dict[str, StateVersion | None] = {}
+    versions, events, folds = {}, [], 0
+    for text in effects.split():
+        head, _, sites = text.partition(":")
+        number = int(head[1:].partition("=")[0])
+        who = [f"site-{digit}" for digit in sites.partition("!")[0].rstrip("-")]
+        if text[0] == "t":
+            for site in [] if text.endswith("-") else who:
+                state = SiteState(str(run.site(site)), number, newest.get(site), kept=True)
+                (state.path / "notes").write_text(text)
+                newest[site] = versions[f"{number}:{site[-1]}"] = state.keep()
+            kept = {site: versions[f"{number}:{site[-1]}"] for site in who if text[-1] != "-"}
+            events.append(train_record(number, folds + 1, kept, who))
+        elif text[0] == "f":
+            folds += 1
+            refused = {f"site-{digit}": "no" for digit in sites.partition("!")[2]}
+            record = ModelRecord(folds, folds, 0, DIGESTS[folds])
+            trained = int(head.partition("=")[2])
+            events.append(fold_record(number, record, trained, who, refused))
+            events.append(script.finished(folds))
+            write_checkpoint(run.checkpoint(folds), model(folds))
+        else:
+            evaluated, done = script.evaluation(folds)
+            events += [evaluated, msgspec.structs.replace(done, effect=number)]
+    log_events(run, events)
+    return run, versions
+
+
+@pytest.mark.parametrize(
+    ("effects", "damaged", "due"),
+    [
+        ("t1:12 f2=1:12", "", 2),
+        ("t1:12 f2=1:12", "1:2", "that of site-2 after effect 1: "),
+        # Of a model that was trained later, each site needs what its own last training left.
+        ("t1:1 f2=1:1 t3:1 f4=3:1", "1:1", 4),
+        ("t1:1 f2=1:1 t3:1 f4=3:1", "3:1", "site-1 after effect 3"),
+        ("t1:12 f2=1:12 t3:2 f4=3:2", "1:1", "site-1 after effect 1"),
+        # What is in no model may be done again, from what was before.
+        ("t1:1 f2=1:1 t3:1 e4", "", 4),
+        ("t1:1 f2=1:1 t3:1 e4", "3:1", 2),
+        ("t1:1 f2=1:1 t3:1 e4", "1:1", "site-1 after effect 1"),
+        ("t1:1 f2=1:1 t3:1- e4", "1:1", "site-1 after effect 1"),
+        ("t1:1- e2", "", 2),
+        # A site whose update was refused goes back to what it was; one left out does not.
+        ("t1:12 f2=1:12 t3:12 f4=3:12!1", "3:1", 4),
+        ("t1:12 f2=1:12 t3:12 f4=3:12!1", "1:1", "site-1 after effect 1"),
+        ("t1:12 f2=1:12!2", "1:2", 2),
+        ("t1:12 f2=1:12 t3:12 f4=3:1", "1:2", 4),
+        ("t1:12 f2=1:12 t3:12 f4=3:1", "3:2", "site-2 after effect 3"),
+        # Of two trainings that wait, the one that is folded leaves the other.
+        ("t1:1 t2:1 f3=1:1", "1:1", "site-1 after effect 1"),
+        ("t1:1 t2:1 f3=1:1 f4=2:1", "1:1", 4),
+    ],
+)
+def test_a_run_needs_the_states_that_a_replay_uses_and_no_others(tmp_path, effects, damaged, due):
+    run, versions = a_run_with_states(tmp_path / "run", effects)
+    if damaged:
+        folder = run.site(f"site-{damaged[-1]}") / "state" / versions[damaged].folder_name
+        (folder / "notes").write_text("other")
+    if isinstance(due, int):
+        assert plan_resume(a_job(9), run).effect == due
+    else:
+        with pytest.raises(ResumeRefusedError, match=due):
+            plan_resume(a_job(9), run)
+
+
+# Again and again
 
 
 @pytest.mark.nightly
@@ -273,10 +467,9 @@ def test_a_run_whose_rounds_are_done_but_not_its_end_is_not_finished(tmp_path):
 def test_a_run_killed_and_damaged_again_and_again_ends_like_one_that_was_not(
     kills, tmp_path_factory
 ):
-    """Real files: sittings are cut off in the middle of a line, and models damaged in between.
+    """Sittings are cut off in the middle of a line, models damaged, and rounds added in between.
 
-    Round 0's is spared, since without any model the run would be refused. Now and then the job is
-    given more rounds.
+    Round 0's model is spared, since without any the run would be refused.
     """
     rounds = 3
     run = RunDirectory.create("job", tmp_path_factory.mktemp("runs") / "run")
@@ -287,12 +480,12 @@ def test_a_run_killed_and_damaged_again_and_again_ends_like_one_that_was_not(
         if point is not None and point.is_finished:
             continue
         run.write(run.job_file, render_job(job))
-        running = take_up(job, run, point) if point is not None else begun(job)
+        fresh = RunningSummary(History(JobFacts.of(job)))
+        running = take_up(job, run, point) if point is not None else fresh
         effect = None if point is None or point.round is None else point.effect
         sitting = list(script.events_after(effect))
         for event in sitting[:count]:
-            with EventLog(run.events) as log:
-                log.write(event)
+            log_events(run, [event])
             running.apply(event)
             if isinstance(event, ModelReady):
                 write_checkpoint(run.checkpoint(0), model(0))
@@ -303,7 +496,7 @@ def test_a_run_killed_and_damaged_again_and_again_ends_like_one_that_was_not(
                 file.write(encode_event(sitting[count])[:torn])
         if damaged and run.checkpoint(damaged).exists():
             flip(run.checkpoint(damaged))
-    whole = begun(job)
+    whole = RunningSummary(History(JobFacts.of(job)))
     for event in script.events():
         whole.apply(event)
     # The journal says the same as the process that wrote the last of it.
@@ -312,40 +505,35 @@ def test_a_run_killed_and_damaged_again_and_again_ends_like_one_that_was_not(
         assert results(msgspec.structs.replace(summary, warnings=warned)) == results(whole.summary)
 
 
-def test_seconds_of_all_sittings_add_up(tmp_path):
-    run = a_run(tmp_path / "run", completed=1)
-    point = plan_resume(a_job(), run)
-    running = take_up(a_job(), run, point._replace(seconds=40.0))
-    assert running.close({}, 0, 2.5).wall_seconds == 42.5
+# Who else writes
 
 
-def _write_once_told(path: Path, told) -> None:
-    with EventLog(path) as log:
-        told.send("locked")
-        told.recv()
-        log.write(RunResumed(round=3), durable=True)
+LATE_SERVER = """
+import sys
+from pathlib import Path
+from flstream.telemetry.event_log import EventLog
+from flstream.telemetry.events import RunResumed
+with EventLog(Path(sys.argv[1])) as log:
+    print("locked", flush=True)
+    input()
+    log.write(RunResumed(round=3), durable=True)
+"""
 
 
 def test_a_plan_waits_for_a_server_that_outlived_its_launcher(tmp_path):
     run = a_run(tmp_path / "run")
-    ours, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("spawn")
-    server = context.Process(target=_write_once_told, args=(run.events, theirs))
-    server.start()
-    assert ours.recv() == "locked"
+    command = [sys.executable, "-c", LATE_SERVER, run.events]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdout.readline() == "locked\n"
     with pytest.raises(SimulationError, match="another process still writes"):
         EventLog(run.events)
-    ours.send("go on")
+    with pytest.raises(SimulationError, match="wait until it has ended"):
+        EventLog(run.events, patience=0.05)
+    server.stdin.write("go on\n")
+    server.stdin.flush()
     # However long it takes, what it wrote last is in the plan.
-    assert plan_resume(a_job(), run).events[-1] == read_history(run.events).events()[-1]
-    assert plan_resume(a_job(), run).events[-1].__struct_config__.tag == "run_resumed"
-    server.join()
-
-
-def test_patience_with_a_writer_ends_and_leaves_no_lock_behind(tmp_path):
-    path = tmp_path / "events.jsonl"
-    with EventLog(path), pytest.raises(SimulationError, match="wait until it has ended"):
-        EventLog(path, patience=0.05)
-    # Whoever waited in vain has let go of it, too.
-    with path.open("r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    assert isinstance(plan_resume(a_job(), run).events[-1], RunResumed)
+    server.communicate()
+    # Whoever waited in vain has let go of the lock, too.
+    with run.events.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,8 @@
 """The folder of a run: found, made, kept to oneself, and never anybody else's."""
 
-import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,23 +20,17 @@ from flstream.runs.run_directory import RunDirectory
 
 def test_one_run_at_a_time_in_a_folder(tmp_path):
     run = a_run(tmp_path / "run")
+    enter = f"from {RunDirectory.__module__} import *; import sys; from pathlib import Path\n"
+    enter += "with RunDirectory(Path(sys.argv[1])).in_use(): print('entered')"
+    command = [sys.executable, "-c", enter, run.path]
     with run.in_use():
         with pytest.raises(UsageError, match="still going on"), run.in_use():
             pass
-        other = multiprocessing.get_context("spawn").Process(target=_enter, args=(run,))
-        other.start()
-        other.join()
-        assert other.exitcode == 7
+        other = subprocess.run(command, capture_output=True, text=True)
+        assert (other.returncode, other.stdout) == (1, "")
+        assert "UsageError: " in other.stderr
     with run.in_use():
         pass
-
-
-def _enter(run: RunDirectory) -> None:
-    try:
-        with run.in_use():
-            os._exit(0)
-    except UsageError:
-        os._exit(7)
 
 
 def test_an_error_in_a_run_is_not_taken_for_one_of_its_lock(tmp_path):
@@ -90,17 +85,16 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path, names):
     assert sorted((tmp_path / "mine").rglob("*")) == before
 
 
-def test_a_file_in_the_place_of_a_run_is_refused(tmp_path):
+def test_a_file_and_a_folder_that_lacks_something_are_refused_by_name(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="file is not a run directory"):
-        RunDirectory.reopen("job", tmp_path / "file")
-
-
-def test_what_a_folder_lacks_of_a_run_is_named(tmp_path):
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mine" / "job.conf").touch()
-    with pytest.raises(UsageError, match=r"since it lacks sites/; name one with --run-dir"):
-        RunDirectory.reopen("job", tmp_path / "mine")
+    for name, words in [
+        ("file", "file is not a run"),
+        ("mine", "lacks sites/; name one with --ru"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            RunDirectory.reopen("job", tmp_path / name)
 
 
 @pytest.mark.parametrize("links", [True, False])
