@@ -8,8 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from journal_support import (
     DIGESTS,
     SITES,
@@ -19,7 +17,6 @@ from journal_support import (
     flip,
     fold_record,
     model,
-    results,
     train_record,
 )
 
@@ -29,20 +26,17 @@ from flstream.job import render_job
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.runs.history import History
-from flstream.runs.job_facts import JobFacts
 from flstream.runs.journal import read_history
 from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.summary import RunningSummary, Summary, summarize
+from flstream.runs.summary import Summary
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     EffectDone,
-    ModelReady,
     ModelRecord,
     ModelWritten,
     RunFinished,
     RunResumed,
-    encode_event,
 )
 
 
@@ -446,63 +440,6 @@ def test_a_run_needs_the_states_that_a_replay_uses_and_no_others(tmp_path, effec
     else:
         with pytest.raises(ResumeRefusedError, match=due):
             plan_resume(a_job(9), run)
-
-
-# Again and again
-
-
-@pytest.mark.nightly
-@given(
-    kills=st.lists(
-        st.tuples(
-            st.integers(0, 25),
-            st.integers(0, 300),
-            st.none() | st.integers(0, 4),
-            st.integers(0, 2),
-        ),
-        max_size=4,
-    )
-)
-@settings(max_examples=12)
-def test_a_run_killed_and_damaged_again_and_again_ends_like_one_that_was_not(
-    kills, tmp_path_factory
-):
-    """Sittings are cut off in the middle of a line, models damaged, and rounds added in between.
-
-    Round 0's model is spared, since without any the run would be refused.
-    """
-    rounds = 3
-    run = RunDirectory.create("job", tmp_path_factory.mktemp("runs") / "run")
-    for count, torn, damaged, more in [*kills, (1000, 0, None, 0)]:
-        rounds = min(rounds + more, 8)
-        job, script = a_job(rounds, every=2), EffectScript(rounds, 2, DIGESTS)
-        point = plan_resume(job, RunDirectory.reopen("job", run.path))
-        if point is not None and point.is_finished:
-            continue
-        run.write(run.job_file, render_job(job))
-        fresh = RunningSummary(History(JobFacts.of(job)))
-        running = take_up(job, run, point) if point is not None else fresh
-        effect = None if point is None or point.round is None else point.effect
-        sitting = list(script.events_after(effect))
-        for event in sitting[:count]:
-            log_events(run, [event])
-            running.apply(event)
-            if isinstance(event, ModelReady):
-                write_checkpoint(run.checkpoint(0), model(0))
-            elif isinstance(event, ModelWritten):
-                write_checkpoint(run.checkpoint(event.round), model(event.round))
-        if count < len(sitting):
-            with run.events.open("ab") as file:
-                file.write(encode_event(sitting[count])[:torn])
-        if damaged and run.checkpoint(damaged).exists():
-            flip(run.checkpoint(damaged))
-    whole = RunningSummary(History(JobFacts.of(job)))
-    for event in script.events():
-        whole.apply(event)
-    # The journal says the same as the process that wrote the last of it.
-    for summary in (running.summary, summarize(read_history(run.events))):
-        warned = [each for each in summary.warnings if not each.startswith("the run went on from")]
-        assert results(msgspec.structs.replace(summary, warnings=warned)) == results(whole.summary)
 
 
 # Who else writes

@@ -28,97 +28,84 @@ def room(size):
     return lambda folder: size
 
 
-def refusal(*args, **kwargs):
+EVERYTHING = plan(updates=2, partial_sum=8 * GIB, optimizer_state=5 * GIB // 2)
+
+
+@pytest.mark.parametrize(
+    ("disk", "present", "free", "words"),
+    [
+        (EVERYTHING, 0, 3 * GIB, "round 4 needs 33.5 GiB of disk (the next model 5 GiB, "),
+        (EVERYTHING, 0, 3 * GIB, "the server optimizer's state 2.5 GiB, 2 updates in waiting 10"),
+        (EVERYTHING, 0, 3 * GIB, "the sum of updates and its successor 16 GiB), and 3 GiB are"),
+        (plan(), 0, GIB, "(the next model 5 GiB), and 1 GiB are free in runs/x; make room for 4"),
+        (plan(updates=1), 0, GIB, "(the next model 5 GiB, 1 update in waiting 5 GiB)"),
+        # What an earlier attempt left is not asked for again.
+        (plan(updates=2), 10 * GIB, 4 * GIB, "10 GiB; 10 GiB of it are there already), and"),
+        (plan(updates=2), 10 * GIB, 4 * GIB, "make room for 1 GiB more"),
+        (plan(updates=2), 10 * GIB, 5 * GIB, None),
+        # The last byte decides.
+        (plan(), 0, 5 * GIB - 1, "make room for"),
+        (plan(), 0, 5 * GIB, None),
+        (plan(), 0, None, None),
+    ],
+)
+def test_a_round_that_does_not_fit_is_refused_with_what_takes_how_much(disk, present, free, words):
+    if words is None:
+        check_round(disk, RUN, 4, present=present, free=room(free))
+        return
     with pytest.raises(SimulationError) as caught:
-        check_round(*args, **kwargs)
-    return str(caught.value)
+        check_round(disk, RUN, 4, present=present, free=room(free))
+    assert words in str(caught.value)
 
 
-def test_a_round_that_does_not_fit_is_refused_with_what_takes_how_much():
-    everything = plan(updates=2, partial_sum=8 * GIB, optimizer_state=5 * GIB // 2)
-    assert refusal(everything, RUN, 4, free=room(31 * GIB // 10)) == (
-        "round 4 needs 33.5 GiB of disk (the next model 5 GiB, the server optimizer's state "
-        "2.5 GiB, 2 updates in waiting 10 GiB, the sum of updates and its successor 16 GiB), and "
-        "3.1 GiB are free in runs/x; make room for 30.4 GiB more, then go on with --resume"
-    )
-
-
-def test_what_takes_nothing_is_not_mentioned():
-    assert refusal(plan(), RUN, 1, free=room(GIB)) == (
-        "round 1 needs 5 GiB of disk (the next model 5 GiB), and 1 GiB are free in runs/x; make "
-        "room for 4 GiB more, then go on with --resume"
-    )
-    assert "(the next model 5 GiB, 1 update in waiting 5 GiB)" in refusal(
-        plan(updates=1), RUN, 1, free=room(GIB)
-    )
-
-
-def test_what_an_earlier_attempt_left_is_not_asked_for_again():
-    check_round(plan(updates=2), RUN, 4, present=10 * GIB, free=room(5 * GIB))
-    text = refusal(plan(updates=2), RUN, 4, present=10 * GIB, free=room(4 * GIB))
-    assert "2 updates in waiting 10 GiB; 10 GiB of it are there already), and" in text
-    assert "make room for 1 GiB more" in text
-
-
-def test_the_last_byte_decides():
-    check_round(plan(), RUN, 1, free=room(5 * GIB))
-    refusal(plan(), RUN, 1, free=room(5 * GIB - 1))
-
-
-def test_nothing_is_refused_where_the_free_space_cannot_be_told():
-    check_round(plan(), RUN, 1, free=room(None))
-    assert check_run(plan(), RUN, done=0, stored=1, free=room(None)) is None
+def warned(disk, done=0, stored=None, *, free, **rest):
+    stored = done + 1 if stored is None else stored
+    return check_run(disk, RUN, done=done, stored=stored, free=room(free), **rest)
 
 
 def test_a_run_whose_first_round_does_not_fit_is_refused():
     with pytest.raises(SimulationError, match=r"^round 1 needs 5 GiB"):
-        check_run(plan(keep=1), RUN, done=0, stored=1, free=room(GIB))
+        warned(plan(keep=1), free=GIB)
     with pytest.raises(SimulationError, match=r"^round 8 needs 5 GiB"):
-        check_run(plan(), RUN, done=7, stored=8, free=room(GIB))
+        warned(plan(), 7, free=GIB)
 
 
-def test_a_run_that_fits_whole_gives_no_warning():
-    assert check_run(plan(), RUN, done=0, stored=1, free=room(50 * GIB)) is None
-    assert check_run(plan(keep=3), RUN, done=0, stored=1, free=room(20 * GIB)) is None
-    assert check_run(plan(), RUN, done=10, stored=11, free=room(0)) is None
+@pytest.mark.parametrize(
+    ("disk", "done", "free", "rest"),
+    [
+        (plan(), 0, 50 * GIB, {}),
+        (plan(), 0, None, {}),
+        (plan(keep=3), 0, 20 * GIB, {}),
+        (plan(), 10, 0, {}),
+        (plan(updates=2), 8, 10 * GIB, {"present": 10 * GIB}),
+        (plan(), 0, 55 * GIB, {"states": 5 * GIB}),
+    ],
+)
+def test_a_run_that_fits_whole_gives_no_warning(disk, done, free, rest):
+    assert warned(disk, done, free=free, **rest) is None
 
 
-def test_a_run_that_will_not_fit_is_warned_of_with_the_keep_that_would():
-    assert check_run(plan(), RUN, done=0, stored=1, free=room(21 * GIB)) == (
-        "10 rounds to come with checkpoints.keep = all take up to 50 GiB of disk for 10 more "
-        "checkpoints, 21 GiB are free in runs/x, and round 5 may be the first that does not fit; "
-        "make room, or set checkpoints.keep = 3"
-    )
-    warning = check_run(plan(keep=3), RUN, done=0, stored=1, free=room(15 * GIB))
-    assert warning.endswith("make room, or set checkpoints.keep = 2")
-    warning = check_run(plan(), RUN, done=8, stored=9, free=room(5 * GIB))
-    assert warning.startswith("2 rounds to come with")
-
-
-def test_what_an_earlier_attempt_left_helps_the_whole_run():
-    waiting = plan(updates=2)
-    assert check_run(waiting, RUN, done=8, stored=9, present=10 * GIB, free=room(10 * GIB)) is None
-    assert check_run(waiting, RUN, done=8, stored=9, present=9 * GIB, free=room(10 * GIB))
-
-
-def test_what_the_sites_states_may_still_take_is_part_of_what_is_to_come():
-    assert check_run(plan(), RUN, done=0, stored=1, states=5 * GIB, free=room(55 * GIB)) is None
-    warning = check_run(plan(), RUN, done=0, stored=1, states=5 * GIB, free=room(54 * GIB))
-    assert warning == (
-        "10 rounds to come with checkpoints.keep = all take up to 50 GiB of disk for 10 more "
-        "checkpoints and 5 GiB for states of the sites, 54 GiB are free in runs/x, and round 10 "
-        "may be the first that does not fit; make room, or set checkpoints.keep = 8"
-    )
-    # Of the next round it is not known whose states change: it is not refused.
-    warning = check_run(plan(), RUN, done=0, stored=1, states=9 * GIB, free=room(10 * GIB))
-    assert "round 1 may be the first that does not fit" in warning
-    assert warning.endswith("make room, as even keep = 1 takes more")
-
-
-def test_where_no_keep_would_do_only_room_helps():
-    warning = check_run(plan(keep=1), RUN, done=0, stored=1, free=room(9 * GIB))
-    assert "round 3 may be the first that does not fit" in warning
-    assert warning.endswith("make room, as even keep = 1 takes more")
+@pytest.mark.parametrize(
+    ("disk", "done", "free", "rest", "words"),
+    [
+        (plan(), 0, 21 * GIB, {}, "10 rounds to come with checkpoints.keep = all take up to 50"),
+        (plan(), 0, 21 * GIB, {}, "and round 5 may be the first that does not fit; make room, or"),
+        (plan(), 0, 21 * GIB, {}, "set checkpoints.keep = 3"),
+        (plan(keep=3), 0, 15 * GIB, {}, "make room, or set checkpoints.keep = 2"),
+        (plan(), 8, 5 * GIB, {}, "2 rounds to come with"),
+        (plan(updates=2), 8, 10 * GIB, {"present": 9 * GIB}, "2 rounds to come with"),
+        (plan(), 0, 54 * GIB, {"states": 5 * GIB}, "and 5 GiB for states of the sites, 54 GiB"),
+        # Of the next round it is not known whose states change: it is not refused.
+        (plan(), 0, 10 * GIB, {"states": 9 * GIB}, "round 1 may be the first that does not fit"),
+        (plan(keep=1), 0, 9 * GIB, {}, "make room, as even keep = 1 takes more"),
+        # The place of the initial model serves a round too.
+        (plan(rounds=3, keep=1), 0, 5 * GIB, {}, "round 3 may be the first that does not fit"),
+    ],
+)
+def test_a_run_that_will_not_fit_is_warned_of_with_the_keep_that_would(
+    disk, done, free, rest, words
+):
+    assert words in warned(disk, done, free=free, **rest)
 
 
 PLANS = st.builds(
@@ -147,12 +134,6 @@ def fills(plan, free, best, done, stored):
     return None
 
 
-def test_the_place_of_the_initial_model_serves_a_round_too():
-    short = plan(rounds=3, keep=1)
-    warning = check_run(short, RUN, done=0, stored=1, free=room(short.model))
-    assert "round 3 may be the first that does not fit" in warning
-
-
 @given(plan=PLANS, free=st.integers(0, 1200), data=st.data())
 def test_the_plan_agrees_with_a_run_on_a_pretended_disk(plan, free, data):
     best = data.draw(st.integers(1, plan.rounds), label="best")
@@ -177,21 +158,21 @@ def test_the_plan_agrees_with_a_run_on_a_pretended_disk(plan, free, data):
 
 @given(plan=PLANS, free=st.integers(0, 1200))
 def test_the_keep_that_is_proposed_fits_and_the_next_larger_one_does_not(plan, free):
-    def warned(keep):
-        return check_run(replace(plan, keep=keep), RUN, done=0, stored=1, free=room(free))
+    def told(keep):
+        return warned(replace(plan, keep=keep), free=free)
 
     try:
-        warning = warned(plan.keep)
+        warning = told(plan.keep)
     except SimulationError:
         return
     if warning is None:
         return
     if warning.endswith("as even keep = 1 takes more"):
-        assert warned(1) is not None
+        assert told(1) is not None
         return
     keep = int(warning.rpartition("checkpoints.keep = ")[2])
-    assert warned(keep) is None
-    assert warned(keep + 1) is not None
+    assert told(keep) is None
+    assert told(keep + 1) is not None
 
 
 def test_the_free_space_is_what_an_ordinary_user_may_take(tmp_path, monkeypatch):
@@ -199,15 +180,10 @@ def test_the_free_space_is_what_an_ordinary_user_may_take(tmp_path, monkeypatch)
     usage = os.statvfs_result((1 << 20, 4096, 1000, 100, 60, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda folder: usage)
     assert free_bytes(tmp_path) == 60 * 4096
-    assert shutil.disk_usage(tmp_path).free == 60 * 4096
-
-
-def test_a_file_system_that_tells_no_size_is_not_taken_for_a_full_one(tmp_path, monkeypatch):
+    # One that tells no size is not taken for a full one.
     monkeypatch.setattr(os, "statvfs", lambda folder: os.statvfs_result((4096, 4096, *[0] * 8)))
     assert free_bytes(tmp_path) is None
-
-
-def test_a_run_directory_that_is_gone_is_named(tmp_path):
+    monkeypatch.undo()
     with pytest.raises(SimulationError, match=r"free in .*gone cannot be told: No such file"):
         free_bytes(tmp_path / "gone")
 

@@ -40,32 +40,48 @@ class Kept(CollectedUpdate):
         self.released.append(failure)
 
 
-class Breaking(PlainSource):
-    """A body that can be read up to a byte, as when its worker dies then."""
+class DiesHalfway(PlainSource):
+    """A body that can be read up to its middle, as when its worker dies then."""
 
-    def __init__(self, site, body, at):
-        self.layout = body.layout
-        self._site, self._body, self._at = site, body, at
+    def __init__(self, body):
+        self.layout, self._body = body.layout, body
 
     def views(self, start, stop, scratch):
-        if stop > self._at:
-            raise UpdateRefusedError(self._site, "could not be fetched: the worker died")
+        if stop > self.layout.nbytes // 2:
+            raise UpdateRefusedError("site-2", "could not be fetched: the worker died")
         return self._body.views(start, stop, scratch)
 
 
-def updates(but=None, body=None):
-    """One of each site, of which one may be another than it should."""
-    made = []
-    for number, site in enumerate(SITES, start=1):
-        sound = MemoryBody.of(state(number))
-        made.append(Kept(site, body(site, sound) if site == but else sound, float(number)))
-    return made
+def not_a_number(body):
+    values = {name: value.clone() for name, value in body.tensors.items()}
+    values["w"][ELEMENTS // 2] = float("nan")
+    return MemoryBody.of(values)
+
+
+def of_another_shape(body):
+    return MemoryBody.of({"w": body.tensors["w"].reshape(2, -1), "n": body.tensors["n"]})
+
+
+def updates(useless=lambda body: body):
+    """One of each site, of which that of site-2 may be another than it should."""
+    bodies = {site: MemoryBody.of(state(n)) for n, site in enumerate(SITES, start=1)}
+    bodies["site-2"] = useless(bodies["site-2"])
+    return [Kept(site, bodies[site], float(n)) for n, site in enumerate(SITES, start=1)]
+
+
+def without_site_2():
+    return [each for each in updates() if each.answer.site != "site-2"]
 
 
 @pytest.fixture
 def base(tmp_path):
     write_checkpoint(tmp_path / "base.safetensors", MemoryBody.of(state(0)))
     return FileSource(tmp_path / "base.safetensors")
+
+
+@pytest.fixture
+def sums(tmp_path, base):
+    return PartialSum(tmp_path / "sum.safetensors", base, AggregationRule(), "round 1")
 
 
 @pytest.fixture
@@ -89,88 +105,60 @@ def fold(tmp_path, base):
     return fold
 
 
-def mean(but=None):
-    """The weighted mean in float64, without one of the sites."""
-    states = [(n, state(n)) for n, site in enumerate(SITES, start=1) if site != but]
-    total = sum(weight for weight, _ in states)
-    sums = {
-        name: sum(weight * each[name].double() for weight, each in states) for name in ("w", "n")
-    }
-    return {"w": (sums["w"] / total).float(), "n": (sums["n"] / total).round().int()}
-
-
-def not_a_number(site, body):
-    values = {name: value.clone() for name, value in body.tensors.items()}
-    values["w"][ELEMENTS // 2] = float("nan")
-    return MemoryBody.of(values)
-
-
-def dies_halfway(site, body):
-    return Breaking(site, body, body.layout.nbytes // 2)
-
-
-def of_another_shape(site, body):
-    return MemoryBody.of({"w": body.tensors["w"].reshape(2, -1), "n": body.tensors["n"]})
+def mean(*numbers):
+    """The weighted mean of these sites in float64."""
+    total = sum(numbers)
+    w, n = (sum(each * state(each)[name].double() for each in numbers) for name in ("w", "n"))
+    return {"w": (w / total).float(), "n": (n / total).round().int()}
 
 
 USELESS = [
     (not_a_number, "the update of site-2 is not finite: tensor 'w' at [100000] is nan"),
-    (dies_halfway, "the update of site-2 could not be fetched: the worker died"),
+    (DiesHalfway, "the update of site-2 could not be fetched: the worker died"),
     (of_another_shape, "the update of site-2 does not fit the model: tensor 'w' has shape"),
 ]
 
 
+@pytest.mark.parametrize("is_summed", [False, True])
 @pytest.mark.parametrize(("useless", "reason"), USELESS)
 def test_without_an_update_of_no_use_the_model_is_exactly_the_mean_of_the_others(
-    fold, useless, reason
+    fold, sums, useless, reason, is_summed
 ):
-    collected = updates("site-2", useless)
-    model, _, failures = fold(collected)
-    assert_same_tensors(model, mean(but="site-2"))
+    collected = updates(useless)
+    if is_summed:
+        model, digest, failures = fold(collected[3:], sums=sums, groups=[collected[:3]])
+        assert sums.sites == ("site-1", "site-3", "site-4")
+    else:
+        model, digest, failures = fold(collected)
+    assert_same_tensors(model, mean(1, 3, 4))
+    assert digest == fold(without_site_2())[1]
     assert list(failures) == ["site-2"]
     assert failures["site-2"].startswith(reason)
-    # Its worker is told; the others are let go of only when the model is durable.
-    assert [each.released for each in collected] == [[], [failures["site-2"]], [], []]
+    # Its worker is told; the others are let go of once they are in a sum, or the model is durable.
+    let_go = [""] if is_summed else []
+    due = [let_go, [failures["site-2"]], let_go, let_go]
+    assert [each.released for each in collected] == due
 
 
-@pytest.mark.parametrize(("useless", "reason"), USELESS)
-def test_a_sum_takes_nothing_of_an_update_of_no_use(tmp_path, base, fold, useless, reason):
-    sums = PartialSum(tmp_path / "sum.safetensors", base, AggregationRule(), "round 1")
-    first, second = updates("site-2", useless)[:3], updates()[3:]
-    model, digest, failures = fold(second, sums=sums, groups=[first])
-    assert_same_tensors(model, mean(but="site-2"))
-    assert list(failures) == ["site-2"]
-    assert sums.sites == ("site-1", "site-3", "site-4")
-    # What is in the sum is let go of at once.
-    assert [each.released for each in first] == [[""], [failures["site-2"]], [""]]
-    assert digest == fold([each for each in updates() if each.answer.site != "site-2"])[1]
-
-
-def test_a_sum_in_groups_has_the_bits_of_one_walk(tmp_path, base, fold):
-    sums = PartialSum(tmp_path / "sum.safetensors", base, AggregationRule(), "round 1")
+def test_a_sum_in_groups_has_the_bits_of_one_walk(fold, sums):
     first, second = updates()[:3], updates()[3:]
-    assert fold(second, sums=sums, groups=[first])[1] == fold(updates())[1]
+    whole = fold(updates())[1]
+    assert fold(second, sums=sums, groups=[first])[1] == whole
     sums.discard()
-    again = PartialSum(tmp_path / "sum.safetensors", base, AggregationRule(), "round 1")
-    assert fold([], sums=again, groups=[first, second])[1] == fold(updates())[1]
+    assert fold([], sums=sums, groups=[first, second])[1] == whole
 
 
 def test_each_update_of_no_use_is_refused_in_turn(fold):
-    collected = updates("site-2", not_a_number)
-    collected[3] = Kept("site-4", dies_halfway("site-4", MemoryBody.of(state(4))), 4.0)
+    collected = updates(not_a_number)
+    collected[3] = Kept("site-4", of_another_shape(MemoryBody.of(state(4))), 4.0)
     model, _, failures = fold(collected)
     assert sorted(failures) == ["site-2", "site-4"]
-    assert_same_tensors({"w": model["w"]}, {"w": mean_of(1, 3)})
-
-
-def mean_of(*numbers):
-    total = sum(number * state(number)["w"].double() for number in numbers)
-    return (total / sum(numbers)).float()
+    assert_same_tensors(model, mean(1, 3))
 
 
 def test_too_few_left_end_the_round_with_who_and_why(fold):
     with pytest.raises(SimulationError) as caught:
-        fold(updates("site-2", dies_halfway), least=4)
+        fold(updates(DiesHalfway), least=4)
     assert str(caught.value).startswith("3 of 4 sites are left to train round 1, and 4 have to")
     assert "site-2: the update of site-2 could not be fetched: the worker died" in str(caught.value)
 
@@ -178,9 +166,7 @@ def test_too_few_left_end_the_round_with_who_and_why(fold):
 @pytest.mark.parametrize("method", ["median", "trimmed_mean"])
 def test_ranks_are_those_of_the_others(fold, method):
     rule = AggregationRule(method=method, trim=0.25)
-    with_it = fold(updates("site-2", not_a_number), rule=rule)
-    without = fold([each for each in updates() if each.answer.site != "site-2"], rule=rule)
-    assert with_it[1] == without[1]
+    assert fold(updates(not_a_number), rule=rule)[1] == fold(without_site_2(), rule=rule)[1]
 
 
 def test_a_walk_that_is_called_off_blames_nobody(fold):

@@ -49,15 +49,6 @@ def test_sites_are_taken_in_order_a_batch_at_a_time():
     assert drained(SiteQueue([])) == []
 
 
-def test_what_a_worker_deals_with_is_known_until_it_takes_more():
-    batches = SiteQueue(COHORT[:3])
-    batches.take("a")
-    batches.take("b")
-    assert batches.taken == {"a": ("site-1",), "b": ("site-2",)}
-    batches.take("a")
-    assert batches.taken == {"a": ("site-3",), "b": ("site-2",)}
-
-
 def test_a_worker_without_work_waits_for_those_that_may_fail(waiting):
     batches = SiteQueue(COHORT[:1])
     batches.take("a")
@@ -65,25 +56,20 @@ def test_a_worker_without_work_waits_for_those_that_may_fail(waiting):
     assert not idle.done()
     assert batches.take("a") is None
     assert idle.result(PATIENCE) is None
-
-
-def test_sites_that_are_given_back_come_first_and_in_one_batch(waiting):
-    batches = SiteQueue(COHORT, 3)
-    assert batches.take("a") == ("site-1", "site-2", "site-3")
-    batches.give_back(["site-2", "site-3"])
-    assert drained(batches, "a") == [
-        ("site-2", "site-3"),
-        ("site-4", "site-5", "site-6"),
-        ("site-7",),
-    ]
-
-
-def test_sites_that_are_given_back_wake_a_worker_that_waits(waiting):
     batches = SiteQueue(COHORT[:2], 2)
     batches.take("a")
     idle = waiting(batches, "b")
     batches.give_back(["site-2"])
     assert idle.result(PATIENCE) == ("site-2",)
+
+
+def test_sites_that_are_given_back_come_first_and_in_one_batch():
+    batches = SiteQueue(COHORT, 3)
+    assert batches.take("a") == ("site-1", "site-2", "site-3")
+    assert batches.taken == {"a": ("site-1", "site-2", "site-3")}
+    batches.give_back(["site-2", "site-3"])
+    due = [("site-2", "site-3"), ("site-4", "site-5", "site-6"), ("site-7",)]
+    assert drained(batches, "a") == due
 
 
 def test_no_more_than_the_window_is_taken_before_it_is_folded(waiting):
@@ -96,9 +82,7 @@ def test_no_more_than_the_window_is_taken_before_it_is_folded(waiting):
     assert not idle.done()
     batches.fold(3)
     assert idle.result(PATIENCE) == ("site-4",)
-
-
-def test_a_batch_that_ends_beyond_the_window_waits_whole(waiting):
+    # A batch that ends beyond the window waits whole.
     batches = SiteQueue(COHORT, 2, ahead=3)
     assert batches.take("a") == ("site-1", "site-2")
     idle = waiting(batches, "b")
@@ -114,13 +98,8 @@ def test_a_site_with_a_worker_of_its_own_is_dealt_with_by_no_other():
     assert batches.take("site-1") is None
     assert batches.take("site-7") is None
     assert batches.take("site-2") == ("site-2",)
-
-
-def test_a_site_given_back_goes_to_its_own_worker_again():
-    batches = SiteQueue(COHORT[:2], own={site: site for site in COHORT[:2]})
-    batches.take("site-2")
+    # Given back, it goes to its own worker again.
     batches.give_back(["site-2"])
-    assert batches.take("site-1") == ("site-1",)
     assert batches.take("site-2") == ("site-2",)
 
 

@@ -16,18 +16,33 @@ def plan(count, parallel, model, cohort=None, is_ranked=False, at_site=False, **
     return plan_task(job, model, cohort or count, is_ranked=is_ranked, at_site=at_site)
 
 
-def test_updates_stay_in_workers_that_are_the_sites_own():
-    assert plan(4, 4, 5 << 30) == TaskPlan(own=True, sites=1, in_memory=False, group=0)
-    assert plan(4, 9, 8) == TaskPlan(own=True, sites=1, in_memory=False, group=0)
-    # Also if a round samples fewer of them.
-    assert plan(4, 4, 5 << 30, cohort=2).own
+GROUPED = TaskPlan(False, 1, False, 4)
 
 
-def test_tiny_models_go_to_many_sites_at_once_and_wait_in_memory():
-    assert plan(1000, 2, 2600, cohort=100) == TaskPlan(False, 50, True, 0)
-    assert plan(1000, 2, 2600, cohort=3) == TaskPlan(False, 2, True, 0)
-    assert plan(5000, 2, 1000) == TaskPlan(False, 64, True, 0)
-    assert plan(3, 2, 0) == TaskPlan(False, 2, True, 0)
+@pytest.mark.parametrize(
+    ("job", "due"),
+    [
+        # Updates stay in workers that are the sites' own, also if a round samples fewer of them.
+        ((4, 4, 5 << 30), TaskPlan(own=True, sites=1, in_memory=False, group=0)),
+        ((4, 9, 8), TaskPlan(own=True, sites=1, in_memory=False, group=0)),
+        ((4, 4, 5 << 30, 2), TaskPlan(own=True, sites=1, in_memory=False, group=0)),
+        # Tiny models go to many sites at once, and wait in memory.
+        ((1000, 2, 2600, 100), TaskPlan(False, 50, True, 0)),
+        ((1000, 2, 2600, 3), TaskPlan(False, 2, True, 0)),
+        ((5000, 2, 1000), TaskPlan(False, 64, True, 0)),
+        ((3, 2, 0), TaskPlan(False, 2, True, 0)),
+        # Larger ones go to a site at a time, and wait in files.
+        ((4, 2, MIB), TaskPlan(False, 2, True, 0)),
+        ((4, 2, MIB + 1), TaskPlan(False, 1, False, 0)),
+        # More than a group are summed up, unless they are ranked.
+        ((5, 2, 2 * MIB), GROUPED),
+        ((9, 3, 2 * MIB), GROUPED._replace(group=6)),
+        ((9, 3, 2 * MIB, 6), GROUPED._replace(group=0)),
+        ((9, 3, 2 * MIB, 9, True), GROUPED._replace(group=0)),
+    ],
+)
+def test_who_runs_which_site_follows_from_the_job(job, due):
+    assert plan(*job) == due
 
 
 def test_each_site_has_a_task_of_its_own_where_links_are_emulated():
@@ -36,18 +51,6 @@ def test_each_site_has_a_task_of_its_own_where_links_are_emulated():
     assert plan(4, 4, 8, at_site=True, up="1 Mbit").own
     with pytest.raises(UsageError, match=r"set clients\.parallel = 4"):
         plan(4, 2, 8, at_site=True, up="1 Mbit")
-
-
-def test_larger_models_go_to_a_site_at_a_time_and_wait_in_files():
-    assert plan(4, 2, MIB) == TaskPlan(False, 2, True, 0)
-    assert plan(4, 2, MIB + 1) == TaskPlan(False, 1, False, 0)
-
-
-def test_more_updates_than_a_group_are_summed_up_unless_they_are_ranked():
-    assert plan(5, 2, 2 * MIB) == TaskPlan(False, 1, False, 4)
-    assert plan(9, 3, 2 * MIB).group == 6
-    assert plan(9, 3, 2 * MIB, cohort=6).group == 0
-    assert plan(9, 3, 2 * MIB, is_ranked=True).group == 0
 
 
 @given(

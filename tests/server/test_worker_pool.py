@@ -14,7 +14,6 @@ from training_scripts import (
     noisy,
     noisy_learner,
     of_kind,
-    results,
     took_part,
 )
 
@@ -35,26 +34,10 @@ flare.init()
 while flare.is_running():
     model = flare.receive()
     flare.send(flare.FLModel(params=model.params))
-    {then}
+    flare.log("x", 1.0)
+    if flare.get_site_name() == "site-2":
+        raise KeyError("late")
 """
-
-
-def test_a_worker_that_logs_after_it_has_answered_is_kept(jobs):
-    run = jobs.run(AFTER_SEND.format(then="flare.log('x', 1.0)"), QUIET, "rounds=3")
-    assert run.summary.status == "finished"
-    pids = {(event.process, event.pid) for event in of_kind(run, ProcessReady)}
-    assert len(pids) == 3  # the server, and two sites
-
-
-def test_a_script_that_fails_after_it_has_answered_is_told_of_and_started_again(jobs):
-    run = jobs.run(AFTER_SEND.format(then="raise KeyError('late')"), QUIET)
-    assert run.summary.status == "finished"
-    assert not run.summary.failures
-    said = " ".join(event.message for event in of_kind(run, Warned))
-    assert "site-1 was started again" in said
-    assert "raised KeyError: 'late'" in said
-
-
 # Dies as it is imported, in one of the workers.
 DIES_IN = """
 import multiprocessing, os, signal
@@ -64,18 +47,29 @@ if multiprocessing.current_process().name == {name!r}:
 """
 
 
-def test_a_worker_that_dies_at_its_first_import_each_time_is_done_without(jobs):
-    shared = ["clients.count=6", "clients.parallel=3", *LEARNER]
-    expected = jobs.run(noisy_learner(), *shared)
-    run = jobs.run(DIES_IN.format(name="worker-2") + noisy_learner(), *shared)
-    assert results(run) == results(expected)
+def test_a_worker_that_logs_after_its_answer_is_kept_and_one_that_fails_then_is_replaced(jobs):
+    run = jobs.run(AFTER_SEND, QUIET)
+    assert run.summary.status == "finished"
     assert not run.summary.failures
+    pids = {}
+    for event in of_kind(run, ProcessReady):
+        pids.setdefault(event.process, set()).add(event.pid)
+    assert (len(pids["site-1"]), len(pids["site-2"]) > 1) == (1, True)
+    messages = " ".join(event.message for event in of_kind(run, Warned))
+    assert "site-2 was started again" in messages
+    assert "raised KeyError: 'late'" in messages
+
+
+def test_a_worker_that_dies_at_its_first_import_each_time_is_done_without(jobs):
+    script = DIES_IN.format(name="worker-2") + noisy_learner()
+    run = jobs.run(script, "clients.count=6", "clients.parallel=3", *LEARNER)
+    assert (run.summary.status, run.summary.failures) == ("finished", [])
     [warning] = run.summary.warnings
     assert warning.startswith("worker-2 did not get ready 3 times in a row: ")
     assert "its log is worker-2.log; the other workers go on without it" in warning
 
 
-def test_a_job_of_which_no_worker_gets_ready_fails_with_a_sentence(jobs):
+def test_a_job_of_which_no_worker_gets_ready_fails_with_the_reason(jobs):
     shared = ["clients.count=6", "clients.parallel=2", *LEARNER]
     run = jobs.run("raise KeyError('early')\n" + noisy_learner(), *shared)
     assert run.summary.status == "failed"
@@ -89,15 +83,15 @@ def test_a_site_whose_process_never_gets_ready_fails_its_rounds_and_is_benched(j
     assert run.summary.status == "finished", run.summary.error
     assert list(took_part(run).values()) == [["site-1", "site-3"]] * 3
     assert_rounds_are_means(run)
-    assert {failure.site for failure in run.summary.failures} == {"site-2"}
-    assert all(each.reason == "site-2 was killed by SIGKILL" for each in run.summary.failures)
+    reasons = {(failure.site, failure.reason) for failure in run.summary.failures}
+    assert reasons == {("site-2", "site-2 was killed by SIGKILL")}
     assert run.summary.benched == ["site-2"]
     assert cohorts(run)[-1] == ["site-1", "site-3"]
 
 
 def test_the_server_has_no_more_files_open_for_the_processes_it_has_replaced(jobs):
     # One site dies in each round, and has a new process in the next.
-    rounds = 16
+    rounds = 9
     deeds = {("site-2", number): "os.kill(os.getpid(), 9)" for number in range(1, rounds)}
     pids, counts = {}, []
 
@@ -121,7 +115,6 @@ def test_who_was_not_asked_is_not_late(jobs):
         noisy("threading.Event().wait(0.05)"),
         QUIET,
         LARGE,
-        "rounds=3",
         "clients.count=12",
         "clients.parallel=2",
         "clients.min_updates=2",
@@ -131,12 +124,11 @@ def test_who_was_not_asked_is_not_late(jobs):
     failed = of_kind(run, SiteFailed)
     assert all(event.late for event in failed)
     # No more can be late than workers are at, and have just sent the updates of.
-    assert len(failed) <= 2 * 2 * 3
+    assert len(failed) <= 2 * 2 * 2
     assert not of_kind(run, SiteBenched)
 
 
-def test_an_evaluation_that_is_stopped_does_not_count(jobs):
-    waiting = """
+WAITS_IN_AN_EVALUATION = """
 import threading
 import flstream.client as flare
 
@@ -151,43 +143,24 @@ while flare.is_running():
         flare.send(flare.FLModel(params=model.params))
 """
 
+
+def test_an_evaluation_that_is_stopped_does_not_count(jobs):
     def interrupt(event, sampler):
-        if (
-            isinstance(event, SitePhaseChanged)
-            and event.site == "site-1"
-            and event.state == "ready"
-        ):
+        if isinstance(event, SitePhaseChanged) and (event.site, event.state) == ("site-1", "ready"):
             answered.append(event.round)
             if len(answered) == 2:  # it has trained, and has evaluated
                 signal.raise_signal(signal.SIGINT)
 
     answered = []
-    run = jobs.run(waiting, listener=interrupt)
+    run = jobs.run(WAITS_IN_AN_EVALUATION, listener=interrupt)
     assert run.summary.status == "stopped"
     assert not of_kind(run, Evaluated)
 
 
-def test_a_diverged_metric_is_no_obstacle_to_going_on(jobs):
-    deed = "metrics['loss'] = float('nan')"
-    shared = (QUIET, LARGE, "clients.count=4", "clients.parallel=2")
-    undisturbed = jobs.run(noisy(deed), *shared)
-
-    def interrupt(event, sampler):
-        if isinstance(event, SitePhaseChanged) and (event.round, event.site) == (2, "site-4"):
-            signal.raise_signal(signal.SIGINT)
-
-    stopped = jobs.run(noisy(deed), *shared, listener=interrupt)
-    assert stopped.summary.status == "stopped"
-    resumed = jobs.go_on(stopped, noisy(deed), *shared)
-    assert results(resumed)[0] == results(undisturbed)[0]
-
-
-@pytest.mark.parametrize("parallel", [1, 4])
-@pytest.mark.parametrize("mode", ["pull", "native"])
+@pytest.mark.parametrize(("parallel", "mode"), [(1, "pull"), (4, "native")])
 def test_an_update_that_is_too_large_is_refused_before_it_is_fetched(jobs, parallel, mode):
-    deed = "params['more'] = torch.zeros(20_000_000)"
     run = jobs.run(
-        adding({("site-2", 1): deed}),
+        adding({("site-2", 1): "params['more'] = torch.zeros(20_000_000)"}),
         QUIET,
         "rounds=1",
         "clients.count=4",

@@ -77,24 +77,23 @@ def test_a_worker_that_never_gets_ready_is_retired_and_the_others_are_prepared(o
     assert team.office.spawned["worker-2"] == 3
 
 
-def test_the_sites_of_a_worker_that_is_retired_in_mid_task_go_to_the_others(outfit):
-    team = outfit(THREE, vain={"worker-1": NEVER, "worker-3": NEVER})
-    said = team.perform(size=1)
+@pytest.mark.parametrize(
+    ("vain", "size", "workers"),
+    [
+        # The one that is ready may have done all of it before another has failed three times.
+        (["worker-1", "worker-3"], 1, THREE),
+        # Where all who take part are retired, others take their place.
+        (["worker-1", "worker-2"], 2, ["worker-1", "worker-2"]),
+    ],
+)
+def test_the_sites_of_a_worker_that_is_retired_go_to_the_others(outfit, vain, size, workers):
+    team = outfit(THREE, vain=dict.fromkeys(vain, NEVER))
+    said = team.perform(size=size, workers=workers)
     assert done(said) == SITES
     retired = {each.worker for each in said if isinstance(each, WorkerAbandoned)}
-    # The one that is ready may have done all of it before another has failed three times.
-    assert retired <= {"worker-1", "worker-3"}
+    assert retired <= set(vain)
+    assert retired == set(vain) or workers == THREE
     assert not [each for each in said if isinstance(each, SiteLost)]
-
-
-def test_where_all_who_take_part_are_retired_others_take_their_place(outfit):
-    team = outfit(THREE, vain={"worker-1": NEVER, "worker-2": NEVER})
-    said = team.perform(workers=["worker-1", "worker-2"])
-    assert done(said) == SITES
-    assert {each.worker for each in said if isinstance(each, WorkerAbandoned)} == {
-        "worker-1",
-        "worker-2",
-    }
 
 
 @pytest.mark.parametrize("prepare", [True, False], ids=["at the beginning", "in a task"])
