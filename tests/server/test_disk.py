@@ -2,9 +2,6 @@
 
 import os
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,23 +68,14 @@ def test_a_run_whose_first_round_does_not_fit_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("disk", "done", "free", "rest"),
-    [
-        (plan(), 0, 50 * GIB, {}),
-        (plan(), 0, None, {}),
-        (plan(keep=3), 0, 20 * GIB, {}),
-        (plan(), 10, 0, {}),
-        (plan(updates=2), 8, 10 * GIB, {"present": 10 * GIB}),
-        (plan(), 0, 55 * GIB, {"states": 5 * GIB}),
-    ],
-)
-def test_a_run_that_fits_whole_gives_no_warning(disk, done, free, rest):
-    assert warned(disk, done, free=free, **rest) is None
-
-
-@pytest.mark.parametrize(
     ("disk", "done", "free", "rest", "words"),
     [
+        (plan(), 0, 50 * GIB, {}, None),
+        (plan(), 0, None, {}, None),
+        (plan(keep=3), 0, 20 * GIB, {}, None),
+        (plan(), 10, 0, {}, None),
+        (plan(updates=2), 8, 10 * GIB, {"present": 10 * GIB}, None),
+        (plan(), 0, 55 * GIB, {"states": 5 * GIB}, None),
         (plan(), 0, 21 * GIB, {}, "10 rounds to come with checkpoints.keep = all take up to 50"),
         (plan(), 0, 21 * GIB, {}, "and round 5 may be the first that does not fit; make room, or"),
         (plan(), 0, 21 * GIB, {}, "set checkpoints.keep = 3"),
@@ -105,7 +93,8 @@ def test_a_run_that_fits_whole_gives_no_warning(disk, done, free, rest):
 def test_a_run_that_will_not_fit_is_warned_of_with_the_keep_that_would(
     disk, done, free, rest, words
 ):
-    assert words in warned(disk, done, free=free, **rest)
+    warning = warned(disk, done, free=free, **rest)
+    assert warning is None if words is None else words in warning
 
 
 PLANS = st.builds(
@@ -186,41 +175,3 @@ def test_the_free_space_is_what_an_ordinary_user_may_take(tmp_path, monkeypatch)
     monkeypatch.undo()
     with pytest.raises(SimulationError, match=r"free in .*gone cannot be told: No such file"):
         free_bytes(tmp_path / "gone")
-
-
-ON_A_SMALL_DISK = """
-import sys
-from pathlib import Path
-from flstream.errors import SimulationError
-from flstream.server.disk import DiskPlan, check_round, free_bytes
-
-folder, MIB = Path(sys.argv[1]), 1 << 20
-print(free_bytes(folder) // MIB)
-plan = DiskPlan(rounds=3, keep="all", model=3 * MIB)
-check_round(plan, folder, 1)
-(folder / "round-0001").write_bytes(bytes(3 * MIB))
-check_round(plan, folder, 2)
-(folder / "round-0002").write_bytes(bytes(3 * MIB))
-try:
-    check_round(plan, folder, 3)
-except SimulationError as error:
-    print(error)
-"""
-
-
-def test_a_real_disk_that_fills_up_is_noticed_in_time(tmp_path):
-    mount = 'mount -t tmpfs -o size=8m none "$1" && shift && exec "$@"'
-    of_its_own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
-
-    def run(*command):
-        return subprocess.run([*of_its_own, tmp_path, *command], capture_output=True, text=True)
-
-    if not shutil.which("unshare") or run("true").returncode:
-        pytest.skip("a file system of one's own cannot be mounted here")
-    done = run(sys.executable, "-c", ON_A_SMALL_DISK, tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "8",
-        f"round 3 needs 3 MiB of disk (the next model 3 MiB), and 2 MiB are free in {tmp_path}; "
-        "make room for 1 MiB more, then go on with --resume",
-    ]

@@ -148,15 +148,12 @@ def test_a_sum_in_groups_has_the_bits_of_one_walk(fold, sums):
     assert fold([], sums=sums, groups=[first, second])[1] == whole
 
 
-def test_each_update_of_no_use_is_refused_in_turn(fold):
+def test_each_is_refused_in_turn_and_too_few_left_end_the_round_with_who_and_why(fold):
     collected = updates(not_a_number)
     collected[3] = Kept("site-4", of_another_shape(MemoryBody.of(state(4))), 4.0)
     model, _, failures = fold(collected)
     assert sorted(failures) == ["site-2", "site-4"]
     assert_same_tensors(model, mean(1, 3))
-
-
-def test_too_few_left_end_the_round_with_who_and_why(fold):
     with pytest.raises(SimulationError) as caught:
         fold(updates(DiesHalfway), least=4)
     assert str(caught.value).startswith("3 of 4 sites are left to train round 1, and 4 have to")

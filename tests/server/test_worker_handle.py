@@ -1,6 +1,7 @@
 """The server's end of the socket over which workers deal with their peers."""
 
 import socket
+from contextlib import closing
 
 import pytest
 
@@ -10,33 +11,18 @@ from flstream.server.worker_handle import PeerLink
 from flstream.transport.channel import Signal
 
 
-@pytest.fixture
-def link():
-    """A link to a worker, and the worker's end."""
-    ours, theirs = socket.socketpair()
-    abort = Signal()
-    with ours, theirs:
-        yield PeerLink(ours, "site-1", "site-1/1", abort), theirs
-    abort.close()
-
-
-def test_after_an_answer_that_comes_too_late_nothing_more_is_asked(link):
+def test_after_an_answer_that_comes_too_late_nothing_more_is_asked():
     # It would pass for the answer to the next request.
-    asking, worker = link
+    ours, worker = socket.socketpair()
     request = OfferModel("round-0001.safetensors", "0" * 32, "site-2/1")
-    assert asking.is_open
-    with pytest.raises(DeadlineError):
-        asking.ask(request, Offered, seconds=0.05)
-    assert not asking.is_open
-    with pytest.raises(StreamingError):
-        asking.ask(request, Offered, seconds=0.05)
-    # The worker sees the end, too.
-    worker.settimeout(5)
-    while worker.recv(1 << 16):
-        pass
-
-
-def test_a_link_that_is_closed_is_not_open(link):
-    asking, _ = link
-    asking.close()
-    assert not asking.is_open
+    with ours, worker, closing(Signal()) as abort:
+        link = PeerLink(ours, "site-1", "site-1/1", abort)
+        assert link.is_open
+        for error in (DeadlineError, StreamingError):
+            with pytest.raises(error):
+                link.ask(request, Offered, seconds=0.05)
+            assert not link.is_open
+        # The worker sees the end, too.
+        worker.settimeout(5)
+        while worker.recv(1 << 16):
+            pass
