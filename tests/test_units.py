@@ -1,4 +1,4 @@
-"""Sizes and durations: every spelling is read, and exact ones come back as they were."""
+"""Sizes, durations and rates: every spelling is read, and exact ones come back as they were."""
 
 from datetime import timedelta
 
@@ -19,157 +19,101 @@ from flstream.units import (
 )
 
 MIB = 1024**2
+SIZES = [
+    (0, 0), (2097152, 2 * MIB), (2097152.0, 2 * MIB), ("2097152", 2 * MIB), ("2 MiB", 2 * MIB),
+    ("2MiB", 2 * MIB), (" 2  mib ", 2 * MIB), ("2Mi", 2 * MIB), ("2M", 2 * MIB), ("2m", 2 * MIB),
+    ("2 mebibytes", 2 * MIB), ("1 mebibyte", MIB), ("2MB", 2_000_000), ("2 megabytes", 2_000_000),
+    ("1 kB", 1000), ("1 KB", 1000), ("512K", 512 * 1024), ("1.5 GiB", 3 * 512 * MIB),
+    (".5 KiB", 512), ("0.3 KiB", 307), ("1e3", 1000), ("64 B", 64), ("5 bytes", 5), ("1 byte", 1),
+    ("3T", 3 * 1024**4), ("1 exbibyte", 1024**6),
+]  # fmt: skip
+DURATIONS = [
+    (600, 600.0), (0.25, 0.25), ("600", 600.0), ("600 s", 600.0), ("600 Seconds", 600.0),
+    ("500 ms", 0.5), ("1.5s", 1.5), ("10 minutes", 600.0), ("2m", 120.0), ("1h", 3600.0),
+    ("2 days", 172800.0), ("1 week", 604800.0), ("10 us", 1e-5), ("10 \u00b5s", 1e-5),
+    ("10 ns", 1e-8), (timedelta(milliseconds=500), 0.5),
+]  # fmt: skip
+RATES = [
+    ("10 Mbit", 1e7), ("10Mbit/s", 1e7), ("0.5 gbit / S", 5e8), ("250 kbit", 2.5e5),
+    ("1 Tbit", 1e12), ("300 bit/s", 300), (1000, 1000), (2.5e6, 2.5e6), ("1e6", 1e6),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("spelling", "size"),
+    ("parse", "spelling", "value"),
     [
-        (0, 0),
-        (2097152, 2 * MIB),
-        (2097152.0, 2 * MIB),
-        ("2097152", 2 * MIB),
-        ("2 MiB", 2 * MIB),
-        ("2MiB", 2 * MIB),
-        (" 2  mib ", 2 * MIB),
-        ("2Mi", 2 * MIB),
-        ("2M", 2 * MIB),
-        ("2m", 2 * MIB),
-        ("2 mebibytes", 2 * MIB),
-        ("1 mebibyte", MIB),
-        ("2MB", 2_000_000),
-        ("2 megabytes", 2_000_000),
-        ("1 kB", 1000),
-        ("1 KB", 1000),
-        ("512K", 512 * 1024),
-        ("1.5 GiB", 3 * 512 * MIB),
-        (".5 KiB", 512),
-        ("0.3 KiB", 307),
-        ("1e3", 1000),
-        ("64 B", 64),
-        ("5 bytes", 5),
-        ("1 byte", 1),
-        ("3T", 3 * 1024**4),
-        ("1 exbibyte", 1024**6),
+        *((parse_bytes, *each) for each in SIZES),
+        *((parse_seconds, *each) for each in DURATIONS),
+        *((parse_rate, *each) for each in RATES),
     ],
 )
-def test_a_size_is_read_in_every_spelling(spelling: str | int | float, size: int) -> None:
-    assert parse_bytes(spelling) == size
+def test_a_value_is_read_in_every_spelling(parse, spelling, value):
+    assert parse(spelling) == value
+
+
+NO_SIZES = ["", "MiB", "-2 MiB", "2 miles", "2 MiB 3", "inf", "1_000", "\u0662 minutes", -1, True]
+NO_SIZES += [None, [2], float("nan"), float("inf")]
+# Not whole: rounding one of these down to 0 would turn something off.
+NO_SIZES += ["1.5", 1.5, 0.4, "0.0001 KiB"]
+NO_DURATIONS = ["", "s", "-1 s", -1, "1 month", "1 s 2", True, None, "1e999 s", timedelta(days=-1)]
+NO_RATES = ["", "10 MB", "10 MiB", "10 M", "Mbit", "-1", -1, True, None, [1]]
 
 
 @pytest.mark.parametrize(
-    "junk",
+    ("parse", "junk", "allowed"),
     [
-        *("", "MiB", "-2 MiB", "2 miles", "2 MiB 3", "inf", "1_000", "\u0662 minutes"),
-        *(-1, True, None, [2], float("nan"), float("inf")),
-        # Not whole: rounding one of these down to 0 would turn something off.
-        *("1.5", 1.5, 0.4, "0.0001 KiB"),
+        *((parse_bytes, each, "a size such as 2097152, 2 MiB or 2 MB") for each in NO_SIZES),
+        *((parse_seconds, each, "a duration such as 600 s, 500 ms") for each in NO_DURATIONS),
+        *((parse_rate, each, "a rate such as 10 Mbit") for each in NO_RATES),
     ],
 )
-def test_what_is_no_size_is_refused_with_what_is_allowed(junk: object) -> None:
-    with pytest.raises(ValueError, match="must be a size such as 2097152, 2 MiB or 2 MB"):
-        parse_bytes(junk)  # type: ignore[arg-type]
+def test_what_is_none_is_refused_with_what_is_allowed(parse, junk, allowed):
+    with pytest.raises(ValueError, match=f"must be {allowed}"):
+        parse(junk)
 
 
-@pytest.mark.parametrize(
-    ("spelling", "seconds"),
-    [
-        (600, 600.0),
-        (0.25, 0.25),
-        ("600", 600.0),
-        ("600 s", 600.0),
-        ("600 Seconds", 600.0),
-        ("500 ms", 0.5),
-        ("1.5s", 1.5),
-        ("10 minutes", 600.0),
-        ("2m", 120.0),
-        ("1h", 3600.0),
-        ("2 days", 172800.0),
-        ("1 week", 604800.0),
-        ("10 us", 1e-5),
-        ("10 \u00b5s", 1e-5),
-        ("10 ns", 1e-8),
-        (timedelta(milliseconds=500), 0.5),
-    ],
+@given(
+    size=st.integers(0, 2**70) | st.integers(0, 2**20).map(lambda n: n * MIB),
+    seconds=st.floats(0, 1e12) | st.integers(0, 10**9).map(float),
+    bits=st.floats(0, 1e15) | st.integers(0, 10**9).map(lambda n: n * 1e3),
 )
-def test_a_duration_is_read_in_every_spelling(
-    spelling: str | int | float | timedelta, seconds: float
-) -> None:
-    assert parse_seconds(spelling) == seconds
-
-
-@pytest.mark.parametrize(
-    "junk", ["", "s", "-1 s", -1, "1 month", "1 s 2", True, None, "1e999 s", timedelta(days=-1)]
-)
-def test_what_is_no_duration_is_refused_with_what_is_allowed(junk: object) -> None:
-    with pytest.raises(ValueError, match="must be a duration such as 600 s, 500 ms"):
-        parse_seconds(junk)  # type: ignore[arg-type]
-
-
-@given(st.integers(0, 2**70) | st.integers(0, 2**20).map(lambda n: n * MIB))
-def test_an_exact_size_reads_back_as_itself(size: int) -> None:
+def test_an_exact_value_reads_back_as_itself(size, seconds, bits):
     assert parse_bytes(format_bytes_exact(size)) == size
-
-
-@given(st.floats(0, 1e12) | st.integers(0, 10**9).map(float))
-def test_an_exact_duration_reads_back_as_itself(seconds: float) -> None:
     assert parse_seconds(format_seconds_exact(seconds)) == seconds
+    assert parse_rate(format_rate_exact(bits)) == bits
 
 
 @given(st.integers(1, 2**60))
-def test_a_printed_size_is_within_a_twentieth_of_its_unit(size: int) -> None:
+def test_a_printed_size_is_within_a_twentieth_of_its_unit(size):
     number, unit = format_bytes(size).split()
     assert float(number) < 1024
     assert abs(float(number) * parse_bytes(f"1 {unit}") - size) <= 0.0501 * parse_bytes(f"1 {unit}")
 
 
 @pytest.mark.parametrize(
-    ("text", "bits"),
+    ("print_value", "values", "printed"),
     [
-        ("10 Mbit", 1e7),
-        ("10Mbit/s", 1e7),
-        ("0.5 gbit / S", 5e8),
-        ("250 kbit", 2.5e5),
-        ("1 Tbit", 1e12),
-        ("300 bit/s", 300),
-        (1000, 1000),
-        (2.5e6, 2.5e6),
-        ("1e6", 1e6),
+        (
+            format_rate,
+            [300, 999.9, 1e7, 1.25e9, 250e3, 999_999],
+            "300 bit/s, 1 kbit/s, 10 Mbit/s, 1.25 Gbit/s, 250 kbit/s, 1 Mbit/s",
+        ),
+        (
+            format_bytes,
+            [0, 64, 2 * MIB, 3 * 512 * MIB, 18140365, MIB - 1, -3 * MIB],
+            "0 B, 64 B, 2 MiB, 1.5 GiB, 17.3 MiB, 1.0 MiB, -3 MiB",
+        ),
+        (
+            format_bytes_exact,
+            [0, 16, 1000, 512 * 1024, 64 * MIB, 1024 * MIB],
+            "0, 16, 1000, 512 KiB, 64 MiB, 1 GiB",
+        ),
+        (
+            format_seconds,
+            [0, 0.5, 12.34, 59.96, 125, 3725],
+            "0 s, 0.5 s, 12.3 s, 1m 00s, 2m 05s, 1h 02m 05s",
+        ),
     ],
 )
-def test_rates_are_in_bits_a_second_and_powers_of_ten(text: str | float, bits: float) -> None:
-    assert parse_rate(text) == bits
-
-
-@pytest.mark.parametrize("junk", ["", "10 MB", "10 MiB", "10 M", "Mbit", "-1", -1, True, None, [1]])
-def test_what_is_no_rate_is_refused_with_what_is_allowed(junk: object) -> None:
-    with pytest.raises(ValueError, match="must be a rate such as 10 Mbit"):
-        parse_rate(junk)  # type: ignore[arg-type]
-
-
-@given(st.floats(0, 1e15) | st.integers(0, 10**9).map(lambda n: n * 1e3))
-def test_an_exact_rate_reads_back_as_itself(bits: float) -> None:
-    assert parse_rate(format_rate_exact(bits)) == bits
-
-
-def test_rates_are_printed_for_people() -> None:
-    rates = [300, 999.9, 1e7, 1.25e9, 250e3, 999_999]
-    printed = ["300 bit/s", "1 kbit/s", "10 Mbit/s", "1.25 Gbit/s", "250 kbit/s", "1 Mbit/s"]
-    assert [format_rate(rate) for rate in rates] == printed
-
-
-def test_sizes_are_printed_for_people() -> None:
-    sizes = [0, 64, 2 * MIB, 3 * 512 * MIB, 18140365, MIB - 1, -3 * MIB]
-    printed = ["0 B", "64 B", "2 MiB", "1.5 GiB", "17.3 MiB", "1.0 MiB", "-3 MiB"]
-    assert [format_bytes(size) for size in sizes] == printed
-
-
-def test_exact_sizes_use_the_largest_unit_that_fits() -> None:
-    sizes = [0, 16, 1000, 512 * 1024, 64 * MIB, 1024 * MIB]
-    printed = ["0", "16", "1000", "512 KiB", "64 MiB", "1 GiB"]
-    assert [format_bytes_exact(size) for size in sizes] == printed
-
-
-def test_durations_are_printed_for_people() -> None:
-    durations = [0, 0.5, 12.34, 59.96, 125, 3725]
-    printed = ["0 s", "0.5 s", "12.3 s", "1m 00s", "2m 05s", "1h 02m 05s"]
-    assert [format_seconds(seconds) for seconds in durations] == printed
+def test_values_are_printed_for_people(print_value, values, printed):
+    assert ", ".join(map(print_value, values)) == printed

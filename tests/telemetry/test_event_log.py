@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import SimulationError
@@ -58,6 +58,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=settings().max_examples // 4)
 @given(st.data())
 def test_an_event_comes_back_as_it_was_from_one_line(kind, data):
     event = data.draw(values(kind))
