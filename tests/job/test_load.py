@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from flstream.job import Job, job_keys, load_job, render_job
 from flstream.job.filters import FilterSpec
-from flstream.job.hocon import read_value
+from flstream.job.hocon import read_hocon
 from flstream.job.problems import RefusedValueError
 
 MIB = 1024**2
@@ -339,8 +339,9 @@ ANY = st.recursive(
 
 
 @settings(max_examples=10)
-@given(ANY)
-def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(value):
+@given(value=ANY)
+def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(tmp_path, value):
+    path = tmp_path / "value.conf"
     for key in job_keys().values():
         try:
             found = key.parse(value, Path("/nowhere"))
@@ -350,7 +351,8 @@ def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(value):
                 assert problem.allowed or problem.hint
                 assert "function-" not in str(problem)
         else:
-            again = read_value(key.render(found)).values["value"]
+            path.write_text(f"value = {key.render(found)}", encoding="utf-8")
+            again = read_hocon(path).values["value"]
             assert found is None or key.parse(again, Path("/nowhere")) == found, key.name
 
 
