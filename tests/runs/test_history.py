@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import results
 
@@ -37,10 +37,9 @@ SITES = ["site-1", "site-2"]
 
 
 def started(rounds: int = 3, **facts: str) -> list[AnyEvent]:
+    fixed = {"job": "relay", "seed": 7, "clients": 2, "mode": "pull", "chunk_size": 16}
     return [
-        RunStarted(
-            job="relay", seed=7, rounds=rounds, clients=2, mode="pull", chunk_size=16, **facts
-        ),
+        RunStarted(**fixed, rounds=rounds, **facts),
         ModelReady(bytes=160, tensors=2, digest="initial"),
     ]
 
@@ -49,35 +48,22 @@ def effect(
     number: int, round_number: int, model: ModelRecord | None = None, *, is_final: bool = True
 ) -> EffectDone:
     return EffectDone(
-        effect=number,
-        name="fold" if model else "train",
-        round=round_number,
-        request="",
-        arguments="",
-        is_final=is_final,
-        model=model,
-        result=msgspec.Raw(b'{"sites":2}'),
-    )
+        effect=number, name="fold" if model else "train", round=round_number, request="",
+        arguments="", is_final=is_final, model=model, result=msgspec.Raw(b'{"sites":2}'),
+    )  # fmt: skip
 
 
-def evaluated(round_number: int, accuracy: float, seconds: float = 0.25) -> Evaluated:
+def evaluated(round_number: int, accuracy: float) -> Evaluated:
     metrics = {"accuracy": accuracy}
-    return Evaluated(round=round_number, metrics=metrics, seconds=seconds, down=Transfer(7, 1, 1))
+    return Evaluated(round=round_number, metrics=metrics, seconds=0.25, down=Transfer(7, 1, 1))
 
 
-def finished(round_number: int, digest: str) -> RoundFinished:
+def finished(number: int, digest: str) -> RoundFinished:
     return RoundFinished(
-        round=round_number,
-        digest=digest,
-        download=1.0,
-        train=2.0,
-        upload_and_fold=3.0,
-        checkpoint=4.0,
-        weights={"site-1": 1.0, "site-2": round_number},
-        metrics={"loss": 1 / round_number},
-        down=Transfer(10, 1, 1),
-        up=Transfer(20, 1, 1),
-    )
+        round=number, digest=digest, download=1.0, train=2.0, upload_and_fold=3.0, checkpoint=4.0,
+        weights={"site-1": 1.0, "site-2": number}, metrics={"loss": 1 / number},
+        down=Transfer(10, 1, 1), up=Transfer(20, 1, 1),
+    )  # fmt: skip
 
 
 def a_round(number: int) -> list[AnyEvent]:
@@ -141,6 +127,11 @@ def test_a_round_may_make_several_models_and_evaluate_each():
     assert summary.metrics[0] == {"accuracy": 6.0, "round": 1, "train": {"loss": 1.0}}
     assert (summary.rounds[0].evaluate, summary.transfer.down.bytes) == (0.5, 3 * 24)
     assert (summary.model.digest, summary.rounds_completed) == ("model-3-1", 3)
+    # Site-1 failed at its training of round 2, so that this took no time at all.
+    one, two = history.sites["site-1"], history.sites["site-2"]
+    assert (one.downloads, one.trains, one.slowest, one.failures) == (3, 4, 3, 1)
+    assert (two.downloads, two.trains, two.slowest) == (3, 6, 3)
+    assert (two.updates, two.weight) == (3, 6)
 
 
 def test_a_round_that_was_evaluated_again_is_best_by_its_last_evaluation_only():
@@ -156,7 +147,6 @@ def test_a_round_that_was_evaluated_again_is_best_by_its_last_evaluation_only():
     cuts=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 3)), max_size=5),
     is_cut_in_a_line=st.booleans(),
 )
-@settings(max_examples=150)
 def test_a_run_cut_off_anywhere_goes_on_after_any_effect_and_adds_up_alike(
     cuts, is_cut_in_a_line, tmp_path_factory
 ):
@@ -185,24 +175,12 @@ def test_a_run_cut_off_anywhere_goes_on_after_any_effect_and_adds_up_alike(
             with path.open("ab") as file:
                 file.write(encode_event(sitting[count])[:20])
     found, whole = read_history(path), folded(events)
-    assert results(msgspec.structs.replace(summarize(found), warnings=[])) == results(
-        msgspec.structs.replace(summarize(whole), warnings=[])
-    )
-    assert set(summarize(found).warnings) - {"it went on"} == {"round 2 was odd"}
-    assert (found.effects, found.models, found.rounds) == (
-        whole.effects,
-        whole.models,
-        whole.rounds,
-    )
-    assert found.sites == whole.sites
-
-
-def test_the_sites_of_a_run_have_the_seconds_that_count():
-    # Site-1 failed at its training of round 2, so that this took no time at all.
-    sites = folded(a_run()).sites
-    assert (sites["site-1"].downloads, sites["site-1"].trains, sites["site-1"].slowest) == (3, 4, 3)
-    assert (sites["site-2"].downloads, sites["site-2"].trains, sites["site-2"].slowest) == (3, 6, 3)
-    assert (sites["site-2"].updates, sites["site-2"].weight, sites["site-1"].failures) == (3, 6, 1)
+    summaries = [results(summarize(each)) for each in (found, whole)]
+    warnings = [set(each.pop("warnings")) for each in summaries]
+    assert summaries[0] == summaries[1]
+    assert warnings[0] - {"it went on"} == warnings[1] == {"round 2 was odd"}
+    for name in ("effects", "models", "rounds", "sites"):
+        assert getattr(found, name) == getattr(whole, name), name
 
 
 def test_a_run_that_goes_on_from_the_initial_model_or_from_nothing_forgets_its_effects():
@@ -280,8 +258,6 @@ def test_results_and_weights_are_kept_only_where_they_are_needed():
     whole, brief = folded(a_run()), folded(a_run(), keep_results=False, keep_weights=False)
     assert {bytes(each.result) for each in whole.effects} == {b'{"sites":2}'}
     assert {bytes(each.result) for each in brief.effects} == {b"null"}
-    assert whole.rounds[1].weights == {"site-1": 1.0, "site-2": 2.0}
-    assert list(whole.rounds[1].weights) == SITES
-    assert "site-3" not in whole.rounds[1].weights
+    assert list(whole.rounds[1].weights.items()) == [("site-1", 1.0), ("site-2", 2.0)]
     assert brief.rounds[1].weights == {}
     assert summarize(whole) == summarize(brief)

@@ -4,19 +4,14 @@ import pytest
 from journal_support import folded
 
 from flstream.errors import SimulationError
-from flstream.runs.body_records import RECORDED, read_bodies
 from flstream.runs.journal import read_events, read_history
 from flstream.telemetry.events import (
     ModelReady,
-    ModelReceived,
     RoundStarted,
     RunResumed,
     RunStarted,
-    SentUpdate,
     SiteLog,
     SitesBeganAnew,
-    Transfer,
-    UpdatesReceived,
     UpdateTakenUp,
     encode_event,
 )
@@ -50,20 +45,12 @@ def event_of(token):
     return SiteLog(round=int(number), site=f"site-{site}", key="loss", value=float(value))
 
 
-def write(path, events, torn=b""):
-    path.write_bytes(b"".join(encode_event(each) + b"\n" for each in events) + torn)
-
-
 def counting(path, journal, torn=b""):
     """The values that count of those that were logged."""
-    write(path, map(event_of, journal.split()), torn)
+    events = map(event_of, journal.split())
+    path.write_bytes(b"".join(encode_event(each) + b"\n" for each in events) + torn)
     history = read_history(path, note_lines_of=(SiteLog,))
     return [each.value for each in read_events(path, history.lines)]
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "events.jsonl"
 
 
 KILLS = " ".join(f"{100 + attempt} r1" for attempt in range(20))
@@ -88,48 +75,14 @@ KILLS = " ".join(f"{100 + attempt} r1" for attempt in range(20))
         ("S M 1 o12 2 3.2 4.3 a12 5 f1 6 a1 7", [1, 4, 5, 7]),
     ],
 )
-def test_of_what_was_done_again_the_last_attempt_counts(path, journal, due):
-    assert counting(path, journal) == due
+def test_of_what_was_done_again_the_last_attempt_counts(tmp_path, journal, due):
+    assert counting(tmp_path / "events.jsonl", journal) == due
 
 
-def test_a_torn_line_is_no_point_and_a_journal_that_changes_is_an_error(path):
+def test_a_torn_line_is_no_point_and_a_journal_that_changes_is_an_error(tmp_path):
+    path = tmp_path / "events.jsonl"
     assert list(read_events(path, [])) == []
     assert counting(path, "S M 1", torn=b'{"kind":"site_log","val') == [1]
     assert read_history(path).lines == []
     with pytest.raises(SimulationError, match="was changed while it was read"):
         list(read_events(path, [3]))
-
-
-def test_text_and_steps_survive_the_journal(path):
-    events = [
-        SiteLog(round=1, site="site-1", key="note", value=None, text="two\nlines"),
-        SiteLog(round=1, site="site-1", key="loss", value=0.5, step=12),
-    ]
-    write(path, events)
-    assert list(read_events(path, [0, len(encode_event(events[0])) + 1])) == events
-
-
-def test_what_sites_received_and_sent_counts_for_those_whose_updates_are_taken_up(path):
-    shared = {"round": 1, "effect": 1, "task": "train"}
-
-    def received(*sites, made=0):
-        return ModelReceived(
-            **shared, sites=list(sites), digest="d", made=made, origin="server",
-            tags=["pulled"], size=160, cost=Transfer(bytes=160),
-        )  # fmt: skip
-
-    def sent(size):
-        update = {"site-2": SentUpdate(160, size)}
-        return UpdatesReceived(
-            **shared, base="d", receiver="server", tags=["pulled", "FULL"], updates=update
-        )
-
-    events = [event_of("S"), event_of("M"), received("site-1", "site-2", "site-3"), sent(1)]
-    events += [event_of("r0"), event_of("t1.2"), received("site-1", "site-3", made=7), sent(2)]
-    write(path, events)
-    history = read_history(path, note_lines_of=RECORDED)
-    found = [(each.direction, each.site, each.made, each.bytes)
-             for each in read_bodies(path, history)]  # fmt: skip
-    due = [("site-2", 0), ("site-1", 7), ("site-3", 7)]
-    assert [each[1:3] for each in found if each[0] == "received"] == due
-    assert [each[3] for each in found if each[0] == "sent"] == [2]

@@ -113,17 +113,11 @@ def test_models_that_were_not_their_rounds_last_go_with_what_belongs_to_them(run
 
 
 STRANGE = [
-    "round-0001.safetensors.tmp",
-    "round-0001.safetensors~",
-    "round-00001.safetensors",
-    "round-001.safetensors",
-    "round-0001-mine.safetensors",
-    "my-round-0001.safetensors",
-    "round-0001.SAFETENSORS",
-    "round-\u0660\u0660\u0660\u0661.safetensors",
-    "round-99999999999999999999999.safetensors",
-    "model.safetensors",
-]
+    "round-0001.safetensors.tmp", "round-0001.safetensors~", "round-00001.safetensors",
+    "round-001.safetensors", "round-0001-mine.safetensors", "my-round-0001.safetensors",
+    "round-0001.SAFETENSORS", "round-\u0660\u0660\u0660\u0661.safetensors",
+    "round-99999999999999999999999.safetensors", "model.safetensors",
+]  # fmt: skip
 
 
 def test_files_of_other_names_links_and_folders_stay_and_what_they_lead_to(run, tmp_path):

@@ -29,12 +29,7 @@ def test_one_run_at_a_time_in_a_folder(tmp_path):
         other = subprocess.run(command, capture_output=True, text=True)
         assert (other.returncode, other.stdout) == (1, "")
         assert "UsageError: " in other.stderr
-    with run.in_use():
-        pass
-
-
-def test_an_error_in_a_run_is_not_taken_for_one_of_its_lock(tmp_path):
-    run = a_run(tmp_path / "run")
+    # An error in a run is not taken for one of its lock.
     with pytest.raises(FileNotFoundError), run.in_use():
         raise FileNotFoundError("of the run")
 
@@ -71,7 +66,6 @@ def test_a_folder_that_was_cut_off_while_it_was_made_is_as_good_as_new(tmp_path)
         ["job.conf", "checkpoints/pretrained.safetensors"],
         ["checkpoints/round-0001.safetensors"],
         ["checkpoints/mine", "sites/mine"],
-        ["notes.txt"],
     ],
 )
 def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path, names):

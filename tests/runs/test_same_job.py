@@ -90,7 +90,6 @@ def test_what_the_code_imports_from_beside_itself_is_noted(run):
         lambda folder: append(folder, "unused.py"),
         lambda folder: (folder / "job.conf").write_text("# as before\n" + JOB),
         lambda folder: (folder / "client.py").rename(folder / "x.py") and ["train.script=x.py"],
-        lambda folder: ["checkpoints.keep=1"],
         lambda folder: ["checkpoints.keep=7", "tracking.type=tensorboard"],
     ],
 )
@@ -120,6 +119,10 @@ def test_a_file_that_was_changed_is_named_with_both_digests(folder, run, name):
     there, here = said.partition("(digest ")[2].partition(")")[0].removesuffix(" here").split(", ")
     assert there.removesuffix(" there") != here
     assert "or leave out --resume to start a new run" in said
+    # Keys and files that differ are named together.
+    said = refusal(folder, run, "seed=3")
+    assert "was made by another job: seed is 0 there and 3 here; " in said
+    assert f"{name} was changed since the run began" in said
 
 
 def test_files_that_came_and_went_are_named(folder, run):
@@ -140,30 +143,20 @@ def test_files_that_came_and_went_are_named(folder, run):
         (JOB.replace("args.hops = 3", ""), [], ["args.hops is 3 there and not given here"]),
         (JOB.replace("size = 1", "size = 2"), [], ["filters.up is ["]),
         (f"{JOB}workflow = [{RELAY}, {RELAY}]", [], ["one section there and a list of 2 here"]),
+        (JOB, ["rounds=2"], ["rounds is 3 there and 2 here"]),
         (
             JOB,
-            ["rounds=2", "clients.count=8", "clients.per_round=1.0", "train.args={ lr = 0.1 }"],
-            [
-                "rounds is 3 there and 2 here",
-                "clients.count is 2 there and 8 here",
-                "clients.per_round is null there and 1.0 here",
-                'train.args is {} there and { "lr" = 0.1 } here',
-            ],
+            ["clients.count=8", "clients.per_round=1.0", "train.args={ lr = 0.1 }"],
+            ["clients.count is 2 there and 8 here", "per_round is null there and 1.0 here",
+             'train.args is {} there and { "lr" = 0.1 } here'],
         ),
     ],
-)
+)  # fmt: skip
 def test_another_job_is_refused_with_every_key_that_differs(folder, run, text, overrides, words):
     (folder / "job.conf").write_text(text)
     said = refusal(folder, run, *overrides)
     assert f"the run in {run.path} was made by another job: " in said
     assert [each for each in words if each not in said] == []
-
-
-def test_keys_and_files_that_differ_are_named_together(folder, run):
-    append(folder, "client.py")
-    said = refusal(folder, run, "seed=3")
-    assert "was made by another job: seed is 0 there and 3 here; " in said
-    assert "client.py was changed since the run began" in said
 
 
 def test_a_list_of_workflows_is_compared_one_by_one(folder, tmp_path):

@@ -1,14 +1,16 @@
 """The sites' states before a run goes on: all there and sound, and none of a later effect."""
 
+import itertools
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from flstream.client.state import SiteState, StateVersion
 from flstream.client.state_versions import StateFolder
-from flstream.errors import ResumeRefusedError, SimulationError, UsageError
+from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import check_states, discard_site_state_after, state_bytes
 
@@ -31,47 +33,36 @@ def trained(run: RunDirectory, site: str, *effects: int, size: int = 10) -> list
     return versions
 
 
-def path_of(run: RunDirectory, site: str, version: StateVersion) -> Path:
+def path_of(run, site, version):
     return Path(StateFolder(str(run.site(site))).path_of(version))
 
 
-def there(run: RunDirectory, site: str) -> list[StateVersion]:
+def there(run, site):
     return StateFolder(str(run.site(site))).versions()
 
 
-def everything(folder: Path) -> dict[str, bytes | str | None]:
+def everything(folder):
     """All that is in a folder, links as what they lead to, folders as None."""
-    found: dict[str, bytes | str | None] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
+
+    def content(path):
         if path.is_symlink():
-            found[name] = os.readlink(path)
-        else:
-            found[name] = path.read_bytes() if path.is_file() else None
-    return found
+            return os.readlink(path)
+        return path.read_bytes() if path.is_file() else None
 
-
-def append(path: Path) -> None:
-    with (path / "notes").open("a") as file:
-        file.write("more")
+    return {str(path.relative_to(folder)): content(path) for path in folder.rglob("*")}
 
 
 SITES = [f"site-{number}" for number in range(1, 10)]
+FOLDER = "it is not a folder"
 DAMAGES = {
     "missing": (shutil.rmtree, "is missing"),
     "its folder of states is": (lambda path: shutil.rmtree(path.parent), "is missing"),
     "its site's folder is": (lambda path: shutil.rmtree(path.parent.parent), "is missing"),
-    "longer": (append, "has the digest"),
+    "longer": (lambda path: (path / "notes").write_text("4".ljust(11)), "has the digest"),
     "with something new": (lambda path: (path / "new").mkdir(), "has the digest"),
-    "a file": (lambda path: (shutil.rmtree(path), path.touch()), "it is not a folder"),
-    "a link": (
-        lambda path: path.symlink_to(path.rename(path.with_name("moved"))),
-        "it is not a folder",
-    ),
-    "a loop of links": (
-        lambda path: (shutil.rmtree(path), path.symlink_to(path.name)),
-        "it is not a folder",
-    ),
+    "a file": (lambda path: (shutil.rmtree(path), path.touch()), FOLDER),
+    "a link": (lambda path: path.symlink_to(path.rename(path.with_name("moved"))), FOLDER),
+    "a loop": (lambda path: (shutil.rmtree(path), path.symlink_to(path.name)), FOLDER),
     "with a pipe": (lambda path: os.mkfifo(path / "pipe"), "pipe: it is neither a file"),
 }
 
@@ -86,19 +77,12 @@ def test_a_state_that_is_missing_or_damaged_is_refused_with_its_name(run, damage
     with pytest.raises(ResumeRefusedError) as caught:
         check_states(run, needed.items())
     message = str(caught.value)
-    assert "that of site-2 after effect 4" in message
-    assert flaw in message
-    assert "put them back from a copy" in message
+    for words in ("that of site-2 after effect 4", flaw, "put them back from a copy"):
+        assert words in message
     assert "site-1 after" not in message
-    assert isinstance(caught.value, UsageError)  # exit status 2
-
-
-def test_of_many_states_that_are_missing_three_are_named(run):
-    needed = {f"site-{n}": StateVersion(n, "0" * 32) for n in range(1, 12)}
-    with pytest.raises(ResumeRefusedError, match="; and 8 more") as caught:
-        check_states(run, needed.items())
-    named = [f"that of site-{n} " in str(caught.value) for n in range(1, 5)]
-    assert named == [True, True, True, False]
+    many = [(f"site-{n}", StateVersion(n, "0" * 32)) for n in range(3, 14)]
+    with pytest.raises(ResumeRefusedError, match=r"that of site-5 .*; and 8 more"):
+        check_states(run, many)
 
 
 def test_states_of_later_effects_are_discarded_and_the_last_that_count_stay(run):
@@ -150,40 +134,38 @@ def test_what_is_not_a_sites_state_is_left_as_it_is(run, tmp_path):
     }
 
 
+class CutOffError(Exception):
+    pass
+
+
 def test_discarding_can_be_cut_off_at_any_change_and_done_again(run, monkeypatch):
-    cuts = 0
+    done = False
+    for place in itertools.count(1):
+        changes = itertools.count(1)
 
-    class CutOffError(Exception):
-        pass
+        def cutting(function, changes=changes, place=place):
+            def cut(*args, **kwargs):
+                if next(changes) == place:
+                    raise CutOffError
+                return function(*args, **kwargs)
 
-    def cutting(function, at):
-        def cut(*args, **kwargs):
-            nonlocal cuts
-            cuts += 1
-            if cuts == at:
-                raise CutOffError
-            return function(*args, **kwargs)
+            return cut
 
-        return cut
-
-    at, done = 0, False
-    while not done:
-        at, cuts = at + 1, 0
         shutil.rmtree(run.site("site-1"), ignore_errors=True)
         versions = trained(run, "site-1", 3, 4, 5)
         with monkeypatch.context() as patch:
             for name in ("rename", "unlink", "rmdir"):
-                patch.setattr(os, name, cutting(getattr(os, name), at))
-            try:
+                patch.setattr(os, name, cutting(getattr(os, name)))
+            with suppress(CutOffError):
                 discard_site_state_after(run.site("site-1"), 3)
                 done = True
-            except CutOffError:
-                pass
         for version in there(run, "site-1"):
             assert StateFolder(str(run.site("site-1"))).flaw(version) is None
         discard_site_state_after(run.site("site-1"), 3)
         assert os.listdir(run.site("site-1") / "state") == [versions[0].folder_name]
-    assert at == 7  # two versions, each with three changes, and none after them
+        if done:
+            break
+    assert place == 7  # two versions, each with three changes, and none after them
 
 
 def test_what_somebody_has_written_is_in_the_way_or_left_as_it_is(run):
