@@ -70,110 +70,6 @@ def a_job(rounds: int = 3, every: int = 1, **overrides: Any) -> Job:
     return Job.model_validate({**values, **overrides})
 
 
-class Script:
-    """The events of a run, without the records of its effects.
-
-    They are the same for every run of the same job, but for times.
-
-    Args:
-        rounds: of the job.
-        every: rounds between evaluations; 0 is never.
-        digests: of the models; made up where it has none.
-        states: digests of what the server's optimizer remembers, if there is one.
-    """
-
-    def __init__(
-        self,
-        rounds: int,
-        every: int,
-        digests: dict[int, str] | None = None,
-        states: dict[int, str] | None = None,
-    ) -> None:
-        self.rounds = rounds
-        self._every = every
-        self._digests = digests or {}
-        self._states = states or {}
-        self._warned = False
-
-    def events(self) -> Iterator[AnyEvent]:
-        """A run that is not interrupted."""
-        return self.events_from(None, evaluated=False)
-
-    def events_from(self, number: int | None, evaluated: bool) -> Iterator[AnyEvent]:
-        """What a run does that goes on from a round's model, evaluated or not."""
-        self._warned = False
-        started = self.started()
-        # The model is not built again where it is there.
-        yield from started if number is None else started[:-1]
-        if number and not evaluated:
-            yield from self.evaluation(number)
-        for each in range((number or 0) + 1, self.rounds + 1):
-            yield from self.round(each)
-        yield ProcessEnded(process=SERVER, peak_rss=1)
-        yield RunFinished(status="finished")
-
-    def started(self) -> list[AnyEvent]:
-        """Until the initial model is there."""
-        return [
-            ProcessReady(process=SERVER, pid=1, idle_rss=1),
-            RunStarted(
-                job="job", seed=0, rounds=self.rounds, clients=2, mode="push", chunk_size=16
-            ),
-            ModelReady(bytes=160, tensors=2, digest=self.digest(0)),
-        ]
-
-    def opened(self, number: int) -> list[AnyEvent]:
-        """A round until it is folded."""
-        states = [SitePhaseChanged(round=number, site=site, state="training") for site in SITES]
-        return [RoundStarted(round=number, sites=SITES), *states]
-
-    def trained(self, number: int) -> list[AnyEvent]:
-        """A round until its updates are folded."""
-        noted = [Warned(message=f"round {number} was odd")] if number % 3 == 2 else []
-        return [*self.opened(number), *noted]
-
-    def finished(self, number: int) -> RoundFinished:
-        """The end of a round."""
-        cost = Transfer(number, 2, 3, number % 2, 0.5)
-        return RoundFinished(
-            round=number,
-            digest=self.digest(number),
-            download=number / 8,
-            train=1.0,
-            upload_and_fold=2.0,
-            checkpoint=3.0,
-            weights=dict.fromkeys(SITES, 1.0),
-            metrics={"loss": 1 / number} if number != 2 else {},
-            down=cost,
-            up=cost,
-            optimizer_state=self._states.get(number, ""),
-        )
-
-    def evaluated(self, number: int) -> Evaluated | None:
-        """What comes of a round's evaluation; None where none is due."""
-        if self._every == 0 or (number % self._every and number != self.rounds):
-            return None
-        # Up and down, with a tie for the best, and once not a number.
-        metrics = {"accuracy": None if number == 3 else float(number * 5 % 7 // 2)}
-        return Evaluated(round=number, metrics=metrics, seconds=0.25, down=Transfer(7, 1, 1))
-
-    def round(self, number: int) -> list[AnyEvent]:
-        """A round, and its evaluation where one is due."""
-        return [*self.trained(number), self.finished(number), *self.evaluation(number)]
-
-    def evaluation(self, number: int) -> list[AnyEvent]:
-        """An evaluation where one is due, with a warning that each server gives once."""
-        evaluated = self.evaluated(number)
-        if evaluated is None:
-            return []
-        warned, self._warned = self._warned, True
-        return [evaluated] if warned else [Warned(message=WARNING), evaluated]
-
-    def digest(self, number: int) -> str:
-        """Of the model that a round ends with."""
-        return self._digests.get(number, f"digest-{number}")
-
-
 def train_record(
     effect: int,
     number: int,
@@ -226,77 +122,94 @@ def folded(number: int) -> EffectDone:
     )  # fmt: skip
 
 
-class EffectScript(Script):
-    """The events of a run of FedAvg, whose effects are numbered.
+class EffectScript:
+    """The events of a run of FedAvg: the same for every run of the same job, but for times.
 
-    Arguments are those of :class:`Script`.
+    Args:
+        rounds: Rounds of the job.
+        every: Rounds between evaluations; 0 is never.
+        digests: Digests of the models; made up where it has none.
+        states: Digests of what the server's optimizer remembers, if there is one.
     """
+
+    def __init__(
+        self,
+        rounds: int,
+        every: int,
+        digests: dict[int, str] | None = None,
+        states: dict[int, str] | None = None,
+    ) -> None:
+        self.rounds = rounds
+        self._every = every
+        self._digests = digests or {}
+        self._states = states or {}
 
     def events(self) -> Iterator[AnyEvent]:
         """A run that is not interrupted."""
-        yield from self.events_after(None)
-
-    def events_after(self, effect: int | None) -> Iterator[AnyEvent]:
-        """What a run does that goes on after an effect; 0 is the initial model."""
-        self._warned = False
-        started = self.started()
-        # The model is not built again where it is there.
-        yield from started if effect is None else started[:-1]
-        done = effect or 0
+        yield from self.started()
+        is_warned = False
         for number in range(1, self.rounds + 1):
-            # A round is ended before the first effect of the next one.
-            if done < self.first_effect(number + 1):
-                yield from self._after(done, self.round(number))
+            for event in self.round(number):
+                if isinstance(event, Evaluated) and not is_warned:
+                    is_warned = True
+                    yield Warned(message=WARNING)
+                yield event
         yield ProcessEnded(process=SERVER, peak_rss=1)
         yield RunFinished(status="finished")
 
-    def _after(self, effect: int, events: list[AnyEvent]) -> Iterator[AnyEvent]:
-        """The events of a round that come after an effect, with a warning of each server's own."""
-        begin = 0
-        for place, event in enumerate(events):
-            if isinstance(event, EffectDone) and event.effect <= effect:
-                begin = place + 1
-        for event in events[begin:]:
-            if isinstance(event, Evaluated) and not self._warned:
-                self._warned = True
-                yield Warned(message=WARNING)
-            yield event
-
-    def first_effect(self, number: int) -> int:
-        """Number of the first effect of a round, which is its training."""
-        before = number - 1
-        return 1 + 2 * before + (before // self._every if self._every else 0)
-
-    def last_effect(self, number: int) -> int:
-        """Number of the last effect of a round; that of a longer run is the same."""
-        return self.first_effect(number + 1) - 1
-
-    def record(self, number: int) -> ModelRecord:
-        """What the journal says of the model of a round."""
-        return ModelRecord(number, number, 0, self.digest(number), self._states.get(number, ""))
-
-    def round(self, number: int) -> list[AnyEvent]:
-        """A round, with its evaluation where one is due."""
-        train = self.first_effect(number)
+    def started(self) -> list[AnyEvent]:
+        """Until the initial model is there."""
         return [
-            *self.trained(number),
-            train_record(train, number),
-            ModelWritten(round=number, step=0),
-            fold_record(train + 1, self.record(number), train),
-            *self.evaluation(number),
-            self.finished(number),
+            ProcessReady(process=SERVER, pid=1, idle_rss=1),
+            RunStarted(
+                job="job", seed=0, rounds=self.rounds, clients=2, mode="push", chunk_size=16
+            ),
+            ModelReady(bytes=160, tensors=2, digest=self.digest(0)),
         ]
+
+    def opened(self, number: int) -> list[AnyEvent]:
+        """A round until its sites train."""
+        states = [SitePhaseChanged(round=number, site=site, state="training") for site in SITES]
+        return [RoundStarted(round=number, sites=SITES), *states]
+
+    def finished(self, number: int) -> RoundFinished:
+        """The end of a round."""
+        cost = Transfer(number, 2, 3, number % 2, 0.5)
+        return RoundFinished(
+            round=number,
+            digest=self.digest(number),
+            download=number / 8,
+            train=1.0,
+            upload_and_fold=2.0,
+            checkpoint=3.0,
+            weights=dict.fromkeys(SITES, 1.0),
+            metrics={"loss": 1 / number} if number != 2 else {},
+            down=cost,
+            up=cost,
+            optimizer_state=self._states.get(number, ""),
+        )
+
+    def evaluated(self, number: int) -> Evaluated | None:
+        """What comes of a round's evaluation; None where none is due."""
+        if self._every == 0 or (number % self._every and number != self.rounds):
+            return None
+        # Up and down, with a tie for the best, and once not a number.
+        metrics = {"accuracy": None if number == 3 else float(number * 5 % 7 // 2)}
+        return Evaluated(
+            round=number,
+            metrics=metrics,
+            seconds=0.25,
+            down=Transfer(7, 1, 1),
+            is_provisional=number % self._every > 0,
+            version=number,
+        )
 
     def evaluation(self, number: int) -> list[AnyEvent]:
         """An evaluation where one is due: an effect, unless that is as the round is the last."""
-        found = self.evaluated(number)
-        if found is None:
-            return []
-        is_provisional = number % self._every > 0
-        evaluated = msgspec.structs.replace(found, is_provisional=is_provisional, version=number)
-        if is_provisional:
-            return [evaluated]
-        result = {"metrics": dict(found.metrics), "failures": {}}
+        evaluated = self.evaluated(number)
+        if evaluated is None or evaluated.is_provisional:
+            return [evaluated] if evaluated else []
+        result = {"metrics": dict(evaluated.metrics), "failures": {}}
         done = EffectDone(
             effect=self.first_effect(number) + 2,
             name="evaluate",
@@ -307,6 +220,33 @@ class EffectScript(Script):
             result=encode_exact(result),
         )
         return [evaluated, done]
+
+    def round(self, number: int) -> list[AnyEvent]:
+        """A round, with its evaluation where one is due."""
+        train = self.first_effect(number)
+        record = ModelRecord(number, number, 0, self.digest(number), self._states.get(number, ""))
+        return [
+            *self.opened(number),
+            *([Warned(message=f"round {number} was odd")] if number % 3 == 2 else []),
+            train_record(train, number),
+            ModelWritten(round=number, step=0),
+            fold_record(train + 1, record, train),
+            *self.evaluation(number),
+            self.finished(number),
+        ]
+
+    def first_effect(self, number: int) -> int:
+        """Number of the first effect of a round, which is its training."""
+        before = number - 1
+        return 1 + 2 * before + (before // self._every if self._every else 0)
+
+    def last_effect(self, number: int) -> int:
+        """Number of the last effect of a round; that of a longer run is the same."""
+        return self.first_effect(number + 1) - 1
+
+    def digest(self, number: int) -> str:
+        """Of the model that a round ends with."""
+        return self._digests.get(number, f"digest-{number}")
 
 
 def results(summary: Summary) -> dict[str, Any]:
