@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from flstream.client.state import StateVersion
-from flstream.job import Job, render_job
+from flstream.job import Job
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
@@ -258,10 +258,12 @@ def results(summary: Summary) -> dict[str, Any]:
 def a_run(
     folder: Path, rounds: int = 3, completed: int = 3, every: int = 1, optimizer: bool = False
 ) -> RunDirectory:
-    """A run that was killed after its last completed round, whose evaluation it had done."""
+    """A run that was killed after its last completed round, whose evaluation it had done.
+
+    It has no job.conf, which would take longer to read than all else: a resume then takes the job.
+    """
     script = EffectScript(rounds, every, DIGESTS, STATES if optimizer else None)
     run = RunDirectory.create("job", folder)
-    run.write(run.job_file, render_job(a_job(rounds, every)))
     with EventLog(run.events) as log:
         for event in script.started():
             log.write(event)

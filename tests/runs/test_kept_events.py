@@ -13,7 +13,7 @@ from flstream.telemetry.events import (
     SiteLog,
     SitesBeganAnew,
     UpdateTakenUp,
-    encode_event,
+    encode_lines,
 )
 
 
@@ -48,7 +48,7 @@ def event_of(token):
 def counting(path, journal, torn=b""):
     """The values that count of those that were logged."""
     events = map(event_of, journal.split())
-    path.write_bytes(b"".join(encode_event(each) + b"\n" for each in events) + torn)
+    path.write_bytes(encode_lines(events) + torn)
     history = read_history(path, note_lines_of=(SiteLog,))
     return [each.value for each in read_events(path, history.lines)]
 

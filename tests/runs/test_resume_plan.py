@@ -256,6 +256,7 @@ def test_rounds_are_not_thrown_away_when_nothing_is_left_to_go_on_from(tmp_path,
         words = str(run.optimizer_state(3))
     else:
         run.events.unlink()
+        run.write(run.job_file, render_job(a_job(5)))
         run, words = RunDirectory.reopen("job", run.path), "put that back from a copy"
     before = run.events.read_bytes(), there(run)
     with pytest.raises(ResumeRefusedError) as caught:
