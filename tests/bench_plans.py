@@ -1,9 +1,22 @@
-"""Plans of benches of codecs for tests."""
+"""Plans of benches of modes and codecs for tests."""
 
 from flstream.bench.codec_cases import parse_codecs
 from flstream.bench.codec_plan import CodecBenchPlan
+from flstream.bench.plan import MODES, Plan
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def make_plan(**changes):
+    values = {
+        "model_bytes": GIB,
+        "clients": 2,
+        "modes": MODES,
+        "chunk_sizes": [2 * MIB],
+        "tensors": None,
+        "repeat": 1,
+    }
+    return Plan(**values | changes)
 
 
 def make_codec_plan(**changes):

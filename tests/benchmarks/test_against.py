@@ -13,12 +13,9 @@ from figures import MIB, Comparison, cost
     [
         ("1.25 s", (1.25, "seconds")),
         ("0.351 ms", (0.000351, "seconds")),
-        ("0.034 s, 1.90 GB/s", (0.034, "seconds")),
         ("2.00 GB/s", (0.5, "rate")),
         ("2,000 tasks/s", (0.0005, "rate")),
-        ("17.5 MiB", (17.5 * MIB, "bytes")),
         ("1.5 GiB", (1536 * MIB, "bytes")),
-        ("56 requests", (56.0, "count")),
         ("+0.1250 MiB/round", (0.125, "growth")),
     ],
 )
@@ -26,40 +23,25 @@ def test_a_figure_costs_more_the_worse_it_is(figure, expected):
     assert cost(figure) == (pytest.approx(expected[0]), expected[1])
 
 
-@pytest.mark.parametrize("figure", ["0 B", "312 KiB", "3.9 MiB"])
-def test_little_memory_is_as_good_as_none(figure):
-    assert cost(figure) == cost("4 MiB")
-
-
-def test_a_slope_that_falls_is_as_good_as_a_level_one():
+def test_what_is_little_is_as_good_as_none_and_what_has_no_unit_is_named():
+    assert cost("0 B") == cost("4 MiB")
     assert cost("-0.3000 MiB/round") == cost("+0.0100 MiB/round")
-
-
-@pytest.mark.parametrize("figure", ["", "fast", "3 furlongs"])
-def test_a_figure_without_a_known_unit_is_named(figure):
-    with pytest.raises(ValueError, match=f"{figure!r} has no number"):
-        cost(figure)
+    with pytest.raises(ValueError, match="'3 furlongs' has no number"):
+        cost("3 furlongs")
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "is_worse"),
+    ("here", "verdict"),
     [
-        (["1.10 s", "1.00 s", "1.20 s"], ["1.00 s"] * 3, True),
-        (["9.00 s", "1.00 s", "1.05 s"], ["1.00 s"] * 3, False),
-        (["0.90 GB/s"] * 3, ["1.00 GB/s"] * 3, True),
-        (["1.10 GB/s"] * 3, ["1.00 GB/s"] * 3, False),
-        (["0.020 s"] * 3, ["0.010 s"] * 3, False),
+        (["1.10 s", "1.00 s", "1.20 s"], "worse"),
+        (["9.00 s", "1.00 s", "1.05 s"], ""),
+        (["0.90 s"] * 3, ""),
     ],
 )
-def test_a_row_is_worse_where_the_median_of_its_ratios_is(here, there, is_worse):
-    assert Comparison("a row", here, there, 1.05).is_worse == is_worse
-
-
-def test_the_line_of_a_row_has_figures_ratios_and_a_verdict():
-    row = Comparison("a row", ["1.2 s", "1.0 s", "2.0 s"], ["1.0 s"] * 3, 1.05)
-    assert row.cells == ("a row", "1.2 s", "1.0 s", "1.200", "1.000", "2.000", "worse")
-    row = Comparison("a row", ["2 ms"], ["1 ms"], 1.05)
-    assert row.cells[-1] == "milliseconds"
+def test_a_row_is_worse_where_the_median_of_its_ratios_is(here, verdict):
+    row = Comparison("a row", here, ["1.00 s"] * 3, 1.05)
+    assert (row.is_worse, row.cells[-1]) == (bool(verdict), verdict)
+    assert Comparison("a row", ["2 ms"], ["1 ms"], 1.05).cells[-1] == "milliseconds"
 
 
 # Two checkouts whose package and scripts are their own: all that they share is one_part.py.
@@ -113,13 +95,8 @@ def test_checkouts_are_compared_by_their_own_scripts(checkouts, tmp_path):
     (row,) = json.loads(file.read_text())
     assert (row["what"], row["here"], row["there"]) == ("speed", ["1.5 s"] * 2, ["1.0 s"] * 2)
     assert row["ratios"] == [1.5, 1.5]
-    assert "as only this checkout has it: only of 3.0" in done.stdout
     assert "as only the other checkout has it: only of 2.0" in done.stdout
-    assert run_against(there, here).returncode == 0
     assert run_against(here, there, "--bound", "1.6").returncode == 0
-
-
-def test_a_part_that_is_not_there_is_named(checkouts):
-    done = run_against(*checkouts, "--rows", "sped")
+    done = run_against(here, there, "--rows", "sped")
     assert done.returncode == 2
     assert "no part sped; there are speed, rounds.speed" in done.stderr
