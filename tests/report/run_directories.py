@@ -126,7 +126,13 @@ def write_run(
     return folder
 
 
-def summary_of(rounds: int = 3, status: str = "finished", error: str | None = None) -> Summary:
+def summary_of(
+    rounds: int = 3,
+    status: str = "finished",
+    error: str | None = None,
+    clients: int = 2,
+    metrics: Sequence[str] = ("accuracy",),
+) -> Summary:
     """The summary of as many rounds of `one_round`."""
     return Summary(
         status=status,
@@ -134,20 +140,23 @@ def summary_of(rounds: int = 3, status: str = "finished", error: str | None = No
         job="digits",
         seed=7,
         rounds_completed=rounds,
-        clients=2,
+        clients=clients,
         model=ModelSummary(MODEL, 4, f"{rounds:032d}"),
         metrics=[
-            {"accuracy": 0.5 + n / 10, "round": n, "train": {"loss": 1 / n}}
+            {**dict.fromkeys(metrics, 0.5 + n / 10), "round": n, "train": {"loss": 1 / n}}
             for n in range(1, rounds + 1)
         ],
-        best=BestSummary(rounds, "accuracy", 0.5 + rounds / 10) if rounds else None,
+        best=BestSummary(rounds, metrics[0], 0.5 + rounds / 10) if rounds else None,
         transfer=TransferSummary(
             "pull", 2 * MIB, sum([DOWN] * 2 * rounds, Transfer()), sum([UP] * rounds, Transfer())
         ),
         rounds=[RoundSummary(n, 2.0, 5.0, 2.5, 0.5, 1.0) for n in range(1, rounds + 1)],
         memory=MemorySummary(
             ProcessMemory(100 * MIB, 116 * MIB, 30 * MIB),
-            {f"site-{n}": ProcessMemory(120 * MIB, 190 * MIB, 80 * MIB) for n in (1, 2)},
+            {
+                f"site-{n}": ProcessMemory(120 * MIB, (188 + n) * MIB, 80 * MIB)
+                for n in range(1, clients + 1)
+            },
             300 * MIB,
         ),
         wall_seconds=38.0,

@@ -2,10 +2,10 @@
 
 import math
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from drawn import svgs, texts
@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from flstream.report.charts.curves import Curve, curve_chart
-from flstream.report.charts.drawing import drawing
+from flstream.report.charts.curves import Curve, curve_chart, spread_of
+from flstream.report.charts.drawing import Drawing, drawing
 from flstream.report.charts.heat import heat_chart
-from flstream.report.charts.memory import MemoryView, Shade, memory_chart, shares_of_parts
+from flstream.report.charts.memory import MemoryView, memory_chart
 from flstream.report.charts.seconds import PHASE_COLORS, seconds_chart
 from flstream.report.charts.split import split_chart
 from flstream.report.charts.style import (
     BLUE,
-    GREEN,
     INK,
     VERMILION,
     byte_axis,
@@ -30,6 +29,14 @@ from flstream.report.charts.style import (
     second_axis,
     styled,
 )
+from flstream.report.html.cross_site import (
+    cross_site_drawing,
+    cross_site_note,
+    metric_of,
+    owners_of,
+)
+from flstream.report.html.split import split_drawing, split_note
+from flstream.report.record.json_files import read_cross_site, read_split
 
 MIB = 1 << 20
 
@@ -62,32 +69,6 @@ def test_seconds_are_labelled_at_round_numbers_of_one_unit(greatest: float) -> N
     assert len(dict(map(reversed, found))) == len(found)
 
 
-@pytest.mark.parametrize(
-    ("greatest", "second"),
-    [
-        (0.9, "0.2 s"), (37, "10 s"), (110, "50 s"), (300, "1 min"), (5400, "20 min"),
-        (9000, "0.5 h"), (86400 * 9, "2 d"),
-    ],
-)  # fmt: skip
-def test_ticks_of_time_name_their_unit(greatest: float, second: str) -> None:
-    assert ticks(second_axis, greatest)[1][1] == second
-
-
-@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3)), min_size=1), st.floats(0.1, 200))
-def test_shades_fill_as_much_of_time_as_they_are_long(
-    lengths: list[tuple[float, float]], seconds: float
-) -> None:
-    shades, now = [], 0.0
-    for gap, length in lengths:
-        shades.append(Shade(now + gap, now + gap + length, GREEN))
-        now += gap + length
-    shares = shares_of_parts(shades, seconds)
-    assert shares.min() >= -1e-6
-    assert shares.max() <= 1 + 1e-6
-    inside = sum(max(min(each.end, seconds) - each.begin, 0) for each in shades)
-    assert shares.mean() * seconds == pytest.approx(inside, abs=1e-6)
-
-
 def view(name: str = "server") -> MemoryView:
     values = [1.0 * MIB] * 40 + [math.nan] * 5 + [9.0 * MIB] * 15
     return MemoryView(
@@ -95,7 +76,6 @@ def view(name: str = "server") -> MemoryView:
         seconds=30.0,
         curves=[Curve(name, np.arange(60) * 0.5, values, INK)],
         model=8 * MIB,
-        shades=[Shade(2.0, 9.0, GREEN)],
     )
 
 
@@ -135,7 +115,7 @@ def test_nothing_in_a_page_comes_from_elsewhere_and_equal_charts_are_equal() -> 
 
 @pytest.mark.parametrize(
     "name",
-    ["<script>alert(1)</script>", "a&b", "$x_1$", "_site", '#1d232b id="x"', "\u6570\u636e"],
+    ["<script>alert(1)</script> & $x_1$", "_site", '#1d232b id="x"', "\u6570\u636e"],
 )
 def test_names_are_drawn_as_they_are(name: str) -> None:
     made = memory_chart(view(name), 740)
@@ -151,14 +131,16 @@ def test_metrics_have_a_line_a_run_and_a_gap_where_a_value_is_not_finite() -> No
     ]
     found = shown(curve_chart("accuracy", "round", curves, 350))
     assert {"accuracy", "round", "first 0.7000", "second 0.2500", "1", "2", "3"} <= set(found)
-
-
-def test_the_last_value_of_a_curve_without_a_name_is_beside_its_end() -> None:
     found = shown(curve_chart("loss", "step", [Curve("", [10, 20], [0.5, 0.25], BLUE)], 350))
     assert {"loss", "step", "0.2500"} <= set(found)
+    spread = spread_of([([1, 2], [1.0, 4.0]), ([1, 2], [3.0, math.nan]), ([2], [8.0])])
+    assert [list(each) for each in spread] == [[1, 2], [1, 4], [2, 6], [3, 8]]
+    spread = spread_of([(range(10_000), range(10_000))])
+    assert len(spread.places) <= 401
+    assert (spread.lows[0], spread.highs[-1]) == (0, 9_999)
 
 
-@pytest.mark.parametrize(("count", "bars"), [(1, 1), (40, 40), (1000, 72)])
+@pytest.mark.parametrize(("count", "bars"), [(1, 1), (1000, 72)])
 def test_many_rounds_share_bars(count: int, bars: int) -> None:
     rounds = range(1, count + 1)
     seconds = {phase: [0.5] * count for phase in PHASE_COLORS}
@@ -175,36 +157,27 @@ def test_many_rounds_share_bars(count: int, bars: int) -> None:
     assert any(text.startswith("seconds a round") for text in found)
 
 
-LONG = "W" * 14
 MANY = [f"hospital-no-{number}" for number in range(40)]
-WIDEST = {
-    "curves": lambda width: curve_chart(
-        "W" * 24, "step", [Curve(LONG, [1, 10**7], [1e-9, n], BLUE) for n in range(7)], width
-    ),
-    "one curve": lambda width: curve_chart("x", "round", [Curve("", [1], [-1e9], BLUE)], width),
-    "memory": lambda width: memory_chart(
-        MemoryView("memory over idle (RSS)", 86400 * 30, [
-            Curve(name, [0, 1], [0, 1023 * MIB], BLUE)
-            for name in ("launcher", "fork-server", "model-builder", f"{LONG}, the largest")
-        ], model=1023 * MIB), width
-    ),
-    "seconds": lambda width: seconds_chart(
+LONG = [Curve("W" * 14, [1, 10**7], [1e-9, n], BLUE) for n in range(7)]
+WIDEST = [
+    lambda width: curve_chart("W" * 24, "step", LONG, width),
+    lambda width: memory_chart(MemoryView("memory", 86400 * 30, LONG, model=1023 * MIB), width),
+    lambda width: seconds_chart(
         range(10**4), {phase: [5e3] * 10**4 for phase in PHASE_COLORS}, width
     ),
-    "split": lambda width: split_chart(MANY, MANY, [[1] * 40] * 40, [10**7] * 40, width),
-    "heat": lambda width: heat_chart(MANY, MANY, [[0.5] * 40] * 40, [["0.5000"] * 40] * 40, width),
-}  # fmt: skip
+    lambda width: split_chart(MANY, MANY, [[1] * 40] * 40, [10**7] * 40, width),
+    lambda width: heat_chart(MANY, MANY, [[0.5] * 40] * 40, [["0.5000"] * 40] * 40, width),
+]
 
 
-@pytest.mark.parametrize("width", [350, 740])
-@pytest.mark.parametrize("kind", WIDEST)
-def test_nothing_is_cut_off(kind: str, width: int) -> None:
-    made = WIDEST[kind](width)
+@pytest.mark.parametrize("draw", WIDEST)
+def test_nothing_is_cut_off(draw: Callable[[int], Figure]) -> None:
+    made = draw(350)
     with styled():
         made.draw_without_rendering()
         box = made.get_tightbbox()
     high = made.get_figheight() * 72
-    edges = (box.x0 * 72, box.y0 * 72, width - box.x1 * 72, high - box.y1 * 72)
+    edges = (box.x0 * 72, box.y0 * 72, 350 - box.x1 * 72, high - box.y1 * 72)
     assert min(edges) >= -1, edges
 
 
@@ -217,30 +190,57 @@ def test_a_chart_is_a_png_file_too(tmp_path: Path) -> None:
     assert int.from_bytes(data[16:20], "big") == pytest.approx(800, abs=60)
 
 
-def test_settings_of_the_user_do_not_change_a_chart() -> None:
-    import matplotlib
-
-    def draw():
-        return drawing("text", lambda width: memory_chart(view(), width))
+def test_settings_of_the_user_and_those_of_charts_do_not_change_each_other() -> None:
+    def draw() -> Drawing:
+        return drawing("text", lambda width: memory_chart(view(), width), is_half=True)
 
     before = draw()
     with matplotlib.rc_context({"axes.edgecolor": "red", "font.size": 40, "lines.linewidth": 9}):
+        settings = dict(matplotlib.rcParams)
         assert draw() == before
+        assert dict(matplotlib.rcParams) == settings
 
 
-def test_drawing_needs_no_display() -> None:
-    program = (
-        "import sys; from flstream.report.charts.style import *; new_chart(10, 10); "
-        "print('matplotlib.pyplot' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
+FINAL = "SRV_FL_global_model.pt"
+MATRIX = {
+    "site-1": {FINAL: {"accuracy": 0.9, "loss": 0.3}, "site-1": {"accuracy": 0.5, "loss": 1.0}},
+    "site-2": {FINAL: {"accuracy": 0.8, "loss": 0.4}},
+}
 
 
-def test_styles_end_with_their_block() -> None:
-    import matplotlib
+def test_each_score_across_sites_has_a_cell_with_its_value(tmp_path: Path) -> None:
+    drawn = cross_site_drawing(MATRIX, "accuracy")
+    assert drawn is not None
+    found = texts(drawn.narrow)
+    assert {"0.9000", "0.8000", "0.5000", "final model", "site-1", "site-2"} <= set(found)
+    assert "0.3000" not in found
+    note = cross_site_note(MATRIX, "loss")
+    assert note.startswith("loss of each model")
+    assert "1 score missing" in note
+    assert (owners_of(MATRIX), metric_of(MATRIX, "f1")) == ([FINAL, "site-1"], "accuracy")
+    assert read_cross_site(tmp_path / "none.json") == {}
+    (tmp_path / "other.json").write_text("[1, 2]")
+    assert read_cross_site(tmp_path / "other.json") == {}
+    assert cross_site_drawing({}, "accuracy") is None
+    assert cross_site_note({"site-1": {}}, "accuracy") == ""
 
-    before = dict(matplotlib.rcParams)
-    with styled():
-        assert matplotlib.rcParams["axes.titlelocation"] == "left"
-    assert dict(matplotlib.rcParams) == before
+
+def test_the_split_of_labels_is_drawn_for_the_first_sites_and_damaged_files_passed_over(
+    tmp_path: Path,
+) -> None:
+    split = {f"s{site}": {f"l{label}": site + label for label in range(70)} for site in range(42)}
+    drawn = split_drawing(split)
+    assert drawn is not None
+    found = texts(drawn.narrow)
+    assert {"s39", f"{sum(range(70)):,}"} <= set(found)
+    assert "s40" not in found
+    assert "40 of 42 sites, and 60 of 70 labels" in split_note(split)
+    assert split_drawing({}) is None
+    assert split_drawing({"s": {"a": 0}}) is None
+    files = {"site-10": '{"a": 1}', "site-9": '{"a": 1}'}
+    for number, text in enumerate(("{", "[1]", '{"a": -1}', '{"a": 1.5}', '{"a": "many"}')):
+        files[f"damaged-{number}"] = text
+    for site, text in files.items():
+        (tmp_path / site).mkdir()
+        (tmp_path / site / "split.json").write_text(text)
+    assert list(read_split(tmp_path).items()) == [("site-9", {"a": 1}), ("site-10", {"a": 1})]

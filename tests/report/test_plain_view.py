@@ -39,115 +39,75 @@ def quick(number: int) -> RoundFinished:
     return event
 
 
-def test_every_phase_of_a_round_is_a_line_that_begins_with_the_time() -> None:
+def test_a_round_is_a_few_lines_that_begin_with_the_time() -> None:
     sites = ["site-1", "site-2"]
-    folds = [
-        Progress(time=START + 70, down={}, up=dict.fromkeys(sites, n), size=9, folded=n)
-        for n in (3, 6, 9)
-    ]
     lines = lines_of(
         run_started(2, []),
         ModelReady(time=START + 1, bytes=1 << 20, tensors=3, digest=""),
         RoundStarted(time=START + 1, round=1, sites=sites),
         SitePhaseChanged(time=START + 1, round=1, site="site-1", state="downloading"),
-        Progress(time=START + 2, down={"site-1": 4}, up={}, size=9),
         SiteUpdate(time=START + 60, round=1, site="site-1", weight=1.0, metrics={}),
-        *folds,
+        *(
+            Progress(time=START + 70, down={}, up=dict.fromkeys(sites, n), size=9, folded=n)
+            for n in (3, 6, 9)
+        ),
         round_finished(1, START + 80),
         evaluated(1, START + 90, accuracy=0.5),
-        EndedEarly(time=START + 90, round=1, reason="accuracy >= 0.5"),
-        RunFinished(time=START + 3700, status="finished"),
+        # A round that asks sites one after another is announced once.
+        RoundStarted(time=START + 91, round=2, sites=["site-1"]),
+        RoundStarted(time=START + 91.5, round=2, sites=["site-2"]),
+        SiteUpdate(time=START + 92, round=2, site="site-2", weight=1.0, metrics={}),
+        RoundStarted(time=START + 93, round=2, sites=["site-3"]),
+        EndedEarly(time=START + 94, round=1, reason="accuracy >= 0.5"),
+        RunFinished(time=START + 3700, status="failed", error="too few"),
     )
-    assert lines == [
-        "00:00:00  digits: 10 rounds, 2 sites, pull mode, chunks of 2 MiB",
+    expected = [
+        "00:00:00  digits: 10 rounds, 2 sites, pull mode",
         "00:00:01  model: 1 MiB in 3 tensors",
         "00:00:01  round 1 of 10: 2 sites training",
         "00:01:10  round 1 of 10: folding 2 updates",
-        "00:01:20  round 1 of 10: done in 6.5 s (download 1 s, train 2 s, upload and fold 3 s, "
-        "checkpoint 0.5 s); sites report loss 1.5000",
+        "00:01:20  round 1 of 10: done in 6.5 s",
         "00:01:30  round 1 of 10: evaluated in 1 s, accuracy 0.5000",
-        "00:01:30  the job ends after round 1: accuracy >= 0.5",
-        "01:01:40  the run finished",
+        "00:01:31  round 2 of 10: 2 sites training",
+        "00:01:34  the job ends after round 1: accuracy >= 0.5",
+        "01:01:40  the run failed: too few",
     ]
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
+    assert "sites report loss 1.5000" in lines[4]
 
 
-def test_a_round_that_asks_sites_one_after_another_is_announced_once() -> None:
-    lines = lines_of(
-        run_started(2, []),
-        RoundStarted(time=START, round=1, sites=["site-1"]),
-        RoundStarted(time=START + 0.5, round=1, sites=["site-2"]),
-        SiteUpdate(time=START + 60, round=1, site="site-2", weight=1.0, metrics={}),
-        RoundStarted(time=START + 61, round=1, sites=["site-3"]),
-        SiteUpdate(time=START + 90, round=1, site="site-3", weight=1.0, metrics={}),
-        evaluated(1, START + 91, accuracy=0.5),
-        round_finished(1, START + 92),
-    )
-    assert lines[1:] == [
-        "00:00:00  round 1 of 10: 2 sites training",
-        "00:01:31  round 1 of 10: evaluated in 1 s, accuracy 0.5000",
-        "00:01:32  round 1 of 10: done in 6.5 s (download 1 s, train 2 s, upload and fold 3 s, "
-        "checkpoint 0.5 s); sites report loss 1.5000",
-    ]
-
-
-def test_rounds_that_are_over_in_a_moment_are_a_line_each() -> None:
+def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer() -> None:
     events: list[AnyEvent] = [run_started(1000, WORKERS)]
-    for number in range(1, 4):
-        events.append(RoundStarted(time=START, round=number, sites=["site-1"]))
-        events.append(quick(number))
-    lines = [line.split("  ")[1].split(" (")[0] for line in lines_of(*events)]
-    assert lines == [
-        "digits: 10 rounds, 1,000 sites in 2 processes, pull mode, chunks of 2 MiB",
-        *(f"round {number} of 10: done in 0 s" for number in range(1, 4)),
-    ]
-
-
-def test_of_a_thousand_failures_a_few_are_named_in_each_round_and_the_rest_counted() -> None:
-    failures = [
-        SiteFailed(time=START, round=number, site=f"site-{site}", reason="it ended")
-        for number in (1, 2)
-        for site in range(1000)
-    ]
-    lines = lines_of(
-        run_started(1000, []),
-        *failures[:1000],
-        round_finished(1, START),
-        *failures[1000:],
-        RunFinished(time=START, status="failed", error="too few"),
-    )
-    assert sum("it ended" in line for line in lines) == 10
-    more = "00:00:00  ... and 995 more failures and warnings; summary.json has all of them"
-    assert lines.count(more) == 2
-    assert lines[-1] == "00:00:00  the run failed: too few"
-    assert len(lines) == 1 + 5 + 2 + 5 + 2
-
-
-def test_what_a_site_says_cannot_act_on_a_terminal_or_make_a_line_of_its_own() -> None:
-    odd = "\x1b[31mred\nround 9\r"
-    lines = lines_of(
-        SiteFailed(time=START, round=0, site="site-1", reason=odd),
-        SiteBenched(time=START, round=1, site="site-1", failures=2),
-        Warned(time=START, message=odd),
-        RunFinished(time=START, status="stopped"),
-    )
-    assert lines == [
-        "00:00:00  site-1 failed: \\x1b[31mred\\nround 9\\r",
-        "00:00:00  site-1 is asked no more: it failed 2 times in a row",
-        "00:00:00  warning: \\x1b[31mred\\nround 9\\r",
-        "00:00:00  the run was stopped",
-    ]
-
-
-def test_a_round_that_takes_longer_than_those_before_is_told_while_it_goes_on() -> None:
-    waiting = [
+    for number in range(1, 3):
+        events += [RoundStarted(time=START, round=number, sites=["site-1"]), quick(number)]
+    events.append(RoundStarted(time=START + 5, round=3, sites=["site-1"]))
+    events += [
         Progress(time=START + 5 + tenths / 10, down={"site-1": 9}, up={}, size=9)
         for tenths in range(30)
     ]
+    lines = [line.split("  ")[1].split(" (")[0] for line in lines_of(*events)]
+    assert lines[0].startswith("digits: 10 rounds, 1,000 sites in 2 processes")
+    assert lines[1:] == [
+        "round 1 of 10: done in 0 s",
+        "round 2 of 10: done in 0 s",
+        "round 3 of 10: 1 site training",
+    ]
+
+
+def test_of_many_failures_a_few_are_named_in_each_round_and_none_acts_on_a_terminal() -> None:
+    odd = "\x1b[31mred\nround 9\r"
+    failures = [
+        SiteFailed(time=START, round=number, site=f"site-{site}", reason=odd)
+        for number in (1, 2)
+        for site in range(1000)
+    ]
+    benched = SiteBenched(time=START, round=1, site="site-1", failures=2)
     lines = lines_of(
-        run_started(1, []),
-        RoundStarted(time=START, round=1, sites=["site-1"]),
-        quick(1),
-        RoundStarted(time=START + 5, round=2, sites=["site-1"]),
-        *waiting,
+        run_started(1000, []), *failures[:1000], round_finished(1, START), *failures[1000:], benched
     )
-    assert lines[2:] == ["00:00:05  round 2 of 10: 1 site training"]
+    assert lines[1] == "00:00:00  round 1: site-0 failed: \\x1b[31mred\\nround 9\\r"
+    assert sum("red" in line for line in lines) == 10
+    assert sum("and 995 more failures and warnings" in line for line in lines) == 1
+    assert len(lines) < 16
+    assert "\\x1b[31m" in lines_of(Warned(time=START, message=odd))[0]
+    assert "failed 2 times in a row" in lines_of(benched)[0]
