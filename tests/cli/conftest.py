@@ -1,13 +1,16 @@
-"""The command line as a process, and a job small enough to be run in a second or two."""
+"""The command line, as a process and in this one, and a job that runs in a second or two."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cli_support import TERMINAL, Flstream, WriteJob, environment
+from cli_support import PROGRAM, TERMINAL, Flstream, WriteJob, environment
+from run_fixtures import shared_host_for
 
 from flstream.__main__ import main
+from flstream.engines.processes import ProcessHost
+from flstream.job import load_job
 
 JOB = """
 name = mini
@@ -36,31 +39,59 @@ while flare.is_running():
 """
 
 
+def write(folder: Path, line: str, text: str) -> Path:
+    folder.mkdir()
+    (folder / "model.py").write_text(MODEL)
+    (folder / "client.py").write_text(CLIENT.format(line=line))
+    (folder / "job.conf").write_text(JOB + text)
+    return folder / "job.conf"
+
+
+@pytest.fixture
+def write_job(tmp_path: Path) -> WriteJob:
+    """Return a function that writes a job whose clients do what a line says, and its path."""
+    return lambda line="model.params['weight'] += 1", text="": write(tmp_path / "job", line, text)
+
+
 @pytest.fixture
 def flstream(tmp_path: Path) -> Flstream:
-    """Return a function that runs the command line to its end."""
+    """Return a function that runs the command line to its end, in a process."""
 
-    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "flstream", *map(str, words)],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
+    def run(*words: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
+        options = {"cwd": tmp_path, "env": environment(), "stdout": subprocess.PIPE, **more}
+        done = subprocess.run(
+            [*PROGRAM, *map(str, words)], stderr=subprocess.PIPE, text=True, timeout=120, **options
         )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
 
     return run
 
 
 @pytest.fixture
 def flstream_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    fork_server: None,
 ) -> Flstream:
     """Return a function that runs a command in this process, where no other has to be started.
 
-    An interpreter takes half a second to start, which is more than most commands take.
+    An interpreter takes half a second to start, which is more than most commands take; and a fork
+    server of its own two, so that commands use the one that runs of other tests have left.
     """
+    job = load_job(write(tmp_path_factory.mktemp("any") / "job", "pass", ""))
+    with shared_host_for(job) as shared:
+        pass
+
+    def new_host() -> ProcessHost:
+        host = ProcessHost(shared._environment)
+        host.prepare({})
+        return host
+
+    monkeypatch.setattr(ProcessHost, "_stop_fork_server", lambda host: None)
+    monkeypatch.setattr("flstream.engines.fork_server.new_host", new_host)
     monkeypatch.chdir(tmp_path)
     for name in TERMINAL:
         monkeypatch.delenv(name, raising=False)
@@ -73,22 +104,8 @@ def flstream_here(
             main()
         code = ended.value.code
         assert code is None or isinstance(code, int)
-        return subprocess.CompletedProcess(sys.argv, code or 0, *capfd.readouterr())
+        done = subprocess.CompletedProcess(sys.argv, code or 0, *capfd.readouterr())
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
 
     return run
-
-
-@pytest.fixture
-def write_job(tmp_path: Path) -> WriteJob:
-    """Return a function that writes a job whose clients do what a line says, and its path."""
-
-    def write(line: str = "model.params['weight'] += 1", text: str = "") -> Path:
-        folder = tmp_path / "job"
-        folder.mkdir()
-        (folder / "model.py").write_text(MODEL)
-        (folder / "client.py").write_text(CLIENT.format(line=line))
-        path = folder / "job.conf"
-        path.write_text(JOB + text)
-        return path
-
-    return write

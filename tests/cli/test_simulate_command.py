@@ -1,119 +1,140 @@
-"""`flstream simulate` runs real jobs in real processes, and reports them to people and scripts."""
+"""`flstream simulate` runs jobs, reports them to people and scripts, and resumes the right run."""
 
 import json
+import os
+import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from cli_support import Flstream, WriteJob, environment
+from cli_support import Flstream, WriteJob, started
+from nightly_cases import first_and_nightly
 
 from flstream import __version__
+from flstream.runs.run_directory import RunDirectory
 
 WAITS_IN_ROUND_2 = "if model.current_round == 1: import time; time.sleep(600)"
 
 
-def test_json_is_one_document_and_nothing_else(flstream: Flstream, write_job: WriteJob) -> None:
+def test_json_is_one_document_and_nothing_else(
+    flstream: Flstream, write_job: WriteJob, tmp_path: Path
+) -> None:
     done = flstream("simulate", write_job(), "--run-dir", "run", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
-    assert summary["status"] == "finished"
-    assert summary["rounds_completed"] == 2
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds_completed"]) == ("finished", 2)
     assert summary["transfer"]["down"]["bytes"] == 2 * 2 * summary["model"]["bytes"]
+    assert summary["warnings"] == []
 
 
-def test_without_a_terminal_a_run_is_plain_lines_of_80_columns_of_tables(
-    flstream: Flstream, write_job: WriteJob
+def test_without_a_terminal_a_run_is_plain_lines_and_a_finished_one_is_left_as_it_is(
+    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
-    size = "streaming.tensor_download_chunk_size=2MiB"
-    settings = ["--set", "rounds=3", "--set", size]
-    done = flstream("simulate", write_job().parent, "--run-dir", "run", *settings)
+    job = write_job()
+    done = flstream_here("simulate", job.parent, "--resume")  # nothing was begun
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "\r" not in done.stdout
     lines, tables = done.stdout.split("\n\n", maxsplit=1)
-    assert lines.startswith("00:00:00  mini: 3 rounds, 2 sites, pull mode, chunks of 2 MiB\n")
-    assert "round 3 of 3: done in" in lines
+    assert lines.startswith("00:00:00  mini: 2 rounds, 2 sites, pull mode, chunks of 2 MiB\n")
+    assert "round 2 of 2: done in" in lines
     assert max(map(len, tables.splitlines())) <= 80
-    assert "finished after 3 rounds" in tables
-    assert "run/global.safetensors" in tables
+    assert "finished after 2 rounds" in tables
+    [run] = (tmp_path / "runs").iterdir()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {"global.safetensors", "report.html"} <= {path.name for path in before}
 
-
-@pytest.mark.nightly
-def test_quiet_prints_nothing(flstream: Flstream, write_job: WriteJob, tmp_path: Path) -> None:
-    done = flstream("simulate", write_job(), "--run-dir", "run", "--quiet")
+    done = flstream_here("simulate", job, "--resume")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing is left to do" in done.stdout
+    done = flstream_here("simulate", job, "--resume", "--run-dir", run, "--json")
+    assert json.loads(done.stdout) == json.loads((run / "summary.json").read_text())
+    done = flstream_here("simulate", job, "--resume", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert (tmp_path / "run" / "global.safetensors").is_file()
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_another_job_folder_or_code_and_a_damaged_journal_are_refused(
+    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
+) -> None:
+    def refused(*words: object) -> str:
+        done = flstream_here("simulate", job, "--resume", "--run-dir", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        return done.stderr
+
+    job = write_job()
+    assert flstream_here("simulate", job, "--run-dir", "run", "-q").returncode == 0
+    found = refused("run", "--set", "clients.count=3", "--set", "seed=8")
+    assert "seed is 7 there and 8 here; clients.count is 2 there and 3 here" in found
+    assert "job is not a run directory" in refused("job")
+    assert sorted(os.listdir(job.parent)) == ["client.py", "job.conf", "model.py"]
+    with RunDirectory.reopen("mini", tmp_path / "run").in_use():
+        assert "is still going on" in refused("run")
+
+    job = job.parent.rename(tmp_path / "moved") / "job.conf"  # which changes nothing
+    assert flstream_here("simulate", job, "--run-dir", "run", "--resume").returncode == 0
+    code = (job.parent / "client.py").read_text()
+    (job.parent / "client.py").write_text(code + "# another\n")
+    found = refused("run")
+    assert "client.py was changed since the run began" in found
+    assert "put back what it was made with" in found
+    (job.parent / "client.py").write_text(code)
+    events = tmp_path / "run" / "events.jsonl"
+    first, _, *rest = events.read_bytes().splitlines(keepends=True)
+    events.write_bytes(b"".join([first, b"junk\n", *rest]))
+    assert "run/events.jsonl, line 2, is damaged" in refused("run")
 
 
 def test_a_failing_script_exits_1_and_names_the_site_and_the_line(
-    flstream: Flstream, write_job: WriteJob
+    flstream_here: Flstream, write_job: WriteJob
 ) -> None:
     line = "assert flare.get_site_name() != 'site-2', 'no data here'"
-    done = flstream("simulate", write_job(line), "--run-dir", "run")
+    done = flstream_here("simulate", write_job(line), "--run-dir", "run")
     assert done.returncode == 1
     assert "site-2: client.py, line 5 raised AssertionError: no data here" in done.stderr
     assert "sites/site-2/log.txt" in done.stderr
-    assert "Traceback" not in done.stderr
     assert "failed after 0 rounds" in done.stdout
 
 
-def test_five_mistakes_in_a_job_file_are_all_named(
-    flstream: Flstream, write_job: WriteJob, tmp_path: Path
-) -> None:
-    path = write_job(
-        text="""
-        rounds = ten
-        clients { count = 2, per_ruond = 1 }
-        train { script = clinet.py }
-        workflow { type = fedavgg }
-        streaming { tensor_download_chunk_size = -2 MiB }
-        """
-    )
-    done = flstream("simulate", path, "--run-dir", "run")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "has 5 mistakes" in done.stderr
-    assert {line.split(":")[0].strip() for line in done.stderr.splitlines()[1:]} == {
-        "rounds",
-        "clients.per_ruond",
-        "train.script",
-        "workflow.type",
-        "streaming.tensor_download_chunk_size",
-    }
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_directory_that_is_in_use_is_left_alone(
-    flstream: Flstream, write_job: WriteJob, tmp_path: Path
+def test_every_mistake_in_a_job_file_is_named_and_a_folder_in_use_left_alone(
+    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path
 ) -> None:
     path = write_job()
-    done = flstream("simulate", path, "--run-dir", "job")
+    done = flstream_here("simulate", path, "--run-dir", "job")
     assert done.returncode == 2
     assert "job is not empty" in done.stderr
     assert {each.name for each in path.parent.iterdir()} == {"job.conf", "model.py", "client.py"}
+    with path.open("a") as file:
+        file.write("rounds = ten\nclients { count = 2, per_ruond = 1 }\ntrain.script = clinet.py\n")
+    for command in ("simulate", "validate"):
+        done = flstream_here(command, path, "--set", "workflow.type=fedavgg", "--run-dir", "run")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "has 4 mistakes" in done.stderr
+        keys = {line.split(":")[0].strip() for line in done.stderr.splitlines()[1:]}
+        assert keys == {"rounds", "clients.per_ruond", "train.script", "workflow.type"}
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.nightly
 def test_a_reader_that_goes_away_does_not_end_the_run(write_job: WriteJob, tmp_path: Path) -> None:
-    process = _start(write_job(), tmp_path)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=120) == 0
-    assert process.stderr is not None
-    assert process.stderr.read() == ""
-    process.stderr.close()
+    process = started("simulate", write_job(), "--run-dir", "run", cwd=tmp_path)
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=120) == 0
+        assert process.stderr.read() == ""
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
 def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(
     write_job: WriteJob, tmp_path: Path
 ) -> None:
-    process = _start(write_job(WAITS_IN_ROUND_2), tmp_path)
+    process = started("simulate", write_job(WAITS_IN_ROUND_2), "--run-dir", "run", cwd=tmp_path)
     assert process.stdout is not None
-    assert process.stderr is not None
     assert any("round 2 of 2" in line for line in process.stdout)
     processes = psutil.Process(process.pid).children(recursive=True)
     events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
@@ -135,12 +156,23 @@ def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(
     assert living == []
 
 
-def _start(job: Path, folder: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "flstream", "simulate", str(job), "--run-dir", "run"],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+LONG = "raise ValueError('begin ' + 'x' * 5000 + ' end')"
+
+
+def longest(text: str) -> int:
+    return max(map(len, text.splitlines() or [""]))
+
+
+@first_and_nightly("least", [1, 2])
+def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
+    flstream_here: Flstream, write_job: WriteJob, tmp_path: Path, least: int
+) -> None:
+    job = write_job(f"if flare.get_site_name() == 'site-2': {LONG}")
+    words = ["--run-dir", "run", "--set", f"clients.min_updates={least}"]
+    done = flstream_here("simulate", job, *words)
+    assert done.returncode == least - 1
+    part = r"site-2(:| failed:) client\.py, line \d+ raised ValueError: begin x+ \[\.\.\.\] x+ end"
+    assert re.search(part, done.stdout)
+    assert bool(re.search(part, done.stderr)) == (least == 2)
+    assert longest(done.stdout + done.stderr) < 600
+    assert "begin " + "x" * 5000 + " end" in (tmp_path / "run/sites/site-2/log.txt").read_text()
