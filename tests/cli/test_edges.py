@@ -5,129 +5,95 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
+import psutil
 import pytest
-from cli_support import environment
-from nightly_cases import first_and_nightly
+from cli_support import PROGRAM, environment, started
 
 from flstream.cli.output import StandardStream
 from flstream.cli.run import interrupt
 from flstream.cli.run import run as cli_run
 from flstream.errors import CheckpointError
 
-PROGRAM = [sys.executable, "-m", "flstream"]
+# Nobody can make a folder there, not even root.
+UNWRITABLE = "/proc"
 
 
-def run(*arguments, cwd=None, **more):
-    done = subprocess.run(
-        [*PROGRAM, *map(str, arguments)],
-        cwd=cwd,
-        env=more.pop("env", environment()),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        **more,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+def shell(redirected, *words):
+    """Run the program with its streams closed or sent elsewhere, and return status and output."""
+    command = " ".join([*PROGRAM, *map(str, words), redirected])
+    words = ["sh", "-c", command]
+    done = subprocess.run(words, env=environment(), capture_output=True, timeout=120)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-@pytest.mark.nightly
 def test_output_on_a_full_disk_fails_a_command_that_only_prints(write_job):
-    job = write_job()
-    with open("/dev/full", "w") as full:
-        for command in (["validate", job], ["validate", "--json", job], ["--help"]):
-            done = run(*command, stdout=full)
-            assert done.returncode == 1
-            assert done.stderr == (
-                "error: what is printed cannot be written: No space left on device\n"
-            )
+    for words in (["validate", "--json", write_job()], ["--help"]):
+        status, _, errors = shell(">/dev/full", *words)
+        assert status == 1
+        assert errors == "error: what is printed cannot be written: No space left on device\n"
 
 
 @pytest.mark.nightly
 def test_a_run_whose_output_is_lost_has_succeeded(write_job, tmp_path):
-    with open("/dev/full", "w") as full:
-        done = run("simulate", write_job(), "--run-dir", tmp_path / "run", stdout=full)
-    assert done.returncode == 0
-    assert done.stderr.endswith("cannot be written: No space left on device\n")
-    assert '"status": "finished"' in (tmp_path / "run" / "summary.json").read_text()
+    for number, streams in enumerate((">/dev/full", "<&- >&- 2>&-")):
+        job = tmp_path / "job" / "job.conf" if number else write_job()
+        status, _, errors = shell(
+            streams, "simulate", job, "--run-dir", f"run-{number}", cwd=tmp_path
+        )
+        assert status == 0
+        assert number or errors.endswith("cannot be written: No space left on device\n")
+        assert '"status": "finished"' in (tmp_path / f"run-{number}" / "summary.json").read_text()
 
 
-def test_a_run_needs_no_standard_streams(write_job, tmp_path):
-    command = " ".join([*PROGRAM, "simulate", str(write_job()), "--run-dir", "run"])
-    done = subprocess.run(
-        ["sh", "-c", f"{command} <&- >&- 2>&-"], cwd=tmp_path, env=environment(), timeout=120
-    )
-    assert done.returncode == 0
-    assert '"status": "finished"' in (tmp_path / "run" / "summary.json").read_text()
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", "<&- >&- 2>&-"])
+def test_an_error_that_cannot_be_written_leaves_the_status_and_goes_nowhere_else(streams):
+    assert shell(streams, "simulate", "no-such-job.conf") == (2, "", "")
 
 
-@pytest.mark.parametrize("words", [("simulate", "no-such-job.conf"), ("simulate",)])
-def test_an_error_that_cannot_be_written_leaves_the_status(words):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([*PROGRAM, *words], env=environment(), stderr=full, timeout=120)
-    assert done.returncode == 2
-
-
-def test_no_error_goes_to_stdout_in_the_place_of_a_closed_stderr():
-    command = " ".join([*PROGRAM, "simulate", "no-such-job.conf"])
-    done = subprocess.run(
-        ["sh", "-c", f"{command} 2>&-"], env=environment(), stdout=subprocess.PIPE, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (2, b"")
-
-
-def test_a_reader_that_has_gone_leaves_the_status():
+def test_a_reader_that_has_gone_leaves_the_status(tmp_path):
+    header = b'{"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     readable, writable = os.pipe()
     os.close(readable)
     with open(writable, "w") as output:
-        for command in (["--help"], ["--version"], ["init", "--list"]):
-            done = run(*command, stdout=output)
-            assert (done.returncode, done.stderr) == (0, "")
+        for words in (["--help"], ["init", "--list"], ["inspect", "m.safetensors", "--json"]):
+            process = started(*words, stdout=output, cwd=tmp_path)
+            assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
 
 
 @pytest.mark.parametrize("command", ["validate", "simulate"])
-def test_a_temporary_folder_with_a_long_path_is_named(write_job, tmp_path, command):
+def test_a_temporary_folder_with_a_long_path_is_named(flstream, write_job, tmp_path, command):
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
-    done = run(command, write_job(), cwd=tmp_path, env={**environment(), "TMPDIR": str(folder)})
+    done = flstream(command, write_job(), env=environment(TMPDIR=str(folder)))
     assert done.returncode == 2
     assert f"the temporary folder {folder} has too long a path for a socket" in done.stderr
     assert "set TMPDIR to a shorter one" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-@first_and_nightly("command", ["validate", "simulate"])
-def test_ctrl_c_at_any_time_is_no_traceback(write_job, tmp_path, command):
-    job = write_job()
-    for delay in (0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7):
-        process = subprocess.Popen(
-            [*PROGRAM, command, str(job)],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        _when_it_runs_flstream(process.pid)
-        time.sleep(delay)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-        assert "Traceback" not in errors
-        assert process.returncode in (130, -signal.SIGINT)
+def test_ctrl_c_as_soon_as_it_runs_is_no_traceback(write_job, tmp_path):
+    process = started("simulate", write_job(), cwd=tmp_path, start_new_session=True)
+    # The fork server is the first thing that a run starts, long before its job is loaded.
+    program = psutil.Process(process.pid)
+    while not program.children() and process.poll() is None:
+        pass
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert process.returncode == 130
 
 
 @pytest.fixture
-def uninterrupted(monkeypatch):
+def _uninterrupted(monkeypatch):
     """Leave the state that a Ctrl-C changes as it was."""
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr("flstream.cli.run._interrupted", threading.Event())
 
 
-@pytest.mark.usefixtures("uninterrupted")
+@pytest.mark.usefixtures("_uninterrupted")
 @pytest.mark.parametrize("kind", [ValueError, CheckpointError, KeyboardInterrupt])
 def test_ctrl_c_in_the_place_of_which_a_library_raises_something_ends_with_130(
     monkeypatch, capsys, kind
@@ -143,7 +109,7 @@ def test_ctrl_c_in_the_place_of_which_a_library_raises_something_ends_with_130(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("uninterrupted")
+@pytest.mark.usefixtures("_uninterrupted")
 def test_what_no_ctrl_c_has_caused_is_raised(monkeypatch):
     def app(prog_name):
         raise ValueError("a defect")
@@ -153,7 +119,7 @@ def test_what_no_ctrl_c_has_caused_is_raised(monkeypatch):
         cli_run(StandardStream(1))
 
 
-@pytest.mark.usefixtures("uninterrupted")
+@pytest.mark.usefixtures("_uninterrupted")
 def test_ctrl_c_that_a_destructor_swallows_comes_again(capsys):
     class Interrupted:
         def __del__(self):
@@ -166,7 +132,7 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(capsys):
     def work():
         Interrupted()
         HalfMade()
-        time.sleep(10)
+        threading.Event().wait(60)
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
@@ -177,65 +143,35 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def _when_it_runs_flstream(pid):
-    """Wait until Python's own handler of Ctrl-C, which it has from its start, is there no more.
-
-    That lasts as long as the imports, which a busy machine may not let this process see.
-    """
-    had, until = False, time.monotonic() + 2
-    while time.monotonic() < until:
-        status = Path(f"/proc/{pid}/status").read_text()
-        if "SigCgt:" not in status:  # it has ended
-            return
-        caught = int(status.split("SigCgt:")[1].split()[0], 16) >> (signal.SIGINT - 1) & 1
-        if had and not caught:
-            return
-        had = had or bool(caught)
-        time.sleep(0.001)
-
-
+@pytest.mark.nightly
 def test_a_killed_launcher_leaves_no_temporary_folder(write_job, tmp_path):
     temporary = tmp_path / "t"
     temporary.mkdir()
-    process = subprocess.Popen(
-        [*PROGRAM, "simulate", str(write_job()), "--set", "rounds=1000"],
+    process = started(
+        *("simulate", write_job(), "--set", "rounds=1000"),
         cwd=tmp_path,
-        env={**environment(), "TMPDIR": str(temporary)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        env=environment(TMPDIR=str(temporary)),
     )
-    _until(lambda: list(tmp_path.glob("runs/*/events.jsonl")))
-    assert any(temporary.iterdir())
-    process.kill()
-    process.wait()
-    _until(lambda: not any(temporary.glob("pymp-*")))
+    with process:
+        assert any("round 1 of" in line for line in process.stdout)
+        assert any(temporary.iterdir())
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+    assert not any(temporary.glob("pymp-*"))
 
 
-def _until(holds, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-# Nobody can make a folder there, not even root.
-UNWRITABLE = "/proc"
-
-
-def test_a_bench_needs_a_folder_that_can_be_written(write_job):
-    done = run("bench", "--model-size", "1MB", cwd=UNWRITABLE, stdout=subprocess.PIPE)
-    assert done.returncode == 2
-    assert "the folder /proc/runs cannot be written" in done.stderr
-
-
-@pytest.mark.nightly
-def test_a_run_fits_into_no_folder_that_cannot_be_written(write_job, tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(flstream_here, write_job, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     job = write_job()
     for folder in (Path(UNWRITABLE) / "run", tmp_path / "file" / "run"):
-        done = run("validate", job, "--run-dir", folder, stdout=subprocess.PIPE)
+        done = flstream_here("validate", job, "--run-dir", folder)
         assert done.returncode == 1
         assert f"{folder} cannot be written: " in " ".join(done.stdout.split())
-        done = run("simulate", job, "--run-dir", folder, stdout=subprocess.PIPE)
+        done = flstream_here("simulate", job, "--run-dir", folder)
         assert done.returncode == 2
         assert "cannot be made" in done.stderr
+    monkeypatch.chdir(UNWRITABLE)
+    done = flstream_here("bench", "--model-size", "1MB")
+    assert done.returncode == 2
+    assert "the folder /proc/runs cannot be written" in done.stderr

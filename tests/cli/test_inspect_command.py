@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cli_support import Flstream, environment
+from cli_support import PROGRAM, Flstream, environment, python
 from nightly_cases import first_and_nightly
 from safetensors.torch import save_file
 
@@ -33,55 +33,48 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_document_describes_every_tensor(flstream: Flstream, checkpoint: Path) -> None:
-    done = flstream("inspect", checkpoint, "--json")
+def test_the_document_describes_every_tensor(flstream_here: Flstream, checkpoint: Path) -> None:
+    done = flstream_here("inspect", checkpoint, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     tensors = {each["name"]: each for each in document["tensors"]}
-    weight = tensors["layer.weight"]
-    assert (weight["dtype"], weight["shape"], weight["bytes"]) == ("F32", [30, 20], 2400)
-    assert weight["stop"] - weight["start"] == 2400
-    assert tensors["steps"]["shape"] == []
+    weight = {"name": "layer.weight", "dtype": "F32", "shape": [30, 20], "bytes": 2400}
+    assert tensors["layer.weight"].items() >= weight.items()
     assert "escape\x1b[31m\nline" in tensors
     assert document["format"] == "safetensors"
     assert document["total"] == {"tensors": 5, "parameters": 623, "bytes": 2456}
     assert document["dtypes"]["BF16"] == {"tensors": 1, "parameters": 20, "bytes": 40}
     assert document["metadata"] == {"format": "pt", "note": "[red]\x07"}
     assert document["tied"] == {}
-    assert document["header_bytes"] + 2456 == checkpoint.stat().st_size
+    assert document["header_bytes"] + 2456 == document["file_bytes"] == checkpoint.stat().st_size
+    assert document["streaming"]["chunks"] == 1
 
-
-def test_the_text_lists_names_literally_and_ends_with_totals(
-    flstream: Flstream, checkpoint: Path
-) -> None:
-    done = flstream("inspect", checkpoint)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "[bold]not markup[/bold]" in done.stdout
-    assert r"escape\x1b[31m\nline" in done.stdout
-    assert r"note: [red]\x07" in done.stdout
-    assert "\x1b" not in done.stdout
-    assert "\x07" not in done.stdout
+    done = flstream_here("inspect", checkpoint)
+    for words in ("[bold]not markup[/bold]", r"escape\x1b[31m\nline", r"note: [red]\x07"):
+        assert words in done.stdout
+    assert not {"\x1b", "\x07"} & set(done.stdout)
     assert "5 tensors, 623 parameters, 2.4 KiB" in done.stdout
+
+    everything = ("--stats", "--verify", "--tree", "--diff", checkpoint)
+    more = json.loads(flstream_here("inspect", checkpoint, "--json", *everything).stdout)
+    for tensor in more["tensors"]:
+        assert set(tensor.pop("stats")) == {
+            *("finite", "non_finite", "zeros", "min", "max", "mean", "std")
+        }
+    assert more.pop("diff").items() >= {"equal_share": 1.0, "changed": [], "added": []}.items()
+    assert [module["name"] for module in more.pop("modules")] == ["layer"]
+    assert more.pop("verified")[0]["round"] is None
+    assert more == document
 
 
 def test_ties_are_shown(flstream_here: Flstream, tmp_path: Path) -> None:
     weight = torch.zeros(3, 2)
     state = {"wte": weight, "lm_head": weight, "new\nline": weight}
-    write_checkpoint(tmp_path / "tied.safetensors", MemoryBody.of(state), {"format": "pt"})
+    write_checkpoint(tmp_path / "tied.safetensors", MemoryBody.of(state))
     document = json.loads(flstream_here("inspect", "tied.safetensors", "--json").stdout)
     assert document["tied"] == {"new\nline": "lm_head", "wte": "lm_head"}
     assert [each["name"] for each in document["tensors"]] == ["lm_head"]
-    assert document["metadata"] == {"format": "pt"}
-    text = flstream_here("inspect", "tied.safetensors").stdout
-    assert "\ntied\n  new\\nline = lm_head\n  wte = lm_head\n" in text
-
-
-def test_names_are_whole_where_there_is_no_terminal(
-    flstream_here: Flstream, tmp_path: Path
-) -> None:
-    name = ".".join(f"block{number}" for number in range(40))
-    save_file({name: torch.zeros(2)}, tmp_path / "long.safetensors")
-    assert name in flstream_here("inspect", "long.safetensors").stdout
+    assert "\n  new\\nline = lm_head\n" in flstream_here("inspect", "tied.safetensors").stdout
 
 
 def test_a_run_directory_stands_for_its_latest_model(
@@ -98,34 +91,23 @@ def test_a_run_directory_stands_for_its_latest_model(
     assert document["path"] == "run/global.safetensors"
 
 
-def _huge_header(data: bytes) -> bytes:
-    return (2**40).to_bytes(8, "little") + data[8:]
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut in the header": lambda data: data[:40],
+    "cut in the tensors": lambda data: data[:-1],
+    "too long": lambda data: data + b"x",
+    "a header of a TiB": lambda data: (2**40).to_bytes(8, "little") + data[8:],
+    "not JSON": lambda data: data[:8] + b"x" * (len(data) - 8),
+    "another format": lambda data: b"PK\x03\x04" + data,
+}
 
 
-def _not_json(data: bytes) -> bytes:
-    return data[:8] + b"x" * (len(data) - 8)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda data: b"", id="empty"),
-        pytest.param(lambda data: data[:5], id="cut in the prefix"),
-        pytest.param(lambda data: data[:40], id="cut in the header"),
-        pytest.param(lambda data: data[:-1], id="cut in the tensors"),
-        pytest.param(lambda data: data + b"x", id="too long"),
-        pytest.param(_huge_header, id="a header of a TiB"),
-        pytest.param(_not_json, id="not JSON"),
-        pytest.param(lambda data: b"PK\x03\x04" + data, id="another format"),
-    ],
-)
-@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_one_sentence_on_stderr(
-    flstream_here: Flstream, checkpoint: Path, damage: object, form: tuple[str, ...]
+    flstream_here: Flstream, checkpoint: Path, damage: str
 ) -> None:
-    assert callable(damage)
-    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
-    done = flstream_here("inspect", checkpoint, *form)
+    checkpoint.write_bytes(DAMAGES[damage](checkpoint.read_bytes()))
+    done = flstream_here("inspect", checkpoint, "--json")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {checkpoint}")
@@ -135,33 +117,9 @@ def test_what_is_no_file_is_refused_without_being_opened(
     flstream_here: Flstream, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    for name in ("pipe", "folder"):
+    for name in ("pipe", "."):
         done = flstream_here("inspect", name)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-
-
-EVERYTHING = ("--stats", "--verify", "--tree", "--diff")
-
-
-def test_the_document_holds_whatever_was_asked(flstream_here: Flstream, checkpoint: Path) -> None:
-    plain = json.loads(flstream_here("inspect", checkpoint, "--json").stdout)
-    done = flstream_here("inspect", checkpoint, "--json", *EVERYTHING, checkpoint)
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    for tensor in document["tensors"]:
-        assert set(tensor.pop("stats")) == {
-            *("finite", "non_finite", "zeros", "min", "max", "mean", "std")
-        }
-    assert document["diff"].items() >= {"equal_share": 1.0, "changed": [], "added": []}.items()
-    assert [module["name"] for module in document["modules"]] == ["layer"]
-    assert document["verified"][0]["round"] is None
-    for key in ("diff", "modules", "verified"):
-        del document[key]
-    assert document == plain
-    assert document["streaming"]["chunks"] == 1
-    assert document["file_bytes"] == checkpoint.stat().st_size
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
 
 
 def test_the_text_says_what_was_asked_in_plain_lines(
@@ -186,28 +144,16 @@ def test_names_are_filtered_and_sorted(flstream_here: Flstream, checkpoint: Path
     assert (document["shown"]["tensors"], document["total"]["tensors"]) == (3, 5)
 
 
-def test_a_tree_has_totals_and_tensors_below_their_modules(
-    flstream_here: Flstream, checkpoint: Path
-) -> None:
-    lines = flstream_here("inspect", checkpoint, "--tree").stdout.splitlines()
-    at = next(index for index, line in enumerate(lines) if line.startswith("layer."))
-    assert lines[at].split() == ["layer.", "2", "tensors", "620", "2.4", "KiB"]
-    assert {line.split()[0] for line in lines[at + 1 : at + 3]} == {"weight", "bias"}
-    assert all(line.startswith("  ") for line in lines[at + 1 : at + 3])
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--chunk-size", "100"), "--chunk-size 100: a multiple of 16"),
-        (("--chunk-size", "much"), "--chunk-size much: must be a size"),
         (("--chunk-size", "0"), "--chunk-size 0: a multiple of 16"),
         (("--filter", "nothing*"), "--filter 'nothing*'"),
         (("--diff", "missing.npz"), "there is no missing.npz"),
         (("--sort", "colour"), "colour"),
         (("--site", "site-1"), "--site needs a run directory"),
         (("--round", "1"), "name the site with --site"),
-        (("--site", "site-1", "--stats"), "give it with --round alone"),
         (("--site", "site-1", "--round", "-1"), "--round"),
     ],
 )
@@ -239,7 +185,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, words: tuple[str, ..
 
 def peak_rss(folder: Path, name: str, *words: str) -> int:
     """The most memory that a process which inspects a file has."""
-    command = [sys.executable, "-m", "flstream", "inspect", f"{name}.safetensors", *words]
+    command = [*PROGRAM, "inspect", f"{name}.safetensors", *words]
     process = subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -247,34 +193,29 @@ def peak_rss(folder: Path, name: str, *words: str) -> int:
     return used.ru_maxrss * 1024
 
 
+@pytest.mark.nightly
 def test_torch_is_not_imported_for_a_file_that_does_without(
-    flstream: Flstream, checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path
 ) -> None:
     np.savez_compressed(tmp_path / "other.npz", steps=np.array(3))
     program = (
         "import sys; from flstream.inspection.examine import Request, examine; "
-        "from pathlib import Path; import flstream.report.checkpoint; "
+        "from pathlib import Path; "
         f"examine(Request(Path({str(checkpoint)!r}), stats=True, verify=True, tree=True, "
         f"diff=Path({str(tmp_path / 'other.npz')!r}))); "
         "print({'torch', 'pydantic', 'pyhocon'} & sys.modules.keys())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.stdout.strip(), done.stderr) == ("set()", "")
+    assert python(program) == "set()"
 
 
-@pytest.mark.nightly
-def test_an_export_names_its_files(flstream: Flstream, tmp_path: Path) -> None:
-    save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
-    done = flstream("inspect", tmp_path / "model.safetensors", "--export", tmp_path / "out")
+def test_an_export_names_its_files(flstream_here: Flstream, tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(3)}, tmp_path / "m.safetensors")
+    done = flstream_here("inspect", "m.safetensors", "--export", "out")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1].strip() == str(tmp_path / "out" / "model.safetensors")
-    done = flstream(
-        "inspect", tmp_path / "model.safetensors", "--export", tmp_path / "o.pt", "--json"
-    )
-    assert json.loads(done.stdout)["files"] == [str(tmp_path / "o.pt")]
-    done = flstream("inspect", tmp_path / "model.safetensors", "--export", tmp_path / "out")
-    assert done.returncode == 2
-    assert "has files in it" in done.stderr
-    done = flstream("inspect", tmp_path / "model.safetensors", "--export", "x", "--stats")
-    assert done.returncode == 2
-    assert "give it alone" in done.stderr
+    assert done.stdout.splitlines()[-1].strip() == "out/model.safetensors"
+    done = flstream_here("inspect", "m.safetensors", "--export", "o.pt", "--json")
+    assert json.loads(done.stdout)["files"] == ["o.pt"]
+    for words, message in ((("out",), "has files in it"), (("x", "--stats"), "give it alone")):
+        done = flstream_here("inspect", "m.safetensors", "--export", *words)
+        assert done.returncode == 2
+        assert message in done.stderr

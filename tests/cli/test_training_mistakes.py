@@ -39,15 +39,12 @@ while flare.is_running():
 MISTAKES = {
     # Weights.
     "meta['num_examples'] = 1e308": "meta['num_examples'] is 1e+308, and an update's weight is a",
-    "meta['num_examples'] = float('nan')": "meta['num_examples'] is nan, and an update's weight",
     "meta['num_examples'] = 0": "meta['num_examples'] is 0, and an update's weight is",
-    "meta['num_examples'] = True": "meta['num_examples'] is a bool that is no number; send the",
     "meta = {'NUM_STEPS_CURRENT_ROUND': 1e16}": "meta['NUM_STEPS_CURRENT_ROUND'] is 1e+16, and an",
     "params['b'][1] = 1e300; meta['num_examples'] = 1e9": "tensor 'b' at [1], times the weight",
     # Metrics.
     "metrics['loss'] = {'mean': 0.5}": "the metric 'loss' is a dict that is no number; send one",
     "metrics['loss'] = torch.zeros(2)": "the metric 'loss' is a Tensor of shape [2] that is no num",
-    "metrics['loss'] = None": "the metric 'loss' is a NoneType that is no number; send one, such",
     "metrics['loss'] = 10**400": "the metric 'loss' is an int that no float can hold; send one",
     "metrics[5] = 0.5": "ClientError: 5 cannot name a metric, since it is no string; rename it",
     # The call, and the tensors.
@@ -55,7 +52,6 @@ MISTAKES = {
     "params[5] = params['w']": "LayoutError: 5 cannot name a tensor, since it is no string; rename",
     "params['w'] = [1.0, 2.0, 3.0]": "LayoutError: 'w' is a list, not a tensor or array; send only",
     "model.metrics = 5; flare.send(model)": "FLModel(metrics=...) was given a int; give it numb",
-    "model.params = 5; flare.send(model)": "FLModel(params=...) was given a int; give it tensors b",
     "flare.FLModel(params, 'HALF')": "ValueError: params_type is 'HALF'; give it FULL or DIFF",
 }
 SOUND = [
