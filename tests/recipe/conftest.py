@@ -4,6 +4,7 @@ import sys
 import textwrap
 
 import pytest
+from run_fixtures import shared_host_for
 
 from flstream.recipe import checks
 
@@ -46,8 +47,13 @@ def build(width=3):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The working folder, which has client.py and model.py."""
+def folder(tmp_path, monkeypatch, fork_server):
+    """The working folder, which has client.py and model.py.
+
+    Runs start from the fork server that others have left, and draw no page.
+    """
+    monkeypatch.setattr("flstream.simulation.launcher.host_for", shared_host_for)
+    monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
     (tmp_path / "client.py").write_text(SCRIPT)
     (tmp_path / "model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)

@@ -1,9 +1,5 @@
 """FedJob: what can be added to it, and what it says of the rest."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from flstream.errors import UsageError
@@ -14,9 +10,17 @@ from flstream.recipe import (
     IntimeModelSelector,
     PTFedAvg,
     PTModel,
-    RunResult,
     ScriptRunner,
 )
+
+
+def job_of(*runners):
+    job = FedJob(name="made", min_clients=1)
+    job.to_server(FedAvg(num_rounds=1))
+    job.to_server(PTModel("model:Net"))
+    for runner in runners:
+        job.to_clients(runner)
+    return job
 
 
 def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
@@ -33,7 +37,10 @@ def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
     job.to(controller, "server")
     with pytest.raises(UsageError, match=r"the job pt-fedavg lacks a training script"):
         job.simulator_run("runs", n_clients=2)
+    (folder / "labels.txt").write_text("a b c")
+    job.to_clients("labels.txt")
     job.to_clients(ScriptRunner("client.py"))
+    assert (job.export_job("jobs", clients=2) / "labels.txt").read_text() == "a b c"
     run = job.simulator_run("runs", n_clients=2)
     assert (run.get_status(), run.summary.rounds_completed) == ("finished", 10)
 
@@ -74,18 +81,6 @@ def test_sites_that_are_addressed_are_the_jobs_sites(folder):
     assert (loaded.key_metric, loaded.key_metric_mode) == ("error", "min")
 
 
-def test_a_module_and_a_file_can_be_added(folder):
-    from model import Net
-
-    (folder / "labels.txt").write_text("a b c")
-    job = FedJob(name="small", min_clients=1)
-    job.to_server(FedAvg(num_rounds=1))
-    job.to_server(Net())
-    job.to_clients("labels.txt")
-    job.to_clients(ScriptRunner("client.py"))
-    assert (job.export_job("jobs") / "labels.txt").read_text() == "a b c"
-
-
 def test_what_has_no_counterpart_is_refused_by_its_name(folder):
     class PercentilePrivacy:
         pass
@@ -96,22 +91,8 @@ def test_what_has_no_counterpart_is_refused_by_its_name(folder):
 
 def test_a_launcher_becomes_the_jobs_command_and_plain_python_does_not(folder):
     for command, expected in (("python3 -u", None), ("python3 -X dev", "python3 -X dev")):
-        job = FedJob(name="launched", min_clients=1)
-        job.to_server(FedAvg(num_rounds=1))
-        job.to_server(PTModel("model:Net"))
-        job.to_clients(ScriptRunner("client.py", launch_external_process=True, command=command))
+        job = job_of(ScriptRunner("client.py", launch_external_process=True, command=command))
         assert load_job(job.export_job("jobs") / "job.conf").train.command == expected
-
-
-def test_sites_with_different_scripts_are_refused(folder):
-    (folder / "other.py").write_text("import flstream.client as flare\n")
-    job = FedJob(name="two", min_clients=2)
-    job.to_server(FedAvg(num_rounds=1))
-    job.to_server(PTModel("model:Net"))
-    job.to(ScriptRunner("client.py"), "a")
-    job.to(ScriptRunner("other.py"), "b")
-    with pytest.raises(UsageError, match=r"script client.py and other.py"):
-        job.export_job("jobs")
 
 
 @pytest.mark.parametrize(
@@ -124,37 +105,18 @@ def test_sites_with_different_scripts_are_refused(folder):
     ],
 )
 def test_arguments_of_one_site_that_have_no_names_are_refused(folder, text, message):
-    job = FedJob(name="args", min_clients=1)
-    job.to_server(FedAvg(num_rounds=1))
-    job.to_server(PTModel("model:Net"))
+    job = job_of()
     job.to(ScriptRunner("client.py", text), "a")
     with pytest.raises(UsageError, match=message):
         job.export_job("jobs")
 
 
-@pytest.mark.nightly
-def test_a_run_of_the_command_line_can_be_opened(folder):
-    job = FedJob(name="opened", min_clients=1)
-    job.to_server(FedAvg(num_rounds=2))
-    job.to_server(PTModel("model:Net"))
-    job.to_clients(ScriptRunner("client.py"))
-    made = job.export_job("jobs")
-    command = [sys.executable, "-m", "flstream", "simulate", str(made), "--run-dir", "here", "-q"]
-    subprocess.run(command, check=True)
-    run = RunResult.open("here")
-    summary = json.loads((folder / "here" / "summary.json").read_text())
-    assert run.digest == summary["model"]["digest"]
-    assert run.metrics == summary["metrics"]
-    assert run.best_model is None or run.best_model.exists()
-    assert "finished after 2 rounds" in repr(run)
-    with pytest.raises(UsageError, match="not the directory of a run"):
-        RunResult.open("jobs")
-
-
-def test_a_site_without_a_script_is_named(folder):
-    job = FedJob(name="half")
-    job.to_server(FedAvg(num_rounds=1))
-    job.to_server(PTModel("model:Net"))
+def test_sites_with_different_scripts_or_none_are_refused(folder):
+    (folder / "other.py").write_text("import flstream.client as flare\n")
+    job = job_of()
     job.to(ScriptRunner("client.py", "--step 2"), "site-1")
     with pytest.raises(UsageError, match="has no script for site-2"):
         job.simulator_run("runs", n_clients=2)
+    job.to(ScriptRunner("other.py"), "b")
+    with pytest.raises(UsageError, match=r"script client.py and other.py"):
+        job.export_job("jobs")
