@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,18 @@ from flstream.client.seeding import start_seed
 from flstream.server.sampling import site_seed
 
 SITES = ("site-1", "site-2")
+# Runs a script once, under the stand-in: SEED SCRIPT [ARGUMENT]...
+PLAIN_SITE = f"""
+import runpy, sys
+sys.path.insert(0, {str(Path(__file__).with_name("stand_in"))!r})
+import nvflare.client, torch
+seed, script = int(sys.argv[1]), sys.argv[2]
+sys.argv = sys.argv[2:]
+torch.set_num_threads(1)
+sys.path.insert(0, script.rpartition("/")[0])
+nvflare.client.seed(seed)
+runpy.run_path(script, run_name="__main__")
+"""
 
 
 class Reference(NamedTuple):
@@ -62,23 +74,31 @@ def run_reference(
         rounds: Number of rounds.
         evaluates: Whether sites score the model of each round.
     """
-    params = dict(initial)
-    received, scores = [], []
-    logged: dict[str, list[Any]] = {site: [] for site in SITES}
+    params, ends = dict(initial), {}
+    found = Reference({}, [], [], {site: [] for site in SITES})
+
+    def ask(kind: str, number: int) -> list[dict[str, Any]]:
+        task = {"kind": kind, "round": number, "rounds": rounds, "params": params}
+        for site in SITES:
+            # As plain bytes: torch would hand over memory, which a process under a test may not.
+            seeded = {**task, "seed": site_seed(seed, site, number, kind)}
+            ends[site].send_bytes(pickle.dumps(seeded))
+        return [pickle.loads(ends[site].recv_bytes()) for site in SITES]
+
     with Listener(str(folder / "reference.sock")) as listener:
         processes = [_start(folder, script, args, seed, site) for site in SITES]
         try:
-            ends = _ends(listener)
+            for _ in SITES:
+                end = listener.accept()
+                ends[pickle.loads(end.recv_bytes())] = end
             for number in range(1, rounds + 1):
-                answers = _ask(ends, "train", params, seed, number, rounds)
-                weights = [_weight(answer) for answer in answers]
-                params = _mean(params, answers, weights)
-                received.append(_metrics(answers, weights))
+                answers = ask("train", number)
+                params = {name: _mean(name, value, answers) for name, value in params.items()}
+                found.received.append(_metrics(answers))
                 for site, answer in zip(SITES, answers, strict=True):
-                    logged[site] += answer["logged"]
+                    found.logged[site].extend(answer["logged"])
                 if evaluates:
-                    found = _ask(ends, "evaluate", params, seed, number, rounds)
-                    scores.append(_metrics(found, [_weight(answer) for answer in found]))
+                    found.scores.append(_metrics(ask("evaluate", number)))
             for end in ends.values():
                 end.send_bytes(pickle.dumps(None))
             assert [process.wait(60) for process in processes] == [0] * len(SITES)
@@ -86,90 +106,44 @@ def run_reference(
             for process in processes:
                 process.kill()
                 process.wait()
-    tensors = {name: torch.as_tensor(value) for name, value in params.items()}
-    return Reference(tensors, received, scores, logged)
+    return found._replace(params={name: torch.as_tensor(each) for name, each in params.items()})
 
 
 def _start(
     folder: Path, script: Path, args: Sequence[str], seed: int, site: str
 ) -> subprocess.Popen[bytes]:
-    work = folder / site
-    work.mkdir()
-    command = [sys.executable, str(Path(__file__).with_name("plain_site.py"))]
-    return subprocess.Popen(
-        [*command, str(start_seed(seed, site)), str(script), *args],
-        cwd=work,
-        env={
-            **os.environ,
-            "REFERENCE": str(folder / "reference.sock"),
-            "SITE": site,
-            "SEED": str(seed),
-        },
-    )
+    (folder / site).mkdir()
+    command = [sys.executable, "-c", PLAIN_SITE, str(start_seed(seed, site)), str(script), *args]
+    places = {"REFERENCE": str(folder / "reference.sock"), "SITE": site, "SEED": str(seed)}
+    return subprocess.Popen(command, cwd=folder / site, env={**os.environ, **places})
 
 
-def _ends(listener: Listener) -> dict[str, Connection]:
-    found = {}
-    for _ in SITES:
-        end = listener.accept()
-        found[pickle.loads(end.recv_bytes())] = end
-    return {site: found[site] for site in SITES}
+def _weights(answers: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [float(answer["meta"].get("NUM_STEPS_CURRENT_ROUND", 1.0)) for answer in answers]
 
 
-def _ask(
-    ends: Mapping[str, Connection],
-    kind: str,
-    params: Mapping[str, Any],
-    seed: int,
-    number: int,
-    rounds: int,
-) -> list[dict[str, Any]]:
-    for site, end in ends.items():
-        task_seed = site_seed(seed, site, number, kind)
-        task = {"kind": kind, "round": number, "rounds": rounds, "params": params}
-        task["seed"] = task_seed
-        # As plain bytes: torch would hand over memory, which a process under a test may not.
-        end.send_bytes(pickle.dumps(task))
-    return [pickle.loads(end.recv_bytes()) for end in ends.values()]
-
-
-def _weight(answer: Mapping[str, Any]) -> float:
-    return float(answer["meta"].get("NUM_STEPS_CURRENT_ROUND", 1.0))
-
-
-def _metrics(answers: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, float]:
+def _metrics(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {
         name: float(
-            sum(w * float(each["metrics"][name]) for w, each in zip(weights, answers, strict=True))
-            / sum(weights)
+            np.average([float(x["metrics"][name]) for x in answers], weights=_weights(answers))
         )
         for name in answers[0]["metrics"]
     }
 
 
-def _mean(
-    old: Mapping[str, Any], answers: Sequence[Mapping[str, Any]], weights: Sequence[float]
-) -> dict[str, Any]:
-    return {
-        name: _averaged(value, [_full(value, each, name) for each in answers], weights)
-        for name, value in old.items()
-    }
+def _mean(name: str, old: Any, answers: Sequence[Mapping[str, Any]]) -> Any:
+    base, weights = torch.as_tensor(old), _weights(answers)
+    values = [_full(base, answer, name) for answer in answers]
+    first = torch.zeros_like(values[0]) if base.is_floating_point() else values[0]
+    offsets = [(each - first).double() for each in values]
+    mean = sum(w * each for w, each in zip(weights, offsets, strict=True)) / sum(weights)
+    result = mean if base.is_floating_point() else first + mean.round().to(base.dtype)
+    result = result.to(base.dtype)
+    return result.numpy() if isinstance(old, np.ndarray) else result
 
 
-def _full(old: Any, answer: Mapping[str, Any], name: str) -> torch.Tensor:
+def _full(base: torch.Tensor, answer: Mapping[str, Any], name: str) -> torch.Tensor:
     """A site's new values, in float64 where they are floats."""
     sent = torch.as_tensor(answer["params"][name])
     sent = sent.double() if sent.is_floating_point() else sent
-    return sent if answer["params_type"] == "FULL" else torch.as_tensor(old).double() + sent
-
-
-def _averaged(old: Any, values: Sequence[torch.Tensor], weights: Sequence[float]) -> Any:
-    base = torch.as_tensor(old)
-    first = values[0]
-    offsets = values if base.is_floating_point() else [(each - first).double() for each in values]
-    total = sum(w * each for w, each in zip(weights, offsets, strict=True))
-    mean = total / sum(weights)
-    result = mean.to(base.dtype)
-    if not base.is_floating_point():
-        result = first + mean.round().to(base.dtype)
-    return result.numpy() if isinstance(old, np.ndarray) else result
+    return sent if answer["params_type"] == "FULL" else base.double() + sent

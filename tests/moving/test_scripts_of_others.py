@@ -1,7 +1,7 @@
 """Scripts in the style of NVFlare's examples, unchanged, come to the reference's bits."""
 
 import random
-import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -22,45 +22,25 @@ ARRAY = "import numpy as np\ndef build(): return {'numpy_key': np.arange(6.0).re
 
 
 class Case(NamedTuple):
-    """A script, and what the reference has to know of it.
+    """A script, its model's factory, keys of the job, and its command line in a plain process."""
 
-    Attributes:
-        model: Code of the model's factory.
-        overrides: Keys of the job.
-        words: Its command line in the plain processes.
-        evaluates: Whether it tells evaluations apart.
-        needs_nvflare: Whether it imports more of NVFlare than the client API.
-    """
-
-    model: str = NETWORK
+    script: str
+    model: str
     overrides: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    evaluates: bool = False
-    needs_nvflare: bool = False
 
 
 ARRAYS = ("train.exchange_format=numpy",)
+DIFF = (*ARRAYS, "train.args.update_type=diff")
+FLAGS = ("train.args={ lr = 0.05, shuffle = true, sizes = [4, 8] }", 'train.args.title="two words"')
 CASES = {
-    "numpy_client": Case(ARRAY, ARRAYS, needs_nvflare=True),
-    "numpy_client diff": Case(
-        ARRAY, (*ARRAYS, "train.args.update_type=diff"), ("--update_type", "diff"), False, True
+    "pytorch": Case(
+        *("pytorch_client.py", NETWORK, FLAGS),
+        ("--lr=0.05", "--shuffle", "--sizes", "4", "8", "--title", "two words"),
     ),
-    "pytorch_client": Case(evaluates=True),
-    "scheduler_client": Case(needs_nvflare=True),
-    "fedprox_client": Case(needs_nvflare=True),
-    "tensorboard_client": Case(),
-    "flags_client": Case(
-        NETWORK,
-        (
-            "train.args={ lr = 0.05, epochs = 2, shuffle = true, verbose = false }",
-            "train.args.sizes=[4, 8]",
-            'train.args.title="two words"',
-        ),
-        (
-            "--lr=0.05", "--epochs=2", "--shuffle", "--sizes", "4", "8", "--title", "two words",
-        ),
-    ),
-}  # fmt: skip
+    "numpy": Case("numpy_client.py", ARRAY, ARRAYS),
+    "numpy diff": Case("numpy_client.py", ARRAY, DIFF, ("--update_type", "diff")),
+}
 
 
 def initial_of(case):
@@ -69,102 +49,39 @@ def initial_of(case):
     torch.manual_seed(SEED)
     if case.model == ARRAY:
         return {"numpy_key": np.arange(6.0).reshape(2, 3)}
-    return load_network().state_dict()
+    return runpy.run_path(str(SCRIPTS / "network.py"))["Network"]().state_dict()
 
 
-def load_network():
-    names: dict[str, object] = {}
-    exec((SCRIPTS / "network.py").read_text(), names)
-    return names["Network"]()
-
-
-@pytest.fixture(scope="module")
-def references(tmp_path_factory):
-    """What each script has to come to, found once."""
-    found = {}
-
-    def reference(name):
-        if name not in found:
-            case, script = CASES[name], SCRIPTS / f"{name.split()[0]}.py"
-            folder = tmp_path_factory.mktemp("reference")
-            found[name] = run_reference(
-                folder,
-                script,
-                case.words,
-                initial_of(case),
-                seed=SEED,
-                rounds=ROUNDS,
-                evaluates=case.evaluates,
-            )
-        return found[name]
-
-    return reference
-
-
-def simulated(jobs, name, *overrides, change=lambda text: text):
+@first_and_nightly("name", CASES, brief=1)
+def test_a_script_runs_unchanged_to_the_same_bits(jobs, tmp_path, name):
     case = CASES[name]
-    for module in ("images.py", "network.py"):
-        shutil.copy(SCRIPTS / module, jobs.folder)
-    script = change((SCRIPTS / f"{name.split()[0]}.py").read_text())
-    how = f"seed={SEED}", f"rounds={ROUNDS}", *case.overrides, *overrides
-    run = jobs.run(script, *how, model=case.model)
+    evaluates = case.model == NETWORK
+    how = {"seed": SEED, "rounds": ROUNDS, "evaluates": evaluates}
+    (tmp_path / "plain").mkdir()
+    script = SCRIPTS / case.script
+    expected = run_reference(tmp_path / "plain", script, case.words, initial_of(case), **how)
+
+    shutil.copy(SCRIPTS / "network.py", jobs.folder)
+    words = "train.alias=nvflare", f"seed={SEED}", f"rounds={ROUNDS}", *case.overrides
+    run = jobs.run(script.read_text(), *words, model=case.model)
     assert run.summary.status == "finished", run.summary.error
     assert run.summary.warnings == []
-    return run
-
-
-def assert_the_same(run, expected, case):
     final = load_file(run.directory.final_model)
     assert final.keys() == expected.params.keys()
-    for name, tensor in final.items():
-        assert torch.equal(tensor, expected.params[name]), name
+    for tensor in final:
+        assert torch.equal(final[tensor], expected.params[tensor]), tensor
     # Metrics that came with round n's updates are the score of the model of the round before.
+    assert run.summary.evaluate == ("task" if evaluates else "received")
     scores = {each["round"]: each for each in run.summary.metrics}
-    due = expected.scores if case.evaluates else expected.received
-    assert len(due) == ROUNDS
-    for place, metrics in enumerate(due):
-        number = place + 1 if case.evaluates else place
-        found = {key: scores[number][key] for key in metrics}
-        assert found == pytest.approx(metrics, rel=1e-12)
-    assert run.summary.evaluate == ("task" if case.evaluates else "received")
-
-
-def assert_logged(run, expected):
+    due = expected.scores if evaluates else expected.received
+    for number, metrics in enumerate(due, start=int(evaluates)):
+        assert {key: scores[number][key] for key in metrics} == pytest.approx(metrics, rel=1e-6)
     events = map(decode_event, run.directory.events.read_bytes().splitlines())
     logged = [each for each in events if isinstance(each, SiteLog)]
     for site in SITES:
         found = [(each.key, each.value, each.step) for each in logged if each.site == site]
         assert found == expected.logged[site]
-
-
-@pytest.mark.nightly
-@first_and_nightly("name", CASES, brief=1)
-def test_a_script_runs_unchanged_to_the_same_bits(jobs, references, name):
-    run = simulated(jobs, name, "train.alias=nvflare")
-    assert_the_same(run, references(name), CASES[name])
-    assert_logged(run, references(name))
-
-
-def with_our_import(text):
-    text = text.replace("import nvflare.client as flare", "import flstream.client as flare")
-    text = text.replace(
-        "from nvflare.client.tracking import", "from flstream.client.tracking import"
-    )
-    assert not re.search(r"^(from|import) nvflare", text, flags=re.MULTILINE)
-    return text
-
-
-@pytest.mark.nightly
-@first_and_nightly("name", [each for each in CASES if not CASES[each].needs_nvflare])
-def test_a_script_with_only_its_import_changed_comes_to_the_same_bits(jobs, references, name):
-    run = simulated(jobs, name, change=with_our_import)
-    assert_the_same(run, references(name), CASES[name])
-
-
-def test_each_site_has_its_own_local_files(jobs):
-    run = simulated(jobs, "pytorch_client", "train.alias=nvflare")
-    models = [
-        torch.load(run.directory.site(site) / "work" / "local_model.pt", weights_only=True)
-        for site in SITES
-    ]
-    assert not torch.equal(models[0]["fc.weight"], models[1]["fc.weight"])
+    if evaluates:
+        files = [run.directory.site(site) / "work" / "local_model.pt" for site in SITES]
+        first, second = (torch.load(path, weights_only=True) for path in files)
+        assert not torch.equal(first["fc.weight"], second["fc.weight"])

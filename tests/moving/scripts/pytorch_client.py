@@ -1,51 +1,63 @@
-"""In the style of hello-pt: loader workers, a local checkpoint, and branches for other tasks."""
+"""In the style of hello-pt and FedProx: flags, loader workers, tracking, local files."""
+
+import argparse
+import copy
 
 import nvflare.client as flare
 import torch
-from images import Images
-from network import Network, accuracy
+from network import Network, images
+from nvflare.apis.fl_constant import FLMetaKey
+from nvflare.app_opt.pt.fedproxloss import PTFedProxLoss
 from nvflare.client.tracking import SummaryWriter
-from torch.optim import SGD
 
-LOCAL_MODEL = "./local_model.pt"
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=1.0)
+parser.add_argument("--shuffle", action="store_true")
+parser.add_argument("--sizes", type=int, nargs="+", default=[8])
+parser.add_argument("--title", default="none")
+args = parser.parse_args()
+assert args.title == "two words", args
 
 
 def main():
     flare.init()
     site = flare.get_site_name()
-    net, loss = Network(), torch.nn.CrossEntropyLoss()
-    optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
-    options = {"batch_size": 8, "num_workers": 2}
-    train_loader = torch.utils.data.DataLoader(Images(site, 48), shuffle=True, **options)
-    test_loader = torch.utils.data.DataLoader(Images("test", 32), **options)
-    writer, last_params = SummaryWriter(), None
+    net, loss, proximal = Network(), torch.nn.CrossEntropyLoss(), PTFedProxLoss(mu=0.1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    writer, test, last = SummaryWriter(), images("test", 32), None
     while flare.is_running():
         received = flare.receive()
         if flare.is_submit_model():
-            flare.send(flare.FLModel(params=last_params))
+            flare.send(flare.FLModel(params=last))
             continue
         net.load_state_dict(received.params)
-        before = accuracy(net, test_loader)
+        with torch.no_grad():
+            right = net.eval()(test.tensors[0]).argmax(1) == test.tensors[1]
+        metrics = {"accuracy": right.float().mean().item()}
         if flare.is_evaluate():
-            flare.send(flare.FLModel(metrics={"accuracy": before}))
+            flare.send(flare.FLModel(metrics=metrics))
             continue
+        origin, steps = copy.deepcopy(net).requires_grad_(False), 0
         net.train()
-        total = 0.0
-        for images, labels in train_loader:
-            optimizer.zero_grad()
-            cost = loss(net(images), labels)
-            cost.backward()
-            optimizer.step()
-            total += cost.item()
-        writer.add_scalar(tag="train_loss", scalar=total, global_step=received.current_round)
-        last_params = {name: value.detach().clone() for name, value in net.state_dict().items()}
-        torch.save(last_params, LOCAL_MODEL)
-        answer = flare.FLModel(
-            params=last_params,
-            metrics={"accuracy": before},
-            meta={"NUM_STEPS_CURRENT_ROUND": len(train_loader)},
-        )
-        flare.send(answer)
+        for size in args.sizes:
+            loader = torch.utils.data.DataLoader(
+                images(site, 24), batch_size=size, shuffle=args.shuffle, num_workers=1
+            )
+            for batch, labels in loader:
+                optimizer.zero_grad()
+                cost = loss(net(batch), labels) + proximal(net, origin)
+                cost.backward()
+                optimizer.step()
+                steps += 1
+            writer.add_scalar(tag="loss", scalar=cost.item(), global_step=received.current_round)
+            writer.add_scalars("norm", {"bias": net.fc.bias.norm().item()}, global_step=size)
+        scheduler.step()
+        flare.log("round_done", float(received.current_round))
+        last = {name: value.detach().clone() for name, value in net.state_dict().items()}
+        torch.save(last, "./local_model.pt")
+        meta = {FLMetaKey.NUM_STEPS_CURRENT_ROUND: steps}
+        flare.send(flare.FLModel(params=last, metrics=metrics, meta=meta))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import enum
 import os
 import pickle
 import random
+from dataclasses import dataclass, field
 from multiprocessing.connection import Client
 
 import numpy as np
+import torch
 
 
 class ParamsType(enum.StrEnum):
@@ -14,31 +16,22 @@ class ParamsType(enum.StrEnum):
     DIFF = "DIFF"
 
 
+@dataclass
 class FLModel:
-    def __init__(
-        self,
-        params_type=ParamsType.FULL,
-        params=None,
-        metrics=None,
-        current_round=None,
-        total_rounds=None,
-        meta=None,
-    ):
-        self.params_type, self.params, self.metrics = params_type, params, metrics
-        self.current_round, self.total_rounds = current_round, total_rounds
-        self.meta = meta or {}
+    params_type: str = "FULL"
+    params: dict | None = None
+    metrics: dict | None = None
+    current_round: int | None = None
+    total_rounds: int | None = None
+    meta: dict = field(default_factory=dict)
 
 
 class _State:
-    pipe = None
-    task = None
-    received = None
+    pipe = task = received = None
     logged = ()
 
 
 def seed(number):
-    import torch
-
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
@@ -68,9 +61,8 @@ def receive(timeout=None):
     task = _State.task
     if _State.received is None:
         seed(task["seed"])
-        _State.received = FLModel(
-            params=task["params"], current_round=task["round"] - 1, total_rounds=task["rounds"]
-        )
+        place = {"current_round": task["round"] - 1, "total_rounds": task["rounds"]}
+        _State.received = FLModel(params=task["params"], **place)
     return _State.received
 
 
@@ -83,11 +75,10 @@ def is_submit_model():
 
 
 def send(model):
+    answer = {"params": model.params, "params_type": str(model.params_type), "meta": model.meta}
+    _send({**answer, "metrics": model.metrics or {}, "logged": _State.logged})
     _State.task = _State.received = None
-    values = {"metrics": model.metrics or {}, "meta": model.meta, "logged": _State.logged}
     _State.logged = ()
-    kind = ParamsType(model.params_type).value
-    _send({**values, "params": model.params, "params_type": kind})
 
 
 def log(key, value, global_step=None):
