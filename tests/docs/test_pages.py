@@ -1,0 +1,238 @@
+"""What the pages say is so: links, keys, options, tables, sentences, and code that is shown."""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from bench_plans import make_codec_plan
+from typer.testing import CliRunner
+
+import flstream
+from flstream import recipe, streaming
+from flstream.bench.codec_cases import STANDARD, parse_codecs
+from flstream.bench.codec_compare import CodecMeasurement, CodecResult
+from flstream.bench.document import codec_document
+from flstream.bench.exchange import Need
+from flstream.bench.measurement import Ratios
+from flstream.cli.app import app
+from flstream.filters.block import Passage
+from flstream.filters.chain import filtered
+from flstream.job import Job, codec_sections, filter_sections, job_keys, load_job
+from flstream.job.engine_section import Engine
+from flstream.job.reference import EXAMPLE, render_reference
+from flstream.job.workflow_code import built_in_args, find_workflow
+from flstream.model.body import Scratch
+from flstream.model.memory import MemoryBody
+from flstream.simulation.forecasting.fitting import Available
+from flstream.streaming.fetching import DownloadOptions
+from flstream.streaming.refs import OfferOptions
+from flstream.workflows.cyclic import cyclic
+from flstream.workflows.fedavg import fedavg
+from flstream.workflows.registry import BUILT_IN
+from flstream.workflows.swarm import swarm
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+}
+JOB = """
+name = page, rounds = 1, clients { count = 3 }, train { script = client.py }
+model { factory = "model:build" }
+"""
+
+
+def page(name: str) -> str:
+    return PAGES[f"docs/{name}.md"]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as they are made of them where pages are shown."""
+    heads = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head).lower() for head in heads)
+    return {re.sub(r"[^\w\- ]", "", head).strip().replace(" ", "-") for head in plain}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere_and_options_are_those_of_the_commands(name: str) -> None:
+    text = PAGES[name]
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith("http"):
+            path, _, anchor = target.partition("#")
+            there = (ROOT / name).parent / path if path else ROOT / name
+            assert there.exists(), target
+            if anchor:
+                assert anchor in anchors(there.read_text()), target
+    for command, words in re.findall(r"\bflstream (\w+)((?: [^`|&#\n]*)?)", text):
+        options = re.findall(r"(?<=\s)--[a-z][a-z-]+", words)
+        if options and command in HELP:
+            assert [each for each in options if each not in HELP[command]] == [], command
+
+
+HELP = {
+    command.callback.__name__: CliRunner()
+    .invoke(app, [command.name or command.callback.__name__, "--help"], env={"COLUMNS": "200"})
+    .output
+    for command in app.registered_commands
+    if command.callback is not None
+}
+# Attributes of what a script receives, and files.
+OTHERS = tuple(
+    f"model.{name}" for name in "current_round total_rounds meta params safet py".split()
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_keys_that_a_page_names_are_those_of_a_job_file(name: str) -> None:
+    entries = set(re.findall(r"^### `(.*)`$", page("job"), flags=re.MULTILINE))
+    sections = {key.partition(".")[0] for key in entries if "." in key}
+    spans = re.findall(r"`(?:--set )?([a-z_]+(?:\.[a-z_0-9]+)+)(?: ?= [^`]*)?`", PAGES[name])
+    keys = {each for each in spans if each.partition(".")[0] in sections}
+    free = ("train.args.", "model.args.", "workflow.args.", "clients.args.")
+    unknown = {each for each in keys - entries if not each.startswith((*free, *OTHERS))}
+    parents = {".".join(each.split(".")[:n]) for each in entries for n in (1, 2)}
+    assert unknown - parents == set()
+
+
+def test_the_reference_of_the_job_file_is_current_and_has_every_key() -> None:
+    text = render_reference()
+    assert page("job") == text, "docs/job.md is out of date; run: make docs"
+    for key in job_keys().values():
+        entry = text.partition(f"### `{key.name}`\n")[2].partition("\n### ")[0]
+        assert key.allowed in entry, key.name
+        assert key.meaning in entry, key.name
+    for name in BUILT_IN:
+        for field, info in built_in_args(name).model_fields.items():
+            assert f"### `workflow.args.{field}`\n" in text
+            assert info.description
+            assert info.description in text
+
+
+def loaded(folder: Path, text: str, **files: str) -> Job:
+    shown = {"client.py": "import flstream.client as flare\n", "model.py": "Net = build = dict\n"}
+    for name, content in {**shown, **files, "job.conf": text}.items():
+        (folder / name).write_text(content)
+    return load_job(folder / "job.conf")
+
+
+def test_sections_that_pages_show_are_valid_and_mean_what_they_say(tmp_path: Path) -> None:
+    example = loaded(tmp_path, EXAMPLE)
+    assert (example.clients.cohort_size, example.clients.min_updates) == (4, 3)
+    reuse, codecs = blocks(page("fewer-bytes"), "hocon")
+    assert loaded(tmp_path, JOB + reuse).streaming == loaded(tmp_path, JOB).streaming
+    coded = loaded(tmp_path, JOB + codecs).streaming.codecs
+    assert [each.type for each in coded.up] == ["topk", "shuffle", "zstd"]
+    [chain] = blocks(page("filters"), "hocon")
+    assert [each.type for each in loaded(tmp_path, JOB + chain).filters.up][-1] == "gaussian"
+    [links], [trace] = (blocks(page("network"), kind) for kind in ("hocon", "csv"))
+    job = loaded(tmp_path, JOB + links, **{"links.csv": trace})
+    found = job.network.links(job.clients.site_names, job.seed)
+    assert (found["site-1"].period, found["site-1"].trace[1].up) == (3, 7e6)
+    assert found["site-3"].latency == 0.05
+
+
+def test_the_filter_of_ones_own_does_what_its_page_says(tmp_path: Path) -> None:
+    [own] = blocks(page("filters"), "python")
+    [line] = re.findall(r"^    (filters \{ up = .*)$", page("filters"), flags=re.MULTILINE)
+    specs = loaded(tmp_path, JOB + line, **{"signs.py": own}).filters.up
+    change = np.where(np.arange(40_000) % 3 == 0, 1.5, -2.0)
+    body = MemoryBody.of({"w": change, "w.bias": np.array([0.5])})
+    source = filtered(body, specs, Passage("site-1", 1, "up", 3))
+    numbers = np.frombuffer(b"".join(source.views(0, body.layout.nbytes, Scratch())))
+    assert numbers[-1] == 0.5
+    assert set(np.abs(numbers[:-1])) == {0.001}
+    flipped = (np.sign(numbers[:-1]) != np.sign(change)).mean()
+    assert abs(flipped - 0.2) < 4 * np.sqrt(0.2 * 0.8 / 40_000)
+
+
+def test_tables_have_whatever_there_is() -> None:
+    def rows(name: str) -> set[str]:
+        return set(re.findall(r"^\| `(\w+)[ `]", page(name), flags=re.MULTILINE))
+
+    assert rows("filters") == set(filter_sections.BUILT_IN)
+    assert rows("fewer-bytes") >= set(codec_sections.BUILT_IN)
+    assert rows("cluster") == set(get_args(Engine))
+    left_out = {"ExchangeFormat", "FrameworkType", "TransferType", "Recipe"}
+    assert [name for name in {*recipe.__all__} - left_out if name not in page("python")] == []
+    text = page("streaming") + PAGES["README.md"]
+    left_out = {"Registry", "Outcome", "Status", "StartToken", "TcpListener"}
+    assert [name for name in {*streaming.__all__} - left_out if name not in text] == []
+    options = {*OfferOptions.__annotations__, *DownloadOptions.__annotations__}
+    assert [name for name in options if f"`{name}`" not in page("streaming")] == []
+
+
+def test_the_page_on_the_bench_names_every_figure() -> None:
+    spans = re.findall(r"`([^`\n]+)`", page("bench"))
+    words = {*spans, *(part for span in spans for part in span.split("."))}
+    assert ",".join(STANDARD) in words
+    entries = [word for word in spans if re.match(r"[a-z0-9]+:[0-9a-z.]+", word)]
+    assert len(parse_codecs(",".join(entries))) == len(entries) + 1
+    plan, room = make_codec_plan(), Available(1, 1, Path())
+    results = [CodecResult(case, case.name, Need(1, 1, 1, 1), room) for case in plan.cases]
+    found = codec_document(plan, results)
+    named = {field.name for kind in (CodecMeasurement, Ratios) for field in fields(kind)}
+    assert named | {*found["plan"], *found["results"][0]} <= words
+
+
+def test_workflows_stand_on_their_pages_as_they_are(tmp_path: Path) -> None:
+    shown = blocks(page("workflows"), "python")
+    for function, found in ((fedavg, shown), (cyclic, shown)):
+        source = inspect.getsource(function)
+        assert source[source.index("def ") :] in found
+    assert inspect.getsource(swarm).endswith(blocks(page("workflows/swarm"), "python")[0])
+    for text in shown:
+        name = re.findall(r"^def (\w+)\(", text, flags=re.MULTILINE)[-1]
+        if name not in ("fedavg", "cyclic"):
+            (tmp_path / f"{name}.py").write_text(text)
+            code = find_workflow(f"{tmp_path}/{name}.py:{name}")
+            assert code.takes_args == ("(run: Run, args" in text)
+    assert len(shown[0].splitlines()) <= 25
+
+
+# What stands for a name or a number: in the code an expression, on the page three dots.
+HOLE = "\0"
+
+
+def literals() -> Iterator[str]:
+    """The texts of the code's literals, with a hole for each expression in them."""
+    for path in sorted(Path(flstream.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.JoinedStr):
+                yield "".join(map(literal_part, node.values))
+
+
+def literal_part(value: ast.AST) -> str:
+    match value:
+        case ast.Constant(value=text):
+            return str(text)
+        # The plural of a word, where it has one.
+        case ast.FormattedValue(value=ast.IfExp(body=ast.Constant(value=text))):
+            return str(text)
+    return HOLE
+
+
+def test_the_code_says_what_the_pages_explain() -> None:
+    texts = "\n".join(literals())
+    headings = re.findall(r"^#+ (.*)$", page("troubleshooting"), flags=re.MULTILINE)
+    assert len(headings) == len(set(headings))
+    sentences = [each.strip("`") for each in headings if each.startswith("`")]
+    table = page("workflows").partition("## Troubleshooting")[2]
+    sentences += re.findall(r"^\| `(.*?)` (?:\(.*?\) )?\|", table, flags=re.MULTILINE)
+    assert len(sentences) > 50
+    sentences.remove("No module named 'nvflare'")  # which Python says, of code that is not ours
+    # A sentence may be put together of several literals, but each of its parts is in one of them.
+    parts = {part.strip(" :;,()") for sentence in sentences for part in sentence.split("...")}
+    assert [part for part in parts if len(part) > 3 and part not in texts] == []

@@ -1,0 +1,190 @@
+"""The programs of the README and the pages run, and print what they are to print."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+
+import pytest
+from nightly_cases import first_and_nightly
+from test_pages import PAGES, blocks, page
+
+import flstream.client
+import flstream.client.tracking
+from flstream.cli.init import init
+from flstream.client.alias import ALIASES, NAMES
+from flstream.job import load_job
+from flstream.recipe.nvflare.components import COMPONENTS, FILTERS
+from flstream.recipe.nvflare.controllers import CONTROLLERS
+from flstream.recipe.nvflare.executors import EXECUTORS
+
+FILE = re.compile(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+PRINTED = {
+    "pairs.py": {"finished", "True 1000000.0"},
+    "some.py": {"['head.weight', 'head.bias'] 20040"},
+    "specs.py": {"['fc', 'conv'] 1"},
+    "payload.py": {"Score(name='loss', value=0.5) ['site-1', 'site-2'] torch.Size([3])"},
+    "several.py": {"[0, 1, 2, 3]"},
+}
+
+
+def run(folder, name, text=None, words=None):
+    if text is not None:
+        (folder / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, name], cwd=folder, input=words, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@first_and_nightly("name", PRINTED, brief=1)
+def test_a_program_of_the_page_on_streaming_prints_what_it_is_to_print(tmp_path, name):
+    programs = dict(FILE.findall(page("streaming")))
+    assert programs.keys() == PRINTED.keys()
+    assert set(run(tmp_path, name, programs[name]).splitlines()) == PRINTED[name]
+
+
+@pytest.mark.nightly
+def test_a_model_goes_from_one_terminal_of_the_readme_to_the_other(tmp_path):
+    shown = dict(FILE.findall(PAGES["README.md"]))
+    # The port is another one, since that of the README may be in use.
+    (tmp_path / "sender.py").write_text(shown["sender.py"].replace(":7707", ":0"))
+    with subprocess.Popen(
+        [sys.executable, "sender.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as sender:
+        lines = "".join(sender.stdout.readline() for _ in range(3))
+        received = run(tmp_path, "receiver.py", shown["receiver.py"], lines)
+        assert "ok 16176040 {'0.weight': (4000, 1000), '0.bias': (4000,)" in received
+        assert sender.communicate(timeout=60)[0] == "finished\n"
+
+
+def test_the_example_of_the_page_on_links_runs():
+    [example] = blocks(page("network"), "python")
+    exec(compile(example, "docs/network.md", "exec"), {})
+
+
+@first_and_nightly("program", ["job.py", "pieces.py", "loop.py"], brief=1)
+def test_a_program_of_the_page_on_python_runs(tmp_path, program):
+    for name, text in FILE.findall(page("python")):
+        (tmp_path / name).write_text(text)
+    lines = run(tmp_path, program).splitlines()
+    if program == "job.py":
+        [made] = (tmp_path / "runs").glob("points-*")
+        assert lines[-1] == f"finished {made}"
+        assert (made / "tensorboard").is_dir()
+        assert load_job(made / "job.conf").key_metric_mode == "min"
+    elif program == "pieces.py":
+        exported = load_job(tmp_path / "jobs" / "pieces" / "job.conf")
+        assert exported.clients.names == ["ward", "clinic"]
+        assert len(list((tmp_path / "runs").glob("pieces-*/report.html"))) == 1
+    else:
+        assert [line[: line.index(" [")] for line in lines] == ["0.02", "0.1"]
+
+
+MOVING = page("moving")
+NVFLARE, FLOWER = "The same job twice", "As an app of Flower"
+SCRIPT, LEARNER = "As a script", "As a learner"
+# What flstream.client has and NVFlare has not.
+OWN = {
+    *("DynamicRegulariser", "ScaffoldControl", "Learner", "SiteContext", "get_state_dir"),
+    *("proximal_term", "device", "restore_optimizer"),
+}
+
+
+def section(heading: str) -> str:
+    """The text below a heading, up to the next one."""
+    _, found, rest = MOVING.partition(f"\n### {heading}\n")
+    assert found, heading
+    return re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def job(heading: str) -> dict[str, str]:
+    """The files of a job: those below a heading, and the one that all jobs have."""
+    return dict(FILE.findall(MOVING.partition("\n## ")[0]) + FILE.findall(section(heading)))
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, without its head."""
+    lines = [line for line in section(heading).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+
+
+@first_and_nightly("changes", [False, True])
+def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits(jobs, changes):
+    shown = job(NVFLARE)
+    before = shown["client.py"]
+    assert "flstream" not in before
+    unchanged = jobs.run_files(shown).summary
+    assert unchanged.status == "finished", unchanged.error
+    assert unchanged.warnings == []
+    assert unchanged.evaluate == "received"
+    scores = [each.get("accuracy") for each in unchanged.metrics]
+    assert scores[0] < 0.7 < 0.9 < scores[-2]
+    shown["client.py"] = before.replace("nvflare.client", "flstream.client")
+    for line in re.findall(r"^    (import .*|from .*)$", section("One line changed"), re.MULTILINE):
+        assert line in shown["client.py"].splitlines()
+    if changes:
+        changed = jobs.run_files(shown, "train.alias=null").summary
+        assert changed.model.digest == unchanged.model.digest
+
+
+@pytest.mark.nightly
+def test_the_script_and_the_learner_end_in_the_same_bits(jobs):
+    script = jobs.run_files(job(SCRIPT)).summary
+    learner = jobs.run_files(job(LEARNER), "clients.parallel=1").summary
+    for summary in (script, learner):
+        assert summary.status == "finished", summary.error
+        assert summary.warnings == []
+        assert summary.metrics[-1]["accuracy"] > 0.9
+    assert script.model.digest == learner.model.digest
+
+
+def count(shown: Mapping[str, str], *names: str) -> str:
+    """How many lines of files are neither blank nor a comment."""
+    lines = [line.strip() for name in names for line in shown[name].splitlines()]
+    return str(sum(bool(line) and not line.startswith("#") for line in lines))
+
+
+def test_the_tables_of_lines_are_those_of_the_files():
+    for heading in (NVFLARE, FLOWER):  # what cannot be run here is sound at least
+        for name, text in FILE.findall(section(heading)):
+            {"py": ast.parse, "toml": tomllib.loads}.get(name.rpartition(".")[2], str)(text)
+    shown, flower, script, learner = (
+        dict(FILE.findall(section(each))) for each in (NVFLARE, FLOWER, SCRIPT, LEARNER)
+    )
+    first, second, *_ = table(NVFLARE)
+    assert first[1:] == [count(shown, "job.py"), count(shown, "job.conf")]
+    assert second[1] == count(shown, "client.py")
+    whole = [count(each, *each) for each in (flower, script, learner)]
+    assert table(LEARNER)[-1] == ["together", *whole]
+
+
+def test_the_tables_of_nvflares_names_are_those_that_are_known():
+    listed: dict[str, set[str]] = {}
+    for modules, names in table("No line changed"):
+        for module in re.findall(r"`(nvflare\.[\w.]+)`", modules):
+            listed[module] = set(re.findall(r"`(\w+)`", names))
+    client = set(flstream.client.__all__) - OWN
+    own = {"nvflare.client": client, "nvflare.client.api": client}
+    own |= {f"nvflare.client.{trainer}": client | {"patch"} for trainer in ("hf", "lightning")}
+    own["nvflare.client.decorator"] = {"train", "evaluate"}
+    own["nvflare.client.tracking"] = set(flstream.client.tracking.__all__)
+    assert own.keys() == ALIASES.keys()
+    assert listed == own | {module: set(names) for module, names in NAMES.items()}
+    classes = {name for names, _ in table("Job folders") for name in re.findall(r"`(\w+)`", names)}
+    assert classes == {*CONTROLLERS, *EXECUTORS, *COMPONENTS, *FILTERS}
+
+
+def test_what_the_page_shows_of_a_job_folder_is_what_the_command_prints(
+    nvflare_folders, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    init(from_nvflare=nvflare_folders / "scatter_gather")
+    printed = capsys.readouterr().out.splitlines()
+    [block] = re.findall(r"^```\n\$ (.*?)^```$", section("Job folders"), re.MULTILINE | re.DOTALL)
+    command, *shown = block.splitlines()
+    assert command == "flstream init --from-nvflare jobs/small-net"
+    assert [line for line in printed if line in shown] == shown
