@@ -149,7 +149,6 @@ def test_names_are_filtered_and_sorted(flstream_here: Flstream, checkpoint: Path
     [
         (("--chunk-size", "100"), "--chunk-size 100: a multiple of 16"),
         (("--chunk-size", "0"), "--chunk-size 0: a multiple of 16"),
-        (("--filter", "nothing*"), "--filter 'nothing*'"),
         (("--diff", "missing.npz"), "there is no missing.npz"),
         (("--sort", "colour"), "colour"),
         (("--site", "site-1"), "--site needs a run directory"),

@@ -88,9 +88,7 @@ HELP = {
     if command.callback is not None
 }
 # Attributes of what a script receives, and files.
-OTHERS = tuple(
-    f"model.{name}" for name in "current_round total_rounds meta params safet py".split()
-)
+OTHERS = ("model.current_round", "model.total_rounds", "model.m", "model.p", "model.safetensors")
 
 
 @pytest.mark.parametrize("name", PAGES)

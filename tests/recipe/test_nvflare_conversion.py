@@ -11,7 +11,7 @@ from nvflare_jobs import FOLDERS
 
 from flstream.job import job_keys, load_job
 from flstream.job.hocon import read_hocon
-from flstream.recipe.nvflare import Conversion, convert, open_problems, write_job
+from flstream.recipe.nvflare import Conversion, convert, write_job
 from flstream.recipe.nvflare.controllers import CONTROLLERS
 from flstream.workflows.registry import BUILT_IN
 
@@ -80,21 +80,6 @@ def test_what_is_not_known_is_listed_by_file_and_path(nvflare_folders: Path) -> 
             {"type": "exclude_vars", "exclude_vars": ["bn.mean", "bn.var"]},
             {"type": "percentile_privacy", "percentile": 10, "gamma": 0.01},
         ]
-    }
-
-
-def test_nothing_that_has_no_counterpart_is_lost_from_the_job_file(
-    nvflare_folders: Path, tmp_path: Path
-) -> None:
-    write_job(convert(nvflare_folders / "unknown_parts"), tmp_path / "new")
-    text = (tmp_path / "new" / "job.conf").read_text()
-    comments = [line for line in text.splitlines() if line.startswith("#")]
-    for value in ('"pairs" = [[1, 2]]', '"folder" = "/tmp/splits/small"', '"digits" = 3'):
-        assert any(value in line for line in comments), value
-    assert {problem.key for problem in open_problems(tmp_path / "new")} == {
-        "rounds",
-        "model.factory",
-        "train.script",
     }
 
 

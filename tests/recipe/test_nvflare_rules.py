@@ -57,11 +57,6 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
         "clients",
         {"count": 3, "per_round": 2},
     ),
-    "as many sites as are needed": (
-        {"sites": 4, "workflows": workflow(GATHER, min_clients="{sites}")},
-        "clients",
-        {"count": 4},
-    ),
     "a selector": (
         {
             "workflows": workflow("FedAvg", stop_cond="loss < 0.1"),
@@ -69,11 +64,6 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
         },
         "workflow",
         {"type": "fedavg", "args": {"key_metric": "e", "key_metric_mode": "min"}},
-    ),
-    "a condition": (
-        {"workflows": workflow("FedAvg", stop_cond="error<=2")},
-        "workflow",
-        {"type": "fedavg", "args": {"key_metric": "error", "key_metric_mode": "min"}},
     ),
     "a server's optimizer": (
         {"workflows": workflow("FedOpt", optimizer_args=SGD)},
@@ -84,11 +74,6 @@ RULES: dict[str, tuple[dict[str, Any], str, Any]] = {
         {"client": {"components": component("SubprocessLauncher", script="python custom/t.py -a")}},
         "train",
         {"script": "t.py", "args": "-a", "alias": "nvflare"},
-    ),
-    "an executor's format": (
-        {"client": executor("InProcessClientAPIExecutor")},
-        "train",
-        {"alias": "nvflare", "exchange_format": "numpy"},
     ),
     "a model": (
         {"components": component("PTFileModelPersistor", model={"path": "net.Net"})},
@@ -132,7 +117,6 @@ LOST: list[tuple[dict[str, Any], str, str]] = [
     ({"meta": SITES, "workflows": workflow(GATHER, min_clients=5)}, "min_clients", "has 3 sites"),
     ({"workflows": workflow("FedAvg", num_rounds=True)}, "num_rounds", "a whole number of at"),
     ({"workflows": TWO}, "workflows[1].args.num_rounds", "rounds is 2 already"),
-    ({"components": component("DXOAggregator", exclude_vars="(")}, "components[0]", ""),
     ({"components": TRACKERS}, "components[1]", 'tracking.type is "mlflow" already'),
     ({"tensor_download_chunk_size": 1000}, "chunk_size", "nearest: 992 or 1008"),
     ({"client": SHELL}, "components[0].args.script", ""),

@@ -18,8 +18,7 @@ class Terminal:
     Attributes:
         wraps: how often a character came when its line was full.
         styles: every SGR parameter that was sent.
-        is_alternate: whether the alternate screen is shown.
-        has_cursor: whether the cursor is.
+        modes: what was switched on: 1049, the alternate screen; 25, the cursor.
     """
 
     def __init__(self, width: int, height: int) -> None:
@@ -28,7 +27,7 @@ class Terminal:
         self.x = self.y = 0
         self.wraps = 0
         self.styles: set[str] = set()
-        self.is_alternate, self.has_cursor = False, True
+        self.modes = {"1049": False, "25": True}
 
     @property
     def lines(self) -> list[str]:
@@ -58,28 +57,16 @@ class Terminal:
 
     def _obey(self, private: str, parameters: str, command: str, other: str | None) -> None:
         assert other is None, f"unknown escape {other!r}"
-        numbers = [int(number or 0) for number in parameters.split(";")]
-        match private, command:
-            case "", "m":
+        match private + command, parameters:
+            case "m", _:
                 self.styles |= set(parameters.split(";"))
-            case "", "H":
-                row, column = [*numbers, 1][:2] if parameters else (1, 1)
+            case "H", _:
+                row, column = [*map(int, parameters.split(";")), 1][:2] if parameters else (1, 1)
                 self.y, self.x = max(row, 1) - 1, max(column, 1) - 1
-            case "", "J":
-                assert numbers == [2]
-                self.cells = [[" "] * self.width for _ in range(self.height)]
-            case "", "K":
-                assert numbers == [0]
-                assert self.x < self.width, "the last column of a full line would be erased"
-                self.cells[self.y][self.x :] = [" "] * (self.width - self.x)
-            case "?", "h" | "l":
-                assert numbers in ([1049], [25])
-                if numbers == [1049]:
-                    self.is_alternate = command == "h"
-                else:
-                    self.has_cursor = command == "h"
-            case _:
-                raise AssertionError(f"unknown sequence {private}{parameters}{command}")
+            case "?h" | "?l", "1049" | "25":
+                self.modes[parameters] = command == "h"
+            case _:  # among them whatever erases: frames are written over one another
+                raise AssertionError(f"unexpected sequence {private}{parameters}{command}")
 
 
 def run_on_terminal(

@@ -9,20 +9,14 @@ from msgspec import structs
 from rich.cells import cell_len
 from runs import round_finished
 
-from flstream.errors import UsageError
 from flstream.inspection.examine import Request, examine
-from flstream.inspection.site_bodies import SiteRequest, examine_site
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
-from flstream.report.checkpoint import print_findings, print_site
+from flstream.report.checkpoint import print_findings
 from flstream.report.console import make_console
 from flstream.telemetry.events import (
     AnyEvent,
     ModelReady,
-    ModelReceived,
-    RunStarted,
-    Transfer,
-    decode_event,
     encode_lines,
 )
 
@@ -80,25 +74,3 @@ def test_through_a_pipe_everything_is_whole(run: Path) -> None:
     assert findings.run is not None
     for whole in ("a." * 60 + "weight", findings.run.checkpoints[29].digest):
         assert file.getvalue().count(str(whole)) == 2
-
-
-def test_what_a_site_received_fits_the_terminal_and_mistakes_are_named(run: Path) -> None:
-    name = "site \x1b[31m of a long name that takes much of a line"
-    start = RunStarted(
-        job="j", seed=1, rounds=30, mode="pull", chunk_size=16, clients=1, names=[name]
-    )
-    received = ModelReceived(
-        round=1, effect=1, task="train", sites=[name], digest="0123456789abcdef" * 2, made=0,
-        origin="server", tags=["pulled", "delta", "shuffle", "zstd", "reused"], size=3 << 30,
-        cost=Transfer(bytes=5 << 20, reused=1 << 30, encoded=2 << 30),
-    )  # fmt: skip
-    first, *rest = map(decode_event, (run / "events.jsonl").read_bytes().splitlines())
-    (run / "events.jsonl").write_bytes(encode_lines([start, first, received, *rest]))
-    file = io.StringIO()
-    print_site(make_console(file=file, width=80), examine_site(SiteRequest(run, name)))
-    assert "received 1 model: 5 MiB moved" in file.getvalue()
-    assert "\x1b" not in file.getvalue()
-    with pytest.raises(UsageError, match=r"no site .c.; it has site"):
-        examine_site(SiteRequest(run, "c"))
-    with pytest.raises(UsageError, match="received or sent in round 99"):
-        examine_site(SiteRequest(run, name, 99))

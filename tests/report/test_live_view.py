@@ -21,7 +21,6 @@ from runs import (
 
 from flstream.report.live.frame import render
 from flstream.report.live.progress import seconds_left, seconds_left_of, task_done
-from flstream.report.live.rates import Throughput
 from flstream.report.live.site_state import Memory
 from flstream.report.live.state import RunState
 from flstream.report.live.table import bar
@@ -181,16 +180,6 @@ def test_the_failed_and_the_slow_are_on_top() -> None:
     assert names_in(frame(state, now=START + 21)) == order
     assert "round 1: out of memory" in line_of(frame(state), "site-4")
 
-    work = {
-        "worker-1": WorkerActivity("training", "site-20", 0, 1, START + 9, 0),
-        "worker-2": WorkerActivity("training", "site-51", 0, 1, START + 1, 0),
-    }
-    progress = Progress(time=START, down={}, up={}, size=MIB, sent=0, answered=8, workers=work)
-    state = state_after(*shared(), progress)
-    # Eight are done by two: after ten seconds one takes two and a half, and after 1.5 less.
-    assert names_in(frame(state, 120, now=START + 1.5), "worker-") == ["worker-1", "worker-2"]
-    assert names_in(frame(state, 120, now=START + 10), "worker-") == ["worker-2", "worker-1"]
-
 
 def test_sites_go_through_their_states_and_the_run_through_its_phases() -> None:
     state = state_after(*started())
@@ -308,21 +297,6 @@ def test_whatever_happens_a_frame_fits_the_terminal(
     for line in lines:
         assert cell_len(line) <= width
         assert line.isprintable()
-
-
-def test_throughput_is_of_the_last_moments_only_and_takes_no_memory() -> None:
-    moved = Throughput()
-    moved.add(START, 10 * MIB)
-    assert moved.per_second(START) == 20 * MIB  # a burst is not taken for a rate
-    moved.add(START + 0.5, 10 * MIB)
-    assert moved.per_second(START + 1) == 20 * MIB
-    assert moved.per_second(START + 60) == 0
-    moved.settle(START + 61, 30 * MIB)
-    assert moved.total == 30 * MIB
-    for number in range(30_000):
-        moved.add(START + 100 + number / 10_000, 1)
-    assert len(moved._moved) <= 21
-    assert moved.per_second(START + 103) == pytest.approx(10_000, rel=0.1)
 
 
 def test_the_time_left_is_told_only_where_something_speaks_for_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 from drawn import texts
 from run_directories import BEGAN, one_round, started, write_run
 
-from flstream.report.html.logged_values import logged_drawings, logged_note, text_note, text_table
+from flstream.report.html.logged_values import logged_drawings, text_note, text_table
 from flstream.report.html.run_page import run_page
 from flstream.report.record.logged import read_logged
 from flstream.report.record.run import read_run
@@ -48,12 +48,6 @@ def test_any_number_of_values_takes_the_memory_of_a_few_thousand():
     assert list(curve.places) == list(curve.values)
     steps = {b - a for a, b in zip(curve.places, curve.places[1:], strict=False)}
     assert steps == {16.0}
-
-
-def test_keys_made_of_numbers_do_not_fill_the_page():
-    logged = read_logged(number(1.0, key=f"batch-{n}") for n in range(100))
-    assert (len(logged.numbers), logged.more_keys) == (64, 36)
-    assert "88 more keys without a chart" in logged_note(logged)
 
 
 def test_what_is_not_finite_leaves_a_gap_and_no_chart_of_its_own():

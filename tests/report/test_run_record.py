@@ -47,23 +47,6 @@ def test_settings_are_the_job_files_and_say_which_are_defaults(tmp_path: Path) -
     assert settings["workflow.args.key_metric"].is_default
 
 
-def test_settings_of_workflows_are_told_though_their_code_is_gone(tmp_path: Path) -> None:
-    gone = '"/nowhere/relay.py:relay"'
-    job = f"""
-        rounds = 3
-        workflow = [
-          {{ type = "cyclic", args {{ key_metric = "loss", order = "random" }} }}
-          {{ type = {gone}, args {{ key_metric = "loss", hops = 3 }} }}
-        ]
-    """
-    settings = read_run(write_run(tmp_path / "run", started(), job=job)).settings
-    assert [(each.key, each.value) for each in settings][-3:] == [
-        ("workflow[1].type", gone),
-        ("workflow[1].args.key_metric", '"loss"'),
-        ("workflow[1].args.hops", "3"),
-    ]
-
-
 @pytest.mark.parametrize("text", [b"rounds = {", b"\xff\xfe rounds"])
 def test_a_damaged_job_file_is_noted_and_the_rest_is_told(tmp_path: Path, text: bytes) -> None:
     folder = finished_run(tmp_path / "run")
