@@ -220,13 +220,13 @@ def test_each_score_across_sites_has_a_cell_with_its_value(tmp_path: Path) -> No
 def test_the_split_of_labels_is_drawn_for_the_first_sites_and_damaged_files_passed_over(
     tmp_path: Path,
 ) -> None:
-    split = {f"s{site}": {f"l{label}": site + label for label in range(70)} for site in range(42)}
+    split = {f"s{site}": {f"l{label}": site + label for label in range(2)} for site in range(42)}
     drawn = split_drawing(split)
     assert drawn is not None
     found = texts(drawn.narrow)
-    assert {"s39", f"{sum(range(70)):,}"} <= set(found)
+    assert {"s39", "l0", "l1"} <= set(found)
     assert "s40" not in found
-    assert "40 of 42 sites, and 60 of 70 labels" in split_note(split)
+    assert "40 of 42 sites" in split_note(split)
     assert split_drawing({}) is None
     assert split_drawing({"s": {"a": 0}}) is None
     files = {"site-10": '{"a": 1}', "site-9": '{"a": 1}'}

@@ -195,19 +195,19 @@ def test_a_run_without_a_round_has_no_charts_of_rounds(tmp_path: Path) -> None:
     assert page.charts == []
 
 
-def test_of_a_thousand_sites_the_failed_and_the_slowest_come_first(tmp_path: Path) -> None:
-    sites = [f"site-{number}" for number in range(1, 1001)]
-    failed = SiteFailed(round=1, site="site-777", reason="no data", time=BEGAN + 14)
+def test_of_many_sites_the_failed_and_the_slowest_come_first(tmp_path: Path) -> None:
+    sites = [f"site-{number}" for number in range(1, 201)]
+    failed = SiteFailed(round=1, site="site-177", reason="no data", time=BEGAN + 14)
     folder = write_run(
         tmp_path / "run", [*started(sites=sites), *one_round(1, BEGAN + 2, sites), failed]
     )
     text = run_page(read_run(folder))
-    shown, _, rest = text.partition("988 more sites")
+    shown, _, rest = text.partition("188 more sites")
     names = re.findall(r"<th scope=\"row\">(site-\d+)</th>", shown)[-12:]
-    assert names == ["site-777", *(f"site-{number}" for number in range(1, 12))]
-    assert "site-1000" in rest
+    assert names == ["site-177", *(f"site-{number}" for number in range(1, 12))]
+    assert "site-200" in rest
     assert "no data" in Page(text).text
-    # A chart of a thousand processes would be unreadable, and the page too large to send.
+    # A chart of all processes would be unreadable, and the page too large to send.
     assert len(text) < 600_000
 
 

@@ -21,7 +21,7 @@ def printed(summary: Summary, width: int = 80) -> str:
 @pytest.mark.parametrize("width", [80, 200])
 def test_no_line_is_wider_than_the_console_whatever_went_wrong(width: int) -> None:
     many = tuple(f"a metric with a long name, number {number}" for number in range(30))
-    summary = summary_of(300, clients=64, metrics=many)
+    summary = summary_of(100, clients=20, metrics=many)
     summary.failures = [
         SiteFailure(number, f"site-{site}", f"round {number} went wrong " + "\x1b[31m" * 90)
         for number in range(1, 4)

@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from terminals import Terminal, run_on_terminal
 
 # A run whose events come from nowhere: it ends once the view has shown all of them.
@@ -58,6 +59,7 @@ def test_on_a_terminal_nothing_wraps_and_everything_is_put_back() -> None:
     assert live.count("\x1b[H") > 1  # each frame is written over the one before
 
 
+@pytest.mark.nightly
 def test_a_width_that_the_terminal_does_not_have_is_not_believed_and_no_colour_is_obeyed() -> None:
     environment = {"COLUMNS": "150", "LINES": "90", "NO_COLOR": "1"}
     _, terminal = drawn_on(60, 20, environment)
