@@ -39,12 +39,11 @@ def test_output_on_a_full_disk_fails_a_command_that_only_prints(write_job):
 def test_a_run_whose_output_is_lost_has_succeeded(write_job, tmp_path):
     for number, streams in enumerate((">/dev/full", "<&- >&- 2>&-")):
         job = tmp_path / "job" / "job.conf" if number else write_job()
-        status, _, errors = shell(
-            streams, "simulate", job, "--run-dir", f"run-{number}", cwd=tmp_path
-        )
+        run = tmp_path / f"run-{number}"
+        status, _, errors = shell(streams, "simulate", job, "--run-dir", run)
         assert status == 0
         assert number or errors.endswith("cannot be written: No space left on device\n")
-        assert '"status": "finished"' in (tmp_path / f"run-{number}" / "summary.json").read_text()
+        assert '"status": "finished"' in (run / "summary.json").read_text()
 
 
 @pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", "<&- >&- 2>&-"])
