@@ -1,0 +1,235 @@
+"""Peers that do not keep to docs/protocol.md, though their digests are right, or send junk."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from stranger import FRAME, NOBODY, VERSION, exactly, message, packed, read_packet
+
+NBYTES = 100_000
+# What frames of liars have.
+BYTES = (0, 1)
+SENDERS: dict[str, tuple[str, ...]] = {
+    "the truth": (),
+    "silence": ("ChannelClosedError",),
+    "patience": ("DeadlineError",),
+    "an end": ("ChannelClosedError",),
+    "junk": ("BrokenStreamError",),
+    "no greeting": ("BrokenStreamError",),
+    "another version": ("ProtocolError",),
+    "no message": ("ProtocolError",),
+    "a refusal": ("RefusedError",),
+    "a layout that is none": ("ProtocolError",),
+    "a layout with a hole": ("ProtocolError",),
+    "a layout without end": ("ProtocolError", "LayoutError"),
+    "a layout that does not fit": ("LayoutError",),
+    "bytes of elsewhere": ("BrokenStreamError",),
+    "too few bytes": ("BrokenStreamError",),
+    "too many bytes": ("BrokenStreamError",),
+    "bytes twice": ("BrokenStreamError",),
+    "bytes that never match": ("IntegrityError",),
+    "bytes of nobody": ("DeadlineError", "ChannelClosedError", "BrokenStreamError"),
+    "encoded bytes unasked": ("BrokenStreamError",),
+    "chatter": ("DeadlineError", "ProtocolError"),
+    "a change at the end": ("RefusedError",),
+}
+"""What senders say, and the errors that their receivers get."""
+
+RECEIVERS = (
+    "an honest one",
+    "silence",
+    "an end",
+    "junk",
+    "no greeting",
+    "another version",
+    "no message",
+    "an answer",
+    "a damaged request",
+    "bytes beyond the end",
+    "chunks of an odd length",
+    "a failure",
+    "greed",
+)
+"""What receivers do."""
+
+
+def greeting(version: int = VERSION) -> bytes:
+    """What either side says first."""
+    fields = {"version": version, "instance": os.urandom(16), "capabilities": []}
+    return message("Hello", 0, NOBODY, **fields)
+
+
+def layout(*entries: tuple[str, int, int]) -> bytes:
+    """A layout of bytes: names, and where they are said to lie."""
+    return json.dumps(
+        {
+            name: {"dtype": "U8", "shape": [stop - start], "data_offsets": [start, stop]}
+            for name, start, stop in entries
+        }
+    ).encode()
+
+
+class Sender:
+    """A sender that answers on a thread of its own."""
+
+    def __init__(self, sock: socket.socket, case: str) -> None:
+        self._sock = sock
+        self._case = case
+        self._thread = threading.Thread(target=self._serve, name="liar", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._sock.close()
+
+    def _serve(self) -> None:
+        with suppress(Exception):  # the receiver is gone
+            for packet in self._packets():
+                self._sock.sendall(packet)
+
+    def _requests(self) -> Iterator[dict[str, Any]]:
+        while True:
+            packet = read_packet(lambda count: exactly(self._sock, count), 0)
+            yield {**msgspec.msgpack.decode(packet.payload), "token": packet.token}
+
+    def _packets(self) -> Iterator[bytes]:
+        case = self._case
+        if case == "silence":
+            exactly(self._sock, 1 << 30)
+        if case == "an end":
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if case == "junk":
+            yield b"FLST" * 100
+        if case != "no greeting":
+            yield greeting(9 if case == "another version" else VERSION)
+        waiting: list[int] = []
+        for asked in self._requests():
+            name, number, token = asked["type"], asked.get("request", 0), asked["token"]
+            match name:
+                case "Open":
+                    yield from self._opened(number, token)
+                    waiting.append(number)
+                case "Ping" if case == "a change at the end":
+                    yield message("Refused", number, token, request=number, reason="it was changed")
+                case "Ping" if case != "patience":
+                    yield message("Pong", number, token, request=number, requests=[])
+                case "Ping":
+                    yield message("Pong", number, token, request=number, requests=waiting)
+                case "Fetch":
+                    waiting.append(number)
+                    yield from self._frames(asked)
+                case "Close":
+                    yield message("Closed", number, token, request=number)
+
+    def _opened(self, number: int, token: bytes) -> Iterator[bytes]:
+        layouts = {
+            "a layout that is none": b"[" * 10_000,
+            "a layout with a hole": layout(("v", 0, 10), ("w", 20, NBYTES + 10)),
+            "a layout without end": layout(("w", 0, 2**62)),
+            "a layout that does not fit": layout(("w", 0, NBYTES - 16)),
+        }
+        if self._case == "patience":
+            return
+        if self._case == "no message":
+            yield packed(1, number, token, 0, b"\xc1")
+        if self._case == "a refusal":
+            yield message("Refused", number, token, request=number, reason="no\x1b[2J")
+        if self._case == "chatter":
+            pong = message("Pong", 999_999, token, request=999_999, requests=[])
+            while True:
+                yield pong * 1000
+        content = layouts.get(self._case, layout(("w", 0, NBYTES)))
+        fields = {"request": number, "layout": content, "chunk_size": 0, "limit": 0}
+        yield message("Opened", number, token, **fields)
+
+    def _frames(self, asked: dict[str, Any]) -> Iterator[bytes]:
+        number, token = asked["request"], asked["token"]
+        for start in range(asked["start"], asked["stop"], asked["chunk_size"]):
+            data = bytes(min(asked["chunk_size"], asked["stop"] - start))
+            frame = packed(FRAME, number, token, start, data)
+            match self._case:
+                case "bytes of elsewhere":
+                    yield packed(FRAME, number, token, start + 16, data)
+                case "too few bytes":
+                    yield packed(FRAME, number, token, start, data[:-16])
+                case "too many bytes":
+                    yield packed(FRAME, number, token, start, data + data)
+                case "bytes twice":
+                    yield frame + frame
+                case "bytes that never match":
+                    yield frame[:-1] + b"\1"
+                case "bytes of nobody":
+                    yield packed(FRAME, number, os.urandom(16), start, data)
+                case "encoded bytes unasked":
+                    yield packed(3, number, token, start, data[:100])
+                case _:
+                    yield frame
+
+
+class Receiver:
+    """A receiver that does one thing, and then reads what comes, on a thread of its own."""
+
+    def __init__(self, sock: socket.socket, case: str, token: bytes) -> None:
+        self._sock = sock
+        self._case = case
+        self._token = token
+        self._thread = threading.Thread(target=self._run, name="liar", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._sock.close()
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            self._sock.sendall(self._said())
+            if self._case == "an end":
+                self._sock.shutdown(socket.SHUT_RDWR)
+            while self._case != "greed" and self._sock.recv(1 << 16):
+                pass
+
+    def _said(self) -> bytes:
+        def fetch(start: int = 0, stop: int = 48_000, chunk_size: int = 4096) -> bytes:
+            fields = {"start": start, "stop": stop, "chunk_size": chunk_size, "urgent": False}
+            return message("Fetch", 1, self._token, token=self._token, request=1, **fields)
+
+        def close(ok: bool, reason: str) -> bytes:
+            fields = {"token": self._token, "request": 9, "ok": ok, "reason": reason}
+            return message("Close", 9, self._token, **fields)
+
+        match self._case:
+            case "silence" | "an end":
+                return greeting()
+            case "junk":
+                return greeting() + b"FLST" * 100
+            case "no greeting":
+                return fetch()
+            case "another version":
+                return greeting(9)
+            case "no message":
+                return greeting() + packed(1, 1, self._token, 0, b"\xc1")
+            case "an answer":
+                return greeting() + message("Pong", 1, self._token, request=1, requests=[])
+            case "a damaged request":
+                return greeting() + fetch()[:-1] + b"?"
+            case "bytes beyond the end":
+                return greeting() + fetch(stop=2**40)
+            case "chunks of an odd length":
+                return greeting() + fetch(chunk_size=17)
+            case "a failure":
+                return greeting() + close(False, "no\x1b[2J")
+            case "greed":
+                return greeting() + b"".join(fetch() for _ in range(200))
+            case _:
+                return greeting() + fetch() + close(True, "")

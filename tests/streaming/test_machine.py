@@ -1,0 +1,608 @@
+"""Any source to any sink, whatever befalls the way: the right bits or an error that names the peer.
+
+One service has two receivers, which come back and back. What befalls them is a script, so that
+Hypothesis finds the shortest one that breaks something.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import liars
+import mortals
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from relay import ALL_FAULTS, LIES, Harm, Relay, Script
+from support import as_bytes
+
+from flstream.codecs.cast import Cast
+from flstream.codecs.coded_frames import decoder_for, encoder_for
+from flstream.codecs.delta import Delta
+from flstream.codecs.frame_codec import FrameCodec
+from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.quantised import Quantised
+from flstream.codecs.shuffle import Shuffle
+from flstream.codecs.ternary import Ternary
+from flstream.codecs.topk import TopK
+from flstream.codecs.zstd import Zstd
+from flstream.errors import FlstreamError, RefusedError, StreamingError
+from flstream.job.link import NetworkLink
+from flstream.model.checkpoint import FileSource, write_checkpoint
+from flstream.model.copy import copy
+from flstream.model.mapped import MappedModel
+from flstream.model.memory import MemoryBody
+from flstream.streaming import DownloadService, Receiver, Ref, SocketChannel, StreamSettings, api
+from flstream.streaming.download import AtHand, download
+from flstream.transport.channel import Channel
+from flstream.transport.link_relay import LinkRelay
+from flstream.transport.tcp import dial
+
+FRAMES = FrameCodec((Delta(), Shuffle()), Zstd(), "zstd")
+LOSSY = {
+    "bf16": Cast("bf16"),
+    "int8": Quantised(8, 256),
+    "top-k": TopK(0.01),
+    "ternary": Ternary(0.04),
+}
+WAYS = ("pair", "tcp", "link")
+# A hang is one after this time. Whatever ends, ends within a second or two.
+HANG_SECONDS = 30
+# Of a way that only a lost process breaks, these are mended without a new connection.
+MENDED = {"slow", "payload flipped"}
+
+Bits = Mapping[str, bytes]
+
+
+def bits_of(tensors: Mapping[str, Any]) -> Bits:
+    """The bytes of tensors or arrays, by name."""
+    return {
+        name: value.tobytes() if isinstance(value, np.ndarray) else as_bytes(value)
+        for name, value in tensors.items()
+    }
+
+
+def model(size: str, version: int) -> dict[str, torch.Tensor]:
+    """A model that fits into one answer or does not; versions of it differ in few places."""
+    rows = {"small": 3, "large": 150}[size]
+    random = torch.Generator().manual_seed(7)
+    weight = torch.randn(rows, 250, generator=random)
+    weight[version % rows] += version
+    return {
+        "w": weight,
+        "half": torch.randn(40, 3 * rows, generator=random).half().t(),
+        "tied": weight,
+        "empty": torch.empty(0, 3),
+        "steps": torch.tensor(version),
+    }
+
+
+class Offered(NamedTuple):
+    """What is on offer, and what is to arrive.
+
+    Attributes:
+        ref: The ref.
+        bits: The tensors as they are to arrive.
+        fetch: Ways to fetch it, by name: functions of a receiver, settings, and what to do then.
+    """
+
+    ref: Ref
+    bits: Bits
+    base: MemoryBody | None = None
+    codec: LossyCodec | None = None
+    layout: Any = None
+
+
+class Site:
+    """A receiver of the service, which comes back on another connection once one is broken."""
+
+    def __init__(self, machine: Transfers, name: str) -> None:
+        self.name = name
+        self.script = Script()
+        self._machine = machine
+        self._relays: list[Relay] = []
+        self._links: list[LinkRelay] = []
+        self.receiver = self._new_receiver()
+
+    def _new_receiver(self) -> Receiver:
+        again = self._connect if self._machine.way == "tcp" else None
+        return Receiver(self._connect(), "server", connect=again)
+
+    def _connect(self) -> Channel:
+        machine = self._machine
+        if machine.way == "tcp":
+            far = dial(
+                machine.listener.address, machine.keys[self.name], "server", run="server"
+            ).detach()
+            far.setblocking(True)
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                ours = socket.create_connection(server.getsockname())
+                near, _ = server.accept()
+        else:
+            serves, far = socket.socketpair()
+            near, ours = socket.socketpair()
+            machine.service.attach(SocketChannel(serves, self.name), self.name)
+        self._relays.append(Relay(near, far, self.script))
+        if machine.way == "link":
+            link = NetworkLink(up=2e8, down=2e8, latency=0.001, jitter=0.001, loss=0.01)
+            self._links.append(LinkRelay({self.name: link}, 1, self.name))
+            return self._links[-1].channel(ours, "server", "data")
+        return SocketChannel(ours, "server", beats=machine.way == "tcp")
+
+    def come_back(self) -> None:
+        """Come back after an error, as another process would."""
+        self.close()
+        self.receiver = self._new_receiver()
+
+    def close(self) -> None:
+        self.script.begin([])
+        self.receiver.close()
+        for relay in (*self._relays, *self._links):
+            relay.close()
+        self._relays, self._links = [], []
+
+
+class Transfer(NamedTuple):
+    """A download.
+
+    Attributes:
+        size: Size of what is offered.
+        sink: Where it goes.
+        chunk_size: Bytes of a chunk; 0 for all at once.
+        harms: What befalls it.
+    """
+
+    size: str
+    sink: str
+    chunk_size: int
+    harms: list[Harm]
+
+
+HARMS = st.builds(
+    Harm,
+    st.sampled_from(ALL_FAULTS),
+    st.sampled_from(["down", "up"]),
+    st.booleans(),
+    st.integers(0, 6),
+    st.integers(0, 999),
+)
+TRANSFERS = st.builds(
+    Transfer,
+    st.sampled_from(["large", "small"]),
+    st.sampled_from(["memory", "in place", "selected", "file", "resumed", "held"]),
+    st.sampled_from([4096, 256, 65_536, 0]),
+    st.lists(HARMS, max_size=3),
+)
+
+
+class Transfers(RuleBasedStateMachine):
+    """A service, two receivers of it, and what they have got so far."""
+
+    zygote: mortals.Zygote
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads_before, self.descriptors_before = set(threading.enumerate()), descriptors()
+        self.folder = Path(tempfile.mkdtemp(prefix="machine-"))
+        self.sites: list[Site] = []
+        self.version = 0
+        self.kept: set[str] = set()
+        self.held: MemoryBody | None = None
+
+        self.service = DownloadService()
+        self.listener = api.listen(self.service, "127.0.0.1:0", "server")
+        self.keys = {name: self.listener.admit(name) for name in ("site-1", "site-2")}
+
+    @initialize(way=st.sampled_from(WAYS))
+    def open(self, way: str) -> None:
+        self.way = way
+        self.sites = [Site(self, name) for name in self.keys]
+
+    # What is offered.
+    def offered(self, kind: str, size: str, names: list[str], **options: Any) -> Offered:
+        self.version += 1
+        tensors = model(size, self.version)
+        path = self.folder / "offered.safetensors"
+        match kind:
+            case "tensors":
+                ref = api.add_tensors(self.service, tensors, names, **options)
+            case "arrays":
+                tensors = {name: value.numpy() for name, value in tensors.items()}
+                ref = api.add_arrays(self.service, tensors, names, **options)
+            case "file" | "mapped":
+                path.unlink(missing_ok=True)
+                write_checkpoint(path, MemoryBody.of(tensors))
+                source = FileSource(path)
+                if kind == "mapped":
+                    with path.open("rb") as file:
+                        source = MappedModel(file.fileno(), str(path)).source()
+                ref = self.service.offer(source, names, **options)
+            case "encoded":
+                body, base = MemoryBody.of(tensors), MemoryBody.of(model(size, 0))
+                encoder = encoder_for(FRAMES, body.layout, {"known": base})
+                ref = self.service.offer(body, names, encoder=encoder, **options)
+                return Offered(ref, bits_of(tensors), base=base)
+            case "payload" | "in one piece":
+                native = kind == "in one piece"
+                value = {"model": tensors, "round": self.version}
+                ref = api.add_payload(self.service, value, names, native=native, **options)
+            case _:
+                codec = LossyCodec(LOSSY[kind], kind, ())
+                source = MemoryBody.of(tensors)
+                sent = codec.encode(source)
+                ref = self.service.offer(sent, names, **options)
+                due = MemoryBody.allocate(source.layout)
+                copy(codec.rounded(source), due)
+                return Offered(ref, bits_of(due.tensors), codec=codec, layout=source.layout)
+        return Offered(ref, bits_of(tensors))
+
+    # Where it goes.
+    def fetch(self, offered: Offered, site: Site, sink: str, how: StreamSettings) -> Bits:
+        receiver, token = site.receiver, offered.ref.id
+        if offered.codec is not None:
+
+            def decode(remote: Any) -> Any:
+                return offered.codec.decode(remote, offered.layout, how.frame_size or 16)
+
+            body, _ = download(receiver, offered.ref.token, how, MemoryBody.allocate, decode=decode)
+            return bits_of(body.tensors)
+        match sink:
+            case "memory":
+                return bits_of(api.download_tensors(receiver, token, settings=how)[1])
+            case "in place":
+                spec = {name: np.frombuffer(data, np.uint8) for name, data in offered.bits.items()}
+                size = "small" if len(spec["w"]) < 10_000 else "large"
+                into = model(size, 0)
+                into["half"] = into["half"].contiguous()
+                api.download_tensors(receiver, token, settings=how, into=into)
+                return bits_of(into)
+            case "selected":
+                got = api.download_tensors(receiver, token, settings=how, select=["steps", "w"])
+                return bits_of(got[1])
+            case "file" | "resumed":
+                path = self.folder / f"{site.name}-{sink}.safetensors"
+                resume = sink == "resumed"
+                if resume:
+                    self.kept.add(f"{path.name}.tmp")
+                api.download_file(receiver, token, path, settings=how, resume=resume)
+                self.kept.discard(f"{path.name}.tmp")
+                source = FileSource(path)
+                body = MemoryBody.allocate(source.layout)
+                copy(source, body)
+                path.unlink()
+                return bits_of(body.tensors)
+            case "decoded":
+                decoder = decoder_for(FRAMES, offered.base, "known")
+                here = AtHand(lambda _: None, decoder_for=decoder)
+            case _:  # what this process has of it already need not come
+                held, how = self.held, replace(how, reuse=True)
+                here = AtHand(lambda sink: held)
+        body, _ = download(receiver, offered.ref.token, how, MemoryBody.allocate, at_hand=here)
+        self.held = body
+        return bits_of(body.tensors)
+
+    def within_its_time(self, call: Callable[[], Bits]) -> Bits | FlstreamError:
+        """What comes of it, on a thread that is not to hang."""
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                outcome.append(call())
+            except BaseException as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(HANG_SECONDS)
+        assert not thread.is_alive(), "it hangs"
+        if isinstance(outcome[0], BaseException) and not isinstance(outcome[0], FlstreamError):
+            raise outcome[0]
+        return outcome[0]
+
+    @rule(kind=st.sampled_from(["tensors", "arrays"]), how=TRANSFERS)
+    def transfer_memory(self, kind: str, how: Transfer) -> None:
+        self.transfer(kind, how)
+
+    @rule(kind=st.sampled_from(["file", "mapped"]), how=TRANSFERS)
+    def transfer_file(self, kind: str, how: Transfer) -> None:
+        self.transfer(kind, how)
+
+    @rule(kind=st.sampled_from(["encoded", *LOSSY]), how=TRANSFERS)
+    def transfer_coded(self, kind: str, how: Transfer) -> None:
+        self.transfer(kind, how)
+
+    @rule(kind=st.sampled_from(["payload", "in one piece"]), how=TRANSFERS)
+    def transfer_payload(self, kind: str, how: Transfer) -> None:
+        self.transfer(kind, how)
+
+    def transfer(self, kind: str, planned: Transfer) -> None:
+        """One receiver's download goes wrong in places; the other one's is to bear it."""
+        size, sink, chunk_size, harms = planned
+        offered = self.offered(kind, size, ["site-1", "site-2"])
+        how = StreamSettings(chunk_size, 32_768, 2, 20.0)
+        if not {harm.fault for harm in harms} <= MENDED:  # something may never come
+            how = replace(how, ping_after=0.03, ping_timeout=0.3)
+        if kind in LOSSY and not chunk_size:  # what is decoded comes in frames
+            how = replace(how, chunk_size=16_384)
+        if kind == "encoded":
+            sink = "decoded"
+
+        def fetch(site: Site) -> Bits:
+            if kind in ("payload", "in one piece"):
+                value = api.download_payload(site.receiver, offered.ref.id, settings=how)[1]
+                assert value["round"] == self.version
+                return bits_of(value["model"])
+            return self.fetch(offered, site, sink, how)
+
+        harmed, other = self.sites
+        harmed.script.begin(harms)
+        outcome = self.within_its_time(lambda: fetch(harmed))
+        hits = {hit.fault for hit in harmed.script.hits}
+        failed = isinstance(outcome, FlstreamError)
+        if failed:
+            assert isinstance(outcome, StreamingError)
+            assert "server" in str(outcome)
+            assert hits, outcome
+            assert self.way != "tcp" or hits & set(LIES), outcome
+            assert not hits <= MENDED, outcome
+            assert not offered.ref.deliveries[harmed.name].has_it
+        else:
+            assert_bits(outcome, offered.bits)
+        # Over a pair, a fault may break the connection at the end of a download that has succeeded.
+        is_lost = failed or (self.way != "tcp" and not hits <= MENDED) or bool(hits & set(LIES))
+        if is_lost:
+            harmed.close()
+            self.service.detach(harmed.name)
+        harmed.script.begin([])
+        result = self.within_its_time(lambda: fetch(other))
+        assert not isinstance(result, FlstreamError), result
+        assert_bits(result, offered.bits)
+        assert offered.ref.deliveries[other.name].has_it
+        ended = offered.ref.wait(HANG_SECONDS)
+        if failed:
+            assert ended.status == "aborted"
+            assert harmed.name in ended.reason
+        else:
+            assert ended.ok or is_lost, ended
+        if is_lost:
+            harmed.come_back()
+
+    @rule(
+        case=st.sampled_from(["withdrawn", "for others", "invented", "changed", "settled"]),
+        sink=st.sampled_from(["memory", "file"]),
+    )
+    def refuse(self, case: str, sink: str) -> None:
+        """What is not for a receiver, or no longer, is refused; and nothing of it is sent."""
+        site, other = self.sites
+        names = [other.name] if case == "for others" else [site.name]
+        offered = self.offered("file" if case == "changed" else "tensors", "large", names)
+        match case:
+            case "withdrawn":
+                offered.ref.abort("no more")
+            case "settled":
+                offered.ref.receiver_done(site.name, None)
+            case "changed":
+                with (self.folder / "offered.safetensors").open("r+b") as file:
+                    file.truncate(1000)
+            case "invented":
+                offered.ref.abort("no more")
+                offered = offered._replace(ref=Ref(MemoryBody.of({}), [site.name]))
+        how = StreamSettings(4096)
+        outcome = self.within_its_time(lambda: self.fetch(offered, site, sink, how))
+        assert isinstance(outcome, RefusedError), outcome
+        assert "server refused" in str(outcome)
+        delivery = offered.ref.deliveries.get(site.name)
+        assert delivery is None or not delivery.bytes
+        if case == "for others":
+            assert offered.ref.outcome is None
+        offered.ref.abort("the test is over")
+
+    @rule(
+        sender=st.sampled_from(list(liars.SENDERS)),
+        sink=st.sampled_from(["in place", "file"]),
+        receiver=st.sampled_from(liars.RECEIVERS),
+        which=st.booleans(),
+    )
+    def meet_a_liar(self, sender: str, sink: str, receiver: str, which: bool) -> None:
+        if which:
+            self.hear_a_liar(sender, sink)
+        else:
+            self.serve_a_liar(receiver)
+
+    def hear_a_liar(self, case: str, sink: str) -> None:
+        """A sender that does not keep to the rules costs its receiver an error that names it."""
+        ours, theirs = socket.socketpair()
+        liar = liars.Sender(theirs, case)
+        receiver = Receiver(SocketChannel(ours, "liar"), "liar")
+        how = StreamSettings(4096, 16_384, 2, 0.4, ping_after=0.05, ping_timeout=0.2)
+        path = self.folder / "lied.safetensors"
+        into = {"w": torch.full((liars.NBYTES,), 7, dtype=torch.uint8)}
+
+        def fetch() -> Bits:
+            if sink == "file":
+                api.download_file(receiver, bytes(16), path, settings=how)
+            else:
+                api.download_tensors(receiver, bytes(16), settings=how, into=into)
+            return {}
+
+        try:
+            outcome = self.within_its_time(fetch)
+        finally:
+            receiver.close()
+            liar.close()
+        fits_a_file = sink == "file" and case == "a layout that does not fit"
+        if case == "the truth" or fits_a_file:
+            assert outcome == {}
+            path.unlink(missing_ok=True)
+        else:
+            assert isinstance(outcome, FlstreamError)
+            assert "liar" in str(outcome)
+            assert type(outcome).__name__ in liars.SENDERS[case], outcome
+            # Nothing that is not what a digest vouches for is ever written.
+            assert set(into["w"].tolist()) <= {7, *liars.BYTES}
+
+    def serve_a_liar(self, case: str) -> None:
+        """A receiver that does not keep to the rules is refused or lost, and delays nobody."""
+        ours, theirs = socket.socketpair()
+        self.service.attach(SocketChannel(ours, "liar"), "liar")
+        ref = self.offered("tensors", "large", ["liar"], stall_timeout=0.2).ref
+        offered, other = self.offered("tensors", "large", ["site-2"]), self.sites[1]
+        liar = liars.Receiver(theirs, case, ref.token)
+        try:
+            how = StreamSettings(4096)
+            got = self.within_its_time(lambda: self.fetch(offered, other, "memory", how))
+            assert not isinstance(got, FlstreamError), got
+            assert_bits(got, offered.bits)
+            outcome = ref.wait(HANG_SECONDS)
+            if case == "an honest one":
+                assert outcome.ok, outcome
+            else:
+                assert outcome.status == "aborted"
+                assert "liar: " in outcome.reason
+        finally:
+            liar.close()
+        self.service.detach("liar")
+
+    @rule(
+        role=st.sampled_from(["send", "receive"]),
+        dies_at=st.none() | st.integers(0, 160_000),
+        chunk_size=st.sampled_from([4096, 65_536]),
+    )
+    def lose_a_process(self, role: str, dies_at: int | None, chunk_size: int) -> None:
+        """A process that is killed at any byte is named at the other end, at once."""
+        ours, theirs = socket.socketpair()
+        path, copied = self.folder / "killed.safetensors", self.folder / "copied.safetensors"
+        tensors = model("large", 1)
+        write_checkpoint(path, MemoryBody.of(tensors))
+        if role == "send":
+            reports = self.zygote.start(role, theirs, path=str(path), dies_at=dies_at)
+            token = mortals.report_of(reports)
+            with Receiver(SocketChannel(ours, "mortal"), "mortal") as receiver:
+
+                def fetch() -> Bits:
+                    api.download_file(receiver, token, copied, settings=StreamSettings(chunk_size))
+                    return {}
+
+                outcome = self.within_its_time(fetch)
+            reason = str(outcome)
+            ended = mortals.report_of(reports)
+        else:
+            self.service.attach(SocketChannel(ours, "mortal"), "mortal")
+            ref = api.add_file(self.service, path, ["mortal"])
+            how = {"token": ref.id, "path": str(copied), "chunk_size": chunk_size}
+            reports = self.zygote.start(role, theirs, dies_at=dies_at, **how)
+            ended = mortals.report_of(reports)
+            left = ref.wait(HANG_SECONDS)
+            outcome = {} if left.ok else FlstreamError(left.reason)
+            reason = left.reason
+            self.service.detach("mortal")
+        reports.close()
+        if outcome == {}:
+            assert copied.read_bytes() == path.read_bytes()
+            copied.unlink()
+            assert ended is not None
+        else:
+            assert ended is None
+            assert "mortal" in reason
+            assert not copied.exists()
+        path.unlink()
+        part = self.folder / f"{copied.name}.tmp"
+        if role == "receive":  # killed, it could not tidy up
+            part.unlink(missing_ok=True)
+
+    @invariant()
+    def no_file_is_left(self) -> None:
+        assert {path.name for path in self.folder.iterdir()} <= {
+            "offered.safetensors",
+            *self.kept,
+        }
+
+    def teardown(self) -> None:
+        for site in self.sites:
+            site.close()
+        self.listener.close()
+        self.service.close()
+        shutil.rmtree(self.folder)
+        self.held = None
+        if sys.exc_info()[0] is None:  # an error would keep what it passed through
+            self.expect_nothing_left()
+
+    def expect_nothing_left(self) -> None:
+        for thread in set(threading.enumerate()) - self.threads_before:
+            thread.join(HANG_SECONDS)
+            assert not thread.is_alive(), f"{thread.name} is left"
+        gc.collect()
+        left = descriptors() - self.descriptors_before
+        assert not left, f"descriptors are left: {left}"
+        assert psutil.Process().children() == [psutil.Process(self.zygote.pid)]
+        assert not psutil.Process(self.zygote.pid).children()
+
+
+def assert_bits(got: Bits, due: Bits) -> None:
+    assert set(got) in (set(due), {"steps", "w"})
+    for name, data in got.items():
+        assert data == due[name], f"{name} has other bits"
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """The open descriptors of this process, and what they are of."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    Transfers.zygote = mortals.Zygote()
+    gc.collect()
+    gc.freeze()  # what is there by now need not be looked through at the end of each example
+    yield
+    gc.unfreeze()
+    Transfers.zygote.close()
+
+
+@pytest.mark.usefixtures("zygote")
+@pytest.mark.hypothesis
+def test_whatever_befalls_a_transfer_its_bits_are_right_or_an_error_names_the_peer():
+    run_state_machine_as_test(Transfers, settings=settings(stateful_step_count=10))
+
+
+@pytest.fixture
+def machine(zygote):
+    machine = Transfers()
+    machine.open(way="pair")
+    yield machine
+    machine.teardown()
+
+
+@pytest.mark.parametrize("case", liars.SENDERS)
+def test_every_sender_that_lies_is_found_out(machine, case):
+    machine.hear_a_liar(case=case, sink="in place")
+
+
+@pytest.mark.parametrize("case", liars.RECEIVERS)
+def test_every_receiver_that_lies_is_found_out(machine, case):
+    machine.serve_a_liar(case=case)
