@@ -1,9 +1,11 @@
 """A service with receivers at pipes: all in one process, but for the tests that need a death."""
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+
+from relay import Passing, Relay
 
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
@@ -20,7 +22,7 @@ from flstream.streaming.wire import (
     decode_reply,
     decode_request,
 )
-from flstream.transport.channel import AbortSignal, Channel, Deadline
+from flstream.transport.channel import AbortSignal, Channel
 from flstream.transport.sockets import SocketChannel, pipe
 
 QUICK = StreamSettings(
@@ -64,79 +66,23 @@ class Watch:
         self.requests: list[Request] = []
         self.connections = 0
 
-
-class WatchedChannel:
-    """A receiver's channel whose packets are noted."""
-
-    def __init__(self, inner: Channel, watch: Watch) -> None:
-        watch.connections += 1
-        self.beats = False  # a test would see the beats, too
-        self._inner = inner
-        self._watch = watch
-        self._arriving = bytearray()
-        self._arrived = bytearray()
-
-    def fileno(self) -> int:
-        return self._inner.fileno()
-
-    def send_some(self, views: Sequence[memoryview], *, more: bool = False) -> int:
-        raise AssertionError("a receiver sends its requests whole")
-
-    def receive_some(self, views: Sequence[memoryview]) -> int:
-        while not self._arrived:
-            piece = memoryview(bytearray(1 << 16))
-            count = self._inner.receive_some([piece])
-            if not count:
-                return 0
-            self._arriving += piece[:count]
-            self._pass_on()
-        done = 0
-        for view in views:
-            piece = self._arrived[done : done + len(view)]
-            view[: len(piece)] = piece
-            done += len(piece)
-        del self._arrived[:done]
-        return done
-
-    def send(self, views: Sequence[memoryview], deadline: Deadline) -> None:
-        data = bytearray(b"".join(views))
-        while data:
-            packet = data[: HEADER_BYTES + Header.parse(data[:HEADER_BYTES], "receiver").length]
-            del data[: len(packet)]
-            request = decode_request(bytes(packet[HEADER_BYTES:]), "receiver")
+    def __call__(self, passing: Passing) -> list[bytes]:
+        """Return what a packet has become."""
+        packet = bytearray(passing.data)
+        header = Header.parse(packet[:HEADER_BYTES], "peer")
+        if header.kind in (FRAME, ENCODED):
+            self.frames.append(header)
+            self.on_frame(header, packet)
+        elif passing.way == "up":
+            request = decode_request(passing.payload, "receiver")
             if not isinstance(request, Hello):
-                self._watch.requests.append(request)
-                self._watch.on_request(request, packet)
-            self._inner.send([memoryview(packet)], deadline)
-
-    def wait(self, seconds: float, abort: AbortSignal | None = None) -> bool:
-        return bool(self._arrived) or self._inner.wait(seconds, abort)
-
-    def receive(
-        self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
-    ) -> None:
-        raise AssertionError("a receiver takes what is there, and waits for more")
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _pass_on(self) -> None:
-        """Let every whole packet through. A service sends nothing but sound ones."""
-        while len(self._arriving) >= HEADER_BYTES:
-            header = Header.parse(self._arriving[:HEADER_BYTES], "sender")
-            size = HEADER_BYTES + header.length
-            if len(self._arriving) < size:
-                break
-            packet = self._arriving[:size]
-            del self._arriving[:size]
-            if header.kind in (FRAME, ENCODED):
-                self._watch.frames.append(header)
-                self._watch.on_frame(header, packet)
-            else:
-                reply = decode_reply(bytes(packet[HEADER_BYTES:]), "sender")
-                if not isinstance(reply, Hello):
-                    self._watch.on_reply(reply, packet)
-            self._arrived += packet
+                self.requests.append(request)
+                self.on_request(request, packet)
+        else:
+            reply = decode_reply(passing.payload, "sender")
+            if not isinstance(reply, Hello):
+                self.on_reply(reply, packet)
+        return [bytes(packet)]
 
 
 class Harness:
@@ -153,13 +99,6 @@ class Harness:
         self.service.attach(ours, name)
         return theirs
 
-    def pipe_to(self, name: str) -> socket.socket:
-        """The end of such a pipe that another process is to hold."""
-        ours, theirs = socket.socketpair()
-        self._stack.enter_context(closing(theirs))
-        self.service.attach(SocketChannel(ours, name, lends=True), name)
-        return theirs
-
     def receiver(self, name: str = "site-1", abort: AbortSignal | None = None) -> Receiver:
         return Receiver(self.channel(name), "server", abort)
 
@@ -174,13 +113,14 @@ class Harness:
         """A receiver whose packets are noted, and which comes back when its connection breaks."""
         watch = Watch(on_frame, on_request, on_reply)
 
-        def connect() -> WatchedChannel:
-            ours, theirs = socket.socketpair()
+        def connect() -> SocketChannel:
+            watch.connections += 1
+            serves, far = socket.socketpair()
+            near, ours = socket.socketpair()
             # The service keeps a receiver for a while that may come back.
-            self.service.attach(SocketChannel(ours, "site-1", beats=returns), "site-1")
-            channel = SocketChannel(theirs, "server")
-            self._stack.enter_context(closing(channel))
-            return WatchedChannel(channel, watch)
+            self.service.attach(SocketChannel(serves, "site-1", beats=returns), "site-1")
+            self._stack.callback(Relay(near, far, watch).close)
+            return self._stack.enter_context(closing(SocketChannel(ours, "server")))
 
         return Receiver(connect(), "server", connect=connect if returns else None), watch
 

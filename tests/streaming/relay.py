@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
-from stranger import FRAME, HEADER, MESSAGE, NUMBER, message, packed
+from stranger import HEADER, MESSAGE, BrokenError, exactly, packed
 
 HEADER_BYTES = 64
-# The handshake of a TCP connection, before the first packet: see docs/protocol.md.
-HANDSHAKE_BYTES = {"up": 96, "down": 64}
+# The handshake of a connection over TCP: see docs/protocol.md.
+HANDSHAKE_BYTES = {"up": (64, 32), "down": (32, 32)}
 
 Way = Literal["up", "down"]
 """Direction of packets: from the receiver, or to it."""
@@ -50,7 +50,7 @@ class Passing(NamedTuple):
 
 
 class CutError(Exception):
-    """The connection ends here."""
+    """The connection ends here: on both ways, or on this one after a last few bytes."""
 
 
 class ResetError(CutError):
@@ -72,10 +72,19 @@ class Relay:
         near: Socket whose other end the receiver has.
         far: Socket whose other end the sender has.
         on_packet: Called with each packet, on a thread for each way.
+        has_handshake: Whether the proofs of a connection over TCP pass first.
     """
 
-    def __init__(self, near: socket.socket, far: socket.socket, on_packet: OnPacket) -> None:
+    def __init__(
+        self,
+        near: socket.socket,
+        far: socket.socket,
+        on_packet: OnPacket,
+        *,
+        has_handshake: bool = False,
+    ) -> None:
         self._on_packet = on_packet
+        self._has_handshake = has_handshake
         self._sockets = near, far
         self._silent = threading.Event()
         self._open = 2
@@ -96,6 +105,8 @@ class Relay:
     def _pass_on(self, way: Way, source: socket.socket, sink: socket.socket) -> None:
         arrived = bytearray()
         try:
+            for count in HANDSHAKE_BYTES[way] if self._has_handshake else ():
+                sink.sendall(exactly(source, count))
             while more := source.recv(1 << 18):
                 if self._silent.is_set():
                     continue
@@ -113,7 +124,14 @@ class Relay:
             for sock in self._sockets:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._cut()
-        except (CutError, OSError):
+        except CutError as end:
+            if end.args:
+                with suppress(OSError):
+                    sink.sendall(end.args[0])
+                    sink.shutdown(socket.SHUT_WR)  # what was not read yet still arrives
+            else:
+                self._cut()
+        except (BrokenError, OSError):
             self._cut()
         finally:
             with self._ending:
@@ -254,5 +272,3 @@ def _lied(lie_of: str, packet: Passing, rng: random.Random) -> bytes:
         case _:
             return lie(packet, kind=rng.choice([1, 2, 3, 4]))
 
-
-__all__ = ["FRAME", "MESSAGE", "NUMBER", "message"]

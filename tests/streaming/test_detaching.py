@@ -32,12 +32,6 @@ def is_closed(sock):
     return len(sock.recv(1000)) < 1000 and sock.recv(1) == b""
 
 
-def test_its_channel_is_closed_though_its_other_end_is_not(service):
-    with attached(service, "worker-1") as theirs:
-        service.detach("worker-1")
-        assert is_closed(theirs)
-
-
 def test_what_was_on_offer_to_it_is_settled(service):
     with attached(service, "worker-1"):
         ref = service.offer(BODY, ["worker-1"])
@@ -68,9 +62,3 @@ def test_no_name_is_kept_of_those_that_are_gone(service, ends):
         assert ref.wait(PATIENCE).status == "aborted"
     service.close()
     assert service._lost == {}
-
-
-def test_who_was_never_there_can_be_let_go(service):
-    service.detach("nobody")
-    service.close()
-    service.detach("nobody")

@@ -10,23 +10,21 @@ from harness import QUICK, fetch, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
-    IN_FILES,
     as_bytes,
     assert_same_tensors,
     body_of,
     entries,
-    every_kind,
     tensor,
 )
 
-from flstream.errors import DeadlineError, LayoutError, RefusedError
-from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.errors import LayoutError, RefusedError
+from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.layout import Layout, TensorInfo
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.remote import RemoteSource
-from flstream.streaming.wire import HEADER_BYTES, Fetch, Ping
+from flstream.streaming.wire import HEADER_BYTES
 from flstream.telemetry.events import Transfer
 
 MODEL = {"large": tensor("F32", (300, 100)), "small": tensor("F16", (5,)), "flag": tensor("U8", ())}
@@ -61,22 +59,6 @@ def test_every_tensor_arrives_bit_by_bit_in_frames_and_requests_as_promised(
     )
 
 
-def test_every_dtype_arrives_scalars_and_empty_tensors_too(harness):
-    ref = harness.service.offer(MemoryBody.of(every_kind()), ["site-1"])
-    assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, every_kind())
-
-
-def test_one_tensor_larger_than_a_chunk_is_split(harness):
-    tensors = {"w": tensor("F32", (1 << 18,))}
-    receiver, channel = harness.watched()
-    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    how = StreamSettings(chunk_size=65536, request_size=262144)
-    sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, tensors)
-    assert [frame.length for frame in channel.frames] == [65536] * 16
-    assert stats.requests == 4
-
-
 def test_many_small_tensors_share_one_frame(harness):
     # More of them than the kernel takes in one call, and than the service sends uncopied.
     tensors = {f"t{number:04}": torch.full((3,), float(number)) for number in range(2000)}
@@ -86,12 +68,6 @@ def test_many_small_tensors_share_one_frame(harness):
     assert_same_tensors(sink.tensors, tensors)
     assert [frame.length for frame in channel.frames] == [24_000]
     assert stats.requests == 1
-
-
-def test_a_few_small_tensors_are_sent_from_their_own_storage(harness):
-    tensors = {f"t{number}": torch.full((100,), float(number)) for number in range(50)}
-    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, tensors)
 
 
 @pytest.mark.parametrize(
@@ -134,19 +110,6 @@ def test_a_model_arrives_in_a_modules_own_parameters(harness, chunk_size):
     assert module.weight.data_ptr() == where
 
 
-@pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_a_file_arrives_as_a_file(harness, tmp_path, chunk_size):
-    digest = write_checkpoint(tmp_path / "sent", MemoryBody.of(every_kind(IN_FILES)))
-    ref = harness.service.offer(FileSource(tmp_path / "sent"), ["site-1"])
-    how = replace(QUICK, chunk_size=chunk_size)
-    path = tmp_path / "received"
-    sink, _ = download(harness.receiver(), ref.token, how, lambda layout: FileSink(path, layout))
-    with sink:
-        sink.finish()
-    assert write_checkpoint(tmp_path / "again", FileSource(path)) == digest
-    assert_same_tensors(safetensors.torch.load_file(path), every_kind(IN_FILES))
-
-
 def test_a_file_of_another_tools_order_arrives_tensor_by_tensor(harness, tmp_path):
     tensors = {"a": torch.arange(40, dtype=torch.int32), "b": torch.arange(40.0)}
     safetensors.torch.save_file(tensors, tmp_path / "theirs")
@@ -164,48 +127,6 @@ def test_a_sink_that_does_not_fit_is_refused_before_a_byte_arrives(harness):
         download(harness.receiver(), ref.token, QUICK, lambda layout: other)
     assert ref.deliveries["site-1"].chunks == 0
     assert "'small'" in ref.wait(30).reason
-
-
-def test_one_receiver_takes_one_download_after_another(harness):
-    receiver = harness.receiver()
-    for number in range(5):
-        tensors = {"w": torch.full((5000,), float(number))}
-        ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-        assert_same_tensors(fetch(receiver, ref.token).tensors, tensors)
-
-
-def test_several_receivers_have_one_ref_and_it_settles_with_the_last(harness):
-    names = ["site-1", "site-2", "site-3"]
-    ref = harness.service.offer(MemoryBody.of(MODEL), names)
-    for name in names:
-        assert ref.outcome is None
-        assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
-    assert ref.wait(30).ok
-    assert all(delivery.closed_at for delivery in ref.deliveries.values())
-
-
-def test_a_sender_that_falls_silent_is_pinged_and_then_the_request_times_out(harness):
-    receiver, channel = harness.watched(
-        on_request=lambda request, packet: (
-            packet.clear() if isinstance(request, (Fetch, Ping)) else None
-        ),
-        returns=False,
-    )
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    remote = RemoteSource(receiver, ref.token, replace(QUICK, request_timeout=0.2))
-    with pytest.raises(
-        DeadlineError,
-        match=r"server did not send the bytes from 0 on \(tensor 'large'\) within 0.2",
-    ):
-        remote.receive_whole()
-    assert sum(isinstance(each, Ping) for each in channel.requests) == 1
-
-
-def test_a_download_is_read_from_front_to_back(harness):
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    remote = RemoteSource(harness.receiver(), ref.token, QUICK)
-    with pytest.raises(ValueError, match="goes on at byte 0, not at 4096"):
-        remote.receive(4096, 8192, [memoryview(bytearray(4096))])
 
 
 def test_a_file_that_is_cut_short_while_it_is_sent_is_refused_with_the_reason(harness, tmp_path):

@@ -1,22 +1,17 @@
 """A small body comes together with its layout, whatever happens on the way."""
 
-import os
 from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness import QUICK, fetch, flip
+from harness import QUICK, fetch
 from support import assert_same_tensors, tensor
 
 from flstream.errors import CheckpointError, RefusedError
-from flstream.model.body import Scratch
-from flstream.model.checkpoint import FileSource
 from flstream.model.memory import MemoryBody
-from flstream.streaming.api import download_file
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource
 from flstream.streaming.wire import (
     VERSION,
     Close,
@@ -74,31 +69,6 @@ def test_only_what_fits_one_request_and_64_kib_comes_unasked(harness, nbytes, se
     assert ref.wait(10).ok
 
 
-@pytest.mark.parametrize("change", [flip, bytearray.clear], ids=["damaged", "lost"])
-def test_a_chunk_that_breaks_is_fetched_again(harness, change):
-    receiver, channel = harness.watched(
-        on_frame=lambda header, packet: change(packet) if len(channel.frames) == 1 else None
-    )
-    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    sink, cost = download(receiver, ref.token, QUICK, MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, SMALL)
-    assert cost.retries == 1
-    # A chunk that is lost is no matter of a stream: the connection counts as broken then.
-    stop = 4096 if change is flip else 4106
-    assert [(each.start, each.stop) for each in channel.requests if isinstance(each, Fetch)] == [
-        (0, stop)
-    ]
-
-
-def test_the_last_chunk_that_is_lost_is_found_missing_by_a_ping(harness):
-    receiver, channel = harness.watched(
-        on_frame=lambda header, packet: packet.clear() if len(channel.frames) == 2 else None
-    )
-    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
-    assert kinds(channel) == [Open, Ping, Fetch, Close]
-
-
 def test_a_layout_that_is_lost_is_asked_for_again_and_both_bodies_do_no_harm(harness):
     lost = []
 
@@ -126,24 +96,6 @@ def test_a_sender_that_does_not_send_it_unasked_is_asked(harness):
     assert kinds(channel) == [Open, Ping, Fetch, Close]
 
 
-def test_what_overtakes_the_layout_is_fetched_again(harness):
-    held = []
-
-    def hold_back(reply, packet):
-        if isinstance(reply, Opened):
-            held.append(bytes(packet))
-            packet.clear()
-
-    def let_go(_header, packet):
-        if len(channel.frames) == 1 and held:
-            packet += held.pop()
-
-    receiver, channel = harness.watched(on_frame=let_go, on_reply=hold_back)
-    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
-    assert channel.connections == 2
-
-
 def test_a_refusal_after_the_layout_ends_the_download(harness):
     ours, theirs = pipe("server", "site-1")
     layout = MemoryBody.of(SMALL).layout.plain_header[8:]
@@ -158,30 +110,6 @@ def test_a_refusal_after_the_layout_ends_the_download(harness):
             fetch(Receiver(theirs, "server"), token, replace(QUICK, request_timeout=1.0))
 
 
-def test_a_body_that_nobody_read_is_passed_over_by_the_next_reader_of_the_same_ref(harness):
-    receiver = harness.receiver()
-    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    RemoteSource(receiver, ref.token, QUICK)
-    remote = RemoteSource(receiver, ref.token, QUICK)
-    pieces = [
-        bytes(remote.views(start, stop, Scratch())[0])
-        for start, stop in remote.layout.ranges(QUICK.frame_size)
-    ]
-    assert b"".join(pieces) == b"".join(MemoryBody.of(SMALL).views(0, remote.layout.nbytes))
-
-
-def test_a_file_that_became_shorter_is_refused(harness, tmp_path):
-    path = tmp_path / "small.safetensors"
-    ref = harness.service.offer(zeros(4096), ["site-1"])
-    status, _ = download_file(harness.receiver(), ref.token, path)
-    assert status.ok
-    source = FileSource(path)
-    os.truncate(path, 1000)
-    ref = harness.service.offer(source, ["site-2"])
-    with pytest.raises(RefusedError, match=r"small\.safetensors"):
-        fetch(harness.receiver("site-2"), ref.token)
-
-
 def test_bytes_that_have_no_place_are_passed_over_by_the_next_download(harness):
     def no_place(layout):
         raise CheckpointError("the disk is full")
@@ -192,19 +120,3 @@ def test_bytes_that_have_no_place_are_passed_over_by_the_next_download(harness):
         download(receiver, ref.token, QUICK, no_place)
     again = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, again.token).tensors, SMALL)
-
-
-def test_a_small_file_is_taken_whole_and_not_compared(harness, tmp_path):
-    path = tmp_path / "model.safetensors"
-    (tmp_path / "model.safetensors.tmp").write_bytes(b"what an earlier download left")
-    receiver, channel = harness.watched()
-    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    status, _ = download_file(receiver, ref.token, path, settings=QUICK, resume=True)
-    assert status.ok
-    assert kinds(channel) == [Open, Close]
-    assert_same_tensors(fetch_file(harness, path), SMALL)
-
-
-def fetch_file(harness, path):
-    ref = harness.service.offer(FileSource(path), ["reader"])
-    return fetch(harness.receiver("reader"), ref.token).tensors

@@ -1,26 +1,18 @@
 """Frames that a codec made smaller: whatever it or a sender makes of them, the bits are right."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from faults import Faults, FaultyChannel
-from harness import QUICK, flip
-from nightly_cases import first_and_nightly
+from harness import QUICK
 
 from flstream.errors import CodecError, StreamingError
 from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
 from flstream.streaming.coding import HEAD_BYTES, EncodedBytes
 from flstream.streaming.download import AtHand, download
-from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.remote import RemoteSource
-from flstream.streaming.service import DownloadService
+from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.wire import ENCODED, FRAME, Fetch
-from flstream.transport.sockets import pipe
 
 BODY = MemoryBody.of({"w": np.arange(100_000, dtype=np.uint32).view(np.uint8), "v": np.ones(999)})
-NBYTES = BODY.layout.nbytes
 NOTHING = AtHand(lambda _: None)
 
 
@@ -87,15 +79,6 @@ def test_others_get_them_as_they_are(harness):
     assert {frame.kind for frame in watch.frames} == {FRAME}
 
 
-def test_of_a_sender_without_a_codec_they_come_as_they_are(harness):
-    receiver, watch = harness.watched()
-    ref = harness.service.offer(BODY, ["site-1"])
-    at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
-    sink, _ = download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
-    assert bits(sink) == bits(BODY)
-    assert {frame.kind for frame in watch.frames} == {FRAME}
-
-
 def test_a_frame_that_gets_no_smaller_is_sent_as_it_is(harness):
     class Useless(Halving):
         def encoder(self, name):
@@ -122,62 +105,6 @@ def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, k
     assert not any(each.encoded for each in asked[first_plain:])
 
 
-def test_an_encoded_frame_that_came_damaged_is_fetched_again(harness):
-    hit = []
-
-    def on_frame(header, packet):
-        if header.start == 8192 and not hit:
-            hit.append(header)
-            flip(packet, -1)
-
-    cost, watch, _ = fetched(harness, Halving(), on_frame=on_frame)
-    assert cost.retries == 1
-    assert {frame.kind for frame in watch.frames} == {ENCODED}
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_over_connections_that_break_the_bits_are_right(seed):
-    faults = Faults("reset", seed, ends_within=NBYTES // 2)
-    codec = Halving()
-    with DownloadService() as service:
-
-        def connect():
-            ours, theirs = pipe("site-1", "server")
-            ours.beats = theirs.beats = True
-            service.attach(ours, "site-1")
-            return FaultyChannel(theirs, faults)
-
-        with Receiver(connect(), "server", connect=connect) as receiver:
-            ref = service.offer(BODY, ["site-1"], encoder=codec.encoder)
-            how = replace(QUICK, ping_timeout=0.5)
-            remote = RemoteSource(receiver, ref.token, how, decoder_for=lambda layout: codec)
-            data = [
-                bytes(view)
-                for start, stop in BODY.layout.ranges(8192)
-                for view in remote.views(start, stop, Scratch())
-            ]
-            assert b"".join(data) == bits(BODY)
-            assert faults.hits
-
-
-def relabelled(header, packet):
-    """A plain frame that says it is encoded."""
-    from flstream.streaming.wire import HEADER_BYTES
-
-    packet[:HEADER_BYTES] = header._replace(kind=ENCODED).pack()
-
-
-@pytest.mark.nightly
-@first_and_nightly("asks", [True, False])
-def test_what_says_that_it_is_encoded_and_is_not_breaks_the_connection(harness, asks):
-    receiver, watch = harness.watched(relabelled)
-    ref = harness.service.offer(BODY, ["site-1"])
-    at_hand = NOTHING._replace(decoder_for=lambda layout: Halving()) if asks else NOTHING
-    with pytest.raises(StreamingError, match="encoded frame unasked"):
-        download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
-    assert len(watch.frames) >= 1
-
-
 @pytest.mark.nightly
 def test_short_payloads_are_no_encoded_frames(harness):
     def cut(header, packet):
@@ -193,24 +120,6 @@ def test_short_payloads_are_no_encoded_frames(harness):
     at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
     with pytest.raises(StreamingError, match="an encoded frame of 15 bytes"):
         download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
-
-
-def test_a_codec_that_fails_refuses_the_request_alone(harness):
-    class Failing(Halving):
-        def encoder(self, name):
-            def encode(data, start, stop):
-                raise CodecError("the codec raised ValueError: no")
-
-            return encode
-
-    receiver = harness.receiver()
-    ref = harness.service.offer(BODY, ["site-1"], encoder=Failing().encoder)
-    at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
-    with pytest.raises(StreamingError, match="the codec raised ValueError"):
-        download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
-    other = harness.service.offer(BODY, ["site-1"])
-    sink, _ = download(receiver, other.token, StreamSettings(), MemoryBody.allocate)
-    assert bits(sink) == bits(BODY)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(3)])

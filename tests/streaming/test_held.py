@@ -1,27 +1,23 @@
 """What a receiver has is not sent: found by digests of blocks, never taken for what it is not."""
 
 import itertools
-import os
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 from asking import Asker, ask
-from faults import Faults, FaultyChannel
 from harness import QUICK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nightly_cases import first_and_nightly
 from support import assert_same_tensors, tensor
 
 from flstream.errors import SourceChangedError
 from flstream.model.body import Scratch
-from flstream.model.checkpoint import FileSink, FileSource, open_blob
+from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
-from flstream.model.digests import BLOCK_BYTES, block_size, chunk_digest
+from flstream.model.digests import BLOCK_BYTES, chunk_digest
 from flstream.model.memory import MemoryBody
 from flstream.streaming.digesting import Digesting
 from flstream.streaming.download import AtHand, download
@@ -29,8 +25,7 @@ from flstream.streaming.held import KnownBody
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
-from flstream.streaming.speeds import Speeds
-from flstream.streaming.wire import MAX_DIGEST_BYTES, Close, Digest, Fetch, Open, Refused
+from flstream.streaming.wire import Close, Digest, Fetch, Open, Refused
 from flstream.telemetry.events import Transfer
 from flstream.transport.sockets import pipe
 
@@ -111,34 +106,6 @@ def test_a_body_that_is_read_from_front_to_back_has_them_too(blocks, chunk_size,
         assert remote.cost.bytes == size_of(blocks)
 
 
-@first_and_nightly("fault", ["flipped payload bit", "reset"])
-@first_and_nightly("seed", range(8))
-@first_and_nightly("reads", ["in place", "front to back"], brief=8)
-def test_over_channels_with_faults_the_bits_are_right(fault, seed, reads):
-    faults = Faults(fault, seed, rate=0.25, ends_within=1 << 19)
-    blocks = set(range(3, COUNT, 4))
-    with DownloadService() as service:
-
-        def connect():
-            ours, theirs = pipe("site-1", "server")
-            theirs.beats = ours.beats = True  # so that it may come back
-            service.attach(ours, "site-1")
-            return FaultyChannel(theirs, faults)
-
-        with Receiver(connect(), "server", connect=connect) as receiver:
-            ref = service.offer(body(), ["site-1"])
-            sink = changed(blocks)
-            how = replace(REUSING, ping_after=0.05, ping_timeout=0.5)
-            if reads == "in place":
-                download(receiver, ref.token, how, lambda _: sink, at_hand=in_place(sink))
-                assert bits(sink) == bits(body())
-            else:
-                remote = RemoteSource(receiver, ref.token, how)
-                remote.reuse(sink)
-                assert bits(_Read(remote)) == bits(body())
-            assert faults.hits or fault != "reset"
-
-
 class _Read:
     """What a remote source gave, read from front to back."""
 
@@ -166,58 +133,6 @@ def test_where_little_is_here_a_few_blocks_are_digested_and_all_are_fetched(harn
     (asked,) = requests(watch, Digest)
     assert len(asked.sample) == 8
     assert all(each.chunk_size == REUSING.chunk_size for each in requests(watch, Fetch))
-
-
-def test_what_is_worth_a_comparison_depends_on_the_channel():
-    slow, fast = Speeds(), Speeds()
-    for _ in range(20):
-        slow.sent(100 << 20, 80.0)
-        fast.digested(100 << 20, 0.2)
-    assert slow.worth(0.01)
-    assert not slow.worth(0)
-    assert not fast.worth(0.4)
-    assert fast.worth(0.5)
-    fast.sent(1000, 80.0)  # too little to be a measure
-    assert not fast.worth(0.4)
-
-
-def test_how_fast_a_body_comes_is_measured_from_front_to_back_too(harness):
-    receiver, nbytes = harness.receiver(), 8 << 20
-    for _ in range(2):
-        before = receiver.speeds.sending
-        ref = harness.service.offer(body(1, nbytes), ["site-1"])
-        _Read(RemoteSource(receiver, ref.token, REUSING))
-        assert receiver.speeds.sending != before
-
-
-def test_what_is_never_here_is_looked_for_seldom_if_that_takes_long():
-    local, distant = Speeds(), Speeds()
-    for _ in range(20):
-        local.looked(0.0, 0.002)
-        distant.looked(0.0, 0.1)
-    assert all(local.is_due(1 << 30) for _ in range(20))
-    assert sum(distant.is_due(1 << 20) for _ in range(80)) == 10
-    distant.sending = 1e6  # so that a tenth is worth a comparison
-    distant.looked(0.1, 0.1)
-    assert all(distant.is_due(1 << 20) for _ in range(20))
-
-
-def test_what_is_here_every_second_time_is_looked_for_each_time():
-    speeds = Speeds()
-    for number in range(40):
-        assert speeds.is_due(1 << 10)
-        speeds.looked(number % 2, 0.1)
-
-
-def test_short_bodies_of_which_nothing_is_ever_here_are_fetched_without_further_ado(harness):
-    receiver, watch = harness.watched()
-    for seed in range(20):
-        ref = harness.service.offer(body(seed), ["site-1"])
-        sink = body(seed + 1)
-        receiver.speeds.looking = 0.1  # as over a link with a long latency
-        download(receiver, ref.token, REUSING, lambda _, sink=sink: sink, at_hand=in_place(sink))
-        assert bits(sink) == bits(body(seed))
-    assert 4 <= len(requests(watch, Digest)) <= 6
 
 
 @pytest.mark.parametrize(
@@ -271,20 +186,6 @@ def test_a_file_that_changes_after_it_was_compared_is_found_out(harness, tmp_pat
     read = partial(remote.deliver, into, None) if reads == "into a sink" else partial(_Read, remote)
     with pytest.raises(SourceChangedError, match="changed after it was opened"):
         read()
-
-
-def test_a_body_of_a_tebibyte_is_compared_too(harness, tmp_path):
-    offered, here = tmp_path / "offered", tmp_path / "here"
-    for path in (offered, here):
-        path.touch()
-        os.truncate(path, 1 << 40)
-    receiver, watch = harness.watched()
-    receiver.speeds.worth = lambda share: share < 1
-    ref = harness.service.offer(open_blob(offered), ["site-1"])
-    remote = RemoteSource(receiver, ref.token, replace(REUSING, chunk_size=4 << 20))
-    remote.reuse(open_blob(here))
-    (asked,) = requests(watch, Digest)
-    assert len(asked.sample) * asked.chunk_size <= MAX_DIGEST_BYTES
 
 
 def test_a_source_of_another_layout_is_of_no_use(harness):
@@ -435,22 +336,3 @@ class TestShortBodies:
 
 def replace_seconds(cost: Transfer) -> Transfer:
     return Transfer(cost.bytes, cost.requests, cost.chunks, cost.retries, 0.0, cost.reused)
-
-
-def test_the_digests_of_a_large_body_take_little_memory():
-    assert block_size(1 << 30) == BLOCK_BYTES
-    assert (1 << 40) // block_size(1 << 40) <= 1 << 18
-
-
-def test_a_ref_that_one_thread_has_left_is_fetched_anew_by_another(harness):
-    """A fold that walks twice reads on whatever thread."""
-    receiver = harness.receiver()
-    ref = harness.service.offer(body(), ["site-1"])
-    first = RemoteSource(receiver, ref.token, REUSING)
-    first.views(0, REUSING.chunk_size, Scratch())
-    first.leave()
-    with ThreadPoolExecutor(1) as threads:
-        again = threads.submit(RemoteSource, receiver, ref.token, REUSING).result()
-        data = threads.submit(bits, _Read(again)).result()
-    assert data == bits(body())
-    again.close()

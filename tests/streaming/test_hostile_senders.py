@@ -5,15 +5,14 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from asking import MODEL, NBYTES, offer
-from harness import IMPATIENT, QUICK, Watch, WatchedChannel, fetch
+from asking import MODEL
+from harness import IMPATIENT, QUICK, fetch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import (
     AbortedError,
     BrokenStreamError,
-    ChannelClosedError,
     DeadlineError,
     FlstreamError,
     ProtocolError,
@@ -23,19 +22,16 @@ from flstream.model.memory import MemoryBody
 from flstream.streaming import exchange
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver
-from flstream.streaming.remote import RemoteSource
 from flstream.streaming.wire import (
     FRAME,
     MESSAGE,
     VERSION,
-    Close,
     Closed,
     Fetch,
     Header,
     Hello,
     Open,
     Opened,
-    Ping,
     Pong,
     Refused,
     digest_of,
@@ -43,47 +39,6 @@ from flstream.streaming.wire import (
 )
 from flstream.transport.channel import Deadline, Signal
 from flstream.transport.sockets import pipe
-
-
-@pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_a_silent_peer_is_pinged_once_and_then_a_deadline_error(chunk_size):
-    ours, theirs = pipe("server", "site-1")
-    watch = Watch()
-    how = replace(IMPATIENT, chunk_size=chunk_size)
-    with (
-        closing(ours),
-        closing(theirs),
-        pytest.raises(DeadlineError, match=r"server did not send an answer to Open within 0\.2 s"),
-    ):
-        fetch(Receiver(WatchedChannel(theirs, watch), "server"), bytes(16), how)
-    # The last one in case that it reads again some time.
-    assert [type(each) for each in watch.requests] == [Open, Ping, Close]
-
-
-def test_a_peer_that_does_not_answer_a_ping_is_lost_long_before_the_request_times_out():
-    ours, theirs = pipe("server", "site-1")
-    how = replace(QUICK, request_timeout=600, ping_timeout=0.2)
-    with (
-        closing(ours),
-        closing(theirs),
-        pytest.raises(ChannelClosedError, match=r"server did not answer within 0\.2 s whether"),
-    ):
-        fetch(Receiver(theirs, "server"), bytes(16), how)
-
-
-def test_a_peer_that_falls_silent_in_the_middle_is_a_deadline_error(harness):
-    deaf = []
-    ref = offer(harness)
-    receiver, _ = harness.watched(
-        on_request=lambda request, packet: packet.clear() if deaf else None, returns=False
-    )
-    remote = RemoteSource(receiver, ref.token, replace(IMPATIENT, window=1))
-    # The first request's frames come; then nobody reads requests any more.
-    into = memoryview(bytearray(NBYTES))
-    remote.receive(0, 16384, [into[:16384]])
-    deaf.append(True)
-    with pytest.raises(DeadlineError, match=r"server did not send the bytes from 16384 on .*'w'"):
-        remote.receive(16384, NBYTES, [into[16384:]])
 
 
 def test_an_abort_wakes_a_receiver_that_waits():

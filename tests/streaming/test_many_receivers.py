@@ -10,7 +10,6 @@ from harness import open_harness
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import add_arrays, download_arrays
 from flstream.streaming.receiver import StreamSettings
-from flstream.streaming.remote import RemoteSource
 
 MODEL = {f"layer.{i}": np.full(20_000, i, np.float32) for i in range(20)}
 NBYTES = sum(array.nbytes for array in MODEL.values())
@@ -48,18 +47,6 @@ def test_sixty_four_receivers_are_served_at_once_on_one_thread():
         assert statuses == dict.fromkeys(names, True)
         assert ref.wait(10).ok
         assert all(each.bytes == NBYTES for each in ref.deliveries.values())
-
-
-def test_a_receiver_that_never_reads_holds_up_nobody():
-    with open_harness() as harness:
-        silent = harness.receiver("silent")
-        ref = add_arrays(harness.service, MODEL, ["silent", "lively"])
-        how = StreamSettings(chunk_size=65536, request_timeout=30)
-        remote = RemoteSource(silent, ref.token, how)
-        remote._chunks._send_due()  # asks for everything, and does not read on
-        status, _ = download_arrays(harness.receiver("lively"), ref.token, settings=how)
-        assert status.ok
-        assert ref.outcome is None
 
 
 @pytest.mark.parametrize(("request_size", "requests"), [(64 << 20, 8), (1 << 20, 8 * 62)])

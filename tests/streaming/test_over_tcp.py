@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from harness import QUICK
 from support import assert_same_tensors, tensor
 
 from flstream.errors import ChannelClosedError, UsageError
@@ -17,7 +16,6 @@ from flstream.model.device import viewed
 from flstream.model.memory import MemoryBody
 from flstream.streaming import (
     DownloadService,
-    Receiver,
     Signal,
     StartToken,
     add_tensors,
@@ -42,17 +40,6 @@ def tcp():
         yield service, stack.enter_context(listen(service, "127.0.0.1:0"))
 
 
-def test_a_model_goes_over_tcp(tcp):
-    service, listener = tcp
-    key = listener.admit("site-1")
-    ref = add_tensors(service, MODEL, ["site-1"])
-    with connect(listener.address, str(key)) as receiver:
-        status, got = download_tensors(receiver, ref.id)
-    assert status.ok
-    assert_same_tensors(got, MODEL)
-    assert ref.wait(10).ok
-
-
 def test_who_comes_with_the_key_of_another_is_that_other(tcp):
     service, listener = tcp
     listener.admit("site-1")
@@ -69,33 +56,6 @@ def test_a_wrong_key_and_no_key_are_errors_at_once(tcp):
         connect(listener.address, StartToken.new())
     with pytest.raises(UsageError, match="64 hexadecimal digits"):
         connect(listener.address, "secret")
-
-
-def test_a_receiver_that_loses_its_connection_over_and_over_gets_the_model(tcp):
-    service, listener = tcp
-    key = listener.admit("site-1")
-    ref = add_tensors(service, MODEL, ["site-1"])
-    dialled = []
-
-    def again():
-        dialled.append(dial(listener.address, key, "sender"))
-        return dialled[-1]
-
-    done = []
-
-    def cut(_start, _stop):
-        done.append(1)
-        if len(done) % 60 == 0:
-            dialled[-1]._socket.shutdown(2)
-
-    with Receiver(again(), "sender", connect=again) as receiver:
-        status, got = download_tensors(
-            receiver, ref.id, settings=QUICK, on_progress=lambda done, _: cut(done, None)
-        )
-    assert status.ok
-    assert_same_tensors(got, MODEL)
-    assert len(dialled) == 1 + len(done) // 60
-    assert status.cost.bytes == sum(each.nbytes for each in MODEL.values())
 
 
 def test_a_receiver_stays_declared_for_a_while_after_its_last_connection(tcp, monkeypatch):
@@ -151,27 +111,6 @@ def test_a_receiver_that_gives_no_sign_of_life_is_dropped_and_one_that_beats_is_
         assert refs[0].wait(0.5).status == "waiting"
         assert download_tensors(receiver, refs[0].id)[0].ok
     hangs.close()
-
-
-def test_a_sender_that_hangs_is_dropped_and_asked_again_over_a_new_connection(tcp):
-    service, listener = tcp
-    key = listener.admit("site-1")
-    ref = add_tensors(service, MODEL, ["site-1"])
-    connections = []
-
-    def again():
-        channel = dial(listener.address, key, "sender")
-        if not connections:  # nothing that is sent on the first one arrives
-            channel.send = lambda views, deadline: None
-        connections.append(channel)
-        return channel
-
-    how = {"settings": QUICK.__class__(ping_after=0.1, ping_timeout=0.3)}
-    with Receiver(again(), "sender", connect=again) as receiver:
-        status, got = download_tensors(receiver, ref.id, **how)
-    assert status.ok
-    assert_same_tensors(got, MODEL)
-    assert len(connections) == 2
 
 
 def test_a_receiver_that_is_let_go_leaves_no_thread(tcp, monkeypatch):

@@ -5,7 +5,6 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,15 +62,6 @@ def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, n
     assert ref.wait(10).ok
 
 
-def test_a_selection_goes_into_memory_that_is_there(harness):
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    mine = {"b.weight": torch.zeros(50, 3)}
-    status, got = download_tensors(harness.receiver(), ref.id, select=["b.weight"], into=mine)
-    assert status.ok
-    assert got["b.weight"] is mine["b.weight"]
-    assert torch.equal(mine["b.weight"], MODEL["b.weight"])
-
-
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
@@ -87,11 +77,6 @@ def test_a_selection_that_cannot_be_had_is_refused_with_the_name(harness, names,
     # The ref is still on offer.
     assert download_tensors(harness.receiver(), ref.id)[0].ok
     assert ref.wait(10).ok
-
-
-def test_a_text_is_no_list_of_names(harness):
-    with pytest.raises(ValueError, match="select is 'w'; give a list of names"):
-        download_tensors(harness.receiver(), bytes(16), select="w")
 
 
 def test_parts_are_for_those_the_whole_is_for(harness):
@@ -169,18 +154,6 @@ def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(
     assert download_tensors(harness.receiver(), new.id)[0].ok
 
 
-def test_twenty_tensors_for_eight_receivers_take_one_request_each(harness):
-    model = {f"t{number}": torch.full((2000,), float(number)) for number in range(20)}
-    names = [f"site-{number}" for number in range(8)]
-    ref = add_tensors(harness.service, model, names, round=7)
-    specs = [TensorSpec(name, 7) for name in model]
-    for name in names:
-        status, got = download_specs(harness.receiver(name), specs)
-        assert_same_tensors(got, model)
-        assert status.cost.requests == 1
-    assert ref.outcome is None
-
-
 def test_keys_arrive_in_the_order_in_which_they_were_given(harness):
     tied = torch.ones(9)
     state = {"z": tied, "a": torch.zeros(2).half(), "m": tied, "b": torch.zeros(1)}
@@ -241,12 +214,6 @@ def test_tensors_are_no_blob(harness, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("select", [None, ["w"]])
-def test_an_id_that_is_none_is_a_failure_like_others(harness, select):
-    status, got = download_tensors(harness.receiver(), "no id", select=select, optional=True)
-    assert (status.code, got) == ("refused", {})
-
-
 def test_a_failure_raises_unless_it_is_optional(harness):
     ref = add_tensors(harness.service, MODEL, ["site-1"])
     ref.abort("no more")
@@ -256,12 +223,6 @@ def test_a_failure_raises_unless_it_is_optional(harness):
     assert (status.code, got) == ("refused", {})
 
 
-def test_a_ref_is_found_by_its_text(harness):
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    assert ref.id == str(ref) == ref.token.hex()
-    assert download_tensors(harness.receiver(), f"{ref}")[0].ok
-
-
 def test_one_import_has_all_that_the_guide_needs():
     import flstream.streaming as streaming
 
@@ -269,15 +230,6 @@ def test_one_import_has_all_that_the_guide_needs():
         assert getattr(streaming, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'add_tensor'"):
         streaming.add_tensor  # noqa: B018
-
-
-def test_what_memory_cannot_be_had_of_is_an_error_of_the_receiver(harness):
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    with pytest.raises(LayoutError, match="does not fit"):
-        download_tensors(
-            harness.receiver(), ref.id, select=["a.half"], into={"a.half": torch.zeros(3)}
-        )
-    assert "does not fit" in ref.wait(10).reason
 
 
 @pytest.mark.parametrize(
@@ -371,16 +323,6 @@ def test_a_device_is_not_replaced_by_a_file(harness, tmp_path):
 def test_a_file_without_a_size_is_no_blob(harness):
     with pytest.raises(CheckpointError, match="/proc/cpuinfo has no size"):
         add_blob(harness.service, "/proc/cpuinfo", ["site-1"])
-
-
-def test_what_is_pushed_keeps_to_the_longest_chunk_too(harness):
-    receiver, watch = harness.watched()
-    how = replace(QUICK, push=True)
-    ref = add_tensors(harness.service, MODEL, ["site-1"], push=how, max_chunk_size=1024)
-    status, got = download_tensors(receiver, ref.id, settings=how)
-    assert status.ok
-    assert_same_tensors(got, MODEL)
-    assert max(frame.length for frame in watch.frames) == 1024
 
 
 def test_a_file_in_chunks_too_long_for_digests_is_resumed_from_the_front(harness, tmp_path):

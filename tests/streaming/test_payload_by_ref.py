@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from faults import Faults, FaultyChannel
-from harness import IMPATIENT, QUICK, fetch, flip, open_harness
+from harness import QUICK, fetch, open_harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from payloads import NUMPY_CODES, REGISTRY, Colour, Point, assert_same, payloads
@@ -19,7 +18,6 @@ from flstream.errors import LayoutError, PayloadError
 from flstream.streaming import nodes, payload_body
 from flstream.streaming.api import add_payload, download_file, download_payload
 from flstream.streaming.payload import pack
-from flstream.streaming.receiver import Receiver
 
 WAYS = pytest.mark.parametrize("native", [False, True], ids=["streamed", "piece"])
 
@@ -231,37 +229,6 @@ def test_what_is_too_large_or_cannot_be_sent_is_refused_by_its_path(harness, nat
         many = {"w": 1, "a" * 300: [torch.zeros(1) for _ in range(9)]}
         with pytest.raises(PayloadError, match=r'shapes of 9 tensors .* payload\["a{191}: shorten'):
             offer(many)
-
-
-@WAYS
-def test_every_bad_end_has_its_status_and_no_value(harness, native):
-    status, nothing = download_payload(harness.receiver(), bytes(16), settings=QUICK, optional=True)
-    assert (status.code, nothing) == ("refused", None)
-    ref = add_payload(harness.service, model(), ["a", "b"], native=native)
-    for name, fault, code in (("a", "stall", "timed out"), ("b", "death", "sender gone")):
-        broken = FaultyChannel(harness.channel(name), Faults(fault, 1, ends_within=9000))
-        status, nothing = download_payload(
-            Receiver(broken, "server"), ref.token, settings=IMPATIENT, optional=True
-        )
-        assert (status.code, nothing) == (code, None)
-
-
-@WAYS
-@pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_what_breaks_on_the_way_is_repaired(harness, native, chunk_size):
-    seen = set()
-
-    def once(header, packet):
-        if header.start not in seen and header.start % 8192 == 0:
-            seen.add(header.start)
-            flip(packet, -1)
-
-    receiver, _ = harness.watched(once)
-    ref = add_payload(harness.service, model(), ["site-1"], native=native)
-    how = replace(QUICK, chunk_size=chunk_size)
-    status, arrived = download_payload(receiver, ref.token, settings=how)
-    assert_same(arrived, model())
-    assert status.cost.retries > 0
 
 
 def test_a_payload_can_be_kept_as_a_file_and_its_tensors_had_as_such(harness, tmp_path):

@@ -1,10 +1,8 @@
 """A quorum: a ref is finished once enough receivers have it, and aborted once they cannot."""
 
 import re
-import threading
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from asking import MODEL, NBYTES
 from harness import QUICK, fetch
@@ -13,16 +11,7 @@ from hypothesis import strategies as st
 from support import assert_same_tensors
 
 from flstream.errors import RefusedError
-from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
-from flstream.streaming.api import (
-    add_arrays,
-    add_file,
-    add_payload,
-    add_tensors,
-    download_payload,
-    download_tensors,
-)
 from flstream.streaming.refs import Outcome, Ref
 from flstream.streaming.remote import RemoteSource
 
@@ -70,77 +59,12 @@ def test_a_ref_settles_with_the_first_word_that_decides_it(drawn):
         )
 
 
-@pytest.mark.parametrize("quorum", [2, None])
-def test_many_threads_at_once_settle_a_ref_once_whatever_its_callback_raises(quorum, capfd):
-    enders = [[], [lambda ref: ref.wait(0)], [lambda ref: ref.abort("enough")]]
-    for attempt in range(42):
-        settled = []
-        hows = enders[attempt % 3]
-
-        def raise_it(ref, settled=settled):
-            settled.append(ref)
-            raise RuntimeError("in the callback")
-
-        ref = Ref(MemoryBody.of(MODEL), NAMES, after_settled=raise_it, quorum=quorum)
-        barrier = threading.Barrier(2 * len(NAMES) + len(hows))
-
-        def close(name, failure, ref=ref, barrier=barrier):
-            barrier.wait()
-            ref.receiver_done(name, failure)
-
-        def end(how, ref=ref, barrier=barrier):
-            barrier.wait()
-            how(ref)
-
-        threads = [
-            threading.Thread(target=close, args=(name, failure))
-            for name in NAMES
-            for failure in (None, "no room" if attempt % 2 else None)
-        ]
-        threads += [threading.Thread(target=end, args=(how,)) for how in hows]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        first = ref.outcome
-        assert settled == [ref]
-        ref.receiver_done("site-1", "again")
-        ref.abort("again")
-        assert ref.wait() is first
-        assert settled == [ref]
-    assert capfd.readouterr().err.count("in the callback") >= 42
-
-
 @pytest.mark.parametrize("quorum", [0, -1, 4, True, 1.0, "2"])
 def test_a_quorum_that_cannot_be_had_is_refused(harness, quorum):
     with pytest.raises(ValueError, match=rf"a quorum of {quorum!r} cannot be had of 3 receivers"):
         harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=quorum)
     with pytest.raises(ValueError, match="cannot be had of 1 receivers"):
         harness.service.offer(MemoryBody.of(MODEL), ["site-1", "site-1"], quorum=2)
-
-
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "file", "payload", "piece"])
-def test_whatever_is_offered_a_quorum_of_its_receivers_settles_it(harness, tmp_path, kind):
-    settled = []
-    rest = {"receivers": NAMES, "on_settled": settled.append, "quorum": 2}
-    if kind == "tensors":
-        ref = add_tensors(harness.service, MODEL, **rest)
-    elif kind == "arrays":
-        ref = add_arrays(harness.service, {"w": np.ones(9)}, **rest)
-    elif kind == "file":
-        write_checkpoint(tmp_path / "model", MemoryBody.of(MODEL))
-        ref = add_file(harness.service, tmp_path / "model", **rest)
-    else:
-        ref = add_payload(harness.service, MODEL, **rest, native=kind == "piece")
-    down = download_payload if kind in ("payload", "piece") else download_tensors
-    assert down(harness.receiver("site-3"), ref.token, settings=QUICK, optional=True)[0].ok
-    assert ref.outcome is None
-    assert down(harness.receiver("site-1"), ref.token, settings=QUICK, optional=True)[0].ok
-    assert ref.wait(30) == Outcome("finished")
-    status, _ = down(harness.receiver("site-2"), ref.token, settings=QUICK, optional=True)
-    assert (status.code, "settled" in status.reason) == ("refused", True)
-    assert settled == [ref]
-    assert ref.deliveries["site-2"].closed_at is None
 
 
 def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(harness):
@@ -184,16 +108,6 @@ def test_a_ref_whose_quorum_can_no_longer_be_had_names_each_that_failed_and_why(
         fetch(late, ref.token)
 
 
-def test_what_is_offered_to_receivers_that_hung_up_settles_if_the_quorum_is_lost_with_them(harness):
-    first = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    harness.channel("site-1").close()
-    first.wait(30)
-    assert harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2).outcome is None
-    outcome = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=3).outcome
-    assert outcome.status == "aborted"
-    assert "3 of 3 receivers were to have it, and 1 failed: site-1: " in outcome.reason
-
-
 def test_a_quorum_that_takes_too_long_is_told_of_and_stays_on_offer():
     ref = Ref(MemoryBody.of(MODEL), NAMES, quorum=2)
     ref.receiver_done("site-1", None)
@@ -203,14 +117,6 @@ def test_a_quorum_that_takes_too_long_is_told_of_and_stays_on_offer():
     assert reason.startswith("fewer than 2 of 3 receivers, without site-2 (sent 0 B of 117.2 KiB,")
     assert "site-3 (sent 0 B" in reason
     assert reason.endswith("were done within 0.01 s")
-
-
-def test_without_a_quorum_those_who_can_have_it_do_after_one_has_failed(harness):
-    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES)
-    RemoteSource(harness.receiver("site-1"), ref.token, QUICK).close(failure="no room")
-    for name in ("site-2", "site-3"):
-        assert_same_tensors(fetch(harness.receiver(name), ref.token).tensors, MODEL)
-    assert ref.wait(30) == Outcome("aborted", "site-1: no room")
 
 
 def test_a_ref_has_settled_even_if_its_callback_interrupts_who_settled_it():

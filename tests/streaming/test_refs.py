@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from asking import MODEL, Asker, offer, refusal
+from asking import MODEL, Asker, refusal
 from harness import fetch
 
 from flstream.model.memory import MemoryBody
@@ -37,17 +37,6 @@ def test_a_ref_settles_once_and_keeps_its_first_outcome():
     assert not first.ok
 
 
-def test_waiting_for_a_ref_in_vain_says_for_whom_and_leaves_it_on_offer():
-    ref = Ref(MemoryBody.of(MODEL), ["site-1"])
-    outcome = ref.wait(0.01)
-    assert outcome.status == "waiting"
-    assert outcome.reason.startswith("site-1 (sent 0 B of 117.2 KiB, nothing from it for 0.01")
-    assert outcome.reason.endswith("was not done within 0.01 s")
-    assert ref.source is not None
-    ref.receiver_done("site-1", None)
-    assert ref.wait(0).ok
-
-
 def test_the_first_word_of_a_receiver_counts_and_each_failure_is_told():
     ref = Ref(MemoryBody.of(MODEL), ["site-1", "site-2", "site-3"])
     ref.receiver_done("site-1", "no room")
@@ -56,18 +45,6 @@ def test_the_first_word_of_a_receiver_counts_and_each_failure_is_told():
     assert ref.outcome is None
     ref.receiver_done("site-3", "no time")
     assert ref.outcome == Outcome("aborted", "site-1: no room; site-3: no time")
-
-
-def test_whoever_waits_for_a_ref_is_woken_when_it_settles(harness):
-    ref = offer(harness)
-    outcomes: list[Outcome] = []
-    waiters = [threading.Thread(target=lambda: outcomes.append(ref.wait())) for _ in range(3)]
-    for waiter in waiters:
-        waiter.start()
-    fetch(harness.receiver(), ref.token)
-    for waiter in waiters:
-        waiter.join(30)
-    assert outcomes == [Outcome("finished")] * 3
 
 
 @pytest.mark.parametrize("ending", ["finished", "aborted"])

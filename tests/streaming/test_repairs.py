@@ -1,7 +1,6 @@
 """What is damaged on the way is fetched again, and only that; after a break, what is missing is."""
 
 import threading
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import (
     AbortedError,
-    BrokenStreamError,
     ChannelClosedError,
     IntegrityError,
     RefusedError,
@@ -22,7 +20,7 @@ from flstream.streaming import receiver as receiver_module
 from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
-from flstream.streaming.wire import Close, Closed, Fetch, Opened, Ping, Refused
+from flstream.streaming.wire import Fetch, Ping, Refused
 from flstream.telemetry.events import Transfer
 from flstream.transport.channel import Signal
 
@@ -102,29 +100,6 @@ def test_a_stream_that_breaks_goes_on_over_a_new_one_with_what_is_missing(harnes
     assert min(each.start for each in asked_anew) == 4096 * arrived or arrived == FRAMES
 
 
-@first_and_nightly("turn", [1, 17, 30], ids="frame {}".format)
-@first_and_nightly("change", BREAKS.values(), ids=BREAKS, brief=5)
-def test_a_pair_that_breaks_is_an_error_that_names_the_peer_on_both_sides(harness, turn, change):
-    receiver, _ = harness.watched(at_frame(turn, change), returns=False)
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    with pytest.raises((BrokenStreamError, ChannelClosedError), match="server"):
-        download(receiver, ref.token, QUICK, MemoryBody.allocate)
-    assert ref.wait(30).status == "aborted"
-    # A lost process has no further downloads.
-    with pytest.raises(ChannelClosedError, match="connection to server is closed"):
-        fetch(receiver, ref.token)
-
-
-@first_and_nightly("change", ALL_CHANGES.values(), ids=ALL_CHANGES, brief=2)
-def test_a_whole_model_that_breaks_once_is_fetched_again(harness, change):
-    receiver, watch = harness.watched(at_frame(1, change))
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    sink, stats = download(receiver, ref.token, replace(QUICK, chunk_size=0), MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, MODEL)
-    assert (stats.bytes, stats.chunks) == (ALL, 1)
-    assert len(watch.frames) == 1 + (change is not repeat)
-
-
 @pytest.mark.parametrize("change", ALL_CHANGES.values(), ids=ALL_CHANGES)
 def test_a_reader_from_front_to_back_is_given_what_came_late_in_its_place(harness, change):
     body = MemoryBody.of(MODEL)
@@ -137,45 +112,6 @@ def test_a_reader_from_front_to_back_is_given_what_came_late_in_its_place(harnes
         remote.receive(start, stop, [memoryview(read)[start:stop]])
     remote.close()
     assert read == body_of(body)
-    assert ref.wait(30).ok
-
-
-@pytest.mark.parametrize("kind", [Fetch, Close, Ping], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("damage", [bytearray.clear, flip, lambda packet: flip(packet, 20)])
-def test_a_request_that_is_lost_or_damaged_is_found_out_and_made_again(harness, kind, damage):
-    hit = []
-
-    def once(request, packet):
-        if isinstance(request, kind) and not hit:
-            hit.append(request)
-            damage(packet)
-
-    receiver, watch = harness.watched(on_request=once)
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    sink, stats = download(
-        receiver, ref.token, replace(QUICK, ping_timeout=0.2), MemoryBody.allocate
-    )
-    assert_same_tensors(sink.tensors, MODEL)
-    assert ref.wait(30).ok
-    assert stats.bytes == ALL
-    assert watch.connections == 2
-
-
-@pytest.mark.parametrize("kind", [Opened, Closed], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("damage", [bytearray.clear, flip, cut_in_half, repeat])
-def test_a_reply_that_is_lost_damaged_or_repeated_does_no_harm(harness, kind, damage):
-    hit = []
-
-    def once(reply, packet):
-        if isinstance(reply, kind) and not hit:
-            hit.append(reply)
-            damage(packet)
-
-    receiver, _ = harness.watched(on_reply=once)
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    how = replace(QUICK, ping_timeout=0.2)
-    assert_same_tensors(fetch(receiver, ref.token, how).tensors, MODEL)
-    assert len(hit) == 1
     assert ref.wait(30).ok
 
 
@@ -220,16 +156,6 @@ def test_what_is_damaged_every_time_is_an_error_that_names_tensor_range_and_peer
     starts = Counter(frame.start for frame in watch.frames)
     assert max(starts.values()) <= 6
     assert all(count == 1 for start, count in starts.items() if start not in broken)
-
-
-def test_the_tensor_named_is_the_one_in_which_the_damaged_frame_begins(harness):
-    tensors = {"a": tensor("F32", (1024,)), "b": tensor("F32", (1024,)), "c": tensor("F32", (9,))}
-    receiver, _ = harness.watched(
-        lambda header, packet: flip(packet) if header.start == 4096 else None
-    )
-    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    with pytest.raises(IntegrityError, match=r"bytes 4096 to 8192 .*tensor 'b'"):
-        fetch(receiver, ref.token)
 
 
 def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender_takes(harness):
@@ -382,28 +308,3 @@ def test_a_download_that_is_called_off_does_not_hold_up_another_of_its_connectio
     thread.join(30)
     assert len(errors) == 1
     abort.close()
-
-
-def test_a_download_that_is_slow_to_take_its_own_holds_others_up_and_breaks_nothing(harness):
-    receiver, watch = harness.watched()
-    bodies = [MemoryBody.of({"w": tensor("U8", (1 << 20,), seed=n)}) for n in range(2)]
-    refs = [harness.service.offer(body, ["site-1"]) for body in bodies]
-    how = replace(QUICK, ping_after=0.02, ping_timeout=0.05)
-    begun, got = threading.Event(), {}
-
-    def linger(start, _stop):
-        if start == 1 << 19:
-            begun.set()
-            time.sleep(0.5)
-
-    def run():
-        got[0] = download(receiver, refs[0].token, how, MemoryBody.allocate, linger)[0]
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert begun.wait(30)
-    got[1] = fetch(receiver, refs[1].token, how)
-    thread.join(30)
-    for number, body in enumerate(bodies):
-        assert body_of(got[number]) == body_of(body)
-    assert watch.connections == 1

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import assert_same_tensors, tensor
 
-from flstream.errors import ChannelClosedError, LayoutError, RefusedError
+from flstream.errors import ChannelClosedError, LayoutError
 from flstream.model.memory import MemoryBody
 from flstream.streaming.limits import Limits
 from flstream.streaming.refs import Outcome, RecentlySettled, Settled
@@ -29,18 +29,6 @@ from flstream.streaming.wire import (
 )
 from flstream.transport.channel import Deadline
 from flstream.transport.sockets import pipe
-
-
-def test_a_receiver_that_was_not_declared_is_refused(harness):
-    ref = offer(harness, "site-1")
-    with pytest.raises(RefusedError, match="not on offer"):
-        fetch(harness.receiver("site-2"), ref.token)
-    stranger = Asker(harness.channel("site-2"))
-    assert "not on offer" in refusal(
-        stranger, Fetch(ref.token, stranger.next_number(), 0, 4096, 4096)
-    )
-    assert ref.deliveries.keys() == {"site-1"}
-    assert_same_tensors(fetch(harness.receiver("site-1"), ref.token).tensors, MODEL)
 
 
 def test_a_stranger_cannot_settle_a_ref(harness):
@@ -118,15 +106,6 @@ def test_what_is_urgent_is_sent_before_what_waits(harness):
     assert numbers == [2, 3, 1, 1, 1, 1, 4]
 
 
-@given(st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES))
-@settings(max_examples=10)
-def test_a_token_that_was_never_issued_is_refused(token):
-    with open_harness() as harness:
-        offer(harness)
-        with pytest.raises(RefusedError, match="not on offer"):
-            fetch(harness.receiver(), token)
-
-
 def test_tokens_are_long_and_all_different(harness):
     tokens = {offer(harness).token for _ in range(100)}
     assert len(tokens) == 100
@@ -185,30 +164,6 @@ def test_more_requests_than_a_window_ever_has_are_refused(harness):
     refused = reply_to(receiver, first.request + 256)
     assert isinstance(refused, Refused)
     assert "more than 256 requests" in refused.reason
-
-
-def test_a_receiver_that_never_reads_does_not_hold_up_another(harness):
-    lazy = Asker(harness.channel("site-1"))
-    big = {"w": tensor("F32", (1 << 20,))}
-    ref = harness.service.offer(MemoryBody.of(big), ["site-1", "site-2"])
-    for _ in range(3):
-        lazy.send(Fetch(ref.token, lazy.next_number(), 0, 4 << 20, 1 << 20))
-    assert_same_tensors(fetch(harness.receiver("site-2"), ref.token).tensors, big)
-    assert ref.outcome is None
-    assert ref.deliveries["site-2"].failure is None
-    assert ref.deliveries["site-1"].closed_at is None
-
-
-def test_a_receiver_that_hangs_up_settles_what_was_for_it_alone(harness):
-    mine, shared = offer(harness, "site-1"), offer(harness, "site-1", "site-2")
-    channel = harness.channel("site-1")
-    channel.close()
-    outcome = mine.wait(30)
-    assert outcome.status == "aborted"
-    assert "site-1: site-1 closed the channel" in outcome.reason
-    assert shared.outcome is None
-    fetch(harness.receiver("site-2"), shared.token)
-    assert shared.wait(30).reason.startswith("site-1: ")
 
 
 def test_what_is_offered_to_a_receiver_that_hung_up_settles_at_once(harness):

@@ -119,13 +119,6 @@ def test_a_change_after_the_last_byte_is_seen_before_it_counts_as_sent():
         assert "tensor 'w' was changed" in ref.wait(30).reason
 
 
-def test_tensors_of_which_nobody_counts_changes_are_sent():
-    with torch.inference_mode():
-        weight = torch.ones(10)
-    body = MemoryBody.of({"a": weight, "b": weight.numpy()})
-    assert body.changed(0, body.layout.nbytes) is None
-
-
 def test_the_first_tensor_of_a_range_that_was_changed_is_named():
     tensors = {name: torch.zeros(100) for name in "abc"}
     body = MemoryBody.of(tensors)
