@@ -271,4 +271,3 @@ def _lied(lie_of: str, packet: Passing, rng: random.Random) -> bytes:
             return lie(packet, request=packet.request + rng.randrange(1, 5))
         case _:
             return lie(packet, kind=rng.choice([1, 2, 3, 4]))
-

@@ -376,6 +376,12 @@ class Stranger:
             self.answers[number] = content
         return None
 
+    def close(self) -> None:
+        """Close what is open."""
+        self.sock.close()
+        if self.body is not None:
+            self.body.file.close()
+
     # The download.
     def take(self, frame: Packet) -> None:
         """Put a frame where it belongs."""
@@ -505,11 +511,11 @@ class Stranger:
                     if self.finished:
                         return self.seen
                     raise FailedError(f"the connection broke: {broken}") from broken
-            time.sleep(self.delay)
+            select.select([], [], [], self.delay)
             self.delay = min(1.0, 2 * self.delay or 0.05)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the command, and return its exit status."""
     parser = argparse.ArgumentParser(description="Fetch one thing.")
     kinds = parser.add_subparsers(dest="kind", required=True)
@@ -532,7 +538,7 @@ def main() -> int:
             kind.add_argument(f"--{option}", type=float, default=second)
     tcp.add_argument("--beat", type=float, default=2)
     pair.set_defaults(beat=float("inf"))
-    how = parser.parse_args()
+    how = parser.parse_args(arguments)
 
     def connect() -> socket.socket:
         if how.kind == "fd":
@@ -540,7 +546,10 @@ def main() -> int:
         return dial(how.address, bytes.fromhex(how.key), how.run)
 
     try:
-        print(json.dumps(Stranger(connect, how).download()))
+        receiver = Stranger(connect, how)
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: receiver.close())
+            print(json.dumps(receiver.download()))
     except (FailedError, BrokenError, OSError) as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
         return 1

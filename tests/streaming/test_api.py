@@ -4,8 +4,8 @@ import time
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
-from faults import Faults, FaultyChannel
 from safetensors.torch import load_file
 
 from flstream.streaming.api import (
@@ -14,7 +14,7 @@ from flstream.streaming.api import (
     download_file,
     download_tensors,
 )
-from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.receiver import StreamSettings
 
 SMALL = StreamSettings(chunk_size=1024, request_size=4096, request_timeout=5, ping_after=0.05)
 TENSORS = {
@@ -71,14 +71,22 @@ class TestResume:
     MODEL: ClassVar = {"w": np.random.default_rng(3).random(100_000, dtype=np.float32)}
     NBYTES = 400_000
 
-    def broken_off(self, harness, path, within=300_000):
+    def broken_off(self, harness, path):
         ref = add_arrays(harness.service, self.MODEL, ["first"])
-        faults = Faults("death", 2, ends_within=within)
-        receiver = Receiver(FaultyChannel(harness.channel("first"), faults), "server")
-        status, _ = download_file(
-            receiver, ref.token, path, settings=SMALL, resume=True, optional=True
-        )
-        assert status.code == "sender gone"
+
+        def stop(done, _):
+            if done >= 300_000:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            download_file(
+                harness.receiver("first"),
+                ref.token,
+                path,
+                settings=SMALL,
+                on_progress=stop,
+                resume=True,
+            )
 
     def resumed(self, harness, path, model=None):
         ref = add_arrays(harness.service, model or self.MODEL, ["second"])

@@ -1,6 +1,5 @@
 """A small body comes together with its layout, whatever happens on the way."""
 
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -8,23 +7,17 @@ import pytest
 from harness import QUICK, fetch
 from support import assert_same_tensors, tensor
 
-from flstream.errors import CheckpointError, RefusedError
+from flstream.errors import CheckpointError
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
-from flstream.streaming.receiver import Receiver, StreamSettings
+from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.wire import (
-    VERSION,
     Close,
     Fetch,
-    Hello,
     Open,
-    Opened,
     Ping,
-    Refused,
     pack_message,
 )
-from flstream.transport.channel import Deadline
-from flstream.transport.sockets import pipe
 
 SMALL = {"w": tensor("F32", (32, 32)), "b": tensor("F16", (5,))}
 KIB = 1 << 10
@@ -69,22 +62,6 @@ def test_only_what_fits_one_request_and_64_kib_comes_unasked(harness, nbytes, se
     assert ref.wait(10).ok
 
 
-def test_a_layout_that_is_lost_is_asked_for_again_and_both_bodies_do_no_harm(harness):
-    lost = []
-
-    def lose_first(reply, packet):
-        if isinstance(reply, Opened) and not lost:
-            lost.append(reply)
-            packet.clear()
-
-    receiver, channel = harness.watched(on_reply=lose_first)
-    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
-    assert kinds(channel) == [Open, Ping, Open, Close]
-    again = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    assert_same_tensors(fetch(receiver, again.token).tensors, SMALL)
-
-
 def test_a_sender_that_does_not_send_it_unasked_is_asked(harness):
     def deaf(request, packet):
         if isinstance(request, Open):
@@ -94,20 +71,6 @@ def test_a_sender_that_does_not_send_it_unasked_is_asked(harness):
     ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
     assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
     assert kinds(channel) == [Open, Ping, Fetch, Close]
-
-
-def test_a_refusal_after_the_layout_ends_the_download(harness):
-    ours, theirs = pipe("server", "site-1")
-    layout = MemoryBody.of(SMALL).layout.plain_header[8:]
-    token = bytes(range(16))
-    refused = [Opened(1, layout), Refused(1, "256 requests are waiting")]
-    with closing(ours), closing(theirs):
-        packets = pack_message(Hello(VERSION)) + b"".join(
-            pack_message(each, token) for each in refused
-        )
-        ours.send([memoryview(packets)], Deadline(10))
-        with pytest.raises(RefusedError, match="256 requests are waiting"):
-            fetch(Receiver(theirs, "server"), token, replace(QUICK, request_timeout=1.0))
 
 
 def test_bytes_that_have_no_place_are_passed_over_by_the_next_download(harness):

@@ -105,23 +105,6 @@ def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, k
     assert not any(each.encoded for each in asked[first_plain:])
 
 
-@pytest.mark.nightly
-def test_short_payloads_are_no_encoded_frames(harness):
-    def cut(header, packet):
-        from flstream.streaming.wire import HEADER_BYTES, digest_of
-
-        del packet[HEADER_BYTES + HEAD_BYTES - 1 :]
-        payload = bytes(packet[HEADER_BYTES:])
-        made = header._replace(kind=ENCODED, length=len(payload), digest=digest_of([payload]))
-        packet[:HEADER_BYTES] = made.pack()
-
-    receiver, _ = harness.watched(cut)
-    ref = harness.service.offer(BODY, ["site-1"])
-    at_hand = NOTHING._replace(decoder_for=lambda layout: Halving())
-    with pytest.raises(StreamingError, match="an encoded frame of 15 bytes"):
-        download(receiver, ref.token, QUICK, MemoryBody.allocate, at_hand=at_hand)
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(3)])
 def test_an_encoder_of_whatever_errors_does_not_end_the_service(harness, error):
     class Failing(Halving):

@@ -13,37 +13,11 @@ from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import ChunkDigester
 from flstream.model.memory import MemoryBody
-from flstream.streaming.frames import Demand, Preparation
 from flstream.streaming.receiver import Receiver, StreamSettings
-from flstream.streaming.refs import Ref
 from flstream.transport.sockets import SocketChannel
 
 MIB = 1 << 20
 LARGE = StreamSettings(chunk_size=MIB, request_timeout=30, ping_after=0.05)
-
-
-class Counting:
-    """A channel that notes how it was asked to send, and takes everything."""
-
-    def __init__(self):
-        self.sent = b""
-        self.ways = []
-
-    def send_some(self, views, *, more=False):
-        return self._take("copied", b"".join(views))
-
-    def lend_some(self, pages):
-        count = self._take("lent", b"".join(pages.rest()))
-        pages.advance(count)
-        return count
-
-    def send_file_some(self, fd, offset, count, *, immutable):
-        return self._take("file", os.pread(fd, count, offset))
-
-    def _take(self, way, data):
-        self.ways.append(way)
-        self.sent += data
-        return len(data)
 
 
 def in_file(path, body, digester=None):
@@ -117,27 +91,6 @@ class Watched(FileSource):
     def views(self, start, stop, scratch):
         self.read.append((start, stop))
         return super().views(start, stop, scratch)
-
-
-def test_a_file_is_digested_once_for_all_who_get_the_same_chunk(tmp_path):
-    body = MemoryBody.of({"t": np.arange(1 << 19, dtype=np.float32)})
-    in_file(tmp_path / "m.safetensors", body)
-    source = Watched(tmp_path / "m.safetensors")
-    sent = []
-    for _ in range(3):
-        channel = Counting()
-        demand = Demand(b"t" * 16, 1, 0, MIB, MIB)
-        frame = Preparation(demand, Ref(source, ["site-1"]), source).go_on(1 << 30, Scratch())
-        while frame.left:
-            frame.send_some(channel)
-        sent.append(channel.sent)
-    assert sum(stop - start for start, stop in source.read) == MIB
-    assert len(set(sent)) == 1
-    # Another chunk size is another chunk.
-    demand = Demand(b"t" * 16, 1, 0, MIB, MIB // 2)
-    Preparation(demand, Ref(source, ["site-1"]), source).go_on(1 << 30, Scratch())
-    assert source.digests.get(0, MIB) != source.digests.get(0, MIB // 2)
-    assert len(source.digests) == 2
 
 
 class TestDigestsTakenWhileWriting:

@@ -6,17 +6,14 @@ from dataclasses import replace
 
 import pytest
 from asking import MODEL
-from harness import IMPATIENT, QUICK, fetch
+from harness import QUICK, fetch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import (
     AbortedError,
-    BrokenStreamError,
-    DeadlineError,
     FlstreamError,
     ProtocolError,
-    RefusedError,
 )
 from flstream.model.memory import MemoryBody
 from flstream.streaming import exchange
@@ -24,13 +21,10 @@ from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.wire import (
     FRAME,
-    MESSAGE,
     VERSION,
     Closed,
-    Fetch,
     Header,
     Hello,
-    Open,
     Opened,
     Pong,
     Refused,
@@ -128,55 +122,10 @@ GREETING = pack_message(Hello(VERSION))
 LAYOUT = MemoryBody.of(MODEL).layout.plain_header[8:]
 TOKEN = bytes(range(16))
 DATA = bytes(4096)
-OPENED = [opened(TOKEN, LAYOUT)]
 
 
 def frame(request: int = 2, start: int = 0, data: bytes = DATA, token: bytes = TOKEN) -> bytes:
     return Header(FRAME, request, token, start, len(data), digest_of([data])).pack() + data
-
-
-@pytest.mark.parametrize(
-    ("packets", "error", "sentence"),
-    [
-        ([opened(TOKEN, b"{")], ProtocolError, "header that cannot be read"),
-        ([GREETING, pack_message(Open(TOKEN, 1), TOKEN)], ProtocolError, "cannot be read"),
-        ([GREETING, pack_message(Refused(1, "no"), TOKEN)], RefusedError, "server refused: no"),
-        ([pack_message(Refused(1, "no"), TOKEN)], BrokenStreamError, "server did not greet"),
-        ([frame()], BrokenStreamError, "server did not greet"),
-        ([bytes(64)], BrokenStreamError, "server sent bytes that are no packet"),
-        ([pack_message(Hello(9))], ProtocolError, "server speaks version 9"),
-        # Stale answers, and what is no answer, are passed over.
-        ([opened(bytes(16), LAYOUT)], DeadlineError, "an answer to Open"),
-        ([GREETING, frame(request=1)], DeadlineError, "an answer to Open"),
-        ([GREETING, pack_message(Opened(7, LAYOUT), TOKEN)], DeadlineError, "an answer to Open"),
-        ([GREETING, pack_message(Closed(1), TOKEN)], DeadlineError, "an answer to Open"),
-        ([GREETING, Header(MESSAGE, 1, TOKEN, 0, 2**40, 0).pack()], ProtocolError, "layout_bytes"),
-        ([GREETING, Header(FRAME, 1, TOKEN, 0, 2**63, 0).pack()], ProtocolError, "repeats itself"),
-        # The layout is there: two requests, 2 and 3, are under way.
-        (OPENED, DeadlineError, r"the bytes from 0 on \(tensor 'w'\)"),
-        ([*OPENED, frame(start=16)], BrokenStreamError, "sent bytes 16 to 4112, which are not"),
-        ([*OPENED, frame(start=4096)], BrokenStreamError, "sent bytes 4096 to 8192, which are not"),
-        ([*OPENED, frame(data=bytes(16))], BrokenStreamError, "sent bytes 0 to 16, which are not"),
-        ([*OPENED, frame(data=bytes(8192))], BrokenStreamError, "0 to 8192, which are not"),
-        ([*OPENED, frame(data=b"")], BrokenStreamError, "0 to 0, which are not"),
-        ([*OPENED, frame(start=2**63)], BrokenStreamError, "which are not"),
-        ([*OPENED, frame(start=16384)], BrokenStreamError, "16384 to 20480, which are not"),
-        ([*OPENED, frame(), frame()], BrokenStreamError, "0 to 4096, which are not"),
-        ([*OPENED, frame(request=9)], DeadlineError, "the bytes from 0 on"),
-        ([*OPENED, frame(token=bytes(16))], DeadlineError, "the bytes from 0 on"),
-        ([*OPENED, pack_message(Refused(3, "no"), TOKEN)], RefusedError, "server refused: no"),
-        ([*OPENED, pack_message(Refused(1, "no"), TOKEN)], DeadlineError, "from 0 on"),
-        ([*OPENED, pack_message(Refused(2, "no"), bytes(16))], DeadlineError, "from 0 on"),
-        ([*OPENED, pack_message(Fetch(TOKEN, 2, 0, 0, 0), TOKEN)], ProtocolError, "cannot be read"),
-        ([*OPENED, pack_message(Pong(4, []), TOKEN)], DeadlineError, "from 0 on"),
-    ],
-)
-def test_a_sender_that_breaks_the_protocol_is_found_out(packets, error, sentence):
-    ours, theirs = pipe("server", "site-1")
-    with closing(ours), closing(theirs):
-        ours.send([memoryview(b"".join(packets))], Deadline(10))
-        with pytest.raises(error, match=sentence):
-            fetch(Receiver(theirs, "server"), TOKEN, replace(IMPATIENT, request_timeout=0.1))
 
 
 class Endless:

@@ -389,20 +389,24 @@ class Transfers(RuleBasedStateMachine):
             harmed.come_back()
 
     @rule(
-        case=st.sampled_from(["withdrawn", "for others", "invented", "changed", "settled"]),
+        case=st.sampled_from(
+            ["withdrawn", "for others", "invented", "changed", "cut short", "settled"]
+        ),
         sink=st.sampled_from(["memory", "file"]),
     )
     def refuse(self, case: str, sink: str) -> None:
         """What is not for a receiver, or no longer, is refused; and nothing of it is sent."""
         site, other = self.sites
         names = [other.name] if case == "for others" else [site.name]
-        offered = self.offered("file" if case == "changed" else "tensors", "large", names)
+        offered = self.offered("file" if case == "cut short" else "tensors", "large", names)
         match case:
+            case "changed":
+                offered.ref.source.tensors["w"].add_(1)
             case "withdrawn":
                 offered.ref.abort("no more")
             case "settled":
                 offered.ref.receiver_done(site.name, None)
-            case "changed":
+            case "cut short":
                 with (self.folder / "offered.safetensors").open("r+b") as file:
                     file.truncate(1000)
             case "invented":
@@ -413,9 +417,11 @@ class Transfers(RuleBasedStateMachine):
         assert isinstance(outcome, RefusedError), outcome
         assert "server refused" in str(outcome)
         delivery = offered.ref.deliveries.get(site.name)
-        assert delivery is None or not delivery.bytes
-        if case == "for others":
-            assert offered.ref.outcome is None
+        assert delivery is None or not delivery.has_it or case == "settled"
+        if case == "for others":  # whatever the one said that it was not for
+            got = self.within_its_time(lambda: self.fetch(offered, other, "memory", how))
+            assert not isinstance(got, FlstreamError), got
+            assert offered.ref.wait(HANG_SECONDS).ok
         offered.ref.abort("the test is over")
 
     @rule(
@@ -466,7 +472,8 @@ class Transfers(RuleBasedStateMachine):
         """A receiver that does not keep to the rules is refused or lost, and delays nobody."""
         ours, theirs = socket.socketpair()
         self.service.attach(SocketChannel(ours, "liar"), "liar")
-        ref = self.offered("tensors", "large", ["liar"], stall_timeout=0.2).ref
+        stalls = {} if case == "an honest one" else {"stall_timeout": 0.2}
+        ref = self.offered("tensors", "large", ["liar"], **stalls).ref
         offered, other = self.offered("tensors", "large", ["site-2"]), self.sites[1]
         liar = liars.Receiver(theirs, case, ref.token)
         try:
@@ -514,6 +521,7 @@ class Transfers(RuleBasedStateMachine):
             reports = self.zygote.start(role, theirs, dies_at=dies_at, **how)
             ended = mortals.report_of(reports)
             left = ref.wait(HANG_SECONDS)
+            assert left.status != "waiting"
             outcome = {} if left.ok else FlstreamError(left.reason)
             reason = left.reason
             self.service.detach("mortal")

@@ -81,16 +81,6 @@ def test_a_receiver_stays_declared_for_a_while_after_its_last_connection(tcp, mo
         assert download_tensors(receiver, add_tensors(service, MODEL, ["site-1"]).id)[0].ok
 
 
-def test_a_receiver_that_is_forgotten_is_not_waited_for(tcp):
-    service, listener = tcp
-    key = listener.admit("site-1")
-    ref = add_tensors(service, MODEL, ["site-1"])
-    with connect(listener.address, key) as receiver:
-        download_tensors(receiver, bytes(16), optional=True)
-    service.detach("site-1")
-    assert ref.wait(5).status == "aborted"
-
-
 def test_a_receiver_that_gives_no_sign_of_life_is_dropped_and_one_that_beats_is_not(
     tcp, monkeypatch
 ):

@@ -14,8 +14,6 @@ from support import assert_same_tensors, tensor
 
 from flstream.errors import CheckpointError, LayoutError, RefusedError
 from flstream.streaming import (
-    Signal,
-    StreamSettings,
     TensorSpec,
     add_arrays,
     add_blob,
@@ -110,19 +108,6 @@ def test_the_end_of_the_whole_is_that_of_its_parts(harness):
     assert ref.deliveries["site-1"].has_it
 
 
-def test_a_receiver_has_one_part_of_a_ref_at_a_time(harness):
-    from asking import Asker, ask, refusal
-
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    asker = Asker(harness.channel())
-    for number in range(1, 50):
-        token = number.to_bytes(16, "big")
-        opened = ask(asker, Open(token, number, part=Part(ref.token, ["a.half"])))
-        assert isinstance(opened, Opened)
-    assert len(harness.service._offers.refs) == 2
-    assert "not on offer" in refusal(asker, Open((1).to_bytes(16, "big"), 99))
-
-
 def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(harness):
     service = harness.service
     old = add_tensors(service, {"w": torch.zeros(3)}, ["site-1"], round=2, tags=["trained"])
@@ -180,18 +165,6 @@ def test_chunks_are_no_longer_than_the_sender_says(harness, size):
             add_tensors(harness.service, MODEL, ["site-1"], max_chunk_size=wrong)
 
 
-def test_a_receiver_names_sizes_and_times_as_the_guide_does(harness):
-    receiver, watch = harness.watched()
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    status, _ = download_tensors(
-        receiver, ref.id, max_chunk_size=512, per_request_timeout=30.0, optional=False
-    )
-    assert status.ok
-    assert max(frame.length for frame in watch.frames) == 512
-    with pytest.raises(ValueError, match="request_timeout is -1"):
-        download_tensors(receiver, ref.id, per_request_timeout=-1)
-
-
 @pytest.mark.parametrize("content", [b"", b"x", bytes(range(256)) * 1000])
 @pytest.mark.parametrize("resume", [False, True])
 def test_any_file_travels_as_it_is(harness, tmp_path, content, resume):
@@ -212,15 +185,6 @@ def test_tensors_are_no_blob(harness, tmp_path):
         download_blob(harness.receiver(), ref.id, tmp_path / "x")
     assert "no blob" in ref.wait(10).reason
     assert not list(tmp_path.iterdir())
-
-
-def test_a_failure_raises_unless_it_is_optional(harness):
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    ref.abort("no more")
-    with pytest.raises(RefusedError, match="not on offer"):
-        download_tensors(harness.receiver(), ref.id)
-    status, got = download_tensors(harness.receiver(), ref.id, optional=True)
-    assert (status.code, got) == ("refused", {})
 
 
 def test_one_import_has_all_that_the_guide_needs():
@@ -323,26 +287,6 @@ def test_a_device_is_not_replaced_by_a_file(harness, tmp_path):
 def test_a_file_without_a_size_is_no_blob(harness):
     with pytest.raises(CheckpointError, match="/proc/cpuinfo has no size"):
         add_blob(harness.service, "/proc/cpuinfo", ["site-1"])
-
-
-def test_a_file_in_chunks_too_long_for_digests_is_resumed_from_the_front(harness, tmp_path):
-    large = {"w": torch.zeros(20 << 20, dtype=torch.uint8)}
-    path = tmp_path / "m.safetensors"
-    for name in ("stops", "goes on"):
-        ref = add_tensors(harness.service, large, [name])
-        settings = StreamSettings(chunk_size=18 << 20)
-        abort = Signal()
-
-        def stop(done, _all, name=name, abort=abort):
-            if name == "stops":
-                abort.set()
-
-        status, _ = download_file(
-            harness.receiver(name), ref.id, path, settings=settings, on_progress=stop,
-            abort_signal=abort, resume=True, optional=True,
-        )  # fmt: skip
-        abort.close()
-        assert status.code == ("aborted" if name == "stops" else "ok")
 
 
 def test_a_ref_that_has_settled_keeps_no_tensors_by_its_parts(harness):

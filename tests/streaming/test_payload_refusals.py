@@ -3,7 +3,6 @@
 import dataclasses
 import random
 import sys
-import tempfile
 import warnings
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import InitVar, dataclass
@@ -21,7 +20,7 @@ from flstream.client.fl_model import FLModel
 from flstream.errors import PayloadError
 from flstream.streaming import nodes
 from flstream.streaming.decomposers import Registry, default_registry
-from flstream.streaming.payload import pack, pack_native, unpack, unpack_native
+from flstream.streaming.payload import pack, pack_native, unpack
 
 
 def test_a_value_is_built_by_its_own_class_which_checks_it():
@@ -136,11 +135,6 @@ def test_what_cannot_be_sent_is_refused_by_its_path(value, sentence):
     for road in (pack, pack_native):
         with pytest.raises(PayloadError, match=f"{place}.*{sentence}"):
             road(wrapped, registry=REGISTRY)
-
-
-def test_an_open_file_is_refused():
-    with tempfile.TemporaryFile() as file, pytest.raises(PayloadError, match=r'payload\["log"\]'):
-        pack({"log": file})
 
 
 def test_a_list_that_is_met_twice_is_no_cycle():
@@ -310,24 +304,6 @@ def test_junk_and_mutated_messages_end_in_payload_errors_only():
         offer("shuffled", msgspec.msgpack.encode([1, shuffled]))
     assert sum(tally.values()) == 24_000
     assert all(tally[f"{kind} refused"] > 1000 for kind in ("junk", "damaged", "shuffled"))
-
-
-def test_junk_and_damage_in_one_piece_end_in_payload_errors_only():
-    data = pack_native(example(), registry=REGISTRY)
-    assert_same(unpack_native(data, registry=REGISTRY), example())
-    rng = random.Random(4)
-    refused = 0
-    for _ in range(3_000):
-        damaged = bytearray(data)
-        damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        try:
-            unpack_native(damaged, registry=REGISTRY)
-        except PayloadError:
-            refused += 1
-    assert refused > 1000
-    forged = nodes.Native(message(TENSOR), {"w": msgspec.msgpack.decode(data)[1].popitem()[1] * 2})
-    with pytest.raises(PayloadError, match="tensor 'w' of a payload cannot be loaded"):
-        unpack_native(msgspec.msgpack.encode(forged))
 
 
 class Broken:

@@ -81,20 +81,6 @@ def test_what_is_no_payload_is_a_typed_error_and_the_sender_hears_of_it(
     assert_same(download_payload(receiver, ref.token, settings=how)[1], [1, W])
 
 
-def test_an_array_of_a_type_that_numpy_lacks_is_a_typed_error(harness):
-    body = {"message": message(nodes.TensorRef("w", "numpy")), "w": tensor("BF16", (2,))}
-    ref = harness.service.offer(MemoryBody.of(body), ["site-1"])
-    with pytest.raises(PayloadError, match="bfloat16, which NumPy does not have"):
-        download_payload(harness.receiver(), ref.token, settings=QUICK)
-
-
-def test_a_tied_name_that_the_message_does_not_mention_is_left_over(harness):
-    body = {"message": message(TENSOR), "w": W, "x": W}
-    ref = harness.service.offer(MemoryBody.of(body), ["site-1"])
-    with pytest.raises(PayloadError, match="such as 'x'"):
-        download_payload(harness.receiver(), ref.token, settings=QUICK)
-
-
 def test_a_payload_that_claims_more_memory_than_there_is_is_refused_before_a_byte(harness):
     body = MemoryBody.of({"message": message(TENSOR), "w": W})
     specs = list(body.layout.tensors)

@@ -175,18 +175,6 @@ def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender
     assert (stats.retries, stats.chunks, len(watch.frames)) == (1000, 2000, 3000)
 
 
-def test_a_receiver_goes_on_with_the_next_ref_after_one_that_failed(harness):
-    receiver, _ = harness.watched(
-        lambda header, packet: flip(packet) if header.token == bad.token else None
-    )
-    bad = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    good = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    with pytest.raises(IntegrityError):
-        fetch(receiver, bad.token)
-    # What was asked for and not read yet is still on its way, and is skipped.
-    assert_same_tensors(fetch(receiver, good.token).tensors, MODEL)
-
-
 def test_a_ref_that_is_read_in_part_can_be_read_again_from_the_front(harness):
     receiver = harness.receiver()
     body = MemoryBody.of(MODEL)
@@ -229,15 +217,6 @@ def test_an_abort_ends_the_attempts_to_connect(harness):
     abort.close()
 
 
-def test_a_receiver_that_was_closed_connects_no_more(harness):
-    receiver, watch = harness.watched()
-    receiver.close()
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    with pytest.raises(ChannelClosedError):
-        fetch(receiver, ref.token)
-    assert watch.connections == 1
-
-
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "breaks"])
 def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(harness, breaks):
     count = 6
@@ -265,21 +244,6 @@ def test_downloads_of_several_threads_share_a_connection_also_one_that_breaks(ha
         assert_same_tensors(tensors, model)
     assert all(ref.wait(30).ok for ref in refs)
     assert watch.connections == (4 if breaks else 1)
-
-
-def test_one_thread_may_read_two_refs_by_turns(harness):
-    receiver = harness.receiver()
-    bodies = [MemoryBody.of({"w": tensor("F32", (9000,), seed=n)}) for n in range(2)]
-    refs = [harness.service.offer(body, ["site-1"]) for body in bodies]
-    remotes = [RemoteSource(receiver, ref.token, QUICK) for ref in refs]
-    read = [bytearray(36_000) for _ in refs]
-    for start in range(0, 36_000, 8192):
-        stop = min(start + 8192, 36_000)
-        for remote, into in zip(remotes, read, strict=True):
-            remote.receive(start, stop, [memoryview(into)[start:stop]])
-    for remote, into, body in zip(remotes, read, bodies, strict=True):
-        remote.close()
-        assert into == body_of(body)
 
 
 def test_a_download_that_is_called_off_does_not_hold_up_another_of_its_connection(harness):

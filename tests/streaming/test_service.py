@@ -4,9 +4,7 @@ import threading
 
 import pytest
 from asking import MODEL, NBYTES, Asker, ask, offer, refusal, reply_to
-from harness import QUICK, fetch, open_harness
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from harness import QUICK, fetch
 from support import assert_same_tensors, tensor
 
 from flstream.errors import ChannelClosedError, LayoutError
@@ -106,12 +104,6 @@ def test_what_is_urgent_is_sent_before_what_waits(harness):
     assert numbers == [2, 3, 1, 1, 1, 1, 4]
 
 
-def test_tokens_are_long_and_all_different(harness):
-    tokens = {offer(harness).token for _ in range(100)}
-    assert len(tokens) == 100
-    assert {len(token) for token in tokens} == {TOKEN_BYTES}
-
-
 @pytest.mark.parametrize(
     ("start", "stop", "chunk_size", "reason"),
     [
@@ -140,18 +132,6 @@ def test_a_range_that_makes_no_sense_is_refused_and_the_service_goes_on(
     assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, MODEL)
 
 
-@given(
-    st.integers(-(2**63), 2**64 - 1), st.integers(-(2**63), 2**64 - 1), st.integers(-(2**63), 2**20)
-)
-@settings(max_examples=40)
-def test_no_range_at_all_stops_the_service(start, stop, chunk_size):
-    with open_harness() as harness:
-        ref = offer(harness)
-        receiver = Asker(harness.channel())
-        receiver.send(Fetch(ref.token, receiver.next_number(), start, stop, chunk_size))
-        assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, MODEL)
-
-
 def test_more_requests_than_a_window_ever_has_are_refused(harness):
     ref = offer(harness)
     receiver = Asker(harness.channel())
@@ -178,12 +158,6 @@ def test_what_is_offered_to_a_receiver_that_hung_up_settles_at_once(harness):
     assert_same_tensors(fetch(receiver, offer(harness, "site-1").token).tensors, MODEL)
 
 
-def test_a_ref_can_be_offered_before_its_receivers_channel_is_there(harness):
-    ref = offer(harness, "site-1")
-    assert ref.outcome is None
-    assert_same_tensors(fetch(harness.receiver("site-1"), ref.token).tensors, MODEL)
-
-
 def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_end(harness):
     ref, unattached = offer(harness, "site-1"), offer(harness, "nobody")
     receiver = harness.receiver("site-1")
@@ -195,12 +169,6 @@ def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_e
     # What the service had put on its way may arrive; then comes the end.
     with pytest.raises(ChannelClosedError):
         remote.receive(0, NBYTES, [memoryview(bytearray(NBYTES))])
-
-
-def test_a_closed_service_can_be_closed_again_and_aborts_what_is_offered_later(harness):
-    harness.service.close()
-    harness.service.close()
-    assert offer(harness).outcome == Outcome("aborted", "the service was closed")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

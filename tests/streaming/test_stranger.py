@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from functools import cached_property
 from pathlib import Path
 from threading import Event, Thread
@@ -58,7 +58,16 @@ class Told(NamedTuple):
     reason: str
 
 
-def told(*arguments: object, pass_fds: tuple[int, ...] = ()) -> Told:
+def told(*arguments: object) -> Told:
+    """Have a stranger do something in this process, of which it knows nothing either."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = stranger.main([*map(str, arguments)])
+    return Told(status, json.loads(out.getvalue() or "{}"), err.getvalue())
+
+
+def told_by_a_process(*arguments: object, pass_fds: tuple[int, ...] = ()) -> Told:
+    """Have one do it in a process of its own."""
     command = [sys.executable, "-I", stranger.__file__, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, pass_fds=pass_fds, timeout=SECONDS)
     return Told(done.returncode, json.loads(done.stdout or "{}"), done.stderr.decode())
@@ -170,9 +179,7 @@ class Sender:
             self.service.attach(SocketChannel(far, site), site)
         else:
             near = tap.pair(self.service, site)
-        with near:
-            fd = near.fileno()
-            return told("fd", fd, ref_id(ref), self.out, *options, pass_fds=(fd,))
+        return told("fd", near.detach(), ref_id(ref), self.out, *options)
 
     @cached_property
     def listener(self) -> TcpListener:
@@ -214,6 +221,17 @@ def test_the_stranger_imports_nothing_of_flstream() -> None:
             assert not node.level
             modules.add(str(node.module).partition(".")[0])
     assert modules - sys.stdlib_module_names == {"msgspec", "numpy", "xxhash"}
+
+
+def test_a_process_of_its_own_fetches_a_model(sender: Sender) -> None:
+    ref = add_tensors(sender.service, FAR, [SITE])
+    near, far = socket.socketpair()
+    sender.service.attach(SocketChannel(far, SITE), SITE)
+    with near:
+        fd = near.fileno()
+        told = told_by_a_process("fd", fd, ref.id, sender.out, pass_fds=(fd,))
+    assert told.status == 0, told.reason
+    assert_same(sender.out, FAR)
 
 
 # What is fetched.

@@ -41,20 +41,6 @@ requests = st.one_of(
 
 
 @given(headers)
-def test_a_header_comes_back_as_it_was_from_any_kind_of_buffer(header):
-    packed = header.pack()
-    assert len(packed) == HEADER_BYTES == 64
-    for data in (packed, bytearray(packed), memoryview(packed)):
-        assert Header.parse(data, "peer") == header
-
-
-@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES), st.booleans())
-def test_junk_is_no_header(junk, with_magic):
-    with pytest.raises(BrokenStreamError, match="peer sent bytes that are no packet"):
-        Header.parse(b"FLST" + junk[4:] if with_magic else junk, "peer")
-
-
-@given(headers)
 @settings(max_examples=10)
 def test_a_header_with_any_one_bit_flipped_is_none(header):
     packed = bytearray(header.pack())

@@ -1,6 +1,5 @@
 """Receivers that ask for much: the sender grows no further, and serves the others in turn."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -53,23 +52,6 @@ def test_digests_that_nobody_reads_are_taken_in_turn(attackers, honest, watch_gr
     assert ref.outcome is None
     # What was downloaded is in this process, too, and what was offered.
     assert growth.stop() < (64 + 2 * 64) * MIB
-
-
-def test_a_receiver_that_comes_back_is_not_lost_by_the_end_of_its_old_channel(attackers):
-    service, offers = attackers.service, 200
-    data, finished = np.ones(1000, np.uint8), 0
-    ours, theirs = pipe("server", "site-3")
-    service.attach(ours, "site-3")
-    for _ in range(offers):
-        old = theirs
-        ours, theirs = pipe("server", "site-3")
-        service.attach(ours, "site-3")
-        ref = add_arrays(service, {"a": data}, ["site-3"])
-        old.close()
-        status, _ = download_arrays(Receiver(theirs, "server"), ref.token, settings=QUICK)
-        finished += status.ok and ref.wait(30).ok
-    theirs.close()
-    assert finished == offers
 
 
 def test_two_channels_of_one_name_do_not_end_each_others_downloads(attackers):
@@ -129,24 +111,6 @@ def test_chunks_longer_than_a_turn_are_sent_in_pieces_and_sound(
     status, got = download_arrays(honest, ref.token, settings=settings)
     assert status.ok
     assert all(np.array_equal(got[name], value) for name, value in tensors.items())
-
-
-KINDS = ["zeros", "beginnings"]
-
-
-@pytest.mark.nightly
-@first_and_nightly("kind", range(len(KINDS)), ids=KINDS)
-def test_a_receiver_that_floods_the_sender_loses_its_channel_alone(
-    attackers, honest, watch_growth, kind
-):
-    ref = add_arrays(attackers.service, {"a": np.ones(MIB, np.uint8)}, ["site-1"])
-    growth = watch_growth()
-    attacker = attackers.start("site-1", "floods", ref.token, kind)
-    offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
-    assert download_arrays(honest, offered.token, settings=QUICK)[0].ok
-    assert attacker.says() == "sent"
-    assert re.search("site-1 sent bytes that are no packet", ref.wait(30).reason)
-    assert growth.stop() < 64 * MIB
 
 
 INSISTS = {

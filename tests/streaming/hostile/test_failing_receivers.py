@@ -78,23 +78,6 @@ def test_a_path_that_cannot_be_written_reaches_the_sender(attackers, receiver, t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_a_file_counts_as_sent_once_it_has_its_name(attackers, receiver, tmp_path, monkeypatch):
-    path = tmp_path / "m.safetensors"
-    ref = add_arrays(attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"])
-    seen = []
-    fsync = os.fsync
-
-    def watching(fd):
-        time.sleep(0.05)  # for the sender to hear of it, if it were told
-        seen.append((path.exists(), ref.outcome))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", watching)
-    assert download_file(receiver, ref.token, path, settings=QUICK)[0].ok
-    assert seen[0] == (False, None)
-    assert ref.wait(10).ok
-
-
 def test_a_disk_that_refuses_the_last_step_is_a_failure_for_the_sender(
     attackers, receiver, tmp_path, monkeypatch
 ):
@@ -150,18 +133,6 @@ def test_a_receiver_that_stalls_is_named_by_the_offer_itself(attackers, receiver
     assert ref.deliveries["site-1"].failure is None
 
 
-def test_a_receiver_that_is_slow_but_goes_on_does_not_stall(attackers, receiver):
-    ref = add_arrays(
-        attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1"], stall_timeout=0.5
-    )
-    settings = StreamSettings(chunk_size=1 << 16, request_size=1 << 16, window=1)
-    status, _ = download_arrays(
-        receiver, ref.token, settings=settings, on_progress=lambda *_: time.sleep(0.1)
-    )
-    assert status.ok
-    assert ref.wait(10).ok
-
-
 def test_a_receiver_that_was_given_up_is_told_so(attackers, receiver):
     ref = add_arrays(
         attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1", "site-2"], stall_timeout=0.2
@@ -175,16 +146,6 @@ def test_a_receiver_that_was_given_up_is_told_so(attackers, receiver):
         receiver, ref.token, settings=QUICK, on_progress=on_progress, optional=True
     )
     assert status.code == "refused"
-
-
-def test_a_slow_callback_of_one_offer_holds_up_no_other(attackers, receiver):
-    service, go_on = attackers.service, threading.Event()
-    first = add_arrays(service, {"w": np.ones(10)}, ["site-1"], on_settled=lambda _: go_on.wait(30))
-    assert download_arrays(receiver, first.token, settings=QUICK)[0].ok
-    second = add_arrays(service, {"w": np.ones(10)}, ["site-1"])
-    assert download_arrays(receiver, second.token, settings=QUICK)[0].ok
-    assert second.wait(10).ok
-    go_on.set()
 
 
 def test_a_callback_may_close_the_service(attackers, receiver):

@@ -2,10 +2,8 @@
 
 import numpy as np
 from nightly_cases import first_and_nightly
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from flstream.model.checkpoint import FileSink
-from flstream.model.layout import Layout
 from flstream.streaming.api import add_arrays, add_file
 
 MIB = 1 << 20
@@ -39,33 +37,6 @@ def test_memory_that_was_lent_is_not_read_once_the_offer_has_settled(attackers, 
     attacker.go_on()
     count, foreign = attacker.says().split()
     assert int(count) >= MIB
-    assert int(foreign) == 0
-
-
-@first_and_nightly("how", ["abort", "closed"])
-def test_a_file_that_was_lent_is_not_overwritten_in_place(attackers, tmp_path, how):
-    path, layout = tmp_path / "m.safetensors", Layout.of([("w", "U8", (8 * MIB,))])
-
-    def write(value):
-        with FileSink(path, layout) as sink:
-            sink.write(0, memoryview(bytes([value]) * layout.nbytes))
-            sink.finish()
-
-    write(1)
-    ref = add_file(attackers.service, path, ["site-1"])
-    attacker = attackers.start("site-1", "late", ref.token, layout.nbytes, lends=True)
-    assert attacker.says() == "asked"
-    if how == "abort":
-        ref.abort("no more")
-    else:
-        attackers.service.close()
-    # As a run does with the file of a model that nobody needs any more.
-    path.rename(path.with_name("m.safetensors.tmp"))
-    write(0xEE)
-    assert load_file(path)["w"].min() == 0xEE
-    attacker.go_on()
-    count, foreign = attacker.says().split()
-    assert int(count) >= 64 << 10
     assert int(foreign) == 0
 
 
