@@ -2,14 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
-from flstream.codecs.frame_codec import FramePlace
 from flstream.model.body import Scratch
-from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
-from tests.codecs.frame_cases import STEPS, codec_of, near
 from tests.codecs.lossy_cases import lossy, model
 from tests.support import body_of
 
@@ -34,24 +30,3 @@ def test_threads_that_read_one_encoded_body_get_its_bytes(name):
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(read, range(THREADS)))
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_threads_that_share_a_codec_of_frames_do_not_mix_them_up(name):
-    layout = Layout.of([("w", "F32", (100_000,))])
-    codec = codec_of(name)
-
-    def turn(number):
-        random = np.random.default_rng(number)
-        body = (random.standard_normal(100_000) * 0.02).astype(np.float32).tobytes()
-        base, out = near(body, number), bytearray(layout.nbytes)
-        for start, stop in layout.ranges(48_000):
-            place = FramePlace(layout, start, stop)
-            own = memoryview(base)[start:stop]
-            payload = codec.encode(memoryview(body)[start:stop], place, own)
-            assert payload is not None
-            codec.decode(memoryview(payload), memoryview(out)[start:stop], place, own)
-        assert out == body
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(turn, range(THREADS)))

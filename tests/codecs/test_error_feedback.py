@@ -52,16 +52,6 @@ def test_all_that_was_decoded_and_the_residual_sum_up_to_the_updates(tmp_path, n
     assert "norm.weight" not in residual
 
 
-@pytest.mark.parametrize("name", ["topk", "ternary"])
-def test_the_same_update_again_and_again_arrives_in_the_end(tmp_path, name):
-    update = {"w": torch.randn(3000, generator=torch.Generator().manual_seed(1)) * 0.01}
-    decoded, _ = rounds(tmp_path, name, [update] * 400)
-    mean = sum(found["w"].double() for found in decoded) / 400
-    error = ((mean - update["w"].double()).norm() / update["w"].double().norm()).item()
-    first = (decoded[0]["w"] - update["w"]).norm() / update["w"].norm()
-    assert error < 0.2 * first
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 70_000), st.sampled_from(["topk", "ternary"]), st.integers(0, 99))
 def test_the_sum_holds_for_tensors_of_any_size(tmp_path_factory, size, name, seed):

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flstream.codecs.coded_layout import CodedLayout
 from flstream.codecs.lossy import LossyCodec, part_layout_of
 from flstream.errors import CodecError
 from flstream.model.body import Scratch
@@ -28,35 +27,6 @@ from tests.support import assert_same_tensors, body_of, entries
 
 NAMES = list(CODECS)
 KIB, MIB = 1 << 10, 1 << 20
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_encoded_body_is_the_same_however_it_is_read(name):
-    source = MemoryBody.of(model())
-    codec = lossy(name)
-    whole = body_of(codec.encode(source))
-    for step in (4 * KIB, 2 * MIB, 16, 1008):
-        assert read(codec.encode(source), step) == whole
-    shuffled = codec.encode(source)
-    ranges = list(shuffled.layout.ranges(48 * KIB))
-    parts = {
-        start: bytes(shuffled.views(start, stop, Scratch())[0]) for start, stop in ranges[::-1]
-    }
-    assert b"".join(parts[start] for start, _ in ranges) == whole
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("frame", [16, 4 * KIB, 2 * MIB])
-def test_a_body_decoded_from_front_to_back_is_that_of_random_access(name, frame):
-    source = MemoryBody.of(model())
-    codec = lossy(name)
-    coded = encoded(name, model())
-    due = body_of(codec.decode(coded, source.layout))
-    assert due == body_of(codec.rounded(source))
-    for step in (4 * KIB, 48, 2 * MIB):
-        remote = FrontToBack(coded, frame)
-        assert read(codec.decode(remote, source.layout, frame), step) == due
-        assert remote.reached == coded.layout.nbytes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,17 +113,6 @@ def test_a_double_is_rounded_once():
     above = [1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-11]
     found = tensors_of(lossy("cast f16").rounded(MemoryBody.of({"w": np.array(above * 10)})))
     assert found["w"][:2].tolist() == [1 + 2.0**-10, 1]
-
-
-@given(st.lists(st.integers(-600, 600), min_size=40, max_size=300))
-def test_the_smallest_numbers_there_are_are_quantised_by_a_scale_that_holds_them(values):
-    smallest = 2.0**-149
-    numbers = (np.array(values) * smallest).astype(np.float32)
-    found = tensors_of(lossy("int8").rounded(MemoryBody.of({"w": numbers})))["w"].numpy()
-    for start in range(0, len(values), 256):
-        part = np.array(values[start : start + 256])
-        scale = np.ceil(np.abs(part).max() / 127)
-        assert np.abs(found[start : start + 256] / smallest - part).max() <= scale / 2
 
 
 @pytest.mark.parametrize(("name", "bits", "group"), [("int8", 8, 256), ("int4", 4, 64)])
@@ -342,17 +301,6 @@ def test_a_codec_cannot_write_into_the_model():
         if source.layout.nbytes < 200_000 or kind == torch.float32:
             with pytest.raises(CodecError, match="read-only"):
                 body_of(source)
-
-
-def test_blocks_lie_one_after_another():
-    layout = Layout.of([("a", "F32", (200_000,)), ("b", "F16", (65_536,))])
-    coded = CodedLayout.of(layout, CODECS["topk"], ())
-    a, b = coded.coded["a"], coded.coded["b"]
-    assert a.blocks == 4
-    assert [a.encoded_range(each)[0] for each in range(4)] == [0, 3936, 7872, 11808]
-    assert a.encoded_range(3)[1] == a.encoded.stop == b.encoded.start
-    assert b.encoded_range(0) == (b.encoded.start, b.encoded.stop)
-    assert a.place(3).count == 200_000 - 3 * 65_536
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,15 +35,6 @@ def test_order_statistics_are_those_of_the_sorted_numbers(numbers, data):
     assert found == np.sort(numbers)[ranks].tolist()
 
 
-@pytest.mark.usefixtures("most_kept")
-@given(numbers=NUMBERS.filter(lambda each: np.isfinite(each).all()), percent=st.floats(0, 100))
-def test_a_percentile_is_numpys_to_the_last_bit(numbers, percent):
-    with np.errstate(over="ignore", invalid="ignore"):
-        due = float(np.percentile(numbers, percent))
-    found = percentile(in_blocks(numbers), len(numbers), percent)
-    assert found == due or (np.isnan(found) and np.isnan(due))
-
-
 def test_millions_of_numbers_take_two_passes():
     numbers = np.abs(np.random.default_rng(3).normal(size=3_000_000)) * 1e-3
     passes = []

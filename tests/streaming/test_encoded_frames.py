@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
-from harness import QUICK
+from harness import QUICK, fetch
 
+from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.quantised import Quantised
 from flstream.errors import CodecError, StreamingError
 from flstream.model.body import Scratch
 from flstream.model.memory import MemoryBody
@@ -152,3 +154,12 @@ def test_each_frame_is_encoded_once_and_long_ones_are_not(harness):
     how = StreamSettings(chunk_size=16 << 20)
     download(harness.receiver(), ref.token, how, MemoryBody.allocate, at_hand=at_hand)
     assert Counting.calls == len(sizes()) + 1  # the last one has 4 MiB
+
+
+def test_a_number_that_cannot_be_encoded_ends_the_download_of_its_receivers(harness):
+    weight = np.zeros(100_000, np.float32)
+    weight[99_000] = np.inf
+    codec = LossyCodec(Quantised(8, 256), "int8", ())
+    ref = harness.service.offer(codec.encode(MemoryBody.of({"w": weight})), ["site-1"])
+    with pytest.raises(StreamingError, match="'w' has inf as element 99000"):
+        fetch(harness.receiver(), ref.token)

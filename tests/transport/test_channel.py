@@ -59,11 +59,6 @@ def test_a_signal_stays_up_until_it_is_taken_down(signal):
     assert not signal.is_set()
 
 
-def test_a_signal_can_be_closed_twice(signal):
-    signal.close()
-    signal.close()
-
-
 def test_threads_may_ask_at_the_same_time(signal):
     def ask():
         for _ in range(20_000):

@@ -182,23 +182,6 @@ def test_lent_memory_and_files_arrive_as_they_are(ends, tmp_path):
             sent += count
 
 
-def test_a_full_channel_takes_no_page_and_loses_none(ends, tmp_path):
-    server, site = ends
-    data = os.urandom(8 << 20)
-    (tmp_path / "file").write_bytes(data)
-    with (tmp_path / "file").open("rb") as file:
-        sent = 0
-        pages = Pages([memoryview(data)])
-        while count := server.lend_some(pages):
-            sent += count
-        assert pages.left == len(data) - sent
-        assert 0 < sent < len(data)
-        assert server.send_file_some(file.fileno(), sent, 1 << 20, immutable=True) == 0
-        assert receive(site, sent) == data[:sent]
-        assert server.send_file_some(file.fileno(), sent, 16, immutable=True) == 16
-        assert receive(site, 16) == data[sent : sent + 16]
-
-
 def test_a_file_that_became_shorter_goes_on_as_zeros(ends, tmp_path):
     server, site = ends
     (tmp_path / "file").write_bytes(b"only this")
@@ -206,14 +189,3 @@ def test_a_file_that_became_shorter_goes_on_as_zeros(ends, tmp_path):
         assert server.send_file_some(file.fileno(), 5, 100, immutable=True) == 4
         assert server.send_file_some(file.fileno(), 9, 96, immutable=True) == 96
     assert receive(site, 100) == b"this" + bytes(96)
-
-
-def test_pages_for_a_peer_that_is_gone_are_an_error(ends, tmp_path):
-    server, site = ends
-    (tmp_path / "file").write_bytes(bytes(100))
-    site.close()
-    with (tmp_path / "file").open("rb") as file:
-        with pytest.raises(ChannelClosedError, match="site-1"):
-            repeatedly(lambda: server.lend_some(Pages([memoryview(bytes(100))])))
-        with pytest.raises(ChannelClosedError, match="site-1"):
-            repeatedly(lambda: server.send_file_some(file.fileno(), 0, 100, immutable=True))

@@ -14,7 +14,6 @@ from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.job.link import NetworkLink
 from flstream.transport.channel import Deadline
 from flstream.transport.link_relay import LinkRelay, emulated_pipe
-from flstream.transport.splice import Pages
 
 MIB = 1 << 20
 QUICK = NetworkLink(up=1e9, down=1e9, latency=0.001, jitter=0.001, loss=0.01)
@@ -124,21 +123,6 @@ def test_it_is_a_channel_over_tcp_too():
         with pytest.raises(ChannelClosedError, match="server closed the channel"):
             receive(linked, 1)
         linked.close()
-
-
-def test_lent_memory_and_files_go_as_copies(tmp_path):
-    data = os.urandom(MIB)
-    (tmp_path / "file").write_bytes(data)
-    with (
-        emulated_pipe("server", "site-1", QUICK) as (server, site),
-        (tmp_path / "file").open("rb") as file,
-    ):
-        assert not server.lends
-        assert not site.lends
-        count = site.lend_some(Pages([memoryview(data)]))
-        assert receive(server, count) == data[:count]
-        count = site.send_file_some(file.fileno(), 0, len(data), immutable=True)
-        assert receive(server, count) == data[:count]
 
 
 @pytest.mark.parametrize("closes", ["server", "site"])

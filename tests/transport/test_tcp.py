@@ -192,11 +192,6 @@ def test_an_address_that_cannot_be_bound_is_refused(address, sentence):
         TcpListener(address, lambda *_: None)
 
 
-def test_an_address_in_use_is_refused(listening):
-    with pytest.raises(UsageError, match=r"127\.0\.0\.1:\d+ cannot be listened on: .*in use"):
-        TcpListener(listening.address, lambda *_: None)
-
-
 def test_nobody_at_an_address_is_an_error_that_names_it(listening):
     listening.listener.close()
     with pytest.raises(ChannelClosedError, match=rf"server at {listening.address} cannot be reach"):
@@ -252,28 +247,6 @@ def test_a_dead_link_without_traffic_is_known_after_ten_seconds(listening):
         assert idle + interval * count == 10
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
         end.close()
-
-
-def test_only_files_that_stay_as_they_are_are_handed_over_by_their_pages(
-    listening, tmp_path, monkeypatch
-):
-    calls = []
-    sendfile = os.sendfile
-    monkeypatch.setattr(os, "sendfile", lambda *args: calls.append(1) or sendfile(*args))
-    channel = dial(listening.address, listening.token, "server")
-    accepted, _ = listening.accepted.get(timeout=10)
-    # Over the loopback everything is copied, which is faster there.
-    accepted._sends_files = True
-    (tmp_path / "file").write_bytes(b"0123456789")
-    with (tmp_path / "file").open("rb") as file:
-        for immutable in (False, True):
-            assert accepted.send_file_some(file.fileno(), 2, 5, immutable=immutable) == 5
-            into = bytearray(5)
-            channel.receive([memoryview(into)], Deadline(5))
-            assert into == b"23456"
-            assert len(calls) == immutable
-    channel.close()
-    accepted.close()
 
 
 def test_who_proves_itself_and_hangs_up_at_once_stops_nobody_else(listening):
