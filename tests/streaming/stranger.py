@@ -288,8 +288,8 @@ class Stranger:
             self.part = {"of": NOBODY, "specs": json.loads(how.specs)}
         self.token = os.urandom(16) if self.part else self.ref
         self.body: Body | None = None
-        self.push, self.at_once, self.finished, self.silences = how.push, False, False, 0
-        self.seen: dict[str, Any] = {"connections": 0, "bytes": 0, "damaged": 0, "pushed": 0}
+        self.at_once, self.finished = False, False
+        self.seen: dict[str, Any] = {"connections": 0, "bytes": 0, "damaged": 0}
         self.open_connection()
 
     # The connection.
@@ -331,7 +331,6 @@ class Stranger:
                 if self.pinged:
                     raise BrokenError("the sender is silent")
                 self.ask("Ping")
-                self.silences += 1
                 self.pinged, self.due = True, now + self.how.ping_timeout
             if any(now - asked.since > self.how.timeout for asked in self.asked.values()):
                 raise FailedError("a request was not answered in time")
@@ -359,11 +358,7 @@ class Stranger:
             if content["version"] != VERSION:
                 raise FailedError(f"the sender speaks version {content['version']}")
             self.greeted = True
-        elif packet.token != self.token:
-            return None
-        elif name == "Opened" and number == 0:
-            self.answers[0] = content
-        elif number not in self.asked:
+        elif packet.token != self.token or number not in self.asked:
             return None
         elif name == "Refused":
             raise FailedError(content["reason"])
@@ -409,7 +404,6 @@ class Stranger:
         body.missing.remove(frame.start)
         self.useful, self.delay = time.monotonic(), 0.0
         self.seen["bytes"] += len(frame.payload) - start
-        self.seen["pushed"] += len(frame.payload) * (frame.request == 0)
 
     def fetch(self, start: int, stop: int, urgent: bool = False) -> None:
         assert self.body is not None
@@ -430,22 +424,6 @@ class Stranger:
                 self.step()
             self.at_once = not body.missing
         return body
-
-    def await_push(self) -> None:
-        """Take what is sent before it is asked for."""
-        self.push = False  # What was pushed in part is not pushed again.
-        silences = self.silences
-        while 0 not in self.answers and self.silences == silences:
-            self.step()
-        opened = self.answers.pop(0, None)
-        if opened is None:
-            return
-        self.body = body = Body(self.how, opened)
-        if opened.get("chunk_size", 0) == body.chunk_size and opened["limit"]:
-            self.asked[0] = Asked(time.monotonic(), 0, opened["limit"])
-            while 0 in self.asked and self.silences == silences:
-                self.step()
-            self.asked.pop(0, None)
 
     def resume(self, body: Body) -> None:
         """Count those chunks as arrived that an earlier attempt has left in the file."""
@@ -476,8 +454,6 @@ class Stranger:
 
     def attempt(self) -> None:
         """Do what is left to be done over this connection."""
-        if self.push:
-            self.await_push()
         body = self.body or self.open()
         if body.earlier and body.chunk_size and body.missing:
             self.resume(body)
@@ -528,7 +504,7 @@ def main(arguments: list[str] | None = None) -> int:
         kind.add_argument("out")
         kind.add_argument("--names", help="JSON: the names of the tensors that are wanted")
         kind.add_argument("--specs", help="JSON: [[name, round, tags], ...]")
-        for flag in ("--payload", "--blob", "--push"):
+        for flag in ("--payload", "--blob"):
             kind.add_argument(flag, action="store_true")
         for option, value in {"first": 1, "window": 4, "eager": 65536}.items():
             kind.add_argument(f"--{option}", type=int, default=value)

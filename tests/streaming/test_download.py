@@ -10,17 +10,14 @@ from harness import QUICK, fetch, open_harness
 from hypothesis import given
 from hypothesis import strategies as st
 from support import (
-    as_bytes,
     assert_same_tensors,
-    body_of,
     entries,
     tensor,
 )
 
 from flstream.errors import RefusedError
 from flstream.model.checkpoint import FileSource, write_checkpoint
-from flstream.model.layout import Layout, TensorInfo
-from flstream.model.memory import BufferSource, MemoryBody
+from flstream.model.memory import MemoryBody
 from flstream.streaming.download import download
 from flstream.streaming.receiver import StreamSettings
 from flstream.streaming.wire import HEADER_BYTES
@@ -55,17 +52,6 @@ def test_every_tensor_arrives_bit_by_bit_in_frames_and_requests_as_promised(
         requests,
         len(channel.frames),
     )
-
-
-def test_many_small_tensors_share_one_frame(harness):
-    # More of them than the kernel takes in one call, and than the service sends uncopied.
-    tensors = {f"t{number:04}": torch.full((3,), float(number)) for number in range(2000)}
-    receiver, channel = harness.watched()
-    ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-    sink, stats = download(receiver, ref.token, StreamSettings(), MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, tensors)
-    assert [frame.length for frame in channel.frames] == [24_000]
-    assert stats.requests == 1
 
 
 @pytest.mark.parametrize(
@@ -106,16 +92,6 @@ def test_a_model_arrives_in_a_modules_own_parameters(harness, chunk_size):
     assert torch.equal(module.weight, sent.weight)
     assert torch.equal(module.bias, sent.bias)
     assert module.weight.data_ptr() == where
-
-
-def test_a_file_of_another_tools_order_arrives_tensor_by_tensor(harness, tmp_path):
-    tensors = {"a": torch.arange(40, dtype=torch.int32), "b": torch.arange(40.0)}
-    safetensors.torch.save_file(tensors, tmp_path / "theirs")
-    order = Layout([TensorInfo("b", "F32", (40,), 0, 160), TensorInfo("a", "I32", (40,), 160, 320)])
-    body = memoryview(body_of(MemoryBody.of({"b": tensors["b"]})) + as_bytes(tensors["a"]))
-    for source in (FileSource(tmp_path / "theirs"), BufferSource(order, body)):
-        ref = harness.service.offer(source, ["site-1"])
-        assert_same_tensors(fetch(harness.receiver(), ref.token).tensors, tensors)
 
 
 def test_a_file_that_is_cut_short_while_it_is_sent_is_refused_with_the_reason(harness, tmp_path):

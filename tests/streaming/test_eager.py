@@ -15,8 +15,6 @@ from flstream.streaming.wire import (
     Close,
     Fetch,
     Open,
-    Ping,
-    pack_message,
 )
 
 SMALL = {"w": tensor("F32", (32, 32)), "b": tensor("F16", (5,))}
@@ -60,17 +58,6 @@ def test_only_what_fits_one_request_and_64_kib_comes_unasked(harness, nbytes, se
     assert body.layout.nbytes == nbytes
     assert kinds(channel).count(Fetch) == fetches
     assert ref.wait(10).ok
-
-
-def test_a_sender_that_does_not_send_it_unasked_is_asked(harness):
-    def deaf(request, packet):
-        if isinstance(request, Open):
-            packet[:] = pack_message(Open(request.token, request.request), request.token)
-
-    receiver, channel = harness.watched(on_request=deaf)
-    ref = harness.service.offer(MemoryBody.of(SMALL), ["site-1"])
-    assert_same_tensors(fetch(receiver, ref.token).tensors, SMALL)
-    assert kinds(channel) == [Open, Ping, Fetch, Close]
 
 
 def test_bytes_that_have_no_place_are_passed_over_by_the_next_download(harness):

@@ -123,19 +123,6 @@ def test_an_encoder_of_whatever_errors_does_not_end_the_service(harness, error):
     fetched(harness, Halving())
 
 
-def test_a_frame_of_nothing_but_its_digest_is_decoded(harness):
-    class Empty(Halving):
-        def encoder(self, name):
-            return lambda data, start, stop: EncodedBytes(b"", has_base=True)
-
-        def decode(self, data, out, start, stop, *, has_base):
-            assert not len(data)
-            out[:] = self._bits[start:stop]
-
-    cost, _, _ = fetched(harness, Empty())
-    assert cost.bytes == cost.chunks * HEAD_BYTES
-
-
 def test_each_frame_is_encoded_once_and_long_ones_are_not(harness):
     class Counting(Halving):
         calls = 0

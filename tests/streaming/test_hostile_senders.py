@@ -1,14 +1,10 @@
 """Senders that fall silent, send nonsense or go on without end give typed errors only."""
 
 import threading
-from contextlib import closing
-from dataclasses import replace
 
 import pytest
 from asking import MODEL
 from harness import QUICK, fetch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flstream.errors import (
     AbortedError,
@@ -17,7 +13,6 @@ from flstream.errors import (
 )
 from flstream.model.memory import MemoryBody
 from flstream.streaming import exchange
-from flstream.streaming.download import download
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.wire import (
     FRAME,
@@ -31,7 +26,7 @@ from flstream.streaming.wire import (
     digest_of,
     pack_message,
 )
-from flstream.transport.channel import Deadline, Signal
+from flstream.transport.channel import Signal
 from flstream.transport.sockets import pipe
 
 
@@ -54,64 +49,6 @@ def test_an_abort_wakes_a_receiver_that_waits():
     assert isinstance(raised[0], AbortedError)
     for end in (ours, theirs, abort):
         end.close()
-
-
-@given(st.binary(max_size=300))
-@settings(max_examples=60)
-def test_a_sender_of_junk_gives_only_typed_errors(junk):
-    ours, theirs = pipe("server", "site-1")
-    with closing(ours), closing(theirs):
-        ours.send([memoryview(junk)], Deadline(10))
-        with pytest.raises(FlstreamError, match="server"):
-            fetch(Receiver(theirs, "server"), bytes(16), replace(QUICK, request_timeout=0.01))
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(
-                st.just("frame"),
-                st.integers(0, 4),
-                st.sampled_from([0, 16, 4096, 8192, 118_784, 2**63]),
-                st.sampled_from([0, 16, 4096, 8192]),
-                st.sampled_from([b"\0", b"\1"]),
-                st.booleans(),
-            ),
-            st.tuples(st.just("message"), st.integers(0, 4), st.lists(st.integers(0, 9))),
-            st.tuples(st.just("junk"), st.binary(max_size=100)),
-        ),
-        max_size=6,
-    )
-)
-@settings(max_examples=60)
-def test_whatever_a_sender_sends_is_a_typed_error_and_no_wrong_byte_is_taken(sent):
-    stream = opened(TOKEN, LAYOUT)
-    for kind, *rest in sent:
-        if kind == "frame":
-            number, start, length, byte, sound = rest
-            data = byte * length
-            packet = bytearray(frame(number, start, data))
-            if not sound and data:
-                packet[-1] ^= 1
-            stream += packet
-        elif kind == "message":
-            stream += pack_message(Pong(*rest), TOKEN)
-        else:
-            stream += rest[0]
-    taken = []
-
-    class Taken(MemoryBody):
-        def commit(self, start, stop):
-            taken.append(b"".join(self.views(start, stop)))
-
-    ours, theirs = pipe("server", "site-1")
-    how = replace(QUICK, request_timeout=0.02, ping_after=0.01)
-    with closing(ours), closing(theirs):
-        ours.send([memoryview(stream)], Deadline(10))
-        with pytest.raises(FlstreamError, match="server"):
-            download(Receiver(theirs, "server"), TOKEN, how, Taken.allocate)
-    # Every chunk was once sent so, with a digest that says so.
-    assert all(set(chunk) in ({0}, {1}) and len(chunk) == 4096 for chunk in taken)
 
 
 def opened(token: bytes, layout: bytes) -> bytes:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from payloads import (
     REGISTRY,
     Point,
-    Rung,
     assert_same,
     delivered,
     int64s,
@@ -61,20 +60,6 @@ def test_what_does_not_equal_itself_may_be_in_a_set():
     arrived = unpack(pack({math.nan, complex(math.nan, 1), 2.0}).message, {})
     assert len(arrived) == 3
     assert 2.0 in arrived
-
-
-def test_tensors_in_sets_and_named_tuples_are_streamed():
-    one, two = torch.ones(2), torch.zeros(3)
-    packed = pack({"a": {one}, "b": Rung(two)}, registry=REGISTRY)
-    assert list(packed.tensors) == ['payload["a"][0]', 'payload["b"].step']
-    arrived = unpack(packed.message, delivered(packed.tensors), registry=REGISTRY)
-    assert_same(list(arrived["a"]), [one])
-    assert_same(arrived["b"], Rung(two))
-
-
-def test_powers_of_two_may_all_be_in_one_set():
-    powers = {2.0**power for power in range(-1074, 1024)}
-    assert through(powers) == powers
 
 
 def test_a_size_arrives_only_where_torch_is(monkeypatch):

@@ -15,7 +15,6 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.errors import LayoutError, PayloadError
 from flstream.streaming import nodes, payload_body
 from flstream.streaming.api import add_payload, download_payload
-from flstream.streaming.payload import pack
 
 WAYS = pytest.mark.parametrize("native", [False, True], ids=["streamed", "piece"])
 
@@ -88,16 +87,6 @@ def test_tensors_that_were_one_are_one_and_views_of_one_memory_too(harness, nati
         assert arrived[2][0, 0] == 999
 
 
-def test_the_tensors_are_read_where_they_lie_when_they_are_asked_for(harness):
-    value = {"w": numbers(100)}
-    ref = add_payload(harness.service, value, ["site-1"])
-    value["w"].numpy()[:] = 7  # which torch does not count as a change
-    assert download_payload(harness.receiver(), ref.token, settings=QUICK)[1]["w"].eq(7).all()
-    ref = add_payload(harness.service, value, ["site-1"], native=True)
-    value["w"].fill_(8)
-    assert download_payload(harness.receiver(), ref.token, settings=QUICK)[1]["w"].eq(7).all()
-
-
 @pytest.mark.parametrize("framework", ["pytorch", "numpy"])
 def test_whatever_allocates_tensors_and_arrays_are_what_they_were(harness, framework):
     value = {code: (tensor(code, (3,)), tensor(code, (4,)).numpy()) for code in NUMPY_CODES}
@@ -122,27 +111,6 @@ def test_arrays_alone_cannot_hold_what_numpy_lacks(harness):
     with pytest.raises(LayoutError, match=r"""'payload\["b"\]' .*NumPy does not have"""):
         download_payload(harness.receiver(), ref.token, settings=QUICK, framework="numpy")
     assert "NumPy does not have" in ref.wait(30).reason
-
-
-@WAYS
-@pytest.mark.parametrize("chunk_size", [0, 4096])
-def test_progress_goes_up_to_the_end_and_each_tensor_is_told_of_once(harness, native, chunk_size):
-    value = model()
-    ref = add_payload(harness.service, value, ["site-1"], native=native)
-    progress, told = [], {}
-    status, arrived = download_payload(
-        harness.receiver(),
-        ref.token,
-        settings=replace(QUICK, chunk_size=chunk_size),
-        on_progress=lambda *count: progress.append(count),
-        on_tensors=given_to(told),
-    )
-    assert_same(arrived, value)
-    done = [first for first, _ in progress]
-    assert done == sorted(set(done))
-    assert progress[-1] == (status.cost.bytes, status.cost.bytes)
-    assert told.keys() == pack(value).tensors.keys()
-    assert all(told[f'payload.params["{name}"]'] is arrived.params[name] for name in value.params)
 
 
 @WAYS

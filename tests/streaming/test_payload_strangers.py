@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from harness import QUICK, open_harness
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from harness import QUICK
 from payloads import REGISTRY, assert_same
-from support import entries, tensor
 
-from flstream.errors import FlstreamError, LayoutError, PayloadError
+from flstream.errors import LayoutError, PayloadError
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.streaming import nodes
@@ -123,21 +120,3 @@ def test_a_decomposer_is_given_tensors_whose_bytes_are_there_and_may_refuse_them
         with pytest.raises(PayloadError, match="a sum of a payload cannot be made: no debts"):
             download_payload(receiver, ref.token, settings=QUICK, registry=registry)
         assert "no debts" in ref.wait(30).reason
-
-
-@given(entries(), st.sampled_from(["message", "piece", "w"]), st.binary(max_size=40))
-@settings(max_examples=60)
-def test_whatever_is_offered_the_error_is_a_typed_one(given_entries, name, data):
-    tensors = {entry: tensor(code, shape) for entry, code, shape in given_entries}
-    tensors[name] = as_bytes(data)
-    with open_harness() as harness:
-        ref = harness.service.offer(MemoryBody.of(tensors), ["site-1"])
-        try:
-            status, _ = download_payload(
-                harness.receiver(), ref.token, settings=QUICK, optional=True
-            )
-        except FlstreamError:
-            assert not ref.wait(30).ok
-        else:
-            assert status.ok
-            assert ref.wait(30).ok

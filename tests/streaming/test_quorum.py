@@ -83,17 +83,6 @@ def test_who_is_still_fetching_when_the_quorum_is_there_is_refused_the_rest(harn
     assert_same_tensors(fetch(receiver, again.token).tensors, MODEL)
 
 
-def test_receivers_that_fail_do_not_abort_a_ref_whose_quorum_can_still_be_had(harness):
-    ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=1)
-    gone, bad = harness.receiver("site-1"), harness.receiver("site-2")
-    gone.close()
-    RemoteSource(bad, ref.token, QUICK).close(failure="no room")
-    assert ref.outcome is None
-    assert_same_tensors(fetch(harness.receiver("site-3"), ref.token).tensors, MODEL)
-    assert ref.wait(30) == Outcome("finished")
-    assert ref.deliveries["site-2"].failure == "no room"
-
-
 def test_a_ref_whose_quorum_can_no_longer_be_had_names_each_that_failed_and_why(harness):
     ref = harness.service.offer(MemoryBody.of(MODEL), NAMES, quorum=2)
     late = harness.receiver("site-3")

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from harness import QUICK, fetch, flip
-from nightly_cases import first_and_nightly
-from support import assert_same_tensors, body_of, tensor
+from support import assert_same_tensors, tensor
 
 from flstream.errors import (
     AbortedError,
@@ -41,26 +40,10 @@ def at_frame(turn, change):
     return on_frame
 
 
-def cut_in_half(packet):
-    del packet[len(packet) // 2 :]
-
-
-def repeat(packet):
-    packet *= 2
-
-
 DAMAGES = {
     "flipped in its first byte": flip,
     "flipped in its last byte": lambda packet: flip(packet, -1),
 }
-BREAKS = {
-    "flipped in its header": lambda packet: flip(packet, 20),
-    "lost": bytearray.clear,
-    "cut short": cut_in_half,
-    "cut in its header": lambda packet: packet.__delitem__(slice(40, None)),
-    "preceded by junk": lambda packet: packet.__setitem__(slice(0, 0), b"FLST" + bytes(99)),
-}
-ALL_CHANGES = {**DAMAGES, **BREAKS, "repeated": repeat}
 
 
 @pytest.mark.parametrize("returns", [False, True], ids=["pair", "connects again"])
@@ -81,38 +64,6 @@ def test_a_frame_that_is_damaged_is_fetched_again_and_only_it(harness, turn, cha
     assert stats == Transfer(ALL, 9, FRAMES, 1, stats.seconds)
     assert ref.deliveries["site-1"].bytes == ALL + stop - start
     assert watch.connections == 1
-
-
-@first_and_nightly("turn", [1, 2, 17, 30], ids="frame {}".format)
-@first_and_nightly("change", BREAKS.values(), ids=BREAKS, brief=5)
-def test_a_stream_that_breaks_goes_on_over_a_new_one_with_what_is_missing(harness, turn, change):
-    receiver, watch = harness.watched(at_frame(turn, change))
-    ref = harness.service.offer(MemoryBody.of(MODEL), ["site-1"])
-    sink, stats = download(receiver, ref.token, QUICK, MemoryBody.allocate)
-    assert_same_tensors(sink.tensors, MODEL)
-    assert ref.wait(30).ok
-    assert watch.connections == 2
-    # Nothing of what had arrived was asked for again.
-    assert (stats.bytes, stats.chunks) == (ALL, FRAMES)
-    arrived = turn - 1
-    asked = [each for each in watch.requests if isinstance(each, Fetch)]
-    asked_anew = [each for each in asked[-8:] if each.start >= 4096 * arrived]
-    assert min(each.start for each in asked_anew) == 4096 * arrived or arrived == FRAMES
-
-
-@pytest.mark.parametrize("change", ALL_CHANGES.values(), ids=ALL_CHANGES)
-def test_a_reader_from_front_to_back_is_given_what_came_late_in_its_place(harness, change):
-    body = MemoryBody.of(MODEL)
-    receiver, _ = harness.watched(at_frame(3, change))
-    ref = harness.service.offer(body, ["site-1"])
-    remote = RemoteSource(receiver, ref.token, QUICK)
-    read = bytearray(ALL)
-    for start in range(0, ALL, 8192):
-        stop = min(start + 8192, ALL)
-        remote.receive(start, stop, [memoryview(read)[start:stop]])
-    remote.close()
-    assert read == body_of(body)
-    assert ref.wait(30).ok
 
 
 def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
@@ -173,18 +124,6 @@ def test_damage_all_over_a_model_is_repaired_without_more_requests_than_a_sender
     sink, stats = download(receiver, ref.token, how, MemoryBody.allocate)
     assert_same_tensors(sink.tensors, tensors)
     assert (stats.retries, stats.chunks, len(watch.frames)) == (1000, 2000, 3000)
-
-
-def test_a_ref_that_is_read_in_part_can_be_read_again_from_the_front(harness):
-    receiver = harness.receiver()
-    body = MemoryBody.of(MODEL)
-    ref = harness.service.offer(body, ["site-1"])
-    part = bytearray(8192)
-    RemoteSource(receiver, ref.token, QUICK).receive(0, 8192, [memoryview(part)])
-    assert part == body_of(body)[:8192]
-    # The frames that were under way are of no use now, and are passed over.
-    assert_same_tensors(fetch(receiver, ref.token).tensors, MODEL)
-    assert ref.wait(30).ok
 
 
 def test_a_sender_that_is_gone_for_good_is_given_up_after_a_while(harness, monkeypatch):

@@ -146,18 +146,6 @@ def test_more_requests_than_a_window_ever_has_are_refused(harness):
     assert "more than 256 requests" in refused.reason
 
 
-def test_what_is_offered_to_a_receiver_that_hung_up_settles_at_once(harness):
-    first = offer(harness, "site-1")
-    harness.channel("site-1").close()
-    first.wait(30)
-    late = offer(harness, "site-1")
-    assert late.outcome is not None
-    assert "site-1 closed the channel" in late.outcome.reason
-    # One that comes back is served again.
-    receiver = harness.receiver("site-1")
-    assert_same_tensors(fetch(receiver, offer(harness, "site-1").token).tensors, MODEL)
-
-
 def test_closing_the_service_aborts_what_is_on_offer_and_its_receivers_see_the_end(harness):
     ref, unattached = offer(harness, "site-1"), offer(harness, "nobody")
     receiver = harness.receiver("site-1")

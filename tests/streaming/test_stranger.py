@@ -31,9 +31,7 @@ from flstream.streaming import (
     DownloadService,
     Ref,
     SocketChannel,
-    StreamSettings,
     TcpListener,
-    add_blob,
     add_file,
     add_payload,
     add_tensors,
@@ -359,33 +357,6 @@ def test_a_payload_arrives_with_all_that_it_holds(sender: Sender, native: bool) 
     assert list(value) == list(PAYLOAD)
 
 
-@pytest.mark.parametrize("count", [0, 1, 50_000])
-def test_a_blob_arrives_as_the_file_is(sender: Sender, count: int, tmp_path: Path) -> None:
-    path = tmp_path / "blob"
-    path.write_bytes(bytes(range(251)) * (count // 251) + bytes(count % 251))
-    ref = add_blob(sender.service, path, [SITE])
-    told = sender.pair(ref, "--blob", *SIZES)
-    assert told.status == 0, told.reason
-    assert ref.wait(SECONDS).ok
-    assert sender.out.read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize("size", [CHUNK, 2 * CHUNK, 4 * CHUNK])
-def test_what_is_pushed_need_not_be_asked_for_and_the_rest_is(sender: Sender, size: int) -> None:
-    push = StreamSettings(chunk_size=size, request_size=4 * CHUNK, window=1)
-    ref = add_tensors(sender.service, FAR, [SITE], push=push)
-    tap = sender.tap()
-    options = ("--push", "--chunk-size", str(2 * CHUNK), "--ping-after", str(SECONDS))
-    told = sender.pair(ref, *options, "--eager", "0", tap=tap)
-    assert told.status == 0, told.reason
-    assert_same(sender.out, FAR)
-    assert not tap.all("Open")
-    pulled = size > 2 * CHUNK  # Longer chunks than the stranger takes.
-    assert told.seen["pushed"] == (0 if pulled else 4 * CHUNK)
-    starts = [msgspec.msgpack.decode(each.payload)["start"] for each in tap.all("Fetch")]
-    assert min(starts) == (0 if pulled else 4 * CHUNK)
-
-
 def test_numbers_go_on_from_1_after_the_last(sender: Sender) -> None:
     ref = add_tensors(sender.service, FAR, [SITE])
     tap = sender.tap()
@@ -409,10 +380,6 @@ def nth_frame(number: int, change: Callable[[bytes], bytes], of: int = 1) -> Cha
     return changed
 
 
-def flipped(raw: bytes) -> bytes:
-    return raw[:-1] + bytes([raw[-1] ^ 1])
-
-
 @pytest.mark.parametrize("left", [0, 30, 64 + 100], ids=["between", "in a header", "in a frame"])
 def test_after_a_cut_only_what_is_missing_comes_again(sender: Sender, left: int) -> None:
     ref = add_tensors(sender.service, FAR, [SITE])
@@ -428,50 +395,6 @@ def test_after_a_cut_only_what_is_missing_comes_again(sender: Sender, left: int)
     assert instances[0] & instances[1] - {b""}
     frames = [packet.start for packet in tap.all("frame", 1)[:7] + tap.all("frame", 2)]
     assert sorted(frames) == list(range(0, 20 * CHUNK, CHUNK))
-
-
-def test_a_cut_before_the_layout_or_the_end_is_made_good(sender: Sender) -> None:
-    cut_at = {1: "Opened", 2: "Closed"}
-
-    def change(connection: int, packet: Packet, raw: bytes) -> bytes:
-        if cut_at.get(connection) == named(packet):
-            raise OSError("cut")
-        return raw
-
-    ref = add_tensors(sender.service, FAR, [SITE])
-    told = sender.tcp(ref, *SIZES, tap=sender.tap(change))
-    assert told.status == 0, told.reason
-    assert told.seen["connections"] == 3
-    assert ref.wait(SECONDS).ok
-    assert_same(sender.out, FAR)
-
-
-@pytest.mark.parametrize("change", [flipped, lambda raw: raw[:63] + flipped(raw[63:64]) + raw[64:]])
-def test_a_damaged_chunk_alone_comes_again_and_a_damaged_header_ends_the_connection(
-    sender: Sender, change: Callable[[bytes], bytes]
-) -> None:
-    ref = add_tensors(sender.service, FAR, [SITE])
-    tap = sender.tap(nth_frame(3, change))
-    told = sender.tcp(ref, *SIZES, tap=tap)
-    assert told.status == 0, told.reason
-    assert_same(sender.out, FAR)
-    in_chunk = change is flipped
-    assert (told.seen["damaged"], told.seen["connections"]) == ((1, 1) if in_chunk else (0, 2))
-    if in_chunk:
-        starts = Counter(packet.start for packet in tap.all("frame"))
-        assert starts == Counter(dict.fromkeys(range(0, 20 * CHUNK, CHUNK), 1)) + Counter(
-            [2 * CHUNK]
-        )
-
-
-def test_a_lost_answer_is_found_by_asking_for_it(sender: Sender) -> None:
-    """The last frame is kept from the stranger, which only a ping can tell it."""
-    ref = add_tensors(sender.service, FAR, [SITE])
-    tap = sender.tap(nth_frame(20, lambda raw: b""), cuts=False)
-    told = sender.tcp(ref, "--ping-after", "0.1", *SIZES, tap=tap)
-    assert told.status == 0, told.reason
-    assert told.seen["connections"] == 2
-    assert_same(sender.out, FAR)
 
 
 @pytest.mark.parametrize("number", ["beat", "ping"])
@@ -570,16 +493,6 @@ def test_a_file_goes_on_where_it_was_broken_off_and_damage_to_it_is_found(
     assert_same(sender.out, FAR)
     missing = [3 * CHUNK, *range(11 * CHUNK, 20 * CHUNK, CHUNK)]
     assert sorted(packet.start for packet in tap.all("frame")) == missing
-
-
-def test_whoever_has_another_key_is_kept_out(sender: Sender) -> None:
-    ref = add_tensors(sender.service, FAR, [SITE])
-    key = str(sender.listener.admit(SITE))
-    for address_key, run in (("00" * 32, ""), (key, "another run")):
-        refused = told("tcp", sender.listener.address, address_key, run, ref.id, sender.out)
-        assert (refused.status, "ended" in refused.reason) == (1, True)
-    assert told("tcp", sender.listener.address, key, "", ref.id, sender.out).status == 0
-    assert_same(sender.out, FAR)
 
 
 def test_a_stranger_tells_nothing_to_a_listener_that_has_no_key(sender: Sender) -> None:

@@ -67,15 +67,6 @@ def test_another_magic_version_or_kind_is_refused_although_its_digest_is_right(
         Header.parse(data, "peer")
 
 
-@given(requests, tokens)
-def test_a_request_comes_back_as_it_was(request, token):
-    packet = pack_message(request, token)
-    header = Header.parse(packet[:HEADER_BYTES], "peer")
-    payload = packet[HEADER_BYTES:]
-    assert header == Header(MESSAGE, request.request, token, 0, len(payload), digest_of([payload]))
-    assert decode_request(payload, "site-1") == request
-
-
 @given(st.binary(max_size=200))
 def test_junk_for_a_message_gives_only_protocol_errors(junk):
     for decode in (decode_request, decode_reply):

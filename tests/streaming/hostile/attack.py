@@ -146,18 +146,6 @@ def gathers(sock, token, nbytes):
     say(f"asked {number}")
 
 
-def floods(sock, token, kind):
-    """Send what is no request without end; kind 0 is zeros, 1 is what begins as packets do."""
-    sock.settimeout(0.5)
-    piece = (bytes(4), b"FLST")[kind] * (MIB // 4)
-    try:
-        while True:
-            sock.sendall(piece)
-    except OSError:
-        pass
-    say("sent")
-
-
 def insists(sock, token, nbytes, kind):
     """Send requests of one kind without end, and read all answers as fast as they come."""
     whole = {"start": 0, "stop": nbytes}
@@ -231,23 +219,6 @@ def states(sock, _, kind):
         + b'}"},"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
     ]
     opens_to(sock, layouts[kind])
-
-
-def talks(sock, _, kind):
-    """Send nothing of use, without end."""
-    _, token, number, _ = request(sock)
-    piece = [
-        bytes(MIB),
-        b"FLST" * (MIB // 4),
-        packet(token, 999_999, type="Pong", requests=[]) * 1000,
-        packet(bytes(16), number, type="Pong", requests=[]) * 1000,
-        packet(token, number, type="Pong", requests=list(range(MIB, 3 * MIB))),
-    ][kind]
-    try:
-        while True:
-            sock.sendall(piece)
-    except OSError:
-        pass
 
 
 def refuses(sock, _):

@@ -115,7 +115,7 @@ class Attackers:
         return Attacker(process)
 
 
-@pytest.fixture(params=[False, True], ids=["pair", "tcp"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.nightly)], ids=["pair", "tcp"])
 def attackers(request: pytest.FixtureRequest) -> Iterator[Attackers]:
     with ExitStack() as stack:
         yield Attackers(stack, over_tcp=request.param)

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 import weakref
 
 import numpy as np
@@ -131,21 +130,6 @@ def test_a_receiver_that_stalls_is_named_by_the_offer_itself(attackers, receiver
     assert ref.outcome.reason.startswith("site-2: it stalled (sent ")
     assert "MiB of 8 MiB, nothing from it for 0.5" in ref.outcome.reason
     assert ref.deliveries["site-1"].failure is None
-
-
-def test_a_receiver_that_was_given_up_is_told_so(attackers, receiver):
-    ref = add_arrays(
-        attackers.service, {"w": np.ones(MIB, np.uint8)}, ["site-1", "site-2"], stall_timeout=0.2
-    )
-
-    def on_progress(done, nbytes):
-        if done == nbytes:
-            time.sleep(0.6)
-
-    status, _ = download_arrays(
-        receiver, ref.token, settings=QUICK, on_progress=on_progress, optional=True
-    )
-    assert status.code == "refused"
 
 
 def test_a_callback_may_close_the_service(attackers, receiver):
