@@ -1,6 +1,7 @@
 """Senders that state too much, talk without end or send for ever: their receivers bear it."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from nightly_cases import first_and_nightly
@@ -11,7 +12,8 @@ from flstream.streaming.receiver import StreamSettings
 
 MIB = 1 << 20
 TOKEN = bytes(range(16))
-QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
+# An attacker takes seconds to start on a machine that is busy.
+QUICK = StreamSettings(chunk_size=MIB, request_timeout=60, ping_timeout=60)
 
 LAYOUTS = {
     "two million empty lists": "Expected `object.*`, got `array`",
@@ -60,7 +62,7 @@ def test_a_body_is_as_long_as_its_receiver_allows(attackers, tmp_path):
 def test_an_abort_ends_a_download_in_the_middle_of_a_frame(attackers):
     nbytes = 512 * MIB
     receiver, abort, _ = attackers.send("sends", nbytes)
-    settings = StreamSettings(chunk_size=nbytes, request_size=nbytes)
+    settings = replace(QUICK, chunk_size=nbytes, request_size=nbytes)
     taken = []
     channel = receiver.incoming._channel
     receive_some = channel.receive_some
