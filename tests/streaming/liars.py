@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from queue import Queue
 from typing import Any
 
 import msgspec
@@ -66,7 +67,7 @@ def greeting(version: int = VERSION) -> bytes:
     return message("Hello", 0, NOBODY, **fields)
 
 
-def layout(*entries: tuple[str, int, int]) -> bytes:
+def layout_of(*entries: tuple[str, int, int]) -> bytes:
     """A layout of bytes: names, and where they are said to lie."""
     return json.dumps(
         {
@@ -77,11 +78,33 @@ def layout(*entries: tuple[str, int, int]) -> bytes:
 
 
 class Sender:
-    """A sender that answers on a thread of its own."""
+    """A sender that answers on a thread of its own.
 
-    def __init__(self, sock: socket.socket, case: str) -> None:
+    Args:
+        sock: Its end of the connection.
+        case: What it does: see :data:`SENDERS`.
+        nbytes: Length of the body that it has.
+        layout: Layout that it states.
+        reason: Why it refuses.
+
+    Attributes:
+        told: How the receiver closed the download, once it has.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        case: str,
+        *,
+        nbytes: int = NBYTES,
+        layout: bytes = b"",
+        reason: str = "no",
+    ) -> None:
+        self.told: Queue[tuple[bool, str]] = Queue()
         self._sock = sock
         self._case = case
+        self._layout = layout or layout_of(("w", 0, nbytes))
+        self._reason = reason
         self._thread = threading.Thread(target=self._serve, name="liar", daemon=True)
         self._thread.start()
 
@@ -128,26 +151,27 @@ class Sender:
                     waiting.append(number)
                     yield from self._frames(asked)
                 case "Close":
+                    self.told.put((asked["ok"], asked["reason"]))
                     yield message("Closed", number, token, request=number)
 
     def _opened(self, number: int, token: bytes) -> Iterator[bytes]:
         layouts = {
             "a layout that is none": b"[" * 10_000,
-            "a layout with a hole": layout(("v", 0, 10), ("w", 20, NBYTES + 10)),
-            "a layout without end": layout(("w", 0, 2**62)),
-            "a layout that does not fit": layout(("w", 0, NBYTES - 16)),
+            "a layout with a hole": layout_of(("v", 0, 10), ("w", 20, NBYTES + 10)),
+            "a layout without end": layout_of(("w", 0, 2**62)),
+            "a layout that does not fit": layout_of(("w", 0, NBYTES - 16)),
         }
         if self._case == "patience":
             return
         if self._case == "no message":
             yield packed(1, number, token, 0, b"\xc1")
         if self._case == "a refusal":
-            yield message("Refused", number, token, request=number, reason="no\x1b[2J")
+            yield message("Refused", number, token, request=number, reason=self._reason)
         if self._case == "chatter":
             pong = message("Pong", 999_999, token, request=999_999, requests=[])
             while True:
                 yield pong * 1000
-        content = layouts.get(self._case, layout(("w", 0, NBYTES)))
+        content = layouts.get(self._case, self._layout)
         fields = {"request": number, "layout": content, "chunk_size": 0, "limit": 0}
         yield message("Opened", number, token, **fields)
 

@@ -9,15 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
-from typing import NamedTuple
 
 import psutil
 import pytest
 
-from flstream.streaming.limits import DEFAULT_LIMITS, Limits
-from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.transport.channel import Signal
 from flstream.transport.sockets import SocketChannel
 from flstream.transport.tcp import TcpListener, dial
 
@@ -40,20 +36,6 @@ class Attacker:
         self._process.stdin.flush()
 
 
-class Downloading(NamedTuple):
-    """A receiver of a sender that attacks.
-
-    Attributes:
-        receiver: The receiver.
-        abort: Signal that calls its download off.
-        attacker: The process at the other end.
-    """
-
-    receiver: Receiver
-    abort: Signal
-    attacker: Attacker
-
-
 class Attackers:
     """A service, and what attacks it or its receivers."""
 
@@ -73,19 +55,6 @@ class Attackers:
             channel = SocketChannel(ours, receiver, lends=lends)
         self.service.attach(channel, receiver)
         return self._start(theirs, attack, token, *args)
-
-    def send(self, attack: str, *args: int, limits: Limits = DEFAULT_LIMITS) -> Downloading:
-        """A receiver whose sender is in a process that attacks, and that process."""
-        if self._over_tcp:
-            channel, theirs = self._connected("server")
-        else:
-            ours, theirs = socket.socketpair()
-            channel = SocketChannel(ours, "server")
-        self._stack.callback(channel.close)
-        abort = Signal()
-        self._stack.callback(abort.close)
-        receiver = self._stack.enter_context(Receiver(channel, "server", abort, limits))
-        return Downloading(receiver, abort, self._start(theirs, attack, bytes(16), *args))
 
     def _connected(self, peer: str) -> tuple[SocketChannel, socket.socket]:
         """This process's end of an authenticated connection, and the socket of the other one."""
