@@ -9,10 +9,8 @@ import torch
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS, chain_of
 from flstream.codecs.frame_codec import FramePlace
 from flstream.job import codec_sections, job_keys
-from flstream.job.codecs import CodecPlan, CodecSpec, CodecsSection
-from flstream.job.hocon import read_hocon
+from flstream.job.codecs import CodecPlan, CodecSpec
 from flstream.job.problems import RefusedValueError
-from flstream.job.typed_sections import render_specs
 from flstream.model.memory import MemoryBody
 from tests.support import body_of
 
@@ -156,21 +154,3 @@ def test_codecs_of_the_user_are_made_with_their_arguments(parse, tmp_path):
     chain.frames.decode(memoryview(payload), memoryview(out), place)
     assert out == data
     assert np.frombuffer(body_of(chain.lossy.rounded(source)), np.float32)[10] == 10.0
-
-
-def test_the_section_of_a_job_file_is_read_and_written_out(parse, tmp_path):
-    text = """
-    down = [delta, shuffle, zstd]
-    up = [{ type = topk, fraction = 0.02 }, zstd]
-    require_lossless = ["norm", "^lm_head"]
-    """
-    path = tmp_path / "codecs.conf"
-    path.write_text(text)
-    values = read_hocon(path).values
-    section = CodecsSection.model_validate(values, context={"folder": tmp_path})
-    assert [each.type for each in section.down] == ["delta", "shuffle", "zstd"]
-    assert section.up[0].args == {"fraction": 0.02}
-    path.write_text(f"up = {render_specs(section.up)}")
-    again = read_hocon(path).values
-    assert CodecsSection.model_validate(again, context={"folder": tmp_path}).up == section.up
-    assert CodecsSection().up == []

@@ -217,14 +217,6 @@ def test_a_cast_refuses_what_would_become_infinite_and_passes_what_is():
         assert torch.equal(found.isnan(), strange.isnan())
 
 
-@pytest.mark.parametrize("name", ["cast bf16", "cast f16"])
-def test_what_was_cast_is_cast_to_the_same_bits(name):
-    codec = lossy(name)
-    once = codec.rounded(MemoryBody.of(model()))
-    assert body_of(codec.encode(once)) == body_of(codec.encode(MemoryBody.of(model())))
-    assert body_of(codec.rounded(once)) == body_of(once)
-
-
 def test_a_model_of_other_tensors_is_refused_and_a_part_of_it_is_read():
     source = MemoryBody.of(model())
     codec = lossy("int8")
@@ -251,16 +243,6 @@ class Halving:
 
     def decode(self, data, place):
         return np.frombuffer(data, np.float16).astype(np.float32) * 2
-
-
-def test_a_codec_of_the_user_is_used_as_it_is():
-    tensors = {"w": torch.arange(100_000) / 64.0}
-    codec = LossyCodec(Halving(), "mine.py:Halving")
-    assert not codec.for_updates
-    source = MemoryBody.of(tensors)
-    assert codec.encoded(source.layout).nbytes == 200_000
-    found = tensors_of(codec.rounded(source))
-    assert torch.equal(found["w"], (tensors["w"] / 2).half().float() * 2)
 
 
 @pytest.mark.parametrize(

@@ -245,12 +245,6 @@ def test_a_filter_of_ones_own_is_a_class_that_is_called_with_blocks(tmp_path):
         body_of(wrong)
 
 
-def test_an_update_of_another_model_is_refused_by_the_name_of_its_tensor():
-    _, update = model_and_update(10)
-    with pytest.raises(ClientError, match="'scale' of the update is not part of the model"):
-        filtered(MemoryBody.of(update), specs(*ALL[:1]), UP, MemoryBody.of({"w": torch.zeros(10)}))
-
-
 def test_every_built_in_filter_is_tested_here():
     assert {each["type"] for each in ALL} == set(BUILT_IN)
     assert FilterSpec("gaussian").changes_numbers

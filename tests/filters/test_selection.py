@@ -45,8 +45,3 @@ def test_millions_of_numbers_take_two_passes():
 
     assert percentile(blocks, len(numbers), 10) == np.percentile(numbers, 10)
     assert len(passes) == 2
-
-
-def test_millions_of_equal_numbers_are_found_without_keeping_them():
-    numbers = np.full(1_100_000, 0.1)
-    assert percentile(in_blocks(numbers, 50_000), len(numbers), 37.5) == 0.1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from functools import cached_property
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
@@ -357,16 +357,6 @@ def test_a_payload_arrives_with_all_that_it_holds(sender: Sender, native: bool) 
     assert list(value) == list(PAYLOAD)
 
 
-def test_numbers_go_on_from_1_after_the_last(sender: Sender) -> None:
-    ref = add_tensors(sender.service, FAR, [SITE])
-    tap = sender.tap()
-    told = sender.tcp(ref, "--first", "4294967293", *SIZES, tap=tap)
-    assert told.status == 0, told.reason
-    asked = [packet.request for packet in tap.all("Fetch")]
-    assert asked == [4294967294, 4294967295, *range(1, 9)]
-    assert_same(sender.out, FAR)
-
-
 # What goes wrong.
 def nth_frame(number: int, change: Callable[[bytes], bytes], of: int = 1) -> Change:
     """What changes one frame of a connection."""
@@ -395,25 +385,6 @@ def test_after_a_cut_only_what_is_missing_comes_again(sender: Sender, left: int)
     assert instances[0] & instances[1] - {b""}
     frames = [packet.start for packet in tap.all("frame", 1)[:7] + tap.all("frame", 2)]
     assert sorted(frames) == list(range(0, 20 * CHUNK, CHUNK))
-
-
-@pytest.mark.parametrize("number", ["beat", "ping"])
-def test_a_stranger_that_waits_is_heard_of(sender: Sender, number: str) -> None:
-    """The layout is held back until a beat has come by, or a ping."""
-    came = Event()
-
-    def change(connection: int, packet: Packet, raw: bytes) -> bytes:
-        if named(packet) == "Ping" and (packet.request == 0) == (number == "beat"):
-            came.set()
-        assert named(packet) != "Opened" or came.wait(SECONDS)
-        return raw
-
-    ref = add_tensors(sender.service, FAR, [SITE])
-    often = ("--beat", "0.05") if number == "beat" else ("--ping-after", "0.05")
-    told = sender.tcp(ref, *often, *SIZES, tap=sender.tap(change))
-    assert told.status == 0, told.reason
-    assert told.seen["connections"] == 1
-    assert_same(sender.out, FAR)
 
 
 def test_fields_that_a_reader_does_not_know_are_passed_over_by_both(sender: Sender) -> None:

@@ -1,10 +1,15 @@
 """Receivers that ask for much: the sender grows no further, and serves the others in turn."""
 
+import socket
+import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from liars import greeting
 from nightly_cases import first_and_nightly
+from stranger import message
 
 from flstream.streaming.api import add_arrays, download_arrays
 from flstream.streaming.receiver import Receiver, StreamSettings
@@ -15,46 +20,101 @@ QUICK = StreamSettings(chunk_size=MIB, request_timeout=60)
 
 
 @pytest.fixture
-def honest(attackers):
-    """A receiver that keeps to the rules, in this process."""
-    ours, theirs = pipe("server", "site-2")
-    attackers.service.attach(ours, "site-2")
-    yield Receiver(theirs, "server")
-    theirs.close()
+def honest(attacked):
+    """Downloads from the service what it has for an honest receiver."""
+    receiver = attacked.receiver("site-2")
+
+    def download(array, settings=QUICK):
+        ref = add_arrays(attacked.service, {"a": array}, ["site-2"])
+        return download_arrays(receiver, ref.token, settings=settings, optional=True)
+
+    return download
 
 
-def test_layouts_that_nobody_reads_do_not_wait_in_memory(attackers, honest, watch_growth):
-    # The layout of so many arrays has 1 MiB.
+def request(name, number, token, **fields):
+    return message(name, number, token, token=token, request=number, **fields)
+
+
+def fetch(number, token, nbytes, chunk_size, *, urgent=False):
+    fields = {"start": 0, "stop": nbytes, "chunk_size": chunk_size, "urgent": urgent}
+    return request("Fetch", number, token, **fields)
+
+
+def close(number, token, *, ok=False):
+    return request("Close", number, token, ok=ok, reason="no")
+
+
+def opens(number, token, nbytes):
+    return request("Open", number, token, eager=0, chunk_size=0)
+
+
+def digests(number, token, nbytes, chunk_size=16 * MIB):
+    stop = min(nbytes, chunk_size * (1 << 12))
+    return request("Digest", number, token, start=0, stop=stop, chunk_size=chunk_size)
+
+
+def gathers(number, token, nbytes):
+    return fetch(2 * number, token, nbytes, nbytes, urgent=True) + close(2 * number + 1, token)
+
+
+ATTACKS = {
+    "layouts": opens,
+    "digests": digests,
+    "one frame that is called off": gathers,
+    "digests of 16 bytes": lambda *args: digests(*args, chunk_size=16),
+    "frames of 16 bytes": lambda n, token, nbytes: fetch(n, token, nbytes, 16, urgent=True),
+    "pings": lambda n, token, _: request("Ping", n, token),
+    "closings": lambda n, token, _: close(n, bytes(16), ok=True),
+    "beats": lambda n, token, _: b"FLST" * 10_000 + request("Ping", n, token),
+    "greetings": lambda n, token, _: bytes(MIB) + request("Ping", n, token),
+}
+
+
+def insist(sock, requests, reads):
+    """Send requests without end, and read all answers or none."""
+    with suppress(OSError):
+        if reads:
+            threading.Thread(target=drain, args=(sock,), daemon=True).start()
+        while True:
+            sock.sendall(requests)
+
+
+def drain(sock):
+    with suppress(OSError):
+        while sock.recv(MIB):
+            pass
+
+
+@first_and_nightly(
+    ("kind", "reads"),
+    [*((kind, False) for kind in list(ATTACKS)[:3]), *((kind, True) for kind in ATTACKS)],
+    brief=6,
+)
+def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
+    attacked, honest, watch_growth, kind, reads
+):
+    # The layout has 1 MiB, and the large tensor is to be gathered.
     arrays = {f"{'a' * 30}{number}": np.zeros(1, np.uint8) for number in range(10_000)}
-    ref = add_arrays(attackers.service, arrays, ["site-1"])
+    arrays["a"] = np.ones((16, 4 * MIB), np.uint8).T
+    ref = add_arrays(attacked.service, arrays, ["site-1", "site-3"])
+    asked = b"".join(ATTACKS[kind](n, ref.token, 64 * MIB) for n in range(1, 51))
+    sock = attacked.socket("site-1")
     growth = watch_growth()
-    attacker = attackers.start("site-1", "opens", ref.token, 2 * MIB)
-    assert attacker.says().startswith("sent")
-    offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
-    status, got = download_arrays(honest, offered.token, settings=QUICK)
-    assert status.ok
-    assert got["b"].sum() == MIB
+    sock.sendall(greeting())
+    thread = threading.Thread(target=insist, args=(sock, asked, reads), daemon=True)
+    thread.start()
+    for _ in range(2):
+        status, got = honest(np.ones(MIB, np.uint8))
+        assert status.ok
+        assert got["a"].sum() == MIB
+    assert ref.outcome is None or kind in ("beats", "greetings")
     assert growth.stop() < 64 * MIB
+    sock.shutdown(socket.SHUT_RDWR)
+    thread.join(30)
 
 
-def test_digests_that_nobody_reads_are_taken_in_turn(attackers, honest, watch_growth):
-    array = np.ones(64 * MIB, np.uint8)
-    ref = add_arrays(attackers.service, {"a": array}, ["site-1"])
-    growth = watch_growth()
-    attacker = attackers.start("site-1", "digests", ref.token, array.nbytes, 250)
-    assert attacker.says().startswith("asked")
-    # More than a minute of work is asked for. Between two pieces of it the other one is served.
-    offered = add_arrays(attackers.service, {"b": np.ones(64 * MIB, np.uint8)}, ["site-2"])
-    status, got = download_arrays(honest, offered.token, settings=QUICK)
-    assert status.ok
-    assert got["b"].nbytes == 64 * MIB
-    assert ref.outcome is None
-    # What was downloaded is in this process, too, and what was offered.
-    assert growth.stop() < (64 + 2 * 64) * MIB
-
-
-def test_two_channels_of_one_name_do_not_end_each_others_downloads(attackers):
-    service = attackers.service
+def test_two_channels_of_one_name_do_not_end_each_others_downloads(attacked):
+    service = attacked.service
     pairs = [pipe("server", "site-4") for _ in range(2)]
     for ours, _ in pairs:
         service.attach(ours, "site-4")
@@ -70,51 +130,9 @@ def test_two_channels_of_one_name_do_not_end_each_others_downloads(attackers):
     assert again.wait(30).status == "aborted"
 
 
-def test_a_model_in_one_message_is_no_longer_than_the_sender_allows(attackers, honest):
+def test_a_model_in_one_message_is_no_longer_than_the_sender_allows(honest):
     array = np.ones((96, MIB), np.uint8).T  # which has to be gathered
-    ref = add_arrays(attackers.service, {"a": array}, ["site-2"])
-    status, _ = download_arrays(
-        honest, ref.token, settings=replace(QUICK, chunk_size=0), optional=True
-    )
+    status, _ = honest(array, replace(QUICK, chunk_size=0))
     assert status.code == "refused"
     assert "more than 67108864 bytes" in status.reason
     assert "Limits.scratch_bytes" in status.reason
-
-
-def test_a_receiver_does_not_choose_what_the_sender_allocates(attackers, honest, watch_growth):
-    array = np.ones((128, MIB), np.uint8).T
-    ref = add_arrays(attackers.service, {"a": array}, ["site-1"])
-    growth = watch_growth()
-    attacker = attackers.start("site-1", "gathers", ref.token, array.nbytes)
-    assert attacker.says().startswith("asked")
-    offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
-    status, _ = download_arrays(honest, offered.token, settings=QUICK)
-    assert status.ok
-    assert growth.stop() < 64 * MIB
-
-
-INSISTS = {
-    "layouts": 0,
-    "digests": 1,
-    "digests of 16 bytes": 2,
-    "frames of 16 bytes": 3,
-    "one frame that is called off": 4,
-    "pings": 5,
-    "closings": 6,
-    "beats": 7,
-    "greetings": 8,
-}
-
-
-@first_and_nightly("kind", INSISTS.values(), ids=INSISTS, brief=3)
-def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
-    attackers, honest, watch_growth, kind
-):
-    array = np.ones((16, 4 * MIB), np.uint8).T
-    ref = add_arrays(attackers.service, {"a": array}, ["site-1", "site-3"])
-    growth = watch_growth()
-    attacker = attackers.start("site-1", "insists", ref.token, array.nbytes, kind)
-    assert attacker.says() == "asked"
-    offered = add_arrays(attackers.service, {"b": np.ones(MIB, np.uint8)}, ["site-2"])
-    assert download_arrays(honest, offered.token, settings=QUICK)[0].ok
-    assert growth.stop() < 64 * MIB
