@@ -1,6 +1,7 @@
 """Scripts that import NVFlare's names, whether or not that is installed."""
 
 import pytest
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 
 from flstream.job.code_check import code_problems
@@ -47,7 +48,7 @@ while flare.is_running():
 """
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@first_and_nightly("parallel", [2, 1])
 def test_a_script_of_nvflares_runs_as_it_is(jobs, parallel):
     how = "train.alias=nvflare", "model.args.size=3", f"clients.parallel={parallel}"
     run = jobs.run(FACE, *how, model=MODEL)
@@ -103,43 +104,24 @@ while flare.is_running():
 """
 
 
-def test_a_process_that_is_begun_anew_in_mid_run_is_told_of(jobs):
+def test_variables_that_a_new_process_has_lost_are_told_of(jobs):
     script = KEEPS.replace("FAILS", "model.current_round == 1")
-    how = "rounds=4", "clients.min_updates=1", "train.alias=nvflare"
-    run = jobs.run(script, *how)
+    run = jobs.run(script, "rounds=4", "clients.min_updates=1", "train.alias=nvflare")
     assert run.summary.status == "finished", run.summary.error
     [warning] = run.summary.warnings
-    assert warning == (
-        "site-2 has a new process in round 3, so variables that client.py keeps from round to "
-        "round are those of its beginning: count"
-    )
-    assert jobs.run(script, *how[:2], "train.alias=nvflare", "clients.parallel=1").summary.warnings
-
-
-def test_a_run_that_goes_on_has_new_processes_and_says_so(jobs):
-    script = KEEPS.replace("FAILS", "False")
-    run = jobs.run(script, "train.alias=nvflare")
-    assert run.summary.warnings == []
-    more = jobs.go_on(run, script, "train.alias=nvflare", "rounds=3")
-    [warning] = more.summary.warnings
-    assert warning.startswith("site-1, site-2 have new processes in round 3, so variables that")
-
-
-def test_where_sites_share_processes_lost_variables_are_told_of(jobs):
-    script = KEEPS.replace("FAILS", "False")
-    run = jobs.run(script, "train.alias=nvflare", "clients.parallel=1")
-    [warning] = run.summary.warnings
-    assert warning == (
-        "client.py is run anew for each task, since 2 sites share 1 process, and it keeps count "
-        "from round to round; set clients.parallel = 2"
-    )
+    assert warning.startswith("site-2 has a new process in round 3, so variables that client.py")
+    assert warning.endswith(": count")
 
 
 @pytest.mark.nightly
-def test_a_script_with_the_own_import_is_told_of_lost_variables_likewise(jobs):
-    script = KEEPS.replace("FAILS", "False").replace("nvflare.client", "flstream.client")
-    run = jobs.run(script)
+@pytest.mark.parametrize("name", ["nvflare.client", "flstream.client"])
+def test_so_is_a_run_that_goes_on_and_one_whose_sites_share_a_process(jobs, name):
+    script = KEEPS.replace("FAILS", "False").replace("nvflare.client", name)
+    how = ["train.alias=nvflare"] if name == "nvflare.client" else []
+    run = jobs.run(script, *how)
     assert run.summary.warnings == []
-    more = jobs.go_on(run, script, "rounds=3")
-    [warning] = more.summary.warnings
+    [warning] = jobs.go_on(run, script, *how, "rounds=3").summary.warnings
     assert warning.startswith("site-1, site-2 have new processes in round 3, so variables that")
+    [warning] = jobs.run(script, *how, "clients.parallel=1").summary.warnings
+    assert "client.py is run anew for each task" in warning
+    assert "it keeps count" in warning

@@ -1,32 +1,25 @@
 """The functions a training script calls, where they cannot work; the rest is in whole jobs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import flstream.client as flare
+from flstream.client.code_errors import sentence
 from flstream.client.weight import weight_of
 from flstream.errors import ClientError
 from flstream.streaming.payload import pack, unpack
 
+CALLS = ["init", "is_running", "receive", "is_train", "is_evaluate", "get_site_name"]
+CALLS += ["get_state_dir", "system_info"]
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        flare.init,
-        flare.is_running,
-        flare.receive,
-        lambda: flare.send(flare.FLModel()),
-        flare.is_train,
-        flare.is_evaluate,
-        flare.get_site_name,
-        flare.get_state_dir,
-        flare.system_info,
-        lambda: flare.log("loss", 1.0),
-    ],
-)
-def test_outside_of_a_run_every_call_says_how_to_start_one(call):
-    with pytest.raises(ClientError, match="flstream simulate"):
-        call()
+
+def test_outside_of_a_run_every_call_says_how_to_start_one():
+    calls = [getattr(flare, name) for name in CALLS]
+    for call in (*calls, lambda: flare.send(flare.FLModel()), lambda: flare.log("loss", 1.0)):
+        with pytest.raises(ClientError, match="flstream simulate"):
+            call()
 
 
 def test_params_type_may_be_given_as_a_string_but_not_as_any_string():
@@ -46,33 +39,19 @@ def test_a_weight_is_any_number_within_the_limits(weight):
     assert weight_of({"num_examples": weight}) == weight
 
 
-@pytest.mark.parametrize(
-    "weight", [0, -0.0, -1, np.nan, np.inf, -np.inf, 1e308, 9e-16, 5e-324, 2**50]
-)
-def test_a_weight_that_cannot_be_a_share_of_a_mean_is_refused(weight):
-    with pytest.raises(
-        ClientError, match=r"^meta\['num_examples'\] is .*, and an update's weight is "
-    ):
-        weight_of({"num_examples": weight})
+OUTSIDE = [0, -0.0, -1, np.nan, np.inf, -np.inf, 1e308, 9e-16, 5e-324, 2**50]
+NO_NUMBERS = [True, np.True_, "12", b"12", None, 1j, np.ones(2), 10**400]
 
 
 @pytest.mark.parametrize(
-    ("weight", "what"),
-    [
-        (True, "a bool that is no number"),
-        (np.True_, "a bool.* that is no number"),
-        ("12", "a str that is no number"),
-        (b"12", "a bytes that is no number"),
-        (None, "a NoneType that is no number"),
-        (1j, "a complex that is no number"),
-        (np.ones(2), r"a ndarray of shape \[2\] that is no number"),
-        (10**400, "an int that no float can hold"),
-    ],
+    ("weights", "what"),
+    [(OUTSIDE, ", and an update's weight is "), (NO_NUMBERS, "; send the number of examples$")],
+    ids=["outside", "no numbers"],
 )
-def test_a_weight_that_is_no_number_is_refused(weight, what):
-    message = rf"^meta\['num_examples'\] is {what}; send the number of examples$"
-    with pytest.raises(ClientError, match=message):
-        weight_of({"num_examples": weight})
+def test_what_cannot_be_a_share_of_a_mean_is_refused(weights, what):
+    for weight in weights:
+        with pytest.raises(ClientError, match=rf"^meta\['num_examples'\] is .*{what}"):
+            weight_of({"num_examples": weight})
 
 
 def test_a_model_travels_as_a_payload_without_more_ado():
@@ -82,3 +61,22 @@ def test_a_model_travels_as_a_payload_without_more_ado():
     assert received.params_type is flare.ParamsType.DIFF
     assert received.params["w"].tolist() == [1, 1, 1]
     assert (received.metrics, received.meta) == ({"loss": 0.5}, {"tags": ("a", None)})
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("two\nlines"), "ValueError: two lines"),
+        (ValueError("half \ud800"), r"ValueError: half \ud800"),
+        (MuteError(), "MuteError"),
+    ],
+)
+def test_an_exception_that_cannot_be_printed_or_sent_has_a_sentence_all_the_same(error, words):
+    found = sentence(error, Path("client.py"))
+    assert found == f"client.py raised {words}"
+    assert found.encode()

@@ -179,132 +179,7 @@ def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_p
     )
 
 
-def test_one_process_of_a_command_needs_no_launcher(start):
-    server = start(looping(), PYTHON, "-u")
-    ready = server.hear(Ready)
-    assert psutil.Process(ready.pid).cmdline()[:2] == [PYTHON, "-u"]
-    server.fetch(server.train(model(), "site-1"))
-    server.control.send(Stop())
-    server.hear(Goodbye)
-
-
-@first_and_nightly(
-    ("body", "words"),
-    [
-        ("kill(os.getpid()) if rank == 0 else wait()", "rank 0 of train.command has died"),
-        ("kill(os.getpid()) if rank == 1 else wait()", "rank 1 of train.command has died"),
-        (
-            "kill(os.getppid()) if rank == 0 else wait()\nwait()",
-            "train.command has ended before its script: python was killed by SIGKILL",
-        ),
-        (
-            "if rank == 0:\n    raise ValueError('ill')\nwait()",
-            "client.py, line 21 raised ValueError: ill",
-        ),
-        (
-            "if rank == 1:\n    raise ValueError('ill')\nwait()",
-            "rank 1: client.py, line 21 raised ValueError: ill",
-        ),
-        ("if rank == 1:\n    sys.exit(4)\nwait()", "rank 1: client.py exited with status 4"),
-        (
-            "if rank == 0:\n    break\nwait()",
-            "client.py ended without answering the task; send() an FLModel for each task",
-        ),
-    ],
-    brief=1,
-)
-def test_a_rank_that_ends_in_a_task_fails_the_site(start, pair, body, words):
-    assert failure(start(looping(body), *pair)) == words
-
-
-@pytest.mark.nightly
-def test_what_one_rank_fails_of_is_the_reason_where_others_fail_of_that(start, pair):
-    """As with torch: what another rank sees of it is a broken connection, a moment later."""
-    body = """
-    if rank == 1:
-        raise ValueError("ill")
-    own = psutil.Process()
-    psutil.wait_procs([each for each in own.parent().children() if each != own])
-    raise RuntimeError("connection closed")
-    """
-    assert "rank 1: client.py" in failure(start(looping(body), *pair))
-
-
-@pytest.mark.nightly
-def test_the_end_of_the_workers_process_is_that_of_all_others(start, pair):
-    """The launcher too, which would wait for others for ever."""
-    body = "kill(psutil.Process(os.getppid()).ppid()) if rank == 0 else None\nwait()"
-    launcher = "Path(__file__).with_name(f'pid-{os.getppid()}').touch()\n"
-    server = start(looping(launcher + body), *pair)
-    server.hear(Ready)
-    server.ask("train", model(), "site-1")
-    ends(server)
-
-
-@pytest.mark.nightly
-def test_what_a_rank_has_forked_ends_with_the_command(start, pair):
-    forks = """
-    if rank == 0:
-        os.setsid()
-        if os.fork() == 0:
-            Path(__file__).with_name(f"pid-{os.getpid()}").touch()
-            kill(os.getppid())
-    wait()
-    """
-    assert failure(start(looping(forks), *pair)) == "rank 0 of train.command has died"
-
-
-def test_the_end_of_the_server_is_that_of_all_others(start, pair):
-    server = start(looping("flare.log('here', 1)\nwait()"), *pair)
-    server.hear(Ready)
-    server.ask("train", model(), "site-1")
-    server.hear(Logged)
-
-
-@pytest.mark.nightly
-def test_a_loss_before_the_first_task_fails_nobody(start, pair):
-    server = start(HEAD + "kill(os.getpid()) if rank == 0 else wait()", *pair)
-    server.hear(Ready)
-    ends(server)
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (
-            [PYTHON, "-c", "import sys; print('out', flush=True); sys.exit('no such option')"],
-            "train.command has ended before it started the script: python exited with status 1 "
-            "(no such option)",
-        ),
-        ([PYTHON, "-c", "0"], "it started the script: python exited with status 0"),
-        (["/nowhere/at/all"], "train.command: /nowhere/at/all cannot be started: No such file"),
-    ],
-)
-def test_a_command_that_comes_to_nothing_says_why(start, command, words):
-    assert words in reason(start(looping(), *command))
-
-
-def test_ranks_need_numbers_of_their_own(start, pair, tmp_path):
-    (tmp_path / "pair.py").write_text(PAIR.replace("RANK", "NUMBER"))
-    assert "two processes of train.command are rank 0" in reason(start(looping("wait()"), *pair))
-
-
-@pytest.mark.nightly
-def test_a_script_that_raises_before_its_first_task_is_quoted(start, pair):
-    assert reason(start("1 / 0", *pair)).endswith(
-        "line 1 raised ZeroDivisionError: division by zero"
-    )
-
-
-@pytest.mark.nightly
-def test_a_script_that_ends_early_ends_the_worker(start, pair):
-    server = start(HEAD, *pair)
-    server.hear(Goodbye)
-    assert server.failures() == []
-
-
-@pytest.mark.nightly
-def test_a_process_that_does_not_know_the_token_is_not_let_in(start, run):
+def test_one_process_of_a_command_needs_no_launcher_and_no_stranger_is_let_in(start, run):
     stranger = """
 import os, runpy, sys
 from flstream.client.rank_link import TOKEN, RankLink
@@ -318,5 +193,92 @@ sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
     server = start(looping(), PYTHON, "-c", stranger)
+    ready = server.hear(Ready)
+    assert psutil.Process(ready.pid).cmdline()[:2] == [PYTHON, "-c"]
     server.fetch(server.train(model(), "site-1"))
     assert run.site_log("site-1").read_text() == "shut out\n"
+    server.control.send(Stop())
+    server.hear(Goodbye)
+
+
+# What another rank sees of a failure is a broken connection, a moment later, as with torch.
+LATER = """
+if rank == 1:
+    raise ValueError("ill")
+own = psutil.Process()
+psutil.wait_procs([each for each in own.parent().children() if each != own])
+raise RuntimeError("connection closed")
+"""
+FORKS = """
+if rank == 0:
+    os.setsid()
+    if os.fork() == 0:
+        Path(__file__).with_name(f"pid-{os.getpid()}").touch()
+        kill(os.getppid())
+wait()
+"""
+
+
+@first_and_nightly(
+    ("body", "words"),
+    [
+        ("kill(os.getpid()) if rank == 1 else wait()", "rank 1 of train.command has died"),
+        ("kill(os.getpid()) if rank == 0 else wait()", "rank 0 of train.command has died"),
+        (
+            "kill(os.getppid()) if rank == 0 else wait()\nwait()",
+            "train.command has ended before its script: python was killed by SIGKILL",
+        ),
+        ("if rank == 0:\n    raise ValueError('ill')\nwait()", "line 21 raised ValueError: ill"),
+        (LATER, "rank 1: client.py, line 22 raised ValueError: ill"),
+        ("if rank == 1:\n    sys.exit(4)\nwait()", "rank 1: client.py exited with status 4"),
+        ("if rank == 0:\n    break\nwait()", "client.py ended without answering the task"),
+        (FORKS, "rank 0 of train.command has died"),
+    ],
+)
+def test_a_rank_that_ends_in_a_task_fails_the_site_and_ends_all_others(start, pair, body, words):
+    assert words in failure(start(looping(body), *pair))
+
+
+@first_and_nightly("who", ["server", "worker"])
+def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(start, pair, who):
+    """The launcher too, which would wait for others for ever."""
+    body = "kill(psutil.Process(os.getppid()).ppid()) if rank == 0 else None\nwait()"
+    launcher = "Path(__file__).with_name(f'pid-{os.getppid()}').touch()\n"
+    body = body if who == "worker" else "flare.log('here', 1)\nwait()"
+    server = start(looping(launcher + body), *pair)
+    server.hear(Ready)
+    server.ask("train", model(), "site-1")
+    if who == "worker":
+        ends(server)
+    else:
+        server.hear(Logged)
+
+
+@first_and_nightly(
+    ("command", "words"),
+    [
+        (
+            [PYTHON, "-c", "import sys; print('out', flush=True); sys.exit('no such option')"],
+            "it started the script: python exited with status 1 (no such option)",
+        ),
+        ([PYTHON, "-c", "0"], "it started the script: python exited with status 0"),
+        (["/nowhere/at/all"], "train.command: /nowhere/at/all cannot be started: No such file"),
+    ],
+    brief=3,
+)
+def test_a_command_that_comes_to_nothing_says_why(start, command, words):
+    assert words in reason(start(looping(), *command))
+
+
+@pytest.mark.nightly
+def test_what_ends_before_the_first_task_says_why_or_fails_nobody(start, pair, tmp_path):
+    words = "line 1 raised ZeroDivisionError: division by zero"
+    assert reason(start("1 / 0", *pair)).endswith(words)
+    server = start(HEAD + "kill(os.getpid()) if rank == 0 else wait()", *pair)
+    server.hear(Ready)
+    ends(server)
+    server = start(HEAD, *pair)
+    server.hear(Goodbye)
+    assert server.failures() == []
+    (tmp_path / "pair.py").write_text(PAIR.replace("RANK", "NUMBER"))
+    assert "two processes of train.command are rank 0" in reason(start(looping("wait()"), *pair))

@@ -30,32 +30,31 @@ def is_open(fd):
     return True
 
 
-def test_a_model_is_mapped_once_and_its_descriptor_closed(path):
-    handed, fd = HandedModels(), os.open(path, os.O_RDONLY)
-    handed.put(MapModel(b"token", FileSource(path).layout.fingerprint), fd)
+def handed_over(path, *models):
+    """Models handed to a worker one after another, and their descriptors."""
+    handed, fds = HandedModels(), []
+    for token, fingerprint in models:
+        fds.append(os.open(path, os.O_RDONLY))
+        handed.put(MapModel(token, fingerprint), fds[-1])
+    return handed, fds
+
+
+def test_a_model_is_mapped_once_and_all_descriptors_are_closed(path):
+    right = FileSource(path).layout.fingerprint
+    handed, [fd] = handed_over(path, (b"token", right))
     assert handed.take(b"token").tensors("pytorch")["w"].eq(1).all()
     assert not is_open(fd)
     with pytest.raises(RefusedError, match="not handed over"):
         handed.take(b"token")
-
-
-def test_the_checkpoint_of_another_model_is_refused(path):
-    handed, fd = HandedModels(), os.open(path, os.O_RDONLY)
-    handed.put(MapModel(b"token", "0" * 32), fd)
+    handed, [other] = handed_over(path, (b"other", "0" * 32))
     with pytest.raises(CheckpointError, match="other tensors"):
-        handed.take(b"token")
-    assert not is_open(fd)
-
-
-def test_what_no_task_asked_for_is_closed_when_the_next_comes(path):
-    handed, first = HandedModels(), os.open(path, os.O_RDONLY)
-    handed.put(MapModel(b"first", ""), first)
-    second = os.open(os.devnull, os.O_RDONLY)
-    handed.put(MapModel(b"second", ""), second)
+        handed.take(b"other")
+    # What no task asked for is closed when the next comes, or at the end.
+    handed, left = handed_over(path, (b"first", right), (b"second", right))
     with pytest.raises(RefusedError):
         handed.take(b"first")
     handed.close()
-    assert not is_open(second)
+    assert not any(map(is_open, [fd, other, *left]))
 
 
 def test_a_descriptor_is_handed_from_process_to_process(path):

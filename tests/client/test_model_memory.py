@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from serving import Serving, worker_info
 
@@ -65,8 +66,6 @@ def test_a_model_that_goes_elsewhere_needs_none(script, into):
         kept = len(memory._kept)
         flare.send(flare.FLModel(params=model.params, metrics={{"kept": kept}}))
         """
-    import numpy as np
-
     params = {"w": np.ones((600, 600), np.float32)}
     with script(text, site="site-1", exchange_format="numpy") as worker:
         worker.server.fetch(worker.server.train(params, "site-1"))

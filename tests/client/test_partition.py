@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,10 +37,6 @@ def test_every_example_is_at_one_site_and_a_seed_gives_one_split(split):
     assert {part.dtype for part in parts} == {np.dtype(np.int64)}
 
 
-def test_iid_parts_differ_by_one_example_at_most():
-    assert sorted(map(len, partition.iid(10, 4, seed=0))) == [2, 2, 3, 3]
-
-
 def shares(parts, label):
     return np.array([np.mean(LABELS[part] == label) for part in parts])
 
@@ -60,10 +57,17 @@ def test_a_dirichlet_split_is_drawn_again_until_each_site_has_enough():
         partition.dirichlet(LABELS[:200], 2, 0.1, seed=4, min_examples=101)
 
 
-def test_two_shards_a_site_have_few_labels():
+def test_sizes_and_labels_are_those_of_the_kind_of_split():
+    assert sorted(map(len, partition.iid(10, 4, seed=0))) == [2, 2, 3, 3]
     parts = partition.shards(LABELS, 50, 2, seed=1)
     assert {len(part) for part in parts} == {20}
     assert max(len(set(LABELS[part])) for part in parts) <= 2
+    sizes = sorted(map(len, partition.quantity(1000, 5, 0.3, seed=2, min_examples=5)))
+    assert sizes[0] >= 5
+    assert sizes[-1] > 2 * sizes[0]
+    rng = np.random.default_rng(1)  # goes on where it is
+    first = partition.iid(100, 2, seed=rng)
+    assert not np.array_equal(first[0], partition.iid(100, 2, seed=rng)[0])
 
 
 @given(st.integers(1, 20), st.integers(1, 10), st.integers(0, 1000))
@@ -86,12 +90,6 @@ def test_groups_stay_together_and_sites_are_of_like_size():
     assert max(map(len, parts)) - min(map(len, parts)) <= 20
 
 
-def test_the_sizes_of_a_quantity_skew_differ():
-    sizes = sorted(map(len, partition.quantity(1000, 5, 0.3, seed=2, min_examples=5)))
-    assert sizes[0] >= 5
-    assert sizes[-1] > 2 * sizes[0]
-
-
 @pytest.mark.parametrize(
     ("split", "sentence"),
     [
@@ -104,6 +102,7 @@ def test_the_sizes_of_a_quantity_skew_differ():
         (lambda: partition.by_label(LABELS, 3, 11, seed=0), "11 labels of 10"),
         (lambda: partition.by_label([0, 1], 3, 1, seed=0), "1 examples of a label cannot"),
         (lambda: partition.by_group([0, 1], 3, seed=0), "2 groups cannot"),
+        (lambda: partition.record(range(1001)), "1001 labels are too many to be drawn"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused_with_a_sentence(split, sentence):
@@ -111,21 +110,9 @@ def test_a_split_that_cannot_be_is_refused_with_a_sentence(split, sentence):
         split()
 
 
-def test_a_generator_goes_on_where_it_is():
-    rng = np.random.default_rng(1)
-    first = partition.iid(100, 2, seed=rng)
-    assert not np.array_equal(first[0], partition.iid(100, 2, seed=rng)[0])
-
-
 def test_labels_may_be_texts_tensors_or_lists():
-    torch = pytest.importorskip("torch")
     names = np.array(list("abcdefghij"))[LABELS]
     expected = partition.dirichlet(LABELS, 3, 1, seed=1)
     for labels in (names, torch.tensor(LABELS), LABELS.tolist()):
         parts = partition.dirichlet(labels, 3, 1, seed=1)
         assert all(np.array_equal(*pair) for pair in zip(parts, expected, strict=True))
-
-
-def test_a_split_with_too_many_labels_is_not_recorded(monkeypatch):
-    with pytest.raises(ClientError, match="1001 labels are too many to be drawn"):
-        partition.record(range(1001))

@@ -43,32 +43,25 @@ def test_arrays_will_do_and_buffers_and_frozen_parameters_do_not_count():
     assert flare.proximal_term(net, origin, 1.0).item() == 4.0
 
 
-def test_half_floats_do_not_overflow():
+def test_half_floats_do_not_overflow_and_tied_parameters_count_once():
     net = torch.nn.Linear(1, 1, bias=False).half()
     origin = {"weight": np.zeros((1, 1), np.float16)}
     torch.nn.init.constant_(net.weight, 1000.0)
     term = flare.proximal_term(net, origin, 2.0)
     assert (term.dtype, term.item()) == (torch.float32, 1_000_000.0)
-
-
-def test_tied_parameters_count_once():
-    net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
-    net[1].weight = net[0].weight
-    origin = received(net)
+    first, second = (torch.nn.Linear(2, 2, bias=False) for _ in range(2))
+    second.weight = first.weight
+    origin = received(torch.nn.Sequential(first, second))
     with torch.no_grad():
-        net[0].weight += 1
-    assert flare.proximal_term(net, origin, 2.0).item() == pytest.approx(4.0)
-
-
-def test_the_modules_own_memory_is_refused_since_it_never_differs():
-    net = torch.nn.Linear(2, 2)
-    with pytest.raises(ClientError, match=r"'weight' shares its memory .* clone what was"):
-        flare.proximal_term(net, net.state_dict(), 0.1)
+        first.weight += 1
+    tied = flare.proximal_term(torch.nn.Sequential(first, second), origin, 2.0)
+    assert tied.item() == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(
     ("params", "mu", "sentence"),
     [
+        (None, 0.1, r"'weight' shares its memory .* clone what was"),  # so it never differs
         ({}, 0.1, "parameter 'weight' is not in the global model"),
         ({"weight": torch.zeros(4)}, 0.1, r"'weight' has shape \[2, 2\], but \[4\]"),
         ({"weight": torch.zeros(2, 2)}, -1.0, "mu = -1.0; it must be 0 or more"),
@@ -76,9 +69,7 @@ def test_the_modules_own_memory_is_refused_since_it_never_differs():
     ],
 )
 def test_what_is_wrong_is_named(params, mu, sentence):
+    net = torch.nn.Linear(2, 2, bias=False)
     with pytest.raises(ClientError, match=sentence):
-        flare.proximal_term(torch.nn.Linear(2, 2, bias=False), params, mu)
-
-
-def test_a_module_without_parameters_has_nothing_to_pay():
+        flare.proximal_term(net, net.state_dict() if params is None else params, mu)
     assert flare.proximal_term(torch.nn.ReLU(), {}, 1.0).item() == 0.0

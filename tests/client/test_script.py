@@ -1,7 +1,5 @@
 """A script in a loop: in its site's own process, or run anew for each site and task."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -62,24 +60,6 @@ def test_in_a_shared_process_a_script_is_run_anew_for_each_site(script):
     assert serving.turns[:3] == ["site-2", None, "site-3"]
 
 
-def test_the_models_of_a_batch_may_be_received_into_a_module(script):
-    with script("""
-        import torch, flstream.client as flare
-
-        net = torch.nn.Linear(2, 2)
-        flare.init()
-        while flare.is_running():
-            assert flare.receive(into=net).params["weight"].data_ptr() == net.weight.data_ptr()
-            with torch.no_grad():
-                net.weight *= 2
-            flare.send(flare.FLModel(net.state_dict()))
-    """) as serving:
-        net = torch.nn.Linear(2, 2)
-        update = serving.server.fetch(serving.server.train(net.state_dict(), "site-1", "site-2"))
-        for index in (0, 1):
-            assert torch.equal(update[f"{index}/weight"], net.weight * 2)
-
-
 def test_a_script_that_raises_fails_its_site_and_the_others_go_on(script):
     with script("""
         import sys, flstream.client as flare
@@ -113,14 +93,6 @@ def test_a_script_that_raises_fails_its_site_and_the_others_go_on(script):
             ]
             assert [site.site for site in trained.sites] == ["site-4", "site-5"]
             assert set(serving.server.fetch(trained)) == {"0/w", "0/n", "1/w", "1/n"}
-
-
-def test_a_single_site_that_fails_leaves_an_empty_answer(script):
-    with script("raise OSError('no data')") as serving:
-        assert serving.server.train(model(), "site-1") == Answered(1, {}, [])
-        assert serving.server.failures() == [
-            ("site-1", 1, "client.py, line 1 raised OSError: no data")
-        ]
 
 
 @pytest.mark.parametrize("site", [None, "site-2"])
@@ -179,57 +151,43 @@ def test_what_a_script_left_in_memory_is_gone_before_the_next_model_comes(script
         assert left == [0, 0, 0]
 
 
-def test_values_are_logged_for_the_site_and_the_round(script):
+def test_values_are_logged_for_the_site_and_the_round_in_their_order(script):
     with script("""
         import flstream.client as flare
-
-        flare.init()
-        flare.receive()
-        flare.log("loss", 0.25)
-        flare.send(flare.FLModel(metrics={}))
-    """) as serving:
-        serving.server.evaluate(model(), "site-1", "site-8", round_number=4)
-        logged = [m for m in serving.server.heard if isinstance(m, Logged)]
-        assert logged == [Logged(4, "site-1", "loss", 0.25), Logged(4, "site-8", "loss", 0.25)]
-
-
-def test_values_of_several_kinds_are_logged_in_their_order(script):
-    with script("""
-        import flstream.client as flare
+        from flstream.errors import ClientError
 
         flare.init()
         flare.receive()
         flare.log("losses", {"train": 1, "val": 2.5}, "SCALARS", global_step=30)
         flare.log("note", "halfway", data_type="TEXT", sender="me")
-        flare.send(flare.FLModel(metrics={}))
+        for value, more in (([1.0], {}), (1.0, {"global_step": "3"}), (1.0, {"step": 3})):
+            try:
+                flare.log("loss", value, None, **more)
+            except ClientError as error:
+                flare.log("refused", str(error))
+        flare.send(flare.FLModel(metrics={"a": 1}))
+        # An answer can be given only once.
+        assert not flare.is_running() and flare.receive() is None
+        assert flare.get_site_name() in ("site-1", "site-8")
+        try:
+            flare.send(flare.FLModel(metrics={"a": 2}))
+        except ClientError:
+            flare.log("again", 1)
     """) as serving:
-        serving.server.evaluate(model(), "site-1", round_number=4)
-        assert [m for m in serving.server.heard if isinstance(m, Logged)] == [
-            Logged(4, "site-1", "losses/train", 1.0, 30),
-            Logged(4, "site-1", "losses/val", 2.5, 30),
-            Logged(4, "site-1", "note", None, None, "halfway"),
-        ]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "flare.log('loss', [1.0])",
-        "flare.log('loss', 1.0, None, '3')",
-        "flare.log('loss', 1.0, step=3)",
-    ],
-)
-def test_a_value_that_cannot_be_logged_fails_the_site_with_its_line(script, call):
-    with script(f"""
-        import flstream.client as flare
-
-        flare.init()
-        flare.receive()
-        {call}
-    """) as serving:
-        serving.server.ask("evaluate", model(), "site-1")
-        reason = serving.server.hear(Failed).reason
-        assert "line 6 raised ClientError: log('loss') was given" in reason
+        scored = serving.server.evaluate(model(), "site-1", "site-8", round_number=4)
+        assert [site.metrics for site in scored.sites] == [{"a": 1}] * 2
+        logged = [m for m in serving.server.heard if isinstance(m, Logged)]
+        for site in ("site-1", "site-8"):
+            *values, one, two, three, again = [m for m in logged if m.site == site]
+            assert values == [
+                Logged(4, site, "losses/train", 1.0, 30),
+                Logged(4, site, "losses/val", 2.5, 30),
+                Logged(4, site, "note", None, None, "halfway"),
+            ]
+            for each in (one, two, three):
+                assert each.key == "refused"
+                assert each.text.startswith("log('loss') was given")
+            assert again == Logged(4, site, "again", 1.0)
 
 
 COUNTS = """
@@ -257,6 +215,9 @@ def test_a_site_finds_its_own_files_again(script, tmp_path, site):
         counts = []
         for number in (1, 2):
             trained = serving.server.train({}, "site-2", round_number=number)
+            # It is kept before the update is on offer.
+            states = StateFolder(str(tmp_path / "sites/site-2"))
+            assert [version.effect for version in states.versions()] == [1, 2][:number]
             serving.server.fetch(trained)
             counts.append(trained.sites[0].metrics["count"])
             # An evaluation is free to change what it sees, and changes nothing.
@@ -266,32 +227,7 @@ def test_a_site_finds_its_own_files_again(script, tmp_path, site):
         assert counts == [1, 2, 2]
         serving.server.ask("train", {}, "site-2", round_number=3)
         assert "three" in serving.server.hear(Failed).reason
-    versions = StateFolder(str(tmp_path / "sites/site-2")).versions()
-    assert [version.effect for version in versions] == [1, 2]
-
-
-def test_the_state_is_kept_before_the_update_is_on_offer(script, tmp_path):
-    with script(COUNTS) as serving:
-        trained = serving.server.train({}, "site-2", round_number=1)
-        states = StateFolder(str(tmp_path / "sites/site-2"))
-        [version] = states.versions()
-        assert Path(states.path_of(version), "count").read_text() == "1"
-        serving.server.fetch(trained)
-
-
-def test_an_update_that_cannot_be_sent_keeps_no_state(script, tmp_path):
-    with script("""
-        import flstream.client as flare
-
-        flare.init()
-        flare.receive()
-        flare.get_state_dir()
-        flare.send(flare.FLModel({"w": "text"}))
-    """) as serving:
-        assert serving.server.train(model(), "site-2").sites == []
-        [(_, _, reason)] = serving.server.failures()
-        assert "'w' is a str" in reason
-        assert list((tmp_path / "sites/site-2/state").iterdir()) == []
+    assert [version.effect for version in states.versions()] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -299,33 +235,20 @@ def test_an_update_that_cannot_be_sent_keeps_no_state(script, tmp_path):
     [
         ("flare.is_running()", "call flstream.client.init()"),
         ("flare.init(); flare.receive(); flare.send(flare.FLModel())", "has no params"),
+        (
+            "flare.init(); flare.receive(); flare.get_state_dir()\n"
+            "flare.send(flare.FLModel({'w': 'text'}))",
+            "'w' is a str",
+        ),
     ],
 )
-def test_misuse_of_the_client_api_is_named(script, text, reason):
+def test_misuse_of_the_client_api_is_named_and_keeps_no_state(script, tmp_path, text, reason):
     with script(f"import flstream.client as flare\n{text}") as serving:
-        serving.server.train(model(), "site-2")
+        assert serving.server.train(model(), "site-2") == Answered(1, {}, [])
         [(_, _, said)] = serving.server.failures()
         assert reason in said
-        assert "ClientError" in said
-
-
-def test_an_answer_can_be_given_only_once(script):
-    with script("""
-        import flstream.client as flare
-        from flstream.errors import ClientError
-
-        flare.init()
-        flare.receive()
-        flare.send(flare.FLModel(metrics={"a": 1}))
-        assert not flare.is_running() and flare.receive() is None
-        assert flare.get_site_name() == "site-2"
-        try:
-            flare.send(flare.FLModel(metrics={"a": 2}))
-        except ClientError:
-            flare.log("refused", 1)
-    """) as serving:
-        assert serving.server.evaluate(model(), "site-2").sites[0].metrics == {"a": 1}
-        assert serving.server.hear(Logged) == Logged(1, "site-2", "refused", 1.0)
+        assert "Error: " in said
+        assert list(tmp_path.glob("sites/site-2/state/*")) == []
 
 
 def test_a_partial_update_may_lack_tensors(script):

@@ -22,57 +22,36 @@ flare.send(flare.FLModel(metrics={{}}))
 """
 
 
-def written(script, made, *calls):
-    """What the calls of a writer record."""
-    lines = "\n".join(f"writer.{call}" for call in calls)
-    head = f"import flstream.client as flare\nfrom flstream.client.tracking import *\n{made}\n"
-    return logged(script, f"{head}flare.init()\n{ANSWERS.format(call=lines)}")
+WRITERS = {
+    "SummaryWriter('runs', comment='mine')": {
+        "add_scalar('loss', 0.5, global_step=7, sender='me')": [("loss", 0.5, 7)],
+        "add_scalars('losses', {'train': 1, 'val': 2}, 8)": [
+            ("losses/train", 1.0, 8), ("losses/val", 2.0, 8),
+        ],
+        "add_text('note', 'so far')": [("note", None, None, "so far")],
+        "flush()": [],
+        "close()": [],
+    },
+    "MLflowWriter()": {
+        "log_param('lr', 0.1)": [("params/lr", None, None, "0.1")],
+        "log_params({'layers': [1, 2]})": [("params/layers", None, None, "[1, 2]")],
+        "log_metric('loss', 0.5, 7)": [("loss", 0.5, 7)],
+        "log_metrics({'a': 1}, step=8)": [("a", 1.0, 8)],
+        "log_text('body', 'notes.txt')": [("notes.txt", None, None, "body")],
+        "set_tag('kind', 'test')": [("tags/kind", None, None, "test")],
+        "set_tags({'n': 3})": [("tags/n", None, None, "3")],
+    },
+    "WandBWriter()": {"log({'a': 1, 'b': {'c': 2}}, step=3)": [("a", 1.0, 3), ("b/c", 2.0, 3)]},
+}  # fmt: skip
 
 
-def test_a_summary_writer_records_scalars_and_text(script):
-    assert written(
-        script,
-        "writer = SummaryWriter('runs', comment='mine')",
-        "add_scalar('loss', 0.5, global_step=7, sender='me')",
-        "add_scalars('losses', {'train': 1, 'val': 2}, 8)",
-        "add_text('note', 'so far')",
-        "flush()",
-        "close()",
-    ) == [
-        Logged(4, "site-1", "loss", 0.5, 7),
-        Logged(4, "site-1", "losses/train", 1.0, 8),
-        Logged(4, "site-1", "losses/val", 2.0, 8),
-        Logged(4, "site-1", "note", None, None, "so far"),
-    ]
-
-
-def test_a_writer_for_mlflow_records_parameters_and_tags_as_text(script):
-    assert written(
-        script,
-        "writer = MLflowWriter()",
-        "log_param('lr', 0.1)",
-        "log_params({'layers': [1, 2]})",
-        "log_metric('loss', 0.5, 7)",
-        "log_metrics({'a': 1}, step=8)",
-        "log_text('body', 'notes.txt')",
-        "set_tag('kind', 'test')",
-        "set_tags({'n': 3})",
-    ) == [
-        Logged(4, "site-1", "params/lr", None, None, "0.1"),
-        Logged(4, "site-1", "params/layers", None, None, "[1, 2]"),
-        Logged(4, "site-1", "loss", 0.5, 7),
-        Logged(4, "site-1", "a", 1.0, 8),
-        Logged(4, "site-1", "notes.txt", None, None, "body"),
-        Logged(4, "site-1", "tags/kind", None, None, "test"),
-        Logged(4, "site-1", "tags/n", None, None, "3"),
-    ]
-
-
-def test_a_writer_for_wandb_records_what_is_in_its_mapping(script):
-    assert written(script, "writer = WandBWriter()", "log({'a': 1, 'b': {'c': 2}}, step=3)") == [
-        Logged(4, "site-1", "a", 1.0, 3),
-        Logged(4, "site-1", "b/c", 2.0, 3),
-    ]
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_writer_records_what_it_is_given(script, writer):
+    lines = "\n".join(f"writer.{call}" for call in WRITERS[writer])
+    head = "import flstream.client as flare\nfrom flstream.client.tracking import *\n"
+    made = f"{head}writer = {writer}\nflare.init()\n{ANSWERS.format(call=lines)}"
+    due = [Logged(4, "site-1", *each) for said in WRITERS[writer].values() for each in said]
+    assert logged(script, made) == due
 
 
 @pytest.mark.parametrize("kind", [SummaryWriter, MLflowWriter, WandBWriter])

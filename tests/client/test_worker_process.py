@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from serving import Server, worker_info, write
 
 from flstream.client.code import LearnerCode, ScriptCode, TrainCode
-from flstream.client.messages import Answered, Failed, Goodbye, Ready, Stop
+from flstream.client.messages import Failed, Goodbye, Ready, Stop
 from flstream.engines.engine import worker_socket_pairs
 from flstream.engines.processes import ProcessHost
 from flstream.runs.run_directory import RunDirectory
@@ -36,9 +37,9 @@ def start(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
     """Start a worker's process; it is named after its test's run directory."""
     ends = []
 
-    def start(code: TrainCode, site: str | None = None) -> Server:
+    def start(code: TrainCode, site: str | None = None, **more: Any) -> Server:
         ours, theirs = worker_socket_pairs()
-        info = worker_info(run.sites, site)
+        info = worker_info(run.sites, site, **more)
         host.start(str(run.path), worker_main, info, run, code, 1, theirs)
         theirs.close()
         server = Server(ours)
@@ -97,24 +98,21 @@ def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start, run, 
     assert run.log("worker-1").read_text() == "made\n"
 
 
-def test_a_log_that_cannot_be_opened_is_named_to_the_server(start, run, tmp_path):
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_sites_own_process_prints_into_its_log_from_the_start(start, run, tmp_path, is_folder):
     log = run.site_log("site-4")
-    log.mkdir(parents=True)
-    server = start(script(tmp_path, "print('early')"), "site-4")
-    assert server.hear(Failed) == Failed(
-        "", 0, f"its process cannot go on: {log}: Is a directory; put that right"
-    )
-
-
-def test_a_sites_own_process_prints_into_its_log_from_the_start(start, run, tmp_path):
+    if is_folder:
+        log.mkdir(parents=True)
     server = start(script(tmp_path, "print('early')\n1 / 0"), "site-4")
-    assert server.hear(Failed) == Failed(
-        "", 0, "client.py, line 2 raised ZeroDivisionError: division by zero"
-    )
-    server.hear(Goodbye)
-    log = run.site_log("site-4").read_text()
-    assert log.startswith("early\n")
-    assert "Traceback" in log
+    failed = server.hear(Failed)
+    assert (failed.site, failed.effect) == ("", 0)
+    if is_folder:
+        assert f"{log}: Is a directory" in failed.reason
+    else:
+        assert failed.reason == "client.py, line 2 raised ZeroDivisionError: division by zero"
+        server.hear(Goodbye)
+        assert log.read_text().startswith("early\n")
+        assert "Traceback" in log.read_text()
 
 
 @pytest.mark.parametrize("site", [None, "site-1"])
@@ -126,14 +124,10 @@ def test_a_worker_needs_one_model_and_a_little_more(start, tmp_path, site):
             """
             import flstream.client as flare
 
-            def add(params):
-                for tensor in params.values():
-                    tensor += 1
-
             flare.init()
             while flare.is_running():
                 model = flare.receive()
-                add(model.params)
+                model.params["w"] += 1
                 flare.send(flare.FLModel(model.params))
             """,
         ),
@@ -146,54 +140,23 @@ def test_a_worker_needs_one_model_and_a_little_more(start, tmp_path, site):
     assert stop(server).peak_rss - idle <= (128 + 48) * MIB
 
 
+FORKS = """
+import os, flstream.client as flare
+
+class Mine(flare.Learner):
+    def train(self, model):
+        if (child := os.fork()):
+            os.waitpid(child, 0)
+        return flare.FLModel(model.params)
+"""
+
+
 def test_a_child_that_training_code_forks_takes_no_part(start, tmp_path):
-    server = start(
-        LearnerCode(
-            str(
-                write(
-                    tmp_path,
-                    """
-                    import os, flstream.client as flare
-
-                    class Mine(flare.Learner):
-                        def train(self, model):
-                            if (child := os.fork()):
-                                os.waitpid(child, 0)
-                            return flare.FLModel(model.params)
-                    """,
-                )
-            )
-            + ":Mine",
-            {},
-        )
-    )
+    """And tensors that the job excludes do not travel."""
+    server = start(LearnerCode(f"{write(tmp_path, FORKS)}:Mine", {}), exclude=("^frozen",))
     for names in (["site-1"], ["site-2", "site-3"]):
-        trained = server.train(model(), *names)
-        assert [site.site for site in trained.sites] == names
+        trained = server.train({**model(), "frozen.w": torch.ones(3)}, *names)
+        assert [(site.site, site.partial) for site in trained.sites] == [(n, True) for n in names]
         assert server.failures() == []
-        server.fetch(trained)
+        assert {name[-1] for name in server.fetch(trained)} == {"w"}
     stop(server)
-
-
-def test_tensors_that_the_job_excludes_do_not_travel(host, run, tmp_path):
-    code = script(
-        tmp_path,
-        """
-        import flstream.client as flare
-
-        flare.init()
-        flare.send(flare.FLModel(flare.receive().params))
-        """,
-    )
-    ours, theirs = worker_socket_pairs()
-    info = worker_info(run.sites, exclude=("^frozen",))
-    host.start(str(run.path), worker_main, info, run, code, 1, theirs)
-    theirs.close()
-    server = Server(ours)
-    trained = server.train({**model(), "frozen.w": torch.ones(3)}, "site-1")
-    assert isinstance(trained, Answered)
-    assert trained.sites[0].partial
-    assert set(server.fetch(trained)) == {"w"}
-    stop(server)
-    server.service.close()
-    ours.close()

@@ -2,10 +2,21 @@
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pytest
+import torch
+from run_fixtures import COMMON_IMPORTS, Jobs, SharedHost
+from safetensors.torch import load_file
+from shared_results import made_once
+
+from flstream.engines.fork_server import host_for, new_host
+from flstream.engines.imports import LIBRARIES, PRELOADED, LibraryImport, render_imports
+from flstream.engines.processes import ProcessHost
+from flstream.job import Job
 
 HERE = Path(__file__).parent
 # What scripts of others are compared with.
@@ -14,10 +25,46 @@ sys.path.insert(0, str(HERE.parent / "moving"))
 # Nothing may look for a server of others, and what libraries print about is not what is tested.
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_CACHE": "",
     "TOKENIZERS_PARALLELISM": "false",
     "POSSIBLE_USER_WARNINGS": "off",
 }
+
+TRANSFORMERS = ["Trainer", "TrainingArguments", "AutoModelForCausalLM", "AutoTokenizer"]
+# What takes 15 s of a core, once for all runs.
+IMPORTS = [
+    LibraryImport("transformers", [*TRANSFORMERS, "GPT2LMHeadModel", "EarlyStoppingCallback"]),
+    LibraryImport("lightning.pytorch", []),
+    LibraryImport("pytorch_lightning", []),
+    LibraryImport("peft", ["LoraConfig", "get_peft_model"]),
+    LibraryImport("trl", ["SFTTrainer", "SFTConfig"]),
+]
+
+
+class LibraryHost(SharedHost):
+    """Starts processes in which the libraries are imported, from a fork server for all tests."""
+
+    server: ClassVar[int | None] = None
+
+    def _ensure_running(self) -> None:
+        if self.fork_server_pid() != LibraryHost.server:
+            ProcessHost({}).close()  # the one of other tests, which has them not
+        super()._ensure_running()
+        LibraryHost.server = self.fork_server_pid()
+
+
+def library_host(job: Job | None = None) -> LibraryHost:
+    """What processes of a job start from, or those of a test itself."""
+    made = LibraryHost((new_host() if job is None else host_for(job))._environment)
+    imports = {LIBRARIES: render_imports(COMMON_IMPORTS), PRELOADED: render_imports(IMPORTS)}
+    made.prepare(imports)
+    return made
+
+
+def in_a_process(target: Callable[..., None], *args: object) -> None:
+    """Call a function of a module in a process that has the libraries, so that no test has."""
+    with library_host() as host:
+        host.start("test", target, *args)
+        assert host.exit_code("test", 120) == 0
 
 
 class TinyModel(NamedTuple):
@@ -35,12 +82,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+def libraries(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Calls a function in a process that has the libraries."""
+    os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("datasets"))
+    return in_a_process
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, libraries: object) -> Jobs:
+    """Jobs whose processes have the libraries."""
+    return Jobs(tmp_path, library_host)
+
+
+@pytest.fixture(scope="session")
+def jobs_in(libraries: object) -> Callable[[Path], Jobs]:
+    """The same, in a folder that several tests share."""
+    return partial(Jobs, host_for=library_host)
+
+
+@pytest.fixture(scope="session")
+def tiny(libraries: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """A GPT-2 of 40,000 parameters, and texts."""
     from tiny_gpt2 import write_data, write_model
 
-    folder = tmp_path_factory.mktemp("tiny")
-    os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")
-    write_model(folder / "model")
-    write_data(folder / "data")
+    def make(folder: Path) -> None:
+        libraries(write_model, folder / "model")
+        write_data(folder / "data")
+
+    folder = made_once(tmp_path_factory, "tiny", make)
     return TinyModel(folder / "model", folder / "data")
+
+
+@pytest.fixture(scope="session")
+def plain(
+    jobs_in: Callable[[Path], Jobs], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, torch.Tensor]]:
+    """The last model of a library's trainer, patched and not told anything else."""
+    from patched_jobs import LIBRARIES, finished
+
+    def plain(library: str) -> dict[str, torch.Tensor]:
+        def make(folder: Path) -> None:
+            run = finished(jobs_in(folder), LIBRARIES[library].script())
+            run.directory.final_model.rename(folder / "model.safetensors")
+
+        folder = made_once(tmp_path_factory, f"plain {library}", make)
+        return load_file(folder / "model.safetensors")
+
+    return plain

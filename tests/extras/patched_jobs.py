@@ -1,6 +1,7 @@
 """Jobs around patched trainers, small enough for each case, and what came of them."""
 
 import textwrap
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -14,8 +15,10 @@ from torch import nn
 
 
 class Points(torch.utils.data.Dataset):
+    count = 12
+
     def __len__(self):
-        return 12
+        return self.count
 
     def __getitem__(self, place):
         x = torch.full((4,), place / 12)
@@ -36,7 +39,8 @@ def build(dtype="float32"):
     return Net(dtype)
 """
 
-HF = """
+_HF = """
+import torch
 import transformers
 import flstream.client.hf as flare
 from model import Net, Points
@@ -50,15 +54,14 @@ def trainer_of(net, **more):
     args = transformers.TrainingArguments(output_dir="out", **{**how, **more})
     return transformers.Trainer(net, args, train_dataset=Points(), eval_dataset=Points())
 """
-
-HF_LOOP = """
+_HF_LOOP = """
 while flare.is_running():
     trainer.evaluate()
     trainer.train()
     flare.log("step", trainer.state.global_step)
 """
 
-LIT = """
+_LIT = """
 import lightning.pytorch as pl
 import torch
 import flstream.client.lightning as flare
@@ -80,6 +83,8 @@ class Module(pl.LightningModule):
     def validation_step(self, batch):
         self.log("val_loss", self.loss(batch))
 
+    test_step = predict_step = training_step
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
@@ -96,8 +101,7 @@ def loader():
 
 module = Module()
 """
-
-LIT_LOOP = """
+_LIT_LOOP = """
 while flare.is_running():
     trainer.validate(module, loader())
     trainer.fit(module, loader())
@@ -106,43 +110,111 @@ while flare.is_running():
 """
 
 
-def run(jobs, head, middle, loop, *how):
-    script = head + textwrap.dedent(middle) + loop
-    return jobs.run(script, "clients.count=1", *how, model=NET)
+class Library(NamedTuple):
+    """A library with trainers.
+
+    Attributes:
+        head: What a script begins with.
+        patch: A trainer, patched.
+        loop: What a script does with it.
+        scores: The line of the loop that scores the received model.
+        loss: What that score is called.
+    """
+
+    head: str
+    patch: str
+    loop: str
+    scores: str
+    loss: str
+
+    @property
+    def unscored(self) -> str:
+        """The loop without scores."""
+        assert self.scores in self.loop
+        return self.loop.replace(self.scores, "")
+
+    def script(self, middle: str | None = None, loop: str | None = None) -> str:
+        """A script, whose trainer and loop may be others."""
+        middle = self.patch if middle is None else textwrap.dedent(middle)
+        return f"{self.head}{middle}\n{self.loop if loop is None else loop}"
 
 
-def finished(jobs, head, middle, loop, *how):
-    found = run(jobs, head, middle, loop, *how)
-    assert found.summary.status == "finished", found.summary.error
-    return found
+HF = Library(
+    _HF,
+    "trainer = trainer_of(Net())\nflare.patch(trainer)",
+    _HF_LOOP,
+    "    trainer.evaluate()\n",
+    "eval_loss",
+)
+LIT = Library(
+    _LIT,
+    "trainer = trainer_of()\nflare.patch(trainer)",
+    _LIT_LOOP,
+    "    trainer.validate(module, loader())\n",
+    "val_loss",
+)
+LIBRARIES = {"hf": HF, "lightning": LIT}
+SHARED = ("clients.count=2", "clients.parallel=1")
 
 
-def failure(jobs, head, middle, loop, *how):
-    found = run(jobs, head, middle, loop, *how)
-    assert found.summary.status == "failed"
-    return found.summary.error
+def finished(jobs, script, *how, model=NET):
+    """A run of one site, unless it is to have more."""
+    run = jobs.run(script, "clients.count=1", *how, model=model)
+    assert run.summary.status == "finished", run.summary.error
+    return run
 
 
-def events(found, kind):
-    return [
-        each
-        for each in map(decode_event, found.directory.events.read_bytes().splitlines())
-        if isinstance(each, kind)
-    ]
+def failure(jobs, script, *how):
+    """Why such a run has failed."""
+    run = jobs.run(script, "clients.count=1", *how, model=NET)
+    assert run.summary.status == "failed"
+    return run.summary.error
 
 
-def logged(found, key):
-    return [each.value for each in events(found, SiteLog) if each.key == key]
+# Calls what a test has to refuse, and goes on.
+REFUSED = """
+from flstream.errors import ClientError
+
+flare.init()
+for code in CODES:
+    try:
+        exec(code)
+        flare.log("said", "nothing")
+    except ClientError as error:
+        flare.log("said", str(error))
+flare.is_running()
+"""
 
 
-def by_site(found, key):
+def refusals(jobs, library, *codes):
+    """What each of some lines is refused with, in one run."""
+    script = library.head + REFUSED.replace("CODES", repr(codes))
+    run = jobs.run(script, "clients.count=1", "rounds=1", model=NET)
+    return [each.text for each in events(run, SiteLog) if each.key == "said"]
+
+
+def events(run, kind):
+    found = map(decode_event, run.directory.events.read_bytes().splitlines())
+    return [each for each in found if isinstance(each, kind)]
+
+
+def logged(run, key):
     """Site, round and value of what was logged, whichever site was first."""
-    values = [each for each in events(found, SiteLog) if each.key == key]
+    values = [each for each in events(run, SiteLog) if each.key == key]
     return sorted((each.site, each.round, each.value) for each in values)
 
 
-def bits(found):
-    return load_file(found.directory.final_model)
+def values(run, key):
+    return [value for _, _, value in logged(run, key)]
+
+
+def losses(run, library):
+    """The scores of the models that sites received."""
+    return [each.get(library.loss) for each in run.summary.metrics[: run.summary.rounds_completed]]
+
+
+def bits(run):
+    return load_file(run.directory.final_model)
 
 
 def same(first, second):

@@ -3,10 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.extras
-
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
 RECIPE = """
 from flstream.recipe import FedAvgRecipe, SimEnv
@@ -35,21 +31,6 @@ def shown(name):
     return f"%%writefile {name}\n{text}"
 
 
-@pytest.fixture(scope="module")
-def cells(tmp_path_factory):
-    """The cells of a notebook, after they were run."""
-    import nbformat
-    from nbclient import NotebookClient
-
-    folder = tmp_path_factory.mktemp("notebook")
-    sources = [shown("model.py"), shown("client.py"), RECIPE, "run", "run.metrics", INSTANCE]
-    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
-    client = NotebookClient(
-        notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    )
-    return client.execute().cells
-
-
 def html(cell):
     data = [each.get("data", {}) for each in cell.outputs]
     return [each["text/html"] for each in data if "text/html" in each]
@@ -60,27 +41,24 @@ def printed(cell):
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_progress_is_shown_below_the_cell_and_replaced_in_place(cells):
-    (frame,) = html(cells[2])
+def test_a_recipe_in_a_notebook_shows_progress_tables_and_charts(tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    sources = [shown("model.py"), shown("client.py"), RECIPE, "run", "run.metrics", INSTANCE]
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
+    place = {"metadata": {"path": str(tmp_path)}}
+    client = NotebookClient(notebook, timeout=180, kernel_name="python3", resources=place)
+    *_, recipe, run, metrics, instance = client.execute().cells
+    (frame,) = html(recipe)  # replaced in place
     assert frame.startswith("<pre")
-    assert "points" in frame
-    assert "site-2" in frame
-    assert "Peak memory" in printed(cells[2])
-    assert "finished after 3 rounds" in printed(cells[2])
-
-
-def test_a_run_shows_figures_a_table_and_charts_of_metrics_and_memory(cells):
-    (result,) = html(cells[3])
-    assert "server over idle" in result
-    assert '<th scope="row">2' in result
+    assert {"points", "site-2"} <= set(re.findall(r"[\w-]+", frame))
+    assert "Peak memory" in printed(recipe)
+    assert "finished after 3 rounds" in printed(recipe)
+    (result,) = html(run)
     assert result.count("<img") >= 2
-    assert "loss over rounds" in result
-    assert "Resident memory over idle" in result
-
-
-def test_results_are_plain_values(cells):
-    assert "'loss'" in cells[4].outputs[0]["data"]["text/plain"]
-
-
-def test_an_instance_of_a_notebooks_own_class_can_be_trained(cells):
-    assert printed(cells[5]).strip() == "finished"
+    for text in ("server over idle", '<th scope="row">2', "loss over rounds", "memory over idle"):
+        assert text in result
+    assert "'loss'" in metrics.outputs[0]["data"]["text/plain"]
+    # The class of the model is the notebook's own.
+    assert printed(instance).strip() == "finished"

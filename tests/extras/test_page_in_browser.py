@@ -1,24 +1,18 @@
 """A real browser opens the pages, has nothing to complain of, and shows what can be read."""
 
-from __future__ import annotations
-
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+from nightly_cases import first_and_nightly
+from shared_results import made_once
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell", "chrome")
-WIDTHS = (390, 1280)
-SCHEMES = ("light", "dark")
 # Least height of a line of text in CSS pixels, and least contrast of text (WCAG 2.1, level AA).
 LEAST_HEIGHT = 8
 LEAST_CONTRAST = 4.5
@@ -91,29 +85,14 @@ TOO_WIDE = """
 """
 
 
-class Opened(NamedTuple):
-    """A page in the browser, with what it said and asked for meanwhile."""
-
-    page: Page
-    complaints: list[str]
-    requests: list[str]
-
-
-def _browser() -> str:
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.fail(
-            f"there is no browser ({', '.join(NAMES)}) on the PATH; install the system's chromium"
-        )
-    return found
-
-
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     """The system's browser, without a window."""
     from playwright.sync_api import sync_playwright
 
-    path = _browser()
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.fail(f"none of {', '.join(NAMES)} is on the PATH; install the system's chromium")
     # As root, or within a container of limited rights, it cannot make a sandbox of its own.
     sandbox = os.geteuid() != 0
     with sync_playwright() as playwright:
@@ -122,66 +101,52 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory):
     """The page of a run that was real, and that of a comparison of two."""
-    folder = tmp_path_factory.mktemp("pages")
 
-    def flstream(*words: str) -> None:
-        subprocess.run([sys.executable, "-m", "flstream", *words], cwd=folder, check=True)
+    def make(folder):
+        job = str(ROOT / "jobs" / "digits" / "job.conf")
+        for words in (
+            *[("simulate", job, "-r", "3", "--run-dir", name, "-q") for name in ("one", "two")],
+            ("report", "one", "two", "--output", "comparison.html"),
+        ):
+            subprocess.run([sys.executable, "-m", "flstream", *words], cwd=folder, check=True)
 
-    job = str(ROOT / "jobs" / "digits" / "job.conf")
-    for name in ("one", "two"):
-        flstream("simulate", job, "--rounds", "3", "--run-dir", name, "--quiet")
-    flstream("report", "one", "two", "--output", "comparison.html")
+    folder = made_once(tmp_path_factory, "pages", make)
     return {"run": folder / "one" / "report.html", "comparison": folder / "comparison.html"}
 
 
-@pytest.fixture
-def opened(
-    browser: Browser, pages: dict[str, Path], request: pytest.FixtureRequest
-) -> Iterator[Opened]:
-    """The page of a kind at a width, in a colour scheme."""
-    kind, width, scheme = request.param
+def opened(browser, path, width, scheme="light"):
+    """A page in the browser, and what it complains of and asks for."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    opened = Opened(page, [], [])
-    _listen(opened)
-    page.goto(pages[kind].as_uri())
-    yield opened
-    page.close()
-
-
-def _listen(opened: Opened) -> None:
-    page, complaints, requests = opened
+    complaints, requests = [], []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri())
+    return page, complaints, requests
 
 
-EVERYWHERE = pytest.mark.parametrize(
-    "opened",
-    [
-        (kind, width, scheme)
-        for kind in ("run", "comparison")
-        for width in WIDTHS
-        for scheme in SCHEMES
-    ],
-    indirect=True,
-    ids=str,
+def brightness(page):
+    return sum(map(int, re.findall(r"\d+", page.evaluate(PAPER))[:3])) / 3
+
+
+SIZES = [(390, "light"), (1280, "dark"), (390, "dark"), (1280, "light")]
+
+
+@first_and_nightly(
+    ("kind", "width", "scheme"),
+    [(kind, *size) for size in SIZES for kind in ("run", "comparison")],
 )
-
-
-@EVERYWHERE
-def test_the_page_is_sound_and_can_be_read(
-    opened: Opened,
-) -> None:
-    page, complaints, requests = opened
+def test_the_page_is_sound_and_can_be_read(browser, pages, kind, width, scheme):
+    page, complaints, requests = opened(browser, pages[kind], width, scheme)
     for summary in page.locator("summary").all():
         if summary.is_visible() and not summary.evaluate("each => each.parentElement.open"):
             summary.click()
-            assert summary.evaluate("each => each.parentElement.open")
             assert summary.evaluate(
-                "each => each.parentElement.getBoundingClientRect().height"
+                "each => each.parentElement.open"
+                " && each.parentElement.getBoundingClientRect().height"
                 " > each.getBoundingClientRect().height"
             )
     assert complaints == []
@@ -195,37 +160,21 @@ def test_the_page_is_sound_and_can_be_read(
     assert [each for each in texts if each["cut"] or each["overlaps"]] == []
     # A table that says that it sorts would have to be tried here.
     assert page.locator("[aria-sort], th button, th[role=button]").count() == 0
-
-
-@pytest.mark.parametrize("kind", ["run", "comparison"])
-def test_the_page_follows_the_colour_scheme(
-    browser: Browser, pages: dict[str, Path], kind: str
-) -> None:
-    page = browser.new_page(color_scheme="light")
-    page.goto(pages[kind].as_uri())
-    light = page.evaluate(PAPER)
+    page.emulate_media(color_scheme="light")
+    light = brightness(page)
     page.emulate_media(color_scheme="dark")
-    dark = page.evaluate(PAPER)
+    assert brightness(page) < 60 < 200 < light
     page.close()
-    assert _brightness(dark) < 60 < 200 < _brightness(light)
 
 
-def _brightness(colour: str) -> float:
-    red, green, blue = (int(part) for part in colour.removeprefix("rgb(").rstrip(")").split(","))
-    return (red + green + blue) / 3
-
-
-def test_complaints_and_requests_are_heard(browser: Browser, tmp_path: Path) -> None:
+def test_complaints_and_requests_are_heard(browser, tmp_path):
     path = tmp_path / "broken.html"
     path.write_text(
         "<!DOCTYPE html><title>x</title><script>undefinedName()</script>"
         "<img src=http://localhost:9/x.png><p style='width: 2000px'>"
     )
-    page = browser.new_page(viewport={"width": 390, "height": 900})
-    opened = Opened(page, [], [])
-    _listen(opened)
-    page.goto(path.as_uri())
-    assert any("undefinedName" in each for each in opened.complaints)
-    assert "http://localhost:9/x.png" in opened.requests
+    page, complaints, requests = opened(browser, path, 390)
+    assert any("undefinedName" in each for each in complaints)
+    assert "http://localhost:9/x.png" in requests
     assert page.evaluate(TOO_WIDE) != []
     page.close()

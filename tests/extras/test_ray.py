@@ -15,18 +15,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.extras
-
 JOB = """
-name = ray
-seed = 3
-rounds = 2
-clients { count = 4, min_updates = 1 }
-model { factory = "model:build" }
-train { script = client.py }
-workflow { args { evaluate_every = 0 } }
+name = ray, seed = 3, rounds = {rounds}
+clients {{ count = 4, min_updates = 1 }}
+model {{ factory = "model:build" }}
+train {{ script = client.py }}
+workflow {{ args {{ evaluate_every = 0 }} }}
 """
-
 MODEL = """
 import torch
 
@@ -34,7 +29,6 @@ import torch
 def build():
     return {"w": torch.zeros(100_000), "b": torch.zeros(3, 5, dtype=torch.float64)}
 """
-
 SCRIPT = """
 import os
 import torch
@@ -44,11 +38,11 @@ flare.init()
 print("GPUs:", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 while flare.is_running():
     model = flare.receive()
+{waits}
     for tensor in model.params.values():
         tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
     flare.send(flare.FLModel(params=model.params))
 """
-
 # The addresses stand for machines; the head has no room, so that workers are on the two others.
 CLUSTER = """
 set -e
@@ -60,7 +54,8 @@ ray start --head --node-ip-address=127.0.0.2 --port=6399 --num-cpus=0 --include-
 node="--num-cpus=3 --num-gpus=2 $small"  # these GPUs are names alone
 ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.3 $node
 ray start --address=127.0.0.2:6399 --node-ip-address=127.0.0.4 $node
-exec {python} -m flstream simulate {folder}/job.conf --run-dir {folder}/run \
+{before}
+{python} -m flstream simulate {folder}/job.conf --run-dir {folder}/run \
     --engine ray:127.0.0.2:6399 --set engine.gpus=1
 """
 
@@ -76,10 +71,12 @@ def run_alone(script):
     """Run a shell script in a network and with processes of its own, and kill all of them."""
     # In a process namespace, all end with the first of them.
     alone = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"]
-    command = [*alone, "--mount-proc", "bash", "-c", script]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        [*alone, "--mount-proc", "bash", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
     ) as process:
         try:
             out, _ = process.communicate(timeout=180)
@@ -88,58 +85,58 @@ def run_alone(script):
     return process.returncode, out
 
 
-def can_be_alone():
-    return shutil.which("unshare") and run_alone("ip link set lo up")[0] == 0
-
-
-def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
-    if not can_be_alone():
-        pytest.skip("needs unshare and ip, for a network of its own")
-    for name, text in (("job.conf", JOB), ("model.py", MODEL), ("client.py", SCRIPT)):
+def write(folder, rounds=2, waits=""):
+    files = {"job.conf": JOB.format(rounds=rounds), "model.py": MODEL}
+    for name, text in {**files, "client.py": SCRIPT.format(waits=waits)}.items():
         (folder / name).write_text(text)
-    status, text = run_alone(CLUSTER.format(python=sys.executable, folder=folder))
+
+
+def on_a_cluster(folder, before=""):
+    """Run the job on a cluster, and return what it prints and its summary."""
+    if not shutil.which("unshare") or run_alone("ip link set lo up")[0]:
+        pytest.skip("needs unshare and ip, for a network of its own")
+    cluster = CLUSTER.format(python=sys.executable, folder=folder, before=before)
+    status, text = run_alone(cluster)
     assert status == 0, text
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    assert summary["status"] == "finished"
-    assert summary["warnings"] == []
+    return text, json.loads((folder / "run" / "summary.json").read_text())
+
+
+def simulate(folder, name, *options):
+    command = [sys.executable, "-m", "flstream", "simulate", str(folder / "job.conf"), "-q"]
+    command += ["--run-dir", str(folder / name), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150)
+
+
+@pytest.mark.nightly
+def test_the_bits_on_a_cluster_are_those_of_one_machine(folder):
+    write(folder)
+    _, summary = on_a_cluster(folder)
+    assert (summary["status"], summary["warnings"]) == ("finished", [])
     assert len(summary["memory"]["nodes"]) == 2
     logs = [path.read_text() for path in (folder / "run" / "sites").glob("*/log.txt")]
     assert sorted(logs) == ["GPUs: 0\n", "GPUs: 0\n", "GPUs: 1\n", "GPUs: 1\n"]
-    where = [sys.executable, "-m", "flstream", "simulate", str(folder / "job.conf"), "-q"]
-    subprocess.run([*where, "--run-dir", str(folder / "local")], check=True)
+    assert simulate(folder, "local").returncode == 0
     local = json.loads((folder / "local" / "summary.json").read_text())
     assert summary["model"]["digest"] == local["model"]["digest"]
 
 
+@pytest.mark.nightly
 def test_a_node_whose_agent_was_killed_joins_again(folder):
-    if not can_be_alone():
-        pytest.skip("needs unshare and ip, for a network of its own")
-    job = JOB.replace("rounds = 2", "rounds = 40")
-    script = SCRIPT.replace("model = flare", "import time; time.sleep(0.5); model = flare")
-    for name, text in (("job.conf", job), ("model.py", MODEL), ("client.py", script)):
-        (folder / name).write_text(text)
-    cluster = CLUSTER.format(python=sys.executable, folder=folder).replace("exec ", "")
-    begin, command = cluster.split("small=")[0], "small=" + cluster.split("small=")[1]
+    write(folder, 40, "    __import__('threading').Event().wait(0.5)")
     # Processes of this namespace alone are seen there: the agents of the two nodes, and no other.
     kill = """
 (until grep -q '"round_finished"' {folder}/run/events.jsonl 2> /dev/null; do sleep 0.2; done
  kill -9 $(pgrep -o -f "[f]lstream join")) &
 """
-    status, text = run_alone(begin + kill.format(folder=folder) + command)
-    assert status == 0, text
-    summary = json.loads((folder / "run" / "summary.json").read_text())
+    text, summary = on_a_cluster(folder, kill.format(folder=folder))
     assert len(summary["memory"]["nodes"]) == 3, (text, summary["warnings"])
     assert len([each for each in summary["warnings"] if each.startswith("node ")]) == 1
-    nodes = {each["node"] for each in summary["memory"]["clients"].values()}
-    assert len(nodes) == 2
+    assert len({each["node"] for each in summary["memory"]["clients"].values()}) == 2
 
 
 def test_a_cluster_that_is_not_there_is_a_sentence(folder):
-    for name, text in (("job.conf", JOB), ("model.py", MODEL), ("client.py", SCRIPT)):
-        (folder / name).write_text(text)
-    command = [sys.executable, "-m", "flstream", "simulate", str(folder / "job.conf")]
-    command += ["--engine", "ray:127.0.0.1:1", "--run-dir", str(folder / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    write(folder)
+    done = simulate(folder, "run", "--engine", "ray:127.0.0.1:1")
     assert done.returncode == 1
     assert "the Ray cluster 127.0.0.1:1 cannot be reached" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
+from nightly_cases import first_and_nightly
 
 from flstream.inspection.export import export
 
@@ -14,6 +14,7 @@ name = page, rounds = 2, clients {{ count = 2 }}
 model {{ factory = "{model}" }}
 train {{ {code} }}
 """
+TORCHRUN = 'command = "torchrun --nproc_per_node=2"'
 CASES = {
     "loop": ("model:Net", "script = loop.py", "loss"),
     "learner": ("model:Net", 'learner = "learner:Fits", args { lr = 0.1 }', "loss"),
@@ -21,15 +22,11 @@ CASES = {
     "hf": ("gpt2:build", "script = hf_client.py, preload = [transformers]", "eval_loss"),
     "adapter": ("adapter:build", "script = hf_client.py", "eval_loss"),
     "split": ("model:Net", "script = split.py", "loss"),
-    "ranks": (
-        "model:Net",
-        'script = ranks.py, command = "torchrun --nproc_per_node=2"',
-        "loss",
-    ),
+    "ranks": ("model:Net", f"script = ranks.py, {TORCHRUN}", "loss"),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@first_and_nightly("name", CASES, brief=6)
 def test_the_code_on_the_page_runs(jobs, tmp_path, name):
     model, code, metric = CASES[name]
     files = {**FILES, "job.conf": JOB.format(model=model, code=code)}
@@ -46,15 +43,5 @@ def test_the_code_on_the_page_runs(jobs, tmp_path, name):
 
 
 def test_every_file_of_the_page_is_in_a_case():
-    shown = {name.removesuffix(".py") for name in FILES}
-    assert shown == {
-        "loop",
-        "model",
-        "learner",
-        "lightning_client",
-        "hf_client",
-        "gpt2",
-        "adapter",
-        "split",
-        "ranks",
-    }
+    shared = {"model", "lightning_client", "hf_client", "gpt2"}
+    assert {name.removesuffix(".py") for name in FILES} == shared | set(CASES) - {"lightning", "hf"}

@@ -24,7 +24,7 @@ def write_data(folder: Path) -> None:
             (folder / site / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def write_model(folder: Path, **size: int) -> None:
+def write_model(folder: Path) -> None:
     """Write a GPT-2 with random weights and a tokenizer trained on the texts."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
@@ -39,10 +39,63 @@ def write_model(folder: Path, **size: int) -> None:
         tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>", bos_token="<|endoftext|>"
     )
     torch.manual_seed(3)
-    config = GPT2Config(
-        **{"vocab_size": 400, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, **size},
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    size = {"vocab_size": 400, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    config = GPT2Config(**size, bos_token_id=0, eos_token_id=0)
     GPT2LMHeadModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def opens(folder, state, has_tokenizer):
+    """An export opens with ``from_pretrained``, and computes what its state dict does."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
+
+    opened = AutoModelForCausalLM.from_pretrained(folder).eval()
+    known = GPT2LMHeadModel(opened.config).eval()
+    known.load_state_dict(torch.load(state, weights_only=True))
+    tokens = torch.arange(12).reshape(2, 6)
+    assert torch.equal(opened(tokens).logits, known(tokens).logits)
+    assert opened.lm_head.weight is opened.transformer.wte.weight
+    assert opened.generation_config.eos_token_id == 0
+    if has_tokenizer:
+        assert AutoTokenizer.from_pretrained(folder)("add 3").input_ids
+
+
+def opens_adapter(folder, base, final):
+    """An exported adapter opens in PEFT, and is what was trained."""
+    import torch
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    state, wanted = get_peft_model_state_dict(model), load_file(final)
+    assert state.keys() == wanted.keys()
+    assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+def generates(folder, prompt):
+    """An exported model goes on with a text."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = tokenizer(prompt, return_tensors="pt")
+    made = model.generate(**given, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    assert made.shape[1] == given["input_ids"].shape[1] + 8
+    assert tokenizer.decode(made[0]).startswith(prompt)
+
+
+def opens_gpt2_adapter(job, folder):
+    """The adapter of jobs/gpt2 opens in PEFT, and all of it was trained."""
+    import sys
+
+    sys.path.insert(0, str(job))
+    import model
+    from peft import PeftConfig, PeftModel
+
+    base = model.random_model("tiny", model.get_tokenizer())
+    adapted = PeftModel.from_pretrained(base, folder)
+    assert PeftConfig.from_pretrained(folder).r == 8
+    moved = [value for name, value in adapted.state_dict().items() if "lora_B" in name]
+    assert all(bool(each.abs().sum() > 0) for each in moved)

@@ -1,0 +1,143 @@
+"""What the patches of both libraries have in common: scores, states, models of a site's own."""
+
+import pytest
+import torch
+from patched_jobs import (
+    HF,
+    LIBRARIES,
+    LIT,
+    NET,
+    SHARED,
+    bits,
+    events,
+    failure,
+    finished,
+    losses,
+    same,
+)  # fmt: skip
+from safetensors.torch import load_file
+
+from flstream.telemetry.events import SiteUpdate
+
+ALL = pytest.mark.parametrize("library", LIBRARIES)
+
+
+@ALL
+def test_scored_or_not_and_in_whatever_process_the_model_is_the_same(jobs, library):
+    case = LIBRARIES[library]
+    scored = finished(jobs, case.script(), "clients.count=2")
+    first, second = losses(scored, case)
+    assert second < first
+    script = case.script(loop=case.unscored).replace("flstream.client", "nvflare.client")
+    other = finished(jobs, script, *SHARED, "train.alias=nvflare")
+    assert same(bits(scored), bits(other))
+
+
+@ALL
+def test_a_tensor_of_the_sites_own_stays_there(jobs, library):
+    how = 'workflow={type=fedper, args{personal=["bias"]}}'
+    run = finished(jobs, LIBRARIES[library].script(), how)
+    first, last = load_file(run.directory.checkpoint(0)), load_file(run.directory.final_model)
+    assert {key for key in first if torch.equal(first[key], last[key])} == {"layer.bias"}
+    kept = run.directory.path.glob("sites/*/state/*/.flstream/personal.safetensors")
+    assert not any(torch.equal(load_file(path)["layer.bias"], first["layer.bias"]) for path in kept)
+
+
+@ALL
+def test_a_model_beside_the_global_one_changes_nothing_in_that(jobs, plain, library):
+    run = finished(jobs, LIBRARIES[library].script(), "workflow.type=ditto")
+    assert same(bits(run), plain(library))
+
+
+@ALL
+def test_the_job_overrules_what_a_script_says_of_optimizer_states(jobs, plain, library):
+    case = LIBRARIES[library]
+    anew = case.script(case.patch.replace("patch(trainer)", "patch(trainer, restore_state=False)"))
+    local = finished(jobs, anew, "train.optimizer_state=local")
+    assert same(bits(local), plain(library))
+    reset = finished(jobs, case.script(), "train.optimizer_state=reset")
+    assert same(bits(reset), bits(finished(jobs, anew)))
+    assert not same(bits(local), bits(reset))
+
+
+@pytest.mark.nightly
+@ALL
+def test_a_run_that_failed_in_round_2_goes_on_to_the_same_bits(jobs, plain, library):
+    case = LIBRARIES[library]
+    dies = "    __import__('os')._exit(1) if flare.receive().current_round else None\n"
+    script = case.script(loop=case.loop.replace(case.scores, dies + case.scores))
+    run = jobs.run(script, "clients.count=1", model=NET)
+    assert (run.summary.status, run.summary.rounds_completed) == ("failed", 1)
+    again = jobs.go_on(run, case.script(), "clients.count=1", model=NET)
+    assert same(bits(again), plain(library))
+
+
+OF_NET = {"hf": "net = trainer.model", "lightning": "net = module"}
+TORCHRUN = 'train.command="torchrun --nproc_per_node=2"'
+PATCHES = {
+    "hf": HF.patch,
+    "lightning": LIT.patch.replace("()", "(accelerator='cpu', devices=2, strategy='ddp')", 1),
+}
+# The weights of all ranks at the end of a task, as text in a file of each.
+WEIGHTS = """
+    import torch.distributed as dist
+    weights = [each.tolist() for each in net.parameters()]
+    with open(f"rank-{dist.get_rank()}", "a") as file:
+        print(weights, file=file)
+"""
+# Its base, which is not exchanged, is made by each of them.
+ADAPTED = NET.replace(
+    "    return Net(dtype)",
+    "    from peft import LoraConfig, get_peft_model\n"
+    "    torch.manual_seed(0)\n"
+    "    return get_peft_model(Net(dtype), LoraConfig(r=1, target_modules=['layer']))",
+)
+
+
+def of_ranks(jobs, library, patch, *how, model=NET):
+    """A run in two ranks, which end each of two tasks with the same weights."""
+    case = LIBRARIES[library]
+    script = case.script(f"{patch}\n{OF_NET[library]}", case.loop + WEIGHTS)
+    run = finished(jobs, script, TORCHRUN, *how, model=model)
+    work = run.directory.site("site-1") / "work"
+    first, other = (work.joinpath(f"rank-{rank}").read_text() for rank in range(2))
+    assert first == other
+    assert len(set(first.splitlines())) == 2
+    return run
+
+
+@pytest.mark.parametrize(
+    ("library", "weight"), [("lightning", 3), pytest.param("hf", 12, marks=pytest.mark.nightly)]
+)
+def test_ranks_end_each_task_with_the_same_weights(jobs, library, weight):
+    run = of_ranks(jobs, library, PATCHES[library])
+    assert {each.weight for each in events(run, SiteUpdate)} == {weight}
+
+
+@pytest.mark.nightly
+def test_an_adapter_reaches_all_ranks(jobs):
+    of_ranks(
+        jobs,
+        "hf",
+        "from model import build\n" + HF.patch.replace("Net()", "build()"),
+        model=ADAPTED,
+    )
+
+
+@pytest.mark.nightly
+def test_the_gradient_of_two_ranks_is_that_of_their_batches_together(jobs):
+    """Of all examples in a step, the order of which is of no account."""
+    one = HF.patch.replace("Net()", "Net(), per_device_train_batch_size=12, optim='sgd'")
+    alone = bits(finished(jobs, HF.script(one), 'train.command="python3 -u"'))
+    together = bits(finished(jobs, HF.script(one.replace("=12", "=6")), TORCHRUN))
+    for name, tensor in alone.items():
+        torch.testing.assert_close(together[name], tensor)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("devices", "how"), [(2, []), (1, [TORCHRUN])])
+def test_a_trainer_has_as_many_processes_as_its_site(jobs, devices, how):
+    patch = LIT.patch.replace("()", f"(accelerator='cpu', devices={devices})", 1)
+    reason = failure(jobs, LIT.script(patch, ""), *how)
+    assert f"the trainer has {devices} process" in reason
+    assert f"and this site has {3 - devices}; make it with devices={3 - devices}" in reason
