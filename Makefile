@@ -23,28 +23,28 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/digits)
 	$(BIN)/flstream simulate jobs/digits/job.conf
 
-# Two files at a time on any machine, for what is measured depends on what runs beside it; and a file
-# in one process, so that what its tests share is made once.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two processes on any machine, for what is measured depends on what runs beside it. What several
+# tests share on disk is made once a session, by the first process that asks (tests/shared_results.py).
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test: $(STAMP) ## Install into .venv if need be, then run the tests (minutes; ARGS=... goes to pytest)
 	$(PYTEST) -m "not nightly and not extras" $(ARGS)
-
-test-nightly: $(STAMP) ## Run the long tests, and Hypothesis with all of its examples (ARGS=... as above)
-	$(PYTEST) -m "(nightly or hypothesis) and not extras" $(ARGS)
 
 # Each of the extras is installed once, by the first target that needs it.
 $(VENV)/.installed-%: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$*]'
 	@touch $@
 
-demo-gpt2: $(VENV)/.installed-hf ## Install the extra hf too, then train a small GPT-2 (jobs/gpt2)
-	$(BIN)/flstream simulate jobs/gpt2/job.conf
-
 EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook ray browser)
 
-test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need them
-	$(PYTEST) -m extras tests/extras $(ARGS)
+test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need them, but for the long ones
+	$(PYTEST) -m "extras and not nightly" tests/extras $(ARGS)
+
+test-nightly: $(EXTRAS) ## Install the extras too, then run all long tests, and all examples of Hypothesis
+	$(PYTEST) -m "nightly or hypothesis" $(ARGS)
+
+demo-gpt2: $(VENV)/.installed-hf ## Install the extra hf too, then train a small GPT-2 (jobs/gpt2)
+	$(BIN)/flstream simulate jobs/gpt2/job.conf
 
 check: $(STAMP) ## Lint, formatting and types
 	$(BIN)/ruff check .
