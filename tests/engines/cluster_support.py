@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,30 @@ def build(elements=1000):
     return {"w": torch.zeros(elements), "b": torch.zeros(3, 5, dtype=torch.float64)}
 """
 
-# Each site adds a number of its own, so that a mean tells who is in it; {extra} is a test's.
+# Each site adds a number of its own, so that a mean tells who is in it; {extra} is a test's. What
+# a site reports, and what it waits for, is the end of a pipe with a name.
 SCRIPT = """
-import os, signal, time
+import os, signal, sys
 from pathlib import Path
 import psutil
 import flstream.client as flare
 
 HERE = Path(__file__).parent
+PIPES = Path(os.environ["FLSTREAM_TEST_CLUSTER"])
 
 
 def agent():
     return psutil.Process().parent().parent()
 
 
+def report(name):
+    with open(PIPES / name, "w"):
+        pass
+
+
 def wait_for(name):
-    while not (HERE / name).exists():
-        time.sleep(0.01)
+    with open(PIPES / name):
+        pass
 
 
 flare.init()
@@ -54,14 +60,13 @@ while flare.is_running():
 """
 
 JOB = """
-name = cluster
-seed = 3
-rounds = {rounds}
+name = cluster, seed = 3, rounds = {rounds}
 clients {{ count = 4, min_updates = 1 }}
 model {{ factory = "model:build" }}
 train {{ script = client.py }}
 workflow {{ args {{ evaluate_every = 0 }} }}
 """
+PIPES = ("trains", "never")
 
 
 class Cluster:
@@ -77,20 +82,23 @@ class Cluster:
         self.folder = folder
         self.run = folder / "run"
         self.key_file = folder / "key"
+        self._pipes = folder.with_name(f"{folder.name}-pipes")
         self._commands: list[subprocess.Popen[str]] = []
-        self._pids: set[int] = set()
         folder.mkdir(exist_ok=True)
+        self._pipes.mkdir()
+        for name in PIPES:
+            os.mkfifo(self._pipes / name)
         (folder / "model.py").write_text(MODEL)
         body = textwrap.indent(textwrap.dedent(extra), "    ")
         (folder / "client.py").write_text(SCRIPT.replace("{extra}", body))
         (folder / "job.conf").write_text(JOB.format(rounds=rounds))
 
-    def simulate(self, *options: str, nodes: int = 2, run: Path | None = None) -> Any:
+    def simulate(self, *options: str, nodes: int = 2) -> Any:
         """Start the run, which waits for the nodes."""
         return self.flstream(
-            *("simulate", "job.conf", "--run-dir", str(run or self.run)),
+            *("simulate", "job.conf", "--run-dir", str(self.run), "--nodes", str(nodes)),
             *("--engine", "join", "--bind", "127.0.0.1:0", "--key-file", str(self.key_file)),
-            *("--nodes", str(nodes), *options),
+            *options,
         )
 
     def local(self, *options: str, run: str = "local") -> subprocess.CompletedProcess[str]:
@@ -129,64 +137,49 @@ class Cluster:
             stderr=subprocess.PIPE,
             text=True,
             # What is seen of processes of a test is those that have this.
-            env={**os.environ, "FLSTREAM_TEST_CLUSTER": str(self.folder)},
+            env={**os.environ, "FLSTREAM_TEST_CLUSTER": str(self._pipes)},
         )
         self._commands.append(command)
         return command
 
-    def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the events of the run so far."""
-        with suppress(FileNotFoundError, json.JSONDecodeError):
-            for line in (self.run / "events.jsonl").read_text().splitlines():
-                yield json.loads(line)
+    def await_report(self, name: str = "trains") -> None:
+        """Wait until a site's script reports something."""
+        pipe = os.open(self._pipes / name, os.O_RDONLY | os.O_NONBLOCK)
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN | select.POLLHUP)
+        # There is an end of the pipe to hear of once somebody has opened it.
+        assert poll.poll(60_000), f"no site reported {name}"
+        os.close(pipe)
 
-    def await_event(self, is_it: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
-        """Wait for an event of the run, and return it."""
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            for event in self.events():
-                if is_it(event):
-                    return event
-            time.sleep(0.02)
-        raise AssertionError(f"no such event among {[each['kind'] for each in self.events()]}")
+    def processes_below(self, agent: Any) -> set[str]:
+        """Return the names of the processes of the run that an agent has."""
+        below = {each.pid for each in psutil.Process(agent.pid).children(recursive=True)}
+        lines = (self.run / "events.jsonl").read_text().splitlines()
+        ready = [each for each in map(json.loads, lines) if each["kind"] == "process_ready"]
+        return {each["process"] for each in ready if each["pid"] in below}
 
-    def await_file(self, name: str) -> Path:
-        """Wait for a file that the training script writes."""
-        until = time.monotonic() + 60
-        while not (self.folder / name).exists():
-            assert time.monotonic() < until, f"no {name}"
-            time.sleep(0.02)
-        return self.folder / name
-
-    def summary(self, run: Path | None = None) -> dict[str, Any]:
+    def summary(self, run: str = "run") -> dict[str, Any]:
         """Return what came of a run."""
-        text = ((run or self.run) / "summary.json").read_text()
-        found: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = json.loads((self.folder / run / "summary.json").read_text())
         return found
 
     def digest(self, run: str = "run") -> str:
         """Return the digest of a run's last model."""
-        return str(self.summary(self.folder / run)["model"]["digest"])
+        return str(self.summary(run)["model"]["digest"])
 
-    def living(self) -> list[str]:
+    def living(self) -> list[psutil.Process]:
         """Return the processes of the test that live."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                is_ours = process.environ().get("FLSTREAM_TEST_CLUSTER") == str(self.folder)
+                is_ours = process.environ().get("FLSTREAM_TEST_CLUSTER") == str(self._pipes)
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"{process.pid}: {' '.join(process.cmdline())}")
+                    found.append(process)
         return found
 
-    def nothing_lives(self, seconds: float) -> bool:
+    def nothing_lives(self, seconds: float = 5.0) -> bool:
         """Return whether all processes end in time."""
-        until = time.monotonic() + seconds
-        while living := self.living():
-            if time.monotonic() >= until:
-                print("\n".join(living))
-                return False
-            time.sleep(0.05)
-        return True
+        return not psutil.wait_procs(self.living(), timeout=seconds)[1] and not self.living()
 
     def close(self) -> None:
         """Kill what is left."""
@@ -195,8 +188,8 @@ class Cluster:
                 command.kill()
             command.communicate()
         for each in self.living():
-            with suppress(ProcessLookupError):
-                os.kill(int(each.partition(":")[0]), 9)
+            with suppress(psutil.Error):
+                each.kill()
 
 
 def finish(command: Any, seconds: float = 90) -> tuple[int, str]:

@@ -86,29 +86,18 @@ def test_what_is_added_to_logs_is_sent_once(files):
     with log.open("a") as file:
         file.write(" more")
     assert sent(files) == [("site log", "site-1", b" more")]
-
-
-def test_a_log_that_is_cut_short_goes_on_from_its_beginning(files):
-    log = site(files) / "log.txt"
-    log.write_text("one and more")
-    assert len(sent(files)) == 1
-    log.write_text("two")
-    assert sent(files) == [("site log", "site-1", b"two")]
-
-
-def test_no_log_keeps_another_from_being_sent(files):
-    for name in ("site-1", "site-2"):
+    log.write_text("cut")  # goes on from its beginning
+    assert sent(files) == [("site log", "site-1", b"cut")]
+    # No log keeps another from being sent, and a split is sent when it changes, and whole.
+    for name in ("site-3", "site-4"):
         (site(files, name) / "log.txt").write_bytes(bytes(PIECE_BYTES + 1))
     assert [len(data) for _, _, data in sent(files)] == [PIECE_BYTES, PIECE_BYTES]
     assert [len(data) for _, _, data in sent(files)] == [1, 1]
-
-
-def test_a_split_is_sent_when_it_changes_and_whole(files):
-    path = site(files) / "split.json"
-    path.write_text("{}")
+    split = log.with_name("split.json")
+    split.write_text("{}")
     assert sent(files) == [("split", "site-1", b"{}")]
     assert sent(files) == []
-    path.write_bytes(bytes(PIECE_BYTES + 1))
+    split.write_bytes(bytes(PIECE_BYTES + 1))
     assert sent(files) == []
 
 

@@ -42,61 +42,44 @@ def imports_of(tmp_path):
     return find
 
 
+HEAD = 'import os\nos.environ["SCIPY_ARRAY_API"] = "1"\n'
+
+
 @pytest.mark.parametrize(
     ("script", "found"),
     [
-        ("import numpy as np, scipy.stats", [("numpy", []), ("scipy.stats", [])]),
-        ("from sklearn import datasets, svm as s", [("sklearn", ["datasets", "svm"])]),
-        ("from sklearn.datasets import load_digits", [("sklearn.datasets", ["load_digits"])]),
-        ("import os, torch, flstream.client, wandb", []),
-        ("def late():\n    import scipy", []),
-        ("try:\n    import pandas\nexcept ImportError:\n    pandas = None", []),
+        (
+            "import numpy as np, scipy.stats\nfrom sklearn import datasets, svm as s",
+            [("numpy", []), ("scipy.stats", []), ("sklearn", ["datasets", "svm"])],
+        ),
+        ("import os, torch, flstream.client, wandb\ndef late():\n    import scipy", []),
         ("from . import numpy\nfrom .scipy import stats", []),
         ("import torch\nstep = torch.optim.SGD", [DYNAMO]),
+        ("import numpy\n" + HEAD + "import scipy", [("numpy", [])]),  # left to the script
         ("import scipy\nthis is no Python", []),
         ("import scipy\0", []),
     ],
 )
-def test_imports_of_known_libraries_at_the_top_of_a_script_are_found(imports_of, script, found):
+def test_imports_of_known_libraries_at_the_top_of_a_script_are_found(
+    imports_of, tmp_path, script, found
+):
     assert imports_of(script) == found
+    assert [tuple(each) for each in json.loads(render_imports(imports_of(script)))] == found
+    assert library_imports(tmp_path / "none.py") == []
 
 
 def test_what_the_script_imports_from_beside_itself_is_looked_through(imports_of):
     found = imports_of(
-        "import model\nfrom parts.data import load\nfrom parts import net",
+        "import model\nimport pandas\nfrom parts import net",
         {
             "model.py": "import client\nfrom scipy import stats",
-            "unused.py": "import pandas",
+            "pandas.py": "",  # comes before the library
+            "unused.py": "import PIL",
             "parts/__init__.py": "",
-            "parts/data.py": "from sklearn import datasets",
             "parts/net.py": "from torch.optim import Adam",
         },
     )
-    assert found == [("scipy", ["stats"]), ("sklearn", ["datasets"]), DYNAMO]
-
-
-@pytest.mark.parametrize("name", ["sklearn.py", "sklearn/__init__.py"])
-def test_a_file_beside_the_script_comes_before_a_library_of_its_name(imports_of, name):
-    script = "import sklearn.datasets\nfrom sklearn import svm\nimport scipy"
-    assert imports_of(script, {name: ""}) == [("scipy", [])]
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        'import os\nos.environ["SCIPY_ARRAY_API"] = "1"\nimport scipy',
-        'import os; os.putenv("SCIPY_ARRAY_API", "1"); import scipy',
-        "import sys\nsys.path.insert(0, 'mine')\nimport scipy",
-    ],
-)
-def test_what_is_imported_after_something_was_set_is_left_to_the_script(imports_of, setting):
-    assert [each.module for each in imports_of(f'"""A script."""\nimport numpy\n{setting}\n')] == [
-        "numpy"
-    ]
-
-
-def test_a_script_that_is_not_there_imports_nothing(tmp_path):
-    assert library_imports(tmp_path / "client.py") == []
+    assert found == [("scipy", ["stats"]), DYNAMO]
 
 
 def test_what_fails_to_import_leaves_nothing_half_imported(tmp_path, monkeypatch):
@@ -190,27 +173,8 @@ def test_the_fork_server_heeds_the_job_before_it_imports_what_looks_at_it(tmp_pa
     needs = tmp_path / "needs"
     needs.write_text('{"OPENBLAS_NUM_THREADS": "3"}\n')
     assert watched_preload(str(needs)) == ("3 True\n", "")
-
-
-def test_a_fork_server_that_nobody_tells_what_is_needed_ends(tmp_path):
-    empty, missing = tmp_path / "empty", tmp_path / "missing"
-    empty.touch()
-    for needs in (empty, missing):
-        assert watched_preload(str(needs)) == ("", "")
-
-
-@pytest.mark.nightly
-def test_a_fork_server_is_told_what_is_needed_before_or_after_it_began():
-    ProcessHost({}).close()  # the one that runs share, if there is one
-    for prepare_first in (True, False):
-        with closing(ProcessHost({})) as host:
-            if prepare_first:
-                host.prepare({"FLSTREAM_TEST": "given"})
-            host.begin()
-            if not prepare_first:
-                host.prepare({"FLSTREAM_TEST": "given"})
-            with host:
-                assert variable_in(host) == b"given None"
+    needs.write_text("")  # the launcher is gone, and told it nothing
+    assert watched_preload(str(needs)) == ("", "")
 
 
 def variable_in(host):
@@ -221,7 +185,7 @@ def variable_in(host):
 
 
 def test_a_fork_server_that_is_started_again_knows_what_is_needed():
-    ProcessHost({}).close()
+    ProcessHost({}).close()  # the one that runs share, if there is one
     with closing(ProcessHost({})) as host:
         host.begin()
         host.prepare({"FLSTREAM_TEST": "given"})
@@ -266,42 +230,6 @@ def test_a_fork_server_may_open_as_many_files_as_the_system_allows():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-TRAIN = """
-{imports}
-import sys
-import flstream.client as flare
-
-print("loaded before:", loaded)
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={{"accuracy": 1.0}}))
-        continue
-    for tensor in model.params.values():
-        if tensor.is_floating_point():
-            noise = np.random.normal(size=tuple(tensor.shape))
-            tensor += torch.as_tensor(scale(noise.reshape(-1, 1)).reshape(noise.shape))
-            tensor += torch.randn(tensor.shape, dtype=tensor.dtype)
-    flare.send(flare.FLModel(params=model.params))
-"""
-LOOK = "import sys\nloaded = 'sklearn' in sys.modules\n"
-AT_TOP = LOOK + "import numpy as np, torch\nfrom sklearn.preprocessing import scale"
-LATE = LOOK + "if True:\n    import numpy as np, torch\n    from sklearn.preprocessing import scale"
-
-
-@pytest.mark.nightly
-def test_where_a_library_is_imported_does_not_change_a_bit(jobs_of_their_own):
-    pytest.importorskip("sklearn")
-    digests = []
-    for imports, loaded in ((AT_TOP, True), (LATE, False)):
-        run = jobs_of_their_own.run(TRAIN.format(imports=imports), "rounds=1")
-        assert run.summary.status == "finished", run.summary.error
-        assert f"loaded before: {loaded}" in run.directory.site_log("site-1").read_text()
-        digests.append(run.summary.model.digest)
-    assert digests[0] == digests[1]
-
-
 @pytest.mark.nightly
 def test_an_import_that_fails_is_the_failure_of_the_site(jobs_of_their_own):
     pytest.importorskip("sklearn")
@@ -321,11 +249,6 @@ def test_an_import_that_fails_is_the_failure_of_the_site(jobs_of_their_own):
     printed = run.directory.site_log(found[1]).read_text()
     assert printed.startswith("['FLSTREAM_OF_A_RUN']\nTraceback")
     assert "from sklearn.datasets import load_nothing" in printed
-
-
-def test_found_imports_survive_their_way_to_the_fork_server(imports_of):
-    found = imports_of("import scipy.stats\nfrom sklearn import svm")
-    assert [tuple(each) for each in json.loads(render_imports(found))] == found
 
 
 def test_what_is_imported_anywhere_from_libraries_that_a_job_names_is_found(tmp_path):
@@ -365,34 +288,19 @@ while flare.is_running():
 """
 
 
-@pytest.fixture
-def with_library(jobs_of_their_own, tmp_path, monkeypatch):
-    """Run a job whose script imports a library that is preloaded."""
-
-    def run(starts):
-        (tmp_path / "site").mkdir()
-        (tmp_path / "site" / "library.py").write_text(LIBRARY.format(starts=starts))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-        monkeypatch.syspath_prepend(str(tmp_path / "site"))
-        return jobs_of_their_own.run(SAYS_WHERE, "train.preload=[library]", "rounds=1")
-
-    return run
-
-
 @pytest.mark.nightly
-def test_a_job_may_name_libraries_that_are_imported_once(with_library):
-    run = with_library(starts=False)
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_job_may_name_libraries_that_are_imported_once_but_start_no_threads(
+    jobs_of_their_own, tmp_path, monkeypatch, starts
+):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "library.py").write_text(LIBRARY.format(starts=starts))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    run = jobs_of_their_own.run(SAYS_WHERE, "train.preload=[library]", "rounds=1")
+    if starts:
+        assert "train.preload: the import of library starts threads" in run.summary.error
+        return
     assert run.summary.status == "finished", run.summary.error
     events = [json.loads(line) for line in run.directory.events.read_bytes().splitlines()]
-    shared = [each["value"] for each in events if each.get("key") == "shared"]
-    assert shared == [1, 1]
-
-
-@pytest.mark.nightly
-def test_a_library_that_starts_threads_is_not_imported_before_a_fork(with_library):
-    run = with_library(starts=True)
-    assert run.summary.status == "failed"
-    assert run.summary.error == (
-        "train.preload: the import of library starts threads, which no process keeps that is "
-        "forked after it; leave it out of the list"
-    )
+    assert [each["value"] for each in events if each.get("key") == "shared"] == [1, 1]

@@ -121,9 +121,13 @@ def test_threads_get_the_workers_they_asked_for(connect, never):
 
 def test_no_worker_is_started_once_the_launcher_is_gone(connect, never):
     spawn_service, spawner = connect(lambda name, end: 7)
+    assert [spawner.exit_code(f"worker-{n}") for n in (1, 2, 3)] == [-9, 3, None]
     spawn_service.close()
     with pytest.raises(AbortedError, match="the launcher is gone"):
         spawner.spawn("worker-1", never)
+    assert spawner.exit_code("worker-1") is None
+    # One that never began can be closed.
+    SpawnService(LocalEngine(lambda name, end: 7, MemorySampler(), exit_code)).close()
 
 
 def test_a_run_that_is_stopped_starts_no_more(connect, never):
@@ -133,17 +137,6 @@ def test_a_run_that_is_stopped_starts_no_more(connect, never):
     with pytest.raises(AbortedError, match="the run was stopped"):
         spawner.spawn("worker-1", never)
     stuck.set()
-
-
-def test_how_a_worker_has_ended_is_told_as_far_as_it_is_known(connect):
-    spawn_service, spawner = connect(lambda name, end: 7)
-    assert [spawner.exit_code(f"worker-{n}") for n in (1, 2, 3)] == [-9, 3, None]
-    spawn_service.close()
-    assert spawner.exit_code("worker-1") is None
-
-
-def test_a_service_that_never_began_can_be_closed():
-    SpawnService(LocalEngine(lambda name, end: (7, 0), MemorySampler(), exit_code)).close()
 
 
 def test_a_worker_can_be_killed_more_than_once():
