@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Serving, worker_info, write
+from serving import Server, Serving, worker_info, write
 
-from flstream.client.code import LearnerCode, ScriptCode
+from flstream.client.code import LearnerCode, ScriptCode, TrainCode
 from flstream.client.run_learner import serve_learner
 from flstream.client.run_script import serve_own_site, serve_sites
+from flstream.engines.engine import worker_socket_pairs
+from flstream.engines.processes import ProcessHost
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.worker_process import worker_main
 
 Serve = Callable[..., Serving]
+Start = Callable[..., Server]
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +62,35 @@ def script(tmp_path: Path) -> Serve:
         return Serving(known, lambda worker: run(worker, code), selection)
 
     return serve
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ProcessHost]:
+    ProcessHost({}).close()  # the one that runs share, if there is one
+    with ProcessHost({"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_ARENA_MAX": "2"}) as host:
+        yield host
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create("test", tmp_path / "run")
+
+
+@pytest.fixture
+def start_worker(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
+    """Start a worker's process, for one site or for all; at the end it is gone."""
+    servers = []
+
+    def start(code: TrainCode, site: str | None = None, **more: Any) -> Server:
+        ours, theirs = worker_socket_pairs()
+        info = worker_info(run.sites, site, **more)
+        host.start(str(run.path), worker_main, info, run, code, 1, theirs)
+        theirs.close()
+        servers.append(Server(ours))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+    host.exit_code(str(run.path), 20.0)  # once the server is gone, a worker ends by itself
+    assert host.exit_codes()[str(run.path)] is not None

@@ -91,6 +91,7 @@ class Server:
         self.up = Receiver(SocketChannel(end.up, PEER), PEER)
         self.service = DownloadService("fake-server")
         self.service.attach(SocketChannel(end.down, PEER), PEER)
+        self._end = end
         self.heard: list[FromWorker] = []
         self.acknowledged: list[int] = []
         self._states: dict[str, StateVersion] = {}
@@ -142,6 +143,11 @@ class Server:
         body, _ = download(self.up, answer.bodies[MODEL], self.settings, MemoryBody.allocate)
         return body.tensors
 
+    def close(self) -> None:
+        """Be gone, as for the worker."""
+        self.service.close()
+        self._end.close()
+
     def train(self, params: Params, *sites: str, round_number: int = 1, **more: Any) -> Answered:
         """Have sites train, and take what they send."""
         self.ask("train", params, *sites, round_number=round_number, **more)
@@ -181,8 +187,7 @@ class Serving:
             self.server.control.send(Stop())
         self._ours.up.close()  # nobody fetches what is still on offer
         self.join()
-        self.server.service.close()
-        self._ours.close()
+        self.server.close()
         if kind is None and self.error is not None:
             raise self.error
 

@@ -1,6 +1,5 @@
 """Scripts that import NVFlare's names, whether or not that is installed."""
 
-import pytest
 from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 
@@ -111,17 +110,3 @@ def test_variables_that_a_new_process_has_lost_are_told_of(jobs):
     [warning] = run.summary.warnings
     assert warning.startswith("site-2 has a new process in round 3, so variables that client.py")
     assert warning.endswith(": count")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["nvflare.client", "flstream.client"])
-def test_so_is_a_run_that_goes_on_and_one_whose_sites_share_a_process(jobs, name):
-    script = KEEPS.replace("FAILS", "False").replace("nvflare.client", name)
-    how = ["train.alias=nvflare"] if name == "nvflare.client" else []
-    run = jobs.run(script, *how)
-    assert run.summary.warnings == []
-    [warning] = jobs.go_on(run, script, *how, "rounds=3").summary.warnings
-    assert warning.startswith("site-1, site-2 have new processes in round 3, so variables that")
-    [warning] = jobs.run(script, *how, "clients.parallel=1").summary.warnings
-    assert "client.py is run anew for each task" in warning
-    assert "it keeps count" in warning

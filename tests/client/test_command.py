@@ -12,17 +12,16 @@ import psutil
 import pytest
 import torch
 from nightly_cases import first_and_nightly
-from serving import Server, worker_info, write
+from serving import Server, write
 
 from flstream.client.code import ScriptCode
 from flstream.client.messages import Failed, Goodbye, Logged, Ready, Stop
-from flstream.engines.engine import worker_socket_pairs
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.worker_process import worker_main
 
 PYTHON = sys.executable
+Start = Callable[..., Server]
 # Starts two ranks, as torchrun does, but does not end one where the other has.
 PAIR = """
 import os, subprocess, sys
@@ -39,7 +38,7 @@ from pathlib import Path
 import psutil
 import flstream.client as flare
 
-rank = int(os.environ.get("RANK", 0))
+rank, drawn = int(os.environ.get("RANK", 0)), []
 Path(__file__).with_name(f"pid-{os.getpid()}").touch()
 flare.init(rank)
 
@@ -57,45 +56,28 @@ while flare.is_running():
     if rank == 0:
         flare.send(flare.FLModel(model.params))
 """
-Start = Callable[..., Server]
 
 
 def looping(body: str = "") -> str:
     return HEAD + LOOP.format(body=textwrap.indent(textwrap.dedent(body), "    "))
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[ProcessHost]:
-    with ProcessHost({"MALLOC_ARENA_MAX": "2"}) as host:
-        yield host
-
-
 @pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create("test", tmp_path / "run")
-
-
-@pytest.fixture
-def start(host: ProcessHost, run: RunDirectory, tmp_path: Path) -> Iterator[Start]:
+def start(
+    host: ProcessHost, start_worker: Start, run: RunDirectory, tmp_path: Path
+) -> Iterator[Start]:
     """Start the worker's process of a site; at the end nothing of it may be left."""
-    ends, name, before = [], str(run.path), folders()
+    servers, before = [], folders()
 
     def start(text: str, *command: str | Path, args: str = "") -> Server:
-        ours, theirs = worker_socket_pairs()
         code = ScriptCode(write(tmp_path, text), args, list(map(str, command)))
-        info = worker_info(run.sites, "site-1")
-        host.start(name, worker_main, info, run, code, 1, theirs)
-        theirs.close()
-        server = Server(ours)
-        ends.append((ours, server))
-        return server
+        servers.append(start_worker(code, "site-1"))
+        return servers[-1]
 
     yield start
-    for ours, server in ends:
-        server.service.close()
-        ours.close()
-    host.exit_code(name, 20.0)
-    status = host.exit_codes()[name]
+    for server in servers:
+        server.close()
+    status = host.exit_code(str(run.path), 20.0)
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     assert psutil.wait_procs(processes, timeout=20)[1] == []
@@ -142,6 +124,9 @@ def ends(server: Server) -> None:
 def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_path):
     server = start(
         looping("""
+        # What is repeated is repeated in all ranks, whichever is faster.
+        assert flare.receive() is model
+        drawn.append(__import__("random").random())
         seen = f"{rank} {flare.get_task_name()} {model.current_round} {len(model.params)}"
         print(seen + "\\n", end="")
         state = flare.get_state_dir()
@@ -154,7 +139,8 @@ def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_p
             continue
         """)
         + "token = 'FLSTREAM_RANK_TOKEN' in os.environ\n"
-        + "print(f'over {sys.argv[1:]} {sys.path[0]} {os.getcwd()} {token}\\n', end='')",
+        + "print(f'over {sys.argv[1:]} {sys.path[0]} {os.getcwd()} {token}\\n', end='')\n"
+        + "print(f'drawn {drawn}\\n', end='')",
         *pair,
         args="--lr '0.1 x'",
     )
@@ -172,6 +158,9 @@ def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_p
     assert goodbye.peak_rss > 0
     ends(server)
     lines = sorted(run.site_log("site-1").read_text().splitlines())
+    first, second = [line for line in lines if line.startswith("drawn")]
+    assert first == second
+    lines = [line for line in lines if not line.startswith("drawn")]
     each = [f"{kind} {number}" for number in (0, 1) for kind in ("train", "evaluate")]
     over = f"over ['--lr', '0.1 x'] {tmp_path} {run.site('site-1')}/work False"
     assert lines == sorted(

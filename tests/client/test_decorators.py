@@ -1,6 +1,9 @@
 """Decorated functions: the received model comes in, and what they return is sent."""
 
-from nightly_cases import first_and_nightly
+import pytest
+import torch
+
+from flstream.client.messages import Failed
 
 SCRIPT = """
 import flstream.client as flare
@@ -18,49 +21,38 @@ def score(model):
 
 
 flare.init()
-calls = []
 while flare.is_running():
     FIRST
     LAST
     print(flare.get_task_name())
 """
-MODEL = "import torch\ndef build(): return {'w': torch.zeros(2)}"
-ORDERS = [("score()", "fit(add=1.0)"), ("fit(None, 1.0)", "score()")]
+MODEL = {"w": torch.zeros(2)}
 
 
-@first_and_nightly("order", ORDERS)
-def test_a_training_and_a_score_are_each_done_once(jobs, order):
-    script = SCRIPT.replace("FIRST", order[0]).replace("LAST", order[1])
-    run = jobs.run(script, model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
-    assert run.summary.warnings == []
-    # It has an evaluate decorator, so models are scored in tasks of their own.
-    assert run.summary.evaluate == "task"
-    assert [each["accuracy"] for each in run.summary.metrics] == [1.0, 2.0]
-    # Where the score comes first, it goes along with the update.
-    scored = [each.get("train") for each in run.summary.metrics]
-    expected = [{"accuracy": 0.0}, {"accuracy": 1.0}] if order == ORDERS[0] else [None, None]
-    assert scored == expected
+@pytest.mark.parametrize("site", ["site-1", None])
+@pytest.mark.parametrize("order", [("score()", "fit(add=1.0)"), ("fit(None, 1.0)", "score()")])
+def test_a_training_and_a_score_are_each_done_once(script, order, site):
+    text = SCRIPT.replace("FIRST", order[0]).replace("LAST", order[1])
+    with script(text, site=site) as serving:
+        for number in (1, 2):
+            trained = serving.server.train(MODEL, "site-1", round_number=number)
+            # Where the score comes first, it goes along with the update.
+            assert trained.sites[0].metrics == ({"accuracy": 0.0} if order[0] == "score()" else {})
+            assert serving.server.fetch(trained)["w"].tolist() == [1.0, 1.0]
+            scored = serving.server.evaluate(MODEL, "site-1", round_number=number)
+            assert scored.sites[0].metrics == {"accuracy": 0.0}
 
 
-MISTAKES = {
-    "return flare.FLModel(params=model.params)": (
-        "return model.params",
-        "fit(), decorated with train, returned a dict",
-    ),
-    'return {"accuracy": model.params["w"][0].item()}': (
-        "return 0.5",
-        "score(), decorated with evaluate, returned a float",
-    ),
-    "def score(model):": (
-        "def score():",
-        "score() takes no argument",
-    ),
-}
-
-
-@first_and_nightly("sound", MISTAKES)
-def test_a_function_that_returns_something_else_is_named(jobs, sound):
-    wrong, message = MISTAKES[sound]
-    script = SCRIPT.replace("FIRST", "score()").replace("LAST", "fit()").replace(sound, wrong)
-    assert message in jobs.run(script, model=MODEL).summary.error
+@pytest.mark.parametrize(
+    ("sound", "wrong", "message"),
+    [
+        ("flare.FLModel(params=model.params)", "model.params", "fit(), decorated with train, ret"),
+        ('{"accuracy": model.params["w"][0].item()}', "0.5", "score(), decorated with evaluate, r"),
+        ("def score(model):", "def score():", "score() takes no argument"),
+    ],
+)
+def test_a_function_that_returns_something_else_is_named(script, sound, wrong, message):
+    text = SCRIPT.replace("FIRST", "score()").replace("LAST", "fit()").replace(sound, wrong)
+    with script(text, site="site-1") as serving:
+        serving.server.ask("train", MODEL, "site-1")
+        assert message in serving.server.hear(Failed).reason

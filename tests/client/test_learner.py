@@ -75,46 +75,6 @@ def test_several_sites_each_start_from_the_same_model_which_comes_once(
     assert serving.turns[-3:] == ["site-2", "site-5", None]
 
 
-def test_a_batch_gives_the_bits_that_its_sites_give_alone(learner):
-    noise = """
-        import random, numpy, torch, flstream.client as flare
-
-        class Mine:
-            def setup(self):
-                self.mine = torch.randn(2, 3) + random.random()
-            def train(self, model):
-                model.params["w"] += self.mine + torch.randn(2, 3) + numpy.random.rand()
-                return flare.FLModel(model.params)
-    """
-    names = ["site-1", "site-2", "site-3"]
-    with learner(noise) as serving:
-        together = serving.server.fetch(serving.server.train(model(), *names))
-    alone = []
-    for name in names:
-        with learner(noise) as serving:
-            alone.append(serving.server.fetch(serving.server.train(model(), name)))
-    for index, update in enumerate(alone):
-        assert torch.equal(together[f"{index}/w"], update["w"])
-    assert not torch.equal(alone[0]["w"], alone[1]["w"])
-
-
-def test_an_update_is_sent_as_it_was_when_train_returned(learner):
-    """All sites may train in the one module that the object has."""
-    with learner("""
-        import torch, flstream.client as flare
-
-        class Mine(flare.Learner):
-            def __init__(self):
-                self.mine = {"w": torch.zeros(2, 3), "n": torch.tensor(0)}
-            def train(self, model):
-                self.mine["w"].copy_(model.params["w"]).mul_(self.site.index)
-                return flare.FLModel(self.mine)
-    """) as serving:
-        update = serving.server.fetch(serving.server.train(model(), "site-3", "site-6"))
-        assert torch.equal(update["0/w"], model()["w"] * 2)
-        assert torch.equal(update["1/w"], model()["w"] * 5)
-
-
 def test_what_a_method_does_wrong_fails_that_site_alone_and_leaves_no_trace(learner):
     with learner("""
         import shutil, flstream.client as flare
@@ -154,25 +114,16 @@ def test_what_a_method_does_wrong_fails_that_site_alone_and_leaves_no_trace(lear
         assert torch.isinf(update["1/w"]).any()
 
 
-@pytest.mark.parametrize("names", [["site-2"], ["site-1", "site-2", "site-3"]])
-def test_a_site_whose_folder_cannot_be_used_fails_alone(learner, tmp_path, names):
-    (tmp_path / "sites").mkdir()
-    (tmp_path / "sites/site-2").write_text("not a folder")
-    with learner(ADDS) as serving:
-        trained = serving.server.train(model(), *names)
-        [(site, _, reason)] = serving.server.failures()
-        assert site == "site-2"
-        assert "site-2/state" in reason
-        assert [each.site for each in trained.sites] == [n for n in names if n != "site-2"]
-
-
-def test_where_every_site_fails_the_answer_says_so(learner):
-    with learner("class Mine:\n def setup(self): 1 / 0") as serving:
+def test_where_every_site_fails_the_answer_says_so_and_names_what_is_missing(learner):
+    with learner("import flstream.client as f\nclass Mine(f.Learner): pass") as serving:
         for names in (["site-1"], ["site-1", "site-2"]):
             assert serving.server.train(model(), *names) == Answered(1, {}, [])
-            assert len(serving.server.failures()) == len(names)
+            reasons = [reason for _, _, reason in serving.server.failures()]
             assert serving.server.evaluate(model(), *names).sites == []
-            assert len(serving.server.failures()) == len(names)
+            reasons += [reason for _, _, reason in serving.server.failures()]
+            for kind, reason in zip(("train", "evaluate"), reasons[:: len(names)], strict=True):
+                assert f"define {kind}(self, model)" in reason
+            assert len(reasons) == 2 * len(names)
 
 
 def test_a_model_that_does_not_arrive_is_asked_for_once_and_fails_every_site(learner):
@@ -209,16 +160,6 @@ def test_the_learner_knows_its_site_and_may_log_for_it(learner, tmp_path):
         serving.server.fetch(trained)
 
 
-@pytest.mark.parametrize("names", [["site-1"], ["site-1", "site-2"]])
-def test_tensors_that_are_not_aggregated_do_not_travel(learner, names):
-    rule = AggregationRule(exclude=["^n$"])
-    with learner(ADDS, selection=rule.selected) as serving:
-        trained = serving.server.train(model(), *names)
-        assert all(site.partial for site in trained.sites)
-        update = serving.server.fetch(trained)
-        assert {name.rpartition("/")[2] for name in update} == {"w"}
-
-
 def test_an_update_that_lacks_what_is_aggregated_is_refused_where_it_is_made(learner):
     lacking = """
         import flstream.client as flare
@@ -242,24 +183,22 @@ def test_an_update_that_lacks_what_is_aggregated_is_refused_where_it_is_made(lea
         assert trained.sites[0].partial
 
 
-def test_tied_tensors_reach_every_site_tied_and_travel_back_once(learner):
+def test_tied_tensors_travel_once_as_they_were_when_train_returned(learner):
+    """All sites may train in the one module that the object has."""
     tied = torch.ones(3)
     with learner("""
-        import flstream.client as flare
+        import torch, flstream.client as flare
 
         class Mine(flare.Learner):
+            mine = torch.zeros(3)
             def train(self, model):
                 assert model.params["a"] is model.params["b"]
-                model.params["b"] += self.site.index
-                return flare.FLModel({name: t.clone() for name, t in model.params.items()})
+                self.mine.copy_(model.params["b"]).add_(self.site.index)
+                return flare.FLModel({"a": self.mine, "b": self.mine.clone()})
     """) as serving:
-        update = serving.server.fetch(
-            serving.server.train({"a": tied, "b": tied}, "site-2", "site-3")
-        )
-        assert {name: tensor.tolist() for name, tensor in update.items()} == {
-            "0/a": [2, 2, 2],
-            "1/a": [3, 3, 3],
-        }
+        trained = serving.server.train({"a": tied, "b": tied}, "site-2", "site-3")
+        update = {name: each.tolist() for name, each in serving.server.fetch(trained).items()}
+        assert update == {"0/a": [2, 2, 2], "1/a": [3, 3, 3]}
 
 
 @pytest.mark.parametrize(
@@ -277,13 +216,3 @@ def test_a_class_that_cannot_be_made_ends_the_process_with_the_reason(learner, t
         assert (failed.site, failed.effect) == ("", 0)
         assert reason in failed.reason
         assert serving.server.heard == []  # it was never ready
-
-
-def test_a_method_that_is_missing_is_named(learner):
-    with learner("import flstream.client as f\nclass Mine(f.Learner): pass") as serving:
-        serving.server.train(model(), "site-1")
-        [(_, _, reason)] = serving.server.failures()
-        assert "define train(self, model)" in reason
-        serving.server.evaluate(model(), "site-1")
-        [(_, _, reason)] = serving.server.failures()
-        assert "define evaluate(self, model)" in reason

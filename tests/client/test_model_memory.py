@@ -1,8 +1,6 @@
 """A worker's memory for models: held back for the next one only while that is near."""
 
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,30 +23,19 @@ def after_an_answer(worker: Worker) -> weakref.ref[Any]:
     return alive
 
 
-def serving(folder: Path, serve: Callable[[Worker], None]) -> Serving:
-    return Serving(worker_info(folder, "site-1"), serve)
-
-
-def test_who_is_not_asked_for_a_while_holds_no_model(tmp_path, monkeypatch):
-    monkeypatch.setattr("flstream.client.worker._SOON_SECONDS", 0.01)
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_memory_is_kept_for_a_task_that_follows_at_once(tmp_path, monkeypatch, is_asked):
+    if not is_asked:
+        monkeypatch.setattr("flstream.client.worker._SOON_SECONDS", 0.01)
 
     def serve(worker: Worker) -> None:
         alive = after_an_answer(worker)
-        assert worker.next_task(timeout=0.02) is None
-        assert alive() is None
+        task = worker.next_task(timeout=None if is_asked else 0.02)
+        assert (task is not None, alive() is not None) == (is_asked, is_asked)
 
-    with serving(tmp_path, serve) as worker:
-        worker.join()
-
-
-def test_a_task_that_follows_at_once_finds_it(tmp_path):
-    def serve(worker: Worker) -> None:
-        alive = after_an_answer(worker)
-        assert worker.next_task() is not None
-        assert alive() is not None
-
-    with serving(tmp_path, serve) as worker:
-        worker.server.ask("train", {}, "site-1")
+    with Serving(worker_info(tmp_path, "site-1"), serve) as worker:
+        if is_asked:
+            worker.server.ask("train", {}, "site-1")
         worker.join()
 
 

@@ -66,15 +66,6 @@ def test_a_training_goes_on_as_if_the_optimizer_had_lived_on(script, kind, polic
     assert torch.equal(weight, reference(kind, 4))
 
 
-def test_reset_begins_each_training_anew_and_keeps_nothing(script, tmp_path):
-    with script(SCRIPT.format(kind=MOMENTUM), site="site-1", optimizer_state="reset") as serving:
-        _, first = train(serving, 1)
-        restored, second = train(serving, 2)
-    assert not restored
-    assert torch.equal(first, second)
-    assert not list(tmp_path.rglob("*.safetensors"))
-
-
 def test_the_state_is_safetensors_and_json_and_apart_for_a_model_of_the_sites_own(script, tmp_path):
     beside = PersonalPart([".*"], is_beside=True)
     with script(SCRIPT.format(kind=MOMENTUM), site="site-1") as serving:
@@ -89,12 +80,15 @@ def test_the_state_is_safetensors_and_json_and_apart_for_a_model_of_the_sites_ow
         assert json.loads(file.metadata()["flstream.plain"]) == {}
 
 
-def test_the_learning_rate_is_the_scripts_own_in_each_task(script):
+def test_the_learning_rate_is_the_scripts_own_and_reset_keeps_nothing(script, tmp_path):
     # Of the rounds so far, so the second training has another one.
-    kind = "SGD([weight], lr=1.0 / (1 + model.current_round), momentum=0.0)"
-    with script(SCRIPT.format(kind=kind), site="site-1") as serving:
-        assert torch.equal(train(serving, 1)[1], torch.full((3,), -2.0))
-        assert torch.equal(train(serving, 2)[1], torch.full((3,), -1.0))
+    kind = "SGD([weight], lr=1.0 / (1 + model.current_round), momentum=0.5)"
+    with script(SCRIPT.format(kind=kind), site="site-1", optimizer_state="reset") as serving:
+        assert torch.equal(train(serving, 1)[1], torch.full((3,), -2.5))
+        restored, second = train(serving, 2)
+    assert torch.equal(second, torch.full((3,), -1.25))
+    assert not restored
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_a_state_of_other_parameters_fails_the_site_with_a_sentence(script):

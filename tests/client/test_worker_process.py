@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from serving import Server, worker_info, write
+from serving import Server, write
 
-from flstream.client.code import LearnerCode, ScriptCode, TrainCode
+from flstream.client.code import LearnerCode, ScriptCode
 from flstream.client.messages import Failed, Goodbye, Ready, Stop
-from flstream.engines.engine import worker_socket_pairs
-from flstream.engines.processes import ProcessHost
-from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.worker_process import worker_main
 
 MIB = 1 << 20
-Start = Callable[..., Server]
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[ProcessHost]:
-    with ProcessHost({"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_ARENA_MAX": "2"}) as host:
-        yield host
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create("test", tmp_path / "run")
-
-
-@pytest.fixture
-def start(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
-    """Start a worker's process; it is named after its test's run directory."""
-    ends = []
-
-    def start(code: TrainCode, site: str | None = None, **more: Any) -> Server:
-        ours, theirs = worker_socket_pairs()
-        info = worker_info(run.sites, site, **more)
-        host.start(str(run.path), worker_main, info, run, code, 1, theirs)
-        theirs.close()
-        server = Server(ours)
-        ends.append((ours, server))
-        return server
-
-    yield start
-    for ours, server in ends:
-        server.service.close()
-        ours.close()
-    host.exit_code(str(run.path), 20.0)  # once the server is gone, a worker ends by itself
-    assert host.exit_codes()[str(run.path)] is not None
 
 
 def script(folder: Path, text: str) -> ScriptCode:
@@ -83,8 +43,8 @@ class Mine(flare.Learner):
 """
 
 
-def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start, run, tmp_path):
-    server = start(LearnerCode(f"{write(tmp_path, PRINTS)}:Mine", {}))
+def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start_worker, run, tmp_path):
+    server = start_worker(LearnerCode(f"{write(tmp_path, PRINTS)}:Mine", {}))
     trained = server.train(model(), "site-1", "site-2", "site-3")
     assert [site.site for site in trained.sites] == ["site-1", "site-3"]
     server.fetch(trained)
@@ -99,11 +59,13 @@ def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start, run, 
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_a_sites_own_process_prints_into_its_log_from_the_start(start, run, tmp_path, is_folder):
+def test_a_sites_own_process_prints_into_its_log_from_the_start(
+    start_worker, run, tmp_path, is_folder
+):
     log = run.site_log("site-4")
     if is_folder:
         log.mkdir(parents=True)
-    server = start(script(tmp_path, "print('early')\n1 / 0"), "site-4")
+    server = start_worker(script(tmp_path, "print('early')\n1 / 0"), "site-4")
     failed = server.hear(Failed)
     assert (failed.site, failed.effect) == ("", 0)
     if is_folder:
@@ -116,9 +78,9 @@ def test_a_sites_own_process_prints_into_its_log_from_the_start(start, run, tmp_
 
 
 @pytest.mark.parametrize("site", [None, "site-1"])
-def test_a_worker_needs_one_model_and_a_little_more(start, tmp_path, site):
+def test_a_worker_needs_one_model_and_a_little_more(start_worker, tmp_path, site):
     """With one site a task, however many tasks there are."""
-    server = start(
+    server = start_worker(
         script(
             tmp_path,
             """
@@ -151,9 +113,9 @@ class Mine(flare.Learner):
 """
 
 
-def test_a_child_that_training_code_forks_takes_no_part(start, tmp_path):
+def test_a_child_that_training_code_forks_takes_no_part(start_worker, tmp_path):
     """And tensors that the job excludes do not travel."""
-    server = start(LearnerCode(f"{write(tmp_path, FORKS)}:Mine", {}), exclude=("^frozen",))
+    server = start_worker(LearnerCode(f"{write(tmp_path, FORKS)}:Mine", {}), exclude=("^frozen",))
     for names in (["site-1"], ["site-2", "site-3"]):
         trained = server.train({**model(), "frozen.w": torch.ones(3)}, *names)
         assert [(site.site, site.partial) for site in trained.sites] == [(n, True) for n in names]

@@ -1,17 +1,19 @@
 """Tests of what needs the extras; ``make test-extras`` runs them."""
 
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import pytest
 import torch
+from patched_jobs import LIBRARIES as TRAINERS
+from patched_jobs import finished
 from run_fixtures import COMMON_IMPORTS, Jobs, SharedHost
 from safetensors.torch import load_file
 from shared_results import made_once
+from tiny_gpt2 import write_model
 
 from flstream.engines.fork_server import host_for, new_host
 from flstream.engines.imports import LIBRARIES, PRELOADED, LibraryImport, render_imports
@@ -19,9 +21,6 @@ from flstream.engines.processes import ProcessHost
 from flstream.job import Job
 
 HERE = Path(__file__).parent
-# What scripts of others are compared with.
-sys.path.insert(0, str(HERE.parent / "moving"))
-
 # Nothing may look for a server of others, and what libraries print about is not what is tested.
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
@@ -67,13 +66,6 @@ def in_a_process(target: Callable[..., None], *args: object) -> None:
         assert host.exit_code("test", 120) == 0
 
 
-class TinyModel(NamedTuple):
-    """A folder with a pretrained model and its tokenizer, and one with each site's texts."""
-
-    model: Path
-    data: Path
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of this folder."""
     for item in items:
@@ -101,16 +93,9 @@ def jobs_in(libraries: object) -> Callable[[Path], Jobs]:
 
 
 @pytest.fixture(scope="session")
-def tiny(libraries: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """A GPT-2 of 40,000 parameters, and texts."""
-    from tiny_gpt2 import write_data, write_model
-
-    def make(folder: Path) -> None:
-        libraries(write_model, folder / "model")
-        write_data(folder / "data")
-
-    folder = made_once(tmp_path_factory, "tiny", make)
-    return TinyModel(folder / "model", folder / "data")
+def tiny(libraries: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a pretrained GPT-2 of 40,000 parameters and its tokenizer."""
+    return made_once(tmp_path_factory, "tiny", lambda folder: libraries(write_model, folder))
 
 
 @pytest.fixture(scope="session")
@@ -118,11 +103,10 @@ def plain(
     jobs_in: Callable[[Path], Jobs], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], dict[str, torch.Tensor]]:
     """The last model of a library's trainer, patched and not told anything else."""
-    from patched_jobs import LIBRARIES, finished
 
     def plain(library: str) -> dict[str, torch.Tensor]:
         def make(folder: Path) -> None:
-            run = finished(jobs_in(folder), LIBRARIES[library].script())
+            run = finished(jobs_in(folder), TRAINERS[library].script())
             run.directory.final_model.rename(folder / "model.safetensors")
 
         folder = made_once(tmp_path_factory, f"plain {library}", make)

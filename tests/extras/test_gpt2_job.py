@@ -103,7 +103,6 @@ def test_sites_that_share_a_process_come_to_the_same_bits(jobs, job, more):
 def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_path):
     line = [sys.executable, str(job / "job.py"), "--n_clients", "2", "--num_rounds", "2"]
     out = command(*line, "--max_steps", "2", cwd=tmp_path)
-    assert "Job Status is: finished" in out
     (made,) = (tmp_path / "runs").glob("gpt2-*")
     assert f"Result can be found in : {made}" in out
     command(*line, "--max_steps", "2", "--export", "exported", cwd=tmp_path)

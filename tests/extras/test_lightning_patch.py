@@ -106,27 +106,22 @@ def test_callbacks_begin_with_the_received_model_and_anew_if_they_are_to(jobs):
     assert same(bits(own), bits(shared))
 
 
-@first_and_nightly(
-    "callback", ["StochasticWeightAveraging(swa_lrs=0.1)", "EMAWeightAveraging(decay=0.9)"]
-)
-def test_averages_of_weights_are_refused(jobs, callback):
-    middle = f"trainer = trainer_of(callbacks=[pl.callbacks.{callback}])\nflare.patch(trainer)"
-    assert "it averages the weights of one whole training" in failure(jobs, LIT.script(middle))
-
-
 def test_lightning_refuses_what_cannot_be(jobs):
     fit = "flare.patch(trainer); flare.receive(); trainer.fit(module, loader())"
     cases = {
         "flare.patch(module)": "patch() was given a Module; give it a Trainer",
         f"trainer = trainer_of(devices=2, strategy='ddp_notebook'); {fit}": "devices=1",
+        "trainer = trainer_of(); "
+        + fit.replace("(trainer)", "(trainer, update_fit_loop=False)"): "fit() made no step",
+        f"trainer = trainer_of(callbacks=[pl.callbacks.EMAWeightAveraging()]); {fit}": "averages",
+        "trainer = trainer_of(callbacks=[pl.callbacks.StochasticWeightAveraging(0.1)]); "
+        + fit: "it averages the weights of one whole training",
         f"trainer = trainer_of(); module.__fl_meta__ = 3; {fit}": "is a int; make it a dict",
     }
     said = refusals(jobs, LIT, *cases)
     assert len(said) == len(cases)
     for text, words in zip(said, cases.values(), strict=True):
         assert words in text
-    middle = "trainer = trainer_of()\nflare.patch(trainer, update_fit_loop=False)"
-    assert "trainer.fit() made no step" in failure(jobs, LIT.script(middle))
 
 
 def test_a_module_that_was_scored_in_another_object_is_trained_from_the_received_model(jobs, plain):

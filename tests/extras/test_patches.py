@@ -126,10 +126,11 @@ def test_an_adapter_reaches_all_ranks(jobs):
 
 @pytest.mark.nightly
 def test_the_gradient_of_two_ranks_is_that_of_their_batches_together(jobs):
-    """Of all examples in a step, the order of which is of no account."""
-    one = HF.patch.replace("Net()", "Net(), per_device_train_batch_size=12, optim='sgd'")
-    alone = bits(finished(jobs, HF.script(one), 'train.command="python3 -u"'))
-    together = bits(finished(jobs, HF.script(one.replace("=12", "=6")), TORCHRUN))
+    """Of all examples in a step, the order of which is of no account; FedProx's counts once."""
+    how = "per_device_train_batch_size=12, num_train_epochs=3, optim='sgd'"
+    one, prox = HF.patch.replace("Net()", f"Net(), {how}"), "workflow.args.fedprox_mu=5"
+    alone = bits(finished(jobs, HF.script(one), 'train.command="python3 -u"', prox))
+    together = bits(finished(jobs, HF.script(one.replace("=12", "=6")), TORCHRUN, prox))
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor)
 

@@ -56,7 +56,7 @@ QUIET = "workflow.args.evaluate_every=0"
 
 
 def trained(jobs, tiny, factory, *how):
-    how = [*how, "rounds=1", QUIET, *([f"model.args.path={tiny.model}"] if factory else [])]
+    how = [*how, "rounds=1", QUIET, *([f"model.args.path={tiny}"] if factory else [])]
     run = jobs.run(NOISE, *how, model=factory or "")
     assert run.summary.status == "finished", run.summary.error
     return run
@@ -77,7 +77,7 @@ def trained(jobs, tiny, factory, *how):
 def test_an_export_opens_with_from_pretrained(
     jobs, libraries, tiny, tmp_path, factory, initial, has_tokenizer
 ):
-    weights = tiny.model / "model.safetensors"
+    weights = tiny / "model.safetensors"
     with safe_open(weights, "pt") as file:
         assert "lm_head.weight" not in set(file.keys())
     how = [f"model.initial={weights}"] if initial else []
@@ -104,7 +104,7 @@ def test_a_model_of_peft_exchanges_its_adapter_which_peft_opens(jobs, libraries,
     done = export(run.directory.path, tmp_path / "exported")
     names = {path.name for path in done.files}
     assert names == {"adapter_config.json", "adapter_model.safetensors"}
-    libraries(opens_adapter, tmp_path / "exported", tiny.model, run.directory.final_model)
+    libraries(opens_adapter, tmp_path / "exported", tiny, run.directory.final_model)
 
 
 @first_and_nightly(
@@ -134,6 +134,6 @@ while flare.is_running():
 
 
 def test_an_adapter_whose_state_is_made_anew_cannot_be_received_into(jobs, tiny):
-    run = jobs.run(INTO, f"model.args.path={tiny.model}", model=PROMPTS)
+    run = jobs.run(INTO, f"model.args.path={tiny}", model=PROMPTS)
     assert run.summary.status == "failed"
     assert "PeftModelForCausalLM is made anew when it is asked for" in run.summary.error

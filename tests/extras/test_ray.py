@@ -86,9 +86,9 @@ def run_alone(script):
 
 
 def write(folder, rounds=2, waits=""):
-    files = {"job.conf": JOB.format(rounds=rounds), "model.py": MODEL}
-    for name, text in {**files, "client.py": SCRIPT.format(waits=waits)}.items():
-        (folder / name).write_text(text)
+    (folder / "job.conf").write_text(JOB.format(rounds=rounds))
+    (folder / "model.py").write_text(MODEL)
+    (folder / "client.py").write_text(SCRIPT.format(waits=waits))
 
 
 def on_a_cluster(folder, before=""):

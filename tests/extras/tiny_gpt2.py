@@ -1,27 +1,8 @@
-"""A tiny GPT-2 with a tokenizer and texts, written as ``save_pretrained`` writes them."""
+"""A tiny GPT-2 as ``save_pretrained`` writes it, and what is made of it in processes of a test."""
 
-import json
 from pathlib import Path
 
-SITES = ("site-1", "site-2")
-_WORDS = ("add", "subtract", "multiply", "divide", "count", "sort", "reverse", "repeat")
-
-
-def texts(site, count, offset=0):
-    """Instructions with answers, of a site's own."""
-    start = offset + SITES.index(site) * 1000
-    for number in range(start, start + count):
-        word = _WORDS[number * 7 % len(_WORDS)]
-        yield {"instruction": f"{word} {number} and {number * 3}", "output": f"{word}: {number}"}
-
-
-def write_data(folder: Path) -> None:
-    """Write each site's texts, to train on and to score with."""
-    for site in SITES:
-        (folder / site).mkdir(parents=True)
-        for name, count, offset in (("train", 14, 0), ("valid", 4, 500)):
-            lines = [json.dumps(each) for each in texts(site, count, offset)]
-            (folder / site / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+_TEXTS = [f"add {number} and {number * 3}: {number * 4}" for number in range(100)]
 
 
 def write_model(folder: Path) -> None:
@@ -31,10 +12,7 @@ def write_model(folder: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     bpe = ByteLevelBPETokenizer()
-    lines = [
-        f"{each['instruction']} {each['output']}" for site in SITES for each in texts(site, 50)
-    ]
-    bpe.train_from_iterator(lines, vocab_size=400, special_tokens=["<|endoftext|>"])
+    bpe.train_from_iterator(_TEXTS, vocab_size=400, special_tokens=["<|endoftext|>"])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer, eos_token="<|endoftext|>", bos_token="<|endoftext|>"
     )

@@ -18,31 +18,21 @@ def test_numbers_and_text_are_read_back(run):
     tracker = TensorBoard(run)
     tracker.scalars("global", 1, {"accuracy": 0.5, "bytes/up": 2.0**40}, 100.0)
     tracker.scalars("global", 2, {"accuracy": 0.75}, 101.0)
+    tracker.flush()  # what was can be read while the run goes on
+    assert scalars(run.folder, "global")["accuracy"] == [(1, 0.5), (2, 0.75)]
+    # Numbers beyond single precision are infinite.
+    tracker.scalars("global", 1, {"low": -1e300, "high": 1e300}, 100.0)
     tracker.text("ward", 7, "note", "süß\n**bold**", 102.0)
     tracker.scalars("ward", -3, {"loss": math.nan}, 103.0)
     tracker.close()
     assert scalars(run.folder, "global") == {
         "accuracy": [(1, 0.5), (2, 0.75)], "bytes/up": [(1, 2.0**40)],
+        "low": [(1, -math.inf)], "high": [(1, math.inf)],
     }  # fmt: skip
     assert texts(run.folder, "ward") == {"note/text_summary": [(7, "süß\n**bold**")]}
     ((step, value),) = scalars(run.folder, "ward")["loss"]
     assert step == -3
     assert math.isnan(value)
-
-
-def test_numbers_beyond_single_precision_are_infinite(run):
-    tracker = TensorBoard(run)
-    tracker.scalars("global", 1, {"low": -1e300, "high": 1e300}, 100.0)
-    tracker.close()
-    assert scalars(run.folder, "global") == {"low": [(1, -math.inf)], "high": [(1, math.inf)]}
-
-
-def test_what_was_flushed_can_be_read_while_the_run_goes_on(run):
-    tracker = TensorBoard(run)
-    tracker.scalars("global", 1, {"accuracy": 0.5}, 100.0)
-    tracker.flush()
-    assert scalars(run.folder, "global") == {"accuracy": [(1, 0.5)]}
-    tracker.close()
 
 
 def test_of_many_sites_few_files_are_open(run):
@@ -58,11 +48,17 @@ def test_of_many_sites_few_files_are_open(run):
 
 
 def test_another_take_replaces_the_files_of_the_one_before_and_no_others(run):
-    first = TensorBoard(run)
-    first.scalars("global", 1, {"accuracy": 0.125}, 100.0)
-    first.scalars("gone", 1, {"loss": 0.1}, 100.0)
-    first.close()
+    """Also for a TensorBoard that has read some of the take before: it forgets those points."""
+
+    def take(value, *sources):
+        tracker = TensorBoard(run)
+        for source in sources:
+            tracker.scalars(source, 1, {"accuracy": value}, 100.0)
+        tracker.close()
+
+    take(0.125, "global", "gone")
     (mine,) = (run.folder / "tensorboard" / "global").iterdir()
+    kept = mine.read_bytes()
     others = [
         mine.with_name("events.out.tfevents.1700000000.host.1.0"),
         mine.with_name("events.out.tfevents.1600000000.0000.flstream"),
@@ -70,28 +66,12 @@ def test_another_take_replaces_the_files_of_the_one_before_and_no_others(run):
     ]
     for path in others:
         path.write_text("")
-    second = TensorBoard(run)
-    second.scalars("global", 1, {"accuracy": 0.25}, 100.0)
-    second.close()
+    take(0.25, "global")
     assert not mine.exists()
     assert all(path.exists() for path in others)
     assert scalars(run.folder, "global") == {"accuracy": [(1, 0.25)]}
     assert not list((run.folder / "tensorboard" / "gone").iterdir())
-    third = TensorBoard(run)
-    third.scalars("global", 1, {"accuracy": 0.75}, 100.0)
-    third.close()
-    assert scalars(run.folder, "global") == {"accuracy": [(1, 0.75)]}
-
-
-def test_a_tensorboard_that_has_read_an_earlier_take_forgets_its_points(run):
-    """As when it watches a run that is killed and goes on."""
-    first = TensorBoard(run)
-    first.scalars("global", 5, {"accuracy": 0.125}, 100.0)
-    first.close()
-    (mine,) = (run.folder / "tensorboard" / "global").iterdir()
-    kept = mine.read_bytes()
-    second = TensorBoard(run)
-    second.scalars("global", 1, {"accuracy": 0.25}, 100.0)
-    second.close()
     mine.write_bytes(kept)
     assert scalars(run.folder, "global") == {"accuracy": [(1, 0.25)]}
+    take(0.75, "global")
+    assert scalars(run.folder, "global") == {"accuracy": [(1, 0.75)]}
