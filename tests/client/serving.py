@@ -38,7 +38,9 @@ from flstream.transport.messages import MessageChannel
 from flstream.transport.sockets import SocketChannel
 
 PEER = "worker"
-SETTINGS = StreamSettings(request_timeout=20.0)
+# Seconds: whoever is asked may have to import torch first, beside other tests.
+PATIENCE = 60.0
+SETTINGS = StreamSettings(request_timeout=PATIENCE)
 MessageT = TypeVar("MessageT")
 
 
@@ -123,7 +125,7 @@ class Server:
     def hear(self, kind: type[MessageT]) -> MessageT:
         """The next message of a kind; those before it are in ``heard``."""
         self.heard = []
-        while not isinstance(message := self.control.receive(20.0), kind):
+        while not isinstance(message := self.control.receive(PATIENCE), kind):
             if isinstance(message, Acknowledged):
                 self.acknowledged.append(message.effect)
             else:
@@ -193,7 +195,7 @@ class Serving:
 
     def join(self) -> None:
         """Wait until the worker has ended."""
-        self._thread.join(20.0)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
