@@ -56,6 +56,8 @@ def private(*settings: str) -> Row:
 
 STAGES = "workflow=[{type=fedavg}, {type=cyclic, args{order=random}}, {type=cross_site}]"
 ADAPTIVE = "privacy.clipping={type=adaptive, norm=2}"
+# A push of a model that was rounded waits for two seconds a task.
+ROUNDED = {"modes": ("pull", "map", "native")}
 EXACT = {"modes": ("pull",), "sizes": ("large",)}
 
 ROWS: Mapping[str, Row] = MappingProxyType(
@@ -114,9 +116,9 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "topk up": codecs("up", "{type=topk, fraction=0.25}"),
         "ternary up": codecs("up", "ternary", "zstd", modes=("pull",)),
         "own codec up": codecs("up", '"own.py:Sixteenths"'),
-        "cast down": codecs("down", "cast"),
-        "int8 down": codecs("down", "int8"),
-        "int4 down": codecs("down", "int4"),
+        "cast down": codecs("down", "cast", **ROUNDED),
+        "int8 down": codecs("down", "int8", **ROUNDED),
+        "int4 down": codecs("down", "int4", **ROUNDED),
         "delta both": Row(
             ("streaming.codecs={down=[delta, shuffle, zstd], up=[delta, zstd]}",), **EXACT
         ),
