@@ -2,6 +2,7 @@
 
 import pytest
 from bench_plans import make_codec_plan
+from run_fixtures import shared_host_for
 
 from flstream.bench.codec_cases import parse_codecs
 from flstream.bench.codec_compare import compare_codecs
@@ -29,7 +30,10 @@ def make_plan(codecs, **changes):
     return make_codec_plan(cases=parse_codecs(codecs), **small | changes)
 
 
-def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(tmp_path):
+def test_codecs_move_as_much_less_and_lose_as_much_as_they_are_for(
+    tmp_path, monkeypatch, fork_server
+):
+    monkeypatch.setattr("flstream.simulation.launcher.host_for", shared_host_for)
     plan = make_plan("delta+shuffle+zstd,topk:0.1")
     results = compare_codecs(plan, tmp_path / "runs", Watcher())
     assert list(tmp_path.iterdir()) == []

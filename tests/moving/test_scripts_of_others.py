@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from nightly_cases import first_and_nightly
 from reference import SITES, run_reference
 from safetensors.torch import load_file
 
@@ -52,7 +51,8 @@ def initial_of(case):
     return runpy.run_path(str(SCRIPTS / "network.py"))["Network"]().state_dict()
 
 
-@first_and_nightly("name", CASES, brief=1)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
 def test_a_script_runs_unchanged_to_the_same_bits(jobs, tmp_path, name):
     case = CASES[name]
     evaluates = case.model == NETWORK
