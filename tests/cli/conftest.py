@@ -54,6 +54,12 @@ def write_job(tmp_path: Path) -> WriteJob:
 
 
 @pytest.fixture
+def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process draw no page, which takes longer than all else that they do."""
+    monkeypatch.setattr("flstream.report.running.leave_report", lambda *_, **__: None)
+
+
+@pytest.fixture
 def flstream(tmp_path: Path) -> Flstream:
     """Return a function that runs the command line to its end, in a process."""
 

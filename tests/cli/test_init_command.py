@@ -23,6 +23,7 @@ def files_of(template: str) -> set[str]:
     return FILES | LLM_FILES if template == "llm" else FILES
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_a_new_job_runs_at_once_and_learns(flstream_here: Flstream, tmp_path: Path) -> None:
     done = flstream_here("init", "my-job", "--template", "script")
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 JOB = """
 name = mistakes, seed = 7, rounds = 1
 clients { count = %d, min_updates = 1, parallel = 2, bench_after = 0 }
@@ -62,6 +64,7 @@ SOUND = [
 ]
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_a_mistake_fails_its_site_alone_in_a_sentence_and_the_round_goes_on(
     flstream_here, tmp_path
 ):
