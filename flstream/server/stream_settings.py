@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from flstream.job import Job
 from flstream.model.memory import Framework
 from flstream.streaming.chunk_choice import CANDIDATES
 from flstream.streaming.receiver import StreamSettings
+
+# Seconds after which nobody waits any more who may wait as long as it takes.
+_FOREVER = 1e9
 
 Way = Literal["pulled", "pushed", "native"]
 """How a body travels: its chunks on request, or unasked, or the whole of it as one message."""
@@ -36,7 +40,7 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
     chunk_size = max(CANDIDATES) if given == "auto" else given
     links = job.network.links(job.clients.site_names, job.seed).values()
     silence = max((link.silence for link in links), default=0.0)
-    return StreamSettings(
+    settings = StreamSettings(
         chunk_size=0 if streaming.mode == "native" else chunk_size,
         request_size=streaming.request_size,
         window=streaming.window,
@@ -45,3 +49,6 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         push=streaming.mode == "push",
         reuse=streaming.mode in ("pull", "map") and streaming.reuse == "auto",
     )
+    if job.engine.is_inline:  # whoever waits may have to wait for who sits in pdb, too
+        return replace(settings, request_timeout=_FOREVER, ping_after=_FOREVER)
+    return settings

@@ -94,12 +94,12 @@ class Deadline:
         if self.left is None:
             with waiting():
                 return poll.poll()
-        began = time.monotonic()
         # poll() takes whole milliseconds; rounding down would end a wait too early.
         milliseconds = max(self.left, 0.0) * 1e3 + 1
         with waiting():
+            began = time.monotonic()
             events = poll.poll(min(milliseconds, _LONGEST_POLL))
-        self.left -= time.monotonic() - began
+            self.left -= time.monotonic() - began
         return events
 
 

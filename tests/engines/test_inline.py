@@ -465,7 +465,9 @@ def test_memory_is_that_of_the_one_process(inline_jobs: Jobs, noise: str):
 
 def test_no_time_is_limited(inline_jobs: Jobs, noise: str):
     """A site waits for the others, and all of them for who sits in pdb."""
-    run = inline_jobs.run(noise, "clients.round_timeout=1us", "clients.wait_after_min=1us")
+    times = "clients.round_timeout", "clients.wait_after_min"
+    times = *times, "streaming.streaming_per_request_timeout"
+    run = inline_jobs.run(noise, *(f"{key}=1us" for key in times))
     assert run.summary.status == "finished"
 
 
