@@ -1,4 +1,4 @@
-"""Where the inline engine steps in: where a thread waits, and where code of the user's has failed.
+"""Hooks of the inline engine: for threads that wait, and for code of the user's that has failed.
 
 Other engines leave both as they are.
 """

@@ -35,7 +35,7 @@ from flstream.errors import AbortedError, UsageError
 from flstream.job import Job
 from flstream.job.code import package_root
 from flstream.simulation.interruption import STOPS, handling
-from flstream.simulation.places import EndedError, Places, ThreadPlace, interrupt, this_place
+from flstream.simulation.places import EndedError, Places, ThreadPlace, this_place
 from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Signal
 
@@ -55,7 +55,7 @@ class _Prompt(NamedTuple):
 
 
 class _Thread(NamedTuple):
-    """What stands for a process: a thread, its place, and its ends of sockets."""
+    """A thread that stands for a process, with its place and its ends of sockets."""
 
     thread: threading.Thread
     place: ThreadPlace
@@ -215,7 +215,7 @@ class InlineHost(ProcessHost):
         return {}
 
     def wait_for_any(self, seconds: float) -> None:
-        """Do nothing: the end of a thread explains nothing."""
+        """Return at once: the end of a thread has no cause of its own."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until every thread has ended."""
@@ -260,10 +260,9 @@ class InlineHost(ProcessHost):
         for number in self._threads:
             self.end_thread(number)
         if not self.wait(_GRACE_SECONDS):
-            for place in self._living():
-                interrupt(place)
+            self._places.take_away()
         if not self.wait(_GRACE_SECONDS) and (left := self._living()):
-            self._say(f"does not end, and stays until this process does: {_where(left)}")
+            self._say(f"a thread does not end, and stays until its process does: {_where(left)}")
 
     def _failed(self, error: BaseException) -> None:
         """Show what code of the user's has raised, and stop there if that is wanted."""

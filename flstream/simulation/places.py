@@ -1,4 +1,4 @@
-"""What the code of a process finds in it, swapped where threads of one process stand for several.
+"""State of a process that is swapped between threads which each stand for a process.
 
 Swapped are the states of random, NumPy and torch, the working folder, sys.argv, sys.path, the
 standard streams, filters of warnings, the session of the client API, the numbers of threads, and
@@ -80,7 +80,7 @@ def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
 
 
 class ThreadPlace:
-    """What stands for one process: a thread, and what its code finds.
+    """A thread that stands for a process, and the state that its code finds.
 
     Args:
         name: Name of the process that it stands for.
@@ -103,18 +103,18 @@ class ThreadPlace:
         self.log: IO[str] | None = None
 
     def keep(self) -> None:
-        """Keep what there is now."""
+        """Keep the present state of the process."""
         self.state = [take() for take, _ in _swapped()]
 
     def put_back(self) -> None:
-        """Put back what was kept."""
+        """Restore the kept state."""
         assert self.state is not None
         for (_, put), value in zip(_swapped(), self.state, strict=True):
             put(value)
         sys.modules.update(self.modules)
 
     def log_to(self, path: Path) -> None:
-        """Have the output of its code go to a file from now on."""
+        """Write the output of its code to a file from now on."""
         self.close()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.log = path.open("a", buffering=1, errors="backslashreplace")
@@ -173,7 +173,7 @@ class Places:
 
     @contextmanager
     def entered(self, place: ThreadPlace, streams: tuple[Any, Any]) -> Iterator[None]:
-        """Have this thread stand for a process until the end of the block.
+        """Let this thread stand for a process until the end of the block.
 
         Args:
             place: Its place, which is new.
@@ -200,7 +200,7 @@ class Places:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let other places have the process while this thread waits."""
+        """Give the process to other places while this thread waits."""
         place = _here.place
         if place is None or self.holder is not place:
             yield
@@ -212,7 +212,7 @@ class Places:
             self._begin(place)
 
     def await_end(self, place: ThreadPlace) -> NoReturn:
-        """Let other places have the process until this thread's place is ended."""
+        """Give the process to other places until this thread's place is ended."""
         self._give(place)
         with self._turn:
             self._turn.wait_for(lambda: place.is_ended)
@@ -228,10 +228,18 @@ class Places:
                 # Code of ours waits soon, and cleans up what nobody else can.
                 while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
                     if _is_inside(frame.f_code.co_filename, self._roots):
-                        interrupt(place)
+                        _interrupt(place)
                         break
                     frame = frame.f_back
             self._turn.notify_all()
+
+    def take_away(self) -> None:
+        """Take the process from a place that has not ended when it was to; others clean up."""
+        with self._turn:
+            if self.holder is not None:
+                _interrupt(self.holder)
+            self.holder = None
+            self._turn.notify()
 
     def close(self) -> None:
         """Put back what the run's caller had, whoever has the process."""
@@ -283,7 +291,7 @@ class Places:
         return own
 
 
-def interrupt(place: ThreadPlace) -> None:
+def _interrupt(place: ThreadPlace) -> None:
     """Raise EndedError in the thread of a place, wherever its code is."""
     pythonapi.PyThreadState_SetAsyncExc(c_ulong(place.thread), py_object(EndedError))
 
