@@ -57,13 +57,19 @@ while flare.is_running():
 
 COMMON_IMPORTS = [LibraryImport("numpy", []), LibraryImport("torch._dynamo", [])]
 
+LOCAL = ("engine.type=local",)
+"""The engine of tests that watch or kill processes, measure memory, or need parallel workers."""
+
+ENGINE = LOCAL
+"""The engine of all other tests. A test overrides it with the fixture ``processes``."""
+
 
 INLINE = ("engine.type=inline",)
 """Overrides with which a job runs in the test's own process."""
 
 
 class Run(NamedTuple):
-    """What a run left behind."""
+    """The summary of a run, and its directory."""
 
     summary: Summary
     directory: RunDirectory
@@ -91,14 +97,14 @@ class Jobs(NamedTuple):
     """Makes jobs in a folder of a test's own, and runs them.
 
     Attributes:
-        folder: The folder.
-        host_for: Makes what a job's processes start from.
-        always: Overrides of each job, before its own.
+        folder: Folder of the job's files and of its runs.
+        host_for: Gives what a job's processes start from.
+        engine: Overrides that choose the engine.
     """
 
     folder: Path
     host_for: Callable[[Job], ProcessHost] = shared_host_for
-    always: Sequence[str] = ()
+    engine: Sequence[str] = ENGINE
 
     def make(self, script: str, *overrides: str, model: str = MODEL) -> Job:
         """A job of two clients and two rounds, unless overrides say otherwise."""
@@ -112,7 +118,7 @@ class Jobs(NamedTuple):
             train { script = client.py }
             """)
         )
-        return self._load(*overrides)
+        return load_job(self.folder / "job.conf", [*self.engine, *overrides])
 
     def run(
         self, script: str, *overrides: str, model: str = MODEL, listener: Listener | None = None
@@ -124,7 +130,7 @@ class Jobs(NamedTuple):
         """Run a job whose folder holds these files, by name; one of them is job.conf."""
         for name, text in files.items():
             (self.folder / name).write_text(text)
-        return self._begin(self._load(*overrides))
+        return self._begin(load_job(self.folder / "job.conf", [*self.engine, *overrides]))
 
     def go_on(
         self,
@@ -142,9 +148,6 @@ class Jobs(NamedTuple):
             point = plan_resume(job, directory)
             assert point is None or not point.is_finished
             return self._simulate(job, directory, point, listener)
-
-    def _load(self, *overrides: str) -> Job:
-        return load_job(self.folder / "job.conf", [*self.always, *overrides])
 
     def _begin(self, job: Job, listener: Listener | None = None) -> Run:
         """Run a job in a new run directory."""
@@ -193,26 +196,33 @@ def fork_server() -> Iterator[None]:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, fork_server: None) -> Jobs:
-    return Jobs(tmp_path)
+def processes() -> None:
+    """Runs of the fixture ``jobs`` have processes in this test, whatever other tests run in."""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, fork_server: None, request: pytest.FixtureRequest) -> Jobs:
+    """Jobs in a folder of the test's own."""
+    engine = LOCAL if "processes" in request.fixturenames else ENGINE
+    return Jobs(tmp_path, engine=engine)
 
 
 @pytest.fixture
 def inline_jobs(tmp_path: Path) -> Jobs:
     """Jobs that run in this process, which takes some hundredths of a second."""
-    return Jobs(tmp_path, always=INLINE)
+    return Jobs(tmp_path, engine=INLINE)
 
 
 @pytest.fixture
 def jobs_of_their_own(tmp_path: Path, fork_server: None) -> Jobs:
     """Jobs that share nothing with those of other tests: each has a fork server of its own."""
     ProcessHost({}).close()
-    return Jobs(tmp_path, host_for)
+    return Jobs(tmp_path, host_for, LOCAL)
 
 
 @pytest.fixture(scope="session")
 def jobs_in(fork_server: None) -> type[Jobs]:
-    """Makes jobs in a folder that several tests share."""
+    """Makes jobs in a folder that several tests share; with ``engine=LOCAL``, in processes."""
     return Jobs
 
 

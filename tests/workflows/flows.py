@@ -1,11 +1,7 @@
 """Workflows that a test writes into a file beside its job, and what they have seen."""
 
-import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from training_scripts import noisy
@@ -13,11 +9,8 @@ from training_scripts import noisy
 from flstream.telemetry.events import EffectDone, decode_event
 from flstream.telemetry.exact import decode_exact
 
-# What every file begins with. A program runs in the server's process, so it notes in a file what a
-# test is to know of it, and is told in a file where it is to die.
+# The beginning of every file. A program notes in a file what the test is to know of it.
 _PRELUDE = '''
-import os
-import signal
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -29,29 +22,38 @@ def see(*values):
         print(*map(repr, values), sep=", ", file=file)
 
 
-def die_here(place="here", everything=False):
-    """Kill the server, or every process of the run, if this is where the test wants that, once."""
-    mark = HERE / "die-at"
+def break_off(place="here"):
+    """End the run, if this is where the test wants that; a resume goes on from the last record."""
+    mark = HERE / "break-at"
     if mark.exists() and mark.read_text() == place:
         mark.unlink()
-        if everything:
-            import psutil
+        raise SystemExit(f"broken off at {place}")
 
-            # The launcher started the fork server, and that all others, in a group of its own.
-            psutil.Process().parent().parent().kill()
-            os.killpg(0, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+
+def refused(run, calls, **names):
+    """Note the sentence with which each call fails; the run goes on as if there had been none."""
+    for call in calls:
+        try:
+            eval(call, {**globals(), **names, "run": run})
+        except BaseException as error:
+            see(call, str(error), isinstance(error, Exception))
+            run._state.failure = None
 
 
 def run_folder():
     """The folder of the run."""
-    return max(HERE.glob("run-*"), key=lambda each: int(each.name.removeprefix("run-")))
+    return max(HERE.glob("run-*"), key=lambda folder: int(folder.name.removeprefix("run-")))
+
+
+def on_disk():
+    """The names of models."""
+    return sorted(file.stem for file in run_folder().glob("checkpoints/*.safetensors"))
 
 
 def waiting():
     """The updates that wait in files."""
     folder = run_folder() / "updates"
-    return sorted(str(each.relative_to(folder)) for each in folder.rglob("site-*.safetensors"))
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("site-*.safetensors"))
 
 
 '''
@@ -82,29 +84,21 @@ class Flows(NamedTuple):
         assert run.summary.status == "failed"
         return run.summary.error
 
-    def killed(self, text: str, *overrides: str, place: str = "here", **how):
-        """Run it until ``die_here`` of a place kills its server."""
-        (self.jobs.folder / "die-at").write_text(place)
+    def broken(self, text: str, *overrides: str, place: str = "here", **how):
+        """Run it until ``break_off`` of a place ends it."""
+        (self.jobs.folder / "break-at").write_text(place)
         run = self.run(text, *overrides, **how)
-        assert "server was killed by SIGKILL" in run.summary.error, run.summary.error
-        return run
-
-    def killed_whole(self, text: str, *overrides: str, place: str, script: str) -> Path:
-        """Run it on the command line until it kills all its processes; return its folder."""
-        kind = self.write(text)
-        job = self.jobs.make(script, kind, *overrides)
-        (self.jobs.folder / "die-at").write_text(place)
-        run = self.jobs.folder / "run-killed"
-        words = [word for each in (kind, *overrides) for word in ("--set", each)]
-        line = [sys.executable, "-m", "flstream", "simulate", job.folder, "--run-dir", run, *words]
-        done = subprocess.run([*line, "--quiet"], capture_output=True, text=True, timeout=100)
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert f"broken off at {place}" in run.summary.error, run.summary.error
         return run
 
     def resume(self, run, text: str, *overrides: str, script: str | None = None, **how):
         """Go on with a run, to its end."""
         kind = self.write(text)
         return finished(self.jobs.go_on(run, script or noisy(), kind, *overrides, **how))
+
+    def sentences(self) -> dict[str, tuple[str, bool]]:
+        """The sentence that ``refused`` has seen for each call, and whether it can be caught."""
+        return {call: tuple(rest) for call, *rest in map(eval, self.seen())}
 
     def seen(self) -> list[str]:
         """What the workflow has seen since this was asked last, a line each."""
@@ -121,19 +115,23 @@ def finished(run):
 
 
 def lines(run) -> Sequence[object]:
-    """All events in the journal, void ones among them; a last line may be cut off."""
-    whole = run.directory.events.read_bytes().splitlines(keepends=True)
-    return [decode_event(line) for line in whole if line.endswith(b"\n")]
+    """All events in the journal."""
+    return [decode_event(line) for line in run.directory.events.read_bytes().splitlines()]
 
 
 def records(run) -> list[EffectDone]:
-    """The records of effects, void ones among them."""
+    """The records of effects."""
     return [event for event in lines(run) if isinstance(event, EffectDone)]
 
 
 def shape(found: Sequence[EffectDone]) -> list[str]:
     """Number and kind of each record."""
-    return [f"{each.effect} {each.name}" for each in found]
+    return [f"{record.effect} {record.name}" for record in found]
+
+
+def numbered(*kinds: str) -> list[str]:
+    """The shape of records of these kinds, in this order."""
+    return [f"{number} {kind}" for number, kind in enumerate(kinds, 1)]
 
 
 def result(record: EffectDone):
@@ -141,12 +139,6 @@ def result(record: EffectDone):
     return decode_exact(record.result)
 
 
-def trainings(run, site: str) -> int:
-    """How often a site of :func:`training_scripts.noisy` has trained."""
-    path: Path = run.directory.site(site) / "trained.txt"
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
 def models(run) -> list[str]:
     """Names of the models on disk."""
-    return sorted(path.name for path in run.directory.checkpoints.glob("*.safetensors"))
+    return sorted(path.stem for path in run.directory.checkpoints.glob("*.safetensors"))

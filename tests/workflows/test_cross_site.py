@@ -3,7 +3,8 @@
 import pytest
 import torch
 from cross_sites import AFTER_FEDAVG, BEST, FINAL, check, checking, due, matrix
-from flows import records, shape
+from flows import finished, numbered, records, shape
+from journal_support import flip
 from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 from training_scripts import LARGE, LEARNER, noisy_learner, of_kind
@@ -31,10 +32,7 @@ def alike(one, other) -> bool:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, jobs_in):
     """A run in which each site has a process of its own."""
-    jobs = jobs_in(tmp_path_factory.mktemp("whole"))
-    run = jobs.run(checking(), THREE, AFTER_FEDAVG)
-    assert run.summary.status == "finished", run.summary.error
-    return run
+    return finished(jobs_in(tmp_path_factory.mktemp("whole")).run(checking(), THREE, AFTER_FEDAVG))
 
 
 def test_each_entry_is_what_the_sites_own_code_finds_of_that_checkpoint(whole):
@@ -52,8 +50,7 @@ def test_each_entry_is_what_the_sites_own_code_finds_of_that_checkpoint(whole):
 def test_what_it_does_is_numbered_and_told(whole):
     rounds = ["train", "fold", "evaluate"] * 2
     scores = ["collect", *["score"] * 5, "write_json"]
-    kinds = [*rounds, *scores]
-    assert shape(records(whole)) == [f"{place} {kind}" for place, kind in enumerate(kinds, 1)]
+    assert shape(records(whole)) == numbered(*rounds, *scores)
     [collected] = of_kind(whole, ModelsCollected)
     assert (collected.sites, collected.failures) == (SITES, {})
     scored = of_kind(whole, ModelScored)
@@ -80,39 +77,18 @@ def test_a_finished_run_has_nothing_left_to_do(whole):
     assert plan_resume(job, whole.directory).is_finished
 
 
-@first_and_nightly(
-    "how",
-    [
-        ["clients.parallel=1"],
-        ["clients.parallel=2", "streaming.tensor_download_chunk_size=4 KiB"],
-        ["streaming.mode=push", "streaming.tensor_download_chunk_size=4 KiB"],
-    ],
-    ids=lambda how: " ".join(how).replace("streaming.tensor_download_", ""),
-)
-def test_scores_depend_on_neither_workers_nor_chunks(whole, jobs, how):
-    run = jobs.run(checking(), THREE, AFTER_FEDAVG, *how)
-    assert run.summary.status == "finished", run.summary.error
-    assert matrix(run) == matrix(whole)
-    assert run.summary.metrics == whole.summary.metrics
-
-
-def test_no_model_stays_longer_for_the_sake_of_a_later_workflow(jobs):
-    how = "clients.parallel=2", "checkpoints.keep=1", "rounds=3"
-    run = jobs.run(checking(), "clients.count=3", *how, AFTER_FEDAVG)
-    assert run.summary.status == "finished", run.summary.error
-    kept = {f"round-{number:04d}.safetensors" for number in (run.summary.best.round, 3)}
-    assert {path.name for path in run.directory.checkpoints.iterdir()} == kept
-
-
-def test_models_of_updates_that_are_added_up_as_they_come_are_kept(jobs):
+@pytest.mark.usefixtures("processes")
+def test_models_of_updates_that_are_added_up_as_they_come_are_kept_and_no_other(jobs):
     sites = [f"site-{number}" for number in range(1, 7)]
-    run = jobs.run(
-        checking(), "clients.count=6", "clients.parallel=1", "rounds=1", AFTER_FEDAVG, LARGE
-    )
+    how = ["clients.count=6", "clients.parallel=1", "rounds=3", "checkpoints.keep=1", LARGE]
+    run = finished(jobs.run(checking(), *how, AFTER_FEDAVG))
     assert matrix(run) == due(run, sites)
     for site, model in models_of(run, sites).items():
         assert alike(model, load_file(run.directory.site(site) / "sent.safetensors"))
     assert not (run.directory.path / "updates").exists()
+    # No model of a round stays longer for the sake of a later workflow.
+    kept = {f"round-{number:04d}.safetensors" for number in (run.summary.best.round, 3)}
+    assert {path.name for path in run.directory.checkpoints.iterdir()} == kept
 
 
 DIFFERENCE = """
@@ -127,9 +103,16 @@ if site == "site-2":
 """
 
 
-def test_a_difference_and_a_part_are_made_full(jobs):
-    run = jobs.run(checking(DIFFERENCE), THREE, "rounds=1", AFTER_FEDAVG)
-    assert matrix(run) == due(run, SITES)
+def test_a_difference_and_a_part_are_made_full_and_some_sites_alone_may_take_part(jobs):
+    chosen = ["site-3", "site-1", "site-2"]
+    workflow = AFTER_FEDAVG.replace("key", f"participating_sites=[{','.join(chosen)}],key")
+    run = finished(
+        jobs.run(
+            checking(DIFFERENCE), "clients.count=4", "rounds=1", "clients.min_updates=3", workflow
+        )
+    )
+    assert matrix(run) == due(run, chosen)
+    assert list(matrix(run)) == chosen
     base, models = load_file(run.directory.checkpoint(0)), models_of(run)
     sent = {site: load_file(run.directory.site(site) / "sent.safetensors") for site in SITES}
     assert torch.equal(models["site-1"]["steps"], base["steps"] + 1)
@@ -139,11 +122,36 @@ def test_a_difference_and_a_part_are_made_full(jobs):
     assert alike(models["site-3"], sent["site-3"])
 
 
-def test_a_job_without_it_keeps_no_models_of_sites(jobs):
-    run = jobs.run(checking(), THREE, "rounds=1", "workflow.args.key_metric=check")
-    assert run.summary.status == "finished", run.summary.error
-    assert list(run.directory.sites.rglob("last*")) == []
-    assert not (run.directory.path / "cross_site").exists()
+def test_a_model_that_was_refused_is_not_collected_and_a_job_without_it_keeps_none(jobs):
+    """A site that sends what is not finite has no part in the fold, and keeps its model."""
+    script = checking('if (site, number) == ("site-2", 2):\n    params["w"][5] = float("nan")')
+    run = finished(jobs.run(script, THREE, "clients.min_updates=2", AFTER_FEDAVG))
+    assert matrix(run) == due(run, SITES)
+    assert models_of(run)["site-2"]["w"].isfinite().all()
+    plain = jobs.run(checking(), "rounds=1", "workflow.args.key_metric=check")
+    assert list(finished(plain).directory.sites.rglob("last*")) == []
+    assert not (plain.directory.path / "cross_site").exists()
+
+
+def test_a_model_of_a_site_that_is_not_as_it_was_is_made_again(flows, whole):
+    flows.write("""
+    from flstream.workflows import WorkflowArgs, workflow
+
+    @workflow("broken", WorkflowArgs)
+    def broken(run, args):
+        break_off()
+        return run.initial_model()
+    """)
+    jobs, args = flows.jobs, "args{key_metric=check}"
+    types = ("fedavg", '"flow.py:broken"', "cross_site")
+    stages = ",".join(f"{{type={each},{args}}}" for each in types)
+    how = [THREE, f"workflow=[{stages}]"]
+    (jobs.folder / "break-at").write_text("here")
+    run = jobs.run(checking(), *how)
+    flip(run.directory.last_model("site-1"))
+    resumed = finished(jobs.go_on(run, checking(), *how))
+    assert matrix(resumed) == matrix(whole)
+    assert any("the run went back" in each for each in resumed.summary.warnings)
 
 
 SUBMIT = """
@@ -166,13 +174,13 @@ def submitting(elements=1000):
     return f"len_w = {elements}\n{text}"
 
 
-@pytest.mark.parametrize(
-    "how", [[], ["clients.parallel=2"], ["clients.parallel=2", LARGE]], ids=["own", "tiny", "files"]
+@first_and_nightly(
+    "how", [["clients.parallel=2", LARGE], [], ["clients.parallel=2"]], ids=["files", "own", "tiny"]
 )
+@pytest.mark.usefixtures("processes")
 def test_code_that_names_the_task_submits_a_model_of_its_own(jobs, how):
     elements = 300_000 if LARGE in how else 1000
-    run = jobs.run(submitting(elements), THREE, "rounds=1", AFTER_FEDAVG, *how)
-    assert run.summary.status == "finished", run.summary.error
+    run = finished(jobs.run(submitting(elements), THREE, "rounds=1", AFTER_FEDAVG, *how))
     [collected] = of_kind(run, ModelsCollected)
     assert collected.sites == ["site-1", "site-3"]
     assert "no best model" in collected.failures["site-2"]
@@ -207,10 +215,11 @@ assert model.meta["model_owner"] and model.meta["validate_type"] == "model_valid
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("processes")
 def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count(jobs):
     workflow = AFTER_FEDAVG.replace("key_metric=check", "eval_task_timeout=1 s, evaluate_every=0")
-    run = jobs.run(checking(evaluation=LATE), THREE, "rounds=1", workflow, "clients.bench_after=0")
-    assert run.summary.status == "finished", run.summary.error
+    how = [THREE, "rounds=1", workflow, "clients.bench_after=0"]
+    run = finished(jobs.run(checking(evaluation=LATE), *how))
     found = matrix(run)
     assert list(found["site-1"]) == [FINAL, *SITES]  # nothing says which is the best
     missing = {site for site, row in found.items() if "site-1" not in row}
@@ -230,8 +239,7 @@ RECEIVED = """
 def test_code_that_trains_in_an_evaluation_is_scored_by_the_metrics_that_it_sends(jobs):
     script = checking().replace(RECEIVED, "\n    received = score(params)\n")
     script = script.replace("metrics=metrics", "metrics=received")
-    run = jobs.run(script, THREE, AFTER_FEDAVG)
-    assert run.summary.status == "finished", run.summary.error
+    run = finished(jobs.run(script, THREE, AFTER_FEDAVG))
     assert run.summary.evaluate == "received"
     found, expected = matrix(run), due(run, SITES)
     assert found == expected
@@ -239,13 +247,6 @@ def test_code_that_trains_in_an_evaluation_is_scored_by_the_metrics_that_it_send
     assert run.summary.metrics[0]["sites"] == {
         site: {"check": check(site, run.directory.checkpoint(0))} for site in SITES
     }
-
-
-def test_some_sites_alone_may_take_part(jobs):
-    two = AFTER_FEDAVG.replace("key", "participating_sites=[site-3,site-1],key")
-    run = jobs.run(checking(), THREE, "rounds=1", two)
-    assert matrix(run) == due(run, ["site-3", "site-1"])
-    assert list(matrix(run)) == ["site-3", "site-1"]
 
 
 @pytest.mark.parametrize(
@@ -264,12 +265,9 @@ def test_mistakes_are_found_when_the_job_is_loaded(jobs, workflow, message):
         jobs.make(checking(), f"workflow={workflow}")
 
 
-def test_one_model_is_scored_without_any_training(jobs, tmp_path, whole):
+def test_one_model_is_scored_without_any_training(jobs, whole):
     args = f"{{checkpoint={whole.directory.final_model},key_metric=check}}"
-    run = jobs.run(
-        checking(), THREE, f"workflow={{type=evaluate,args{args}}}", "clients.parallel=2"
-    )
-    assert run.summary.status == "finished", run.summary.error
+    run = finished(jobs.run(checking(), THREE, f"workflow={{type=evaluate,args{args}}}"))
     expected = {site: {FINAL: matrix(whole)[site][FINAL]} for site in SITES}
     assert matrix(run) == expected
     assert run.summary.model.digest == whole.summary.model.digest
@@ -292,24 +290,16 @@ SUBMITTING_LEARNER = """
 """
 
 
-def test_a_learner_with_the_method_submits_a_model(jobs):
-    script = noisy_learner() + SUBMITTING_LEARNER
-    how = [THREE, "rounds=1", "clients.parallel=1", *LEARNER]
-    run = jobs.run(script, AFTER_FEDAVG.replace(",key_metric=check", ""), *how)
-    assert run.summary.status == "finished", run.summary.error
+def test_a_learner_with_the_method_submits_a_model_whatever_another_class_does(jobs):
+    how = [THREE, "rounds=1", *LEARNER, AFTER_FEDAVG.replace(",key_metric=check", "")]
+    run = finished(jobs.run(noisy_learner() + SUBMITTING_LEARNER, *how))
+    assert run.summary.failures == []
     for row in matrix(run).values():
         assert [row[site]["accuracy"] for site in SITES] == [1.0, 2.0, 3.0]
-
-
-def test_a_learner_without_it_sends_nothing_more_whatever_another_class_does(jobs):
     apart = SUBMITTING_LEARNER.replace("\n    def", "\n\nclass Another(Sites):\n    def", 1)
-    how = [THREE, "rounds=1", "clients.parallel=1", *LEARNER]
-    job = AFTER_FEDAVG.replace(",key_metric=check", "")
-    run = jobs.run(noisy_learner() + apart, job, *how)
-    assert run.summary.status == "finished", run.summary.error
-    assert run.summary.failures == []
-    inherited = jobs.make(noisy_learner() + apart, job, *how, "train.learner=client:Another")
-    assert inherited.submits_models
+    assert not jobs.make(noisy_learner() + apart, *how).submits_models
+    inherited = "train.learner=client:Another"
+    assert jobs.make(noisy_learner() + apart, *how, inherited).submits_models
 
 
 OWN = """
@@ -332,37 +322,28 @@ def flow(run, args):
         now = run.collect("submit_model", run.sites)
         scores = run.score(now["site-1"], ["site-2"])
         see(list(scores), scores["site-2"]["check"] > 0)
-    %s
+    refused(run, MISTAKES, before=before, now=now)
+    run.write_json("own/x.json", [float("nan")])
     return model
 """
+MISTAKES = {
+    "run.score(before['site-1'], ['site-2'])": "has collected another one",
+    "run.score(now, ['site-2'])": "was given a SiteModels; give it what",
+    "run.score(now['site-1'], run.sites, counts=True)": "the model of a site with counts",
+}
 
 
 def test_a_workflow_of_ones_own_collects_and_scores(flows):
-    run = flows.finish(OWN % "run.write_json('own/x.json', [float('nan')])", script=checking())
-    assert flows.seen() == [
+    run = flows.finish(OWN.replace("MISTAKES", str(list(MISTAKES))), script=checking())
+    *seen, _, _, _ = lines = flows.seen()
+    assert seen == [
         "1, [], dict_keys(['site-1', 'site-2'])",
         "['site-2'], True",
         "2, ['site-1'], dict_keys(['site-2'])",
         "['site-2'], True",
     ]
+    for line, (call, sentence) in zip(lines[4:], MISTAKES.items(), strict=True):
+        assert call in line
+        assert sentence in line
     assert (run.directory.path / "own/x.json").read_text() == "[\n  null\n]\n"
     assert not run.directory.last_model("site-2").exists()
-
-
-@first_and_nightly(
-    ("line", "message"),
-    [
-        ("run.score(before['site-1'], ['site-2'])", "has collected another one"),
-        ("run.score(now, ['site-2'])", "was given a SiteModels; give it what"),
-        ("run.score(now['site-1'], run.sites, counts=True)", "the model of a site with counts"),
-        ("run.collect('best', run.sites)", "what it collects is 'submit_model'"),
-        ("run.score(model, ['site-9'])", "site-9"),
-        ("run.write_json('../x.json', 1)", "give it one with a folder of its own"),
-        ("run.write_json('sites/x.json', 1)", "give it one with a folder of its own"),
-        ("run.write_json('own/x.json', {1, 2})", "was given what JSON cannot hold"),
-        ("own = []; own.append(own); run.write_json('own/x.json', own)", "what JSON cannot hold"),
-    ],
-    brief=4,
-)
-def test_mistakes_of_a_workflow_are_sentences(flows, line, message):
-    assert message in flows.fail(OWN % line, "clients.parallel=1", script=checking())

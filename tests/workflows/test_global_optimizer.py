@@ -8,7 +8,7 @@ from run_fixtures import Jobs
 from safetensors.numpy import load_file
 from training_scripts import of_kind
 
-from flstream.job import JobError
+from flstream.job import JobError, load_job
 from flstream.model.checkpoint import FileSource
 from flstream.simulation.forecasting.forecast import forecast
 from flstream.telemetry.events import SiteLog
@@ -61,6 +61,7 @@ while flare.is_running():
 """
 BY_MODULE = "restored = flare.restore_optimizer(optimizer, model=net)"
 BY_NAMES = "restored = flare.restore_optimizer(optimizer)"
+NAMED = "net.named_parameters()"
 SGD = "optimizer = torch.optim.SGD({}, lr=0.05, momentum=0.9, dampening=0.5)"
 ADAM = "optimizer = torch.optim.AdamW({}, lr=0.05)"
 KINDS = {
@@ -68,7 +69,6 @@ KINDS = {
     ADAM: ["exp_avg", "exp_avg_sq"],
 }
 HOW = [f"clients.count={SITES}", "train.optimizer_state=global", "workflow.args.key_metric=loss"]
-FLOW = 'workflow.type="flow.py:flow"'
 WITH_ADAM = [*HOW, "train.optimizer_moments=[exp_avg, exp_avg_sq]"]
 
 
@@ -107,17 +107,21 @@ def reference(kind, moments):
 
 
 @pytest.fixture(scope="module")
-def adam(tmp_path_factory, jobs_in: type[Jobs]):
-    jobs = jobs_in(tmp_path_factory.mktemp("adam"))
-    return jobs.run(script(ADAM), *WITH_ADAM, f"rounds={ROUNDS}", model=MODEL)
+def runs(tmp_path_factory, jobs_in: type[Jobs]):
+    """A run for each kind of optimizer, that of Adam under names that the optimizer has itself."""
+    found = {}
+    for kind, text in ((SGD, script(SGD)), (ADAM, script(ADAM, BY_NAMES, NAMED))):
+        how = [*HOW, f"rounds={ROUNDS}", f"train.optimizer_moments=[{', '.join(KINDS[kind])}]"]
+        run = jobs_in(tmp_path_factory.mktemp("runs")).run(text, *how, model=MODEL)
+        assert run.summary.status == "finished", run.summary.error
+        found[kind] = run
+    return found
 
 
-@pytest.mark.parametrize(("kind", "moments"), KINDS.items())
-def test_rounds_are_those_of_plain_torch(jobs: Jobs, kind, moments):
-    how = [*HOW, f"rounds={ROUNDS}", f"train.optimizer_moments=[{', '.join(moments)}]"]
-    run = jobs.run(script(kind), *how, model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
-    x, state = reference(kind, moments)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounds_are_those_of_plain_torch(runs, kind):
+    run = runs[kind]
+    x, state = reference(kind, KINDS[kind])
     found = load_file(run.directory.final_model)
     np.testing.assert_allclose(found["tied"], x, rtol=1e-6)
     assert (found["seen"], found["mean"]) == (0, 0.5)
@@ -130,63 +134,26 @@ def test_rounds_are_those_of_plain_torch(jobs: Jobs, kind, moments):
     assert restored == [(number, number > 1) for number in (1, 2, 3) for _ in range(SITES)]
 
 
-@first_and_nightly(
-    "how",
-    [
-        ["clients.parallel=1"],
-        ["clients.parallel=2"],
-        ["streaming.mode=push"],
-        ["streaming.mode=native"],
-        ["streaming.tensor_download_chunk_size=32"],
-        ["train.exchange_format=numpy"],
-    ],
-)
-def test_workers_and_chunks_change_no_bit(adam, jobs: Jobs, how):
-    text = script(ADAM).replace(
-        "(model.params)", "({k: torch.as_tensor(v) for k, v in model.params.items()})"
-    )
-    run = jobs.run(text, *WITH_ADAM, f"rounds={ROUNDS}", *how, model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
-    assert run.summary.model.digest == adam.summary.model.digest
-    for body in ("exp_avg", "exp_avg_sq", "optimizer_steps"):
-        name = f"round-{ROUNDS:04d}.{body}.safetensors"
-        files = [each.directory.checkpoints / name for each in (run, adam)]
-        assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_a_run_goes_on_with_the_state_of_the_round_before(adam, jobs: Jobs):
-    begun = jobs.run(script(ADAM), *WITH_ADAM, "rounds=2", model=MODEL)
-    run = jobs.go_on(begun, script(ADAM), *WITH_ADAM, f"rounds={ROUNDS}", model=MODEL)
-    assert run.summary.model.digest == adam.summary.model.digest
-
-
-def test_an_optimizer_of_named_parameters_needs_no_module(adam, jobs: Jobs):
-    named = script(ADAM, BY_NAMES, "net.named_parameters()")
-    run = jobs.run(named, *WITH_ADAM, f"rounds={ROUNDS}", model=MODEL)
-    assert run.summary.model.digest == adam.summary.model.digest
-
-
-@pytest.mark.parametrize("workflow", ["fedavg", "ditto", "scaffold"])
-def test_what_travels_is_foretold(jobs: Jobs, workflow):
-    sends = "meta=weight | {'control': model.meta.get('control')}"
-    text = script(ADAM).replace("meta=weight", sends)
-    how = [*WITH_ADAM, f"workflow.type={workflow}"]
-    run = jobs.run(text, *how, model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
-    job = jobs.make(text, *how, model=MODEL)
+def assert_foretold(run, job):
     found = forecast(job, FileSource(run.directory.final_model).layout)
     moved = run.summary.transfer
     ways = (moved.down, moved.up)
     assert [found.run_down.bytes, found.run_up.bytes] == [way.bytes + way.reused for way in ways]
 
 
-def test_a_model_of_the_sites_own_keeps_a_state_of_its_own(jobs: Jobs):
-    named = script(ADAM)
-    run = jobs.run(named, *WITH_ADAM, "workflow.type=ditto", model=MODEL)
+def test_what_travels_is_foretold(runs):
+    assert_foretold(runs[ADAM], load_job(runs[ADAM].directory.job_file))
+
+
+@first_and_nightly("workflow", ["ditto", "scaffold"])
+def test_it_goes_with_other_workflows_and_a_model_of_a_sites_own_has_its_own_state(jobs, workflow):
+    sends = "meta=weight | {'control': model.meta.get('control')}"
+    text = script(ADAM).replace("meta=weight", sends)
+    run = jobs.run(text, *WITH_ADAM, f"workflow.type={workflow}", model=MODEL)
     assert run.summary.status == "finished", run.summary.error
-    kept = list((run.directory.path / "sites").rglob("optimizer.beside.safetensors"))
-    assert kept
-    assert not list((run.directory.path / "sites").rglob("optimizer.safetensors"))
+    assert_foretold(run, load_job(run.directory.job_file))
+    names = {path.name for path in (run.directory.path / "sites").rglob("optimizer*.safetensors")}
+    assert names == ({"optimizer.beside.safetensors"} if workflow == "ditto" else set())
 
 
 @first_and_nightly(
@@ -202,7 +169,6 @@ def test_a_model_of_the_sites_own_keeps_a_state_of_its_own(jobs: Jobs):
             "is none of the model that restore_optimizer was given",
         ),
     ],
-    brief=3,
 )
 def test_what_cannot_be_shared_fails_the_site_with_a_sentence(jobs: Jobs, text, sentence):
     run = jobs.run(text, *WITH_ADAM, model=MODEL)
@@ -235,33 +201,25 @@ def test_jobs_that_cannot_share_a_state_are_refused(jobs: Jobs, how, sentence):
         jobs.make(script(ADAM), *WITH_ADAM, *how, model=MODEL)
 
 
-@pytest.mark.parametrize(
-    ("made", "sentence"),
-    [
-        ("run.adopt(run.train(model, run.sites[:1]))", "run.adopt() takes the update of one site"),
-        ("run.fold(model, run.train(model, run.sites), at=run.sites)", "run.fold() was given at"),
-    ],
-)
-def test_workflows_that_fold_elsewhere_are_told_so(jobs: Jobs, made, sentence):
-    (jobs.folder / "flow.py").write_text(
-        f"def flow(run):\n    model = run.initial_model()\n    for number in run.rounds():\n"
-        f"        model = {made}\n    return model\n"
-    )
-    run = jobs.run(script(ADAM), *WITH_ADAM[:2], WITH_ADAM[-1], FLOW, model=MODEL)
-    assert run.summary.status == "failed"
-    assert sentence in run.summary.error
-    assert "train.optimizer_state is global, which takes the mean of all" in run.summary.error
+def test_moments_are_folded_with_the_weights_of_the_model_and_in_the_server_alone(flows):
+    text = """
+    from flstream.workflows import FoldRule
 
+    FOLDS = ["run.adopt(run.train(model, run.sites[:1]))", "run.fold(model, updates, at=run.sites)"]
 
-def test_moments_are_folded_with_the_weights_that_a_workflow_gives_the_model(jobs: Jobs):
-    (jobs.folder / "flow.py").write_text(
-        "from flstream.workflows import FoldRule\n\n\n"
-        "def flow(run):\n    model = run.initial_model()\n    for number in run.rounds():\n"
-        "        rule = FoldRule([1e-9, 1.0, 1e-9], normalise=True)\n"
-        "        updates = list(run.train(model, run.sites))\n"
-        "        model = run.fold(model, updates, rule)\n    return model\n"
-    )
-    run = jobs.run(script(ADAM), *WITH_ADAM[:2], WITH_ADAM[-1], FLOW, "rounds=1", model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
+    def flow(run):
+        model = run.initial_model()
+        for number in run.rounds():
+            updates = list(run.train(model, run.sites))
+            refused(run, FOLDS, model=model, updates=updates)
+            model = run.fold(model, updates, FoldRule([1e-9, 1.0, 1e-9], normalise=True))
+        return model
+    """
+    how = [*WITH_ADAM[:2], WITH_ADAM[-1], "rounds=1"]
+    run = flows.finish(text, *how, script=script(ADAM), model=MODEL)
     steps = load_file(run.directory.checkpoints / "round-0001.optimizer_steps.safetensors")
     np.testing.assert_allclose(steps["tied"], STEPS + 2, rtol=1e-6)
+    adopted, folded = (sentence for sentence, _ in flows.sentences().values())
+    assert adopted.startswith("run.adopt() takes the update of one site")
+    assert folded.startswith("run.fold() was given at")
+    assert "train.optimizer_state is global, which takes the mean of all" in folded

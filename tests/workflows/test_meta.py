@@ -1,9 +1,7 @@
 """Values that travel beside the tensors, from a workflow to its sites and back."""
 
-import pytest
 from flows import records, shape
-from nightly_cases import first_and_nightly
-from training_scripts import QUIET, results
+from training_scripts import QUIET, adding
 
 # Sends back what it was sent, with its name.
 ECHO = """
@@ -36,50 +34,36 @@ def flow(run):
         step = sum(each.meta["echo"]["step"] + 1 for each in updates)
         plain = run.train(model, ["site-2"])
         see([(each.meta["echo"], each.optimizer_params) for each in plain])
+        for value in (1, 2, 1):
+            len(run.train(model, ["site-1"], meta={"value": value}))
+        len(run.train(model, ["site-1"], optimizer_params={"value": 1}))
         model = run.fold(model, updates)
-        run.evaluate(model)
-        die_here(f"{number}")
+        break_off(f"{number}")
     return model
 """
-SPREAD = {"own": [], "shared": ["clients.parallel=1"]}
 
 
-@pytest.mark.parametrize("spread", SPREAD.values(), ids=SPREAD)
-def test_values_reach_the_other_side_both_ways_and_are_the_same_on_replay(flows, spread):
-    expected = flows.finish(FLOW, *spread, script=ECHO)
-    due = flows.seen()
+def test_values_reach_the_other_side_both_ways_and_are_the_same_on_replay(flows):
+    shared = [QUIET, "clients.parallel=1"]
+    run = flows.broken(FLOW, *shared, place="1", script=ECHO)
+    live = flows.seen()
     sent = "'step': 0, 'control': [1.5, None, ('a', b'b')], 'nan': nan, 'site_name': 'site-1'"
-    assert due[0] == (
+    assert live[0] == (
         f"'site-1', 1.0, {{'echo': {{{sent}}}, 'from': 'site-1', 'num_examples': 1, "
         "'round': (1, 2.5)}, {'lr': 0.1, 'by': 'site-1'}"
     )
-    assert due[2] == "[({'site_name': 'site-2'}, None)]"
+    assert live[2] == "[({'site_name': 'site-2'}, None)]"
+    flows.resume(run, FLOW, *shared, script=ECHO)
+    replayed = flows.seen()
+    assert replayed[:3] == live
     # What the workflow makes of one round's values is what it sends in the next.
-    assert "'step': 2," in due[3]
-    assert "{'lr': 0.05, 'by': 'site-1'}" in due[3]
-    run = flows.killed(FLOW, *spread, place="1", script=ECHO)
-    assert flows.seen() == due[:3]
-    resumed = flows.resume(run, FLOW, *spread, script=ECHO)
-    assert flows.seen() == due
-    assert results(resumed) == results(expected)
-
-
-def test_values_that_are_sent_are_part_of_what_was_asked(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            for value in (1, 2, 1):
-                len(run.train(model, run.sites, meta={"value": value}))
-            len(run.train(model, run.sites, optimizer_params={"value": 1}))
-            model = run.fold(model, run.train(model, run.sites))
-        return model
-    """
-    run = flows.finish(text, QUIET, "rounds=1", script=ECHO)
-    assert shape(records(run)) == [*(f"{each} train" for each in range(1, 6)), "6 fold"]
-    digests = [each.arguments for each in records(run)[:5]]
+    assert "'step': 2," in replayed[3]
+    assert "{'lr': 0.05, 'by': 'site-1'}" in replayed[3]
+    # What is sent is part of what was asked.
+    assert shape(records(run)[2:6]) == [f"{number} train" for number in (3, 4, 5, 6)]
+    digests = [record.arguments for record in records(run)[2:6]]
     assert digests[0] == digests[2]
-    assert len(set(digests)) == 4
+    assert len(set(digests)) == 3
 
 
 def test_a_learner_has_them_too(flows):
@@ -109,28 +93,21 @@ def test_a_learner_has_them_too(flows):
 
 REFUSED = {
     "meta={'a': {'b': [0, torch.ones(2)]}}": '["meta"]["a"]["b"][1] is a tensor',
-    "optimizer_params={'state': {0: {'exp_avg': torch.ones(2)}}}": (
-        '["optimizer_params"]["state"][0]["exp_avg"] is a tensor'
+    "optimizer_params={'s': {0: {'avg': torch.ones(2)}}}": (
+        '["optimizer_params"]["s"][0]["avg"] is a tensor'
     ),
     "meta={'f': object()}": "meta cannot be sent",
     "meta={'large': bytes(2 << 20)}": "and 1048576 is most; send less, or put it into params",
 }
 
 
-@first_and_nightly("values", REFUSED, brief=2)
-def test_what_cannot_be_sent_is_refused_with_its_path_where_it_is_sent(flows, values):
-    sends = ECHO.replace("meta=meta, optimizer_params=optimizer", values)
-    run = flows.jobs.run("import torch\n" + sends, QUIET)
-    assert run.summary.status == "failed"
-    assert REFUSED[values] in run.summary.error
-    assert "site-1" in run.summary.error or "site-2" in run.summary.error
-    text = f"""
-    import torch
-
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            model = run.fold(model, run.train(model, run.sites, {values}))
-        return model
-    """
-    assert REFUSED[values] in flows.fail(text, QUIET, script=ECHO)
+def test_what_cannot_be_sent_is_refused_with_its_path_where_it_is_sent(jobs):
+    deeds = {
+        (f"site-{number}", 1): f"flare.send(flare.FLModel(params=params, {values}))"
+        for number, values in enumerate(REFUSED, 2)
+    }
+    how = [f"clients.count={len(REFUSED) + 1}", "clients.min_updates=1", "rounds=1", QUIET]
+    failures = jobs.run(adding(deeds), *how).summary.failures
+    reasons = {failure.site: failure.reason for failure in failures}
+    for (site, _), sentence in zip(deeds, REFUSED.values(), strict=True):
+        assert sentence in reasons[site]

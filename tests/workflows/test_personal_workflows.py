@@ -1,4 +1,4 @@
-"""Personal models: each run the same to the bit however it is spread, and what stays at a site."""
+"""Personal models: what stays at a site, and what it is good for."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from flows import lines
-from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
 
 from flstream.server.sampling import sample_sites
@@ -58,24 +57,15 @@ while flare.is_running():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    if {fails}:
+    if %s:
         net.base.weight.data[0, 0] = float("nan")
-    flare.send(flare.FLModel(params=net.state_dict(), meta={{"num_examples": 64 + index}}))
+    flare.send(flare.FLModel(params=net.state_dict(), meta={"num_examples": 64 + index}))
 """
-FINE = SCRIPT.replace("{fails}", "False").replace("{{", "{").replace("}}", "}")
-FAILING = (
-    SCRIPT.replace("{fails}", "index == 1 and model.current_round == 1")
-    .replace("{{", "{")
-    .replace("}}", "}")
-)
+FINE = SCRIPT % "False"
+FAILING = SCRIPT % "index == 1 and model.current_round == 1"
 FEDPER = 'workflow={type=fedper, args{personal=["^head"]}}'
 DITTO = "workflow={type=ditto, args{ditto_lambda=0.05}}"
 BASE = ("clients.count=4", "rounds=3", 'model.factory="model:Net"')
-SPREAD = [
-    (),
-    ("clients.parallel=1", "streaming.tensor_download_chunk_size=4KiB"),
-    ("clients.parallel=2", "streaming.tensor_download_chunk_size=4KiB"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -92,25 +82,6 @@ def runs(jobs_in, tmp_path_factory):
         return known[settings, script]
 
     return run
-
-
-def facts(run):
-    """Model, metrics and best of a run, and what each site has kept."""
-    names = ("personal.safetensors", "beside.safetensors", "optimizer.safetensors")
-    kept = {
-        str(path.relative_to(run.directory.path)): path.read_bytes()
-        for path in run.directory.path.glob("sites/*/state/*/.flstream/*")
-        if path.name in names
-    }
-    summary = run.summary
-    return summary.model.digest, summary.metrics, summary.best, kept
-
-
-@pytest.mark.nightly
-@first_and_nightly("workflow", [FEDPER, DITTO])
-@first_and_nightly("spread", SPREAD[1:])
-def test_the_bits_are_the_same_however_sites_are_spread_over_workers(runs, workflow, spread):
-    assert facts(runs(workflow, *spread)) == facts(runs(workflow))
 
 
 def test_fedper_sends_no_head_and_leaves_that_of_the_global_model_alone(runs):
@@ -144,15 +115,13 @@ def heads(run):
     return {(each.site, each.round): each.value for each in logged if each.key == "head"}
 
 
-@first_and_nightly("spread", SPREAD[:2])
-def test_a_site_whose_update_is_refused_goes_back_to_the_head_that_it_had(runs, spread):
-    settings = (FEDPER, "clients.min_updates=3", *spread)
-    found = heads(runs(*settings, script=FAILING))
+def test_a_site_whose_update_is_refused_goes_back_to_the_head_that_it_had(runs):
+    found = heads(runs(FEDPER, "clients.min_updates=3", script=FAILING))
     assert found["site-2", 3] == found["site-2", 2] != found["site-2", 1]
     assert found["site-1", 3] != found["site-1", 2]
 
 
-def test_patterns_that_are_found_in_no_name_end_the_run_with_status_2(jobs):
+def test_patterns_that_are_found_in_no_name_end_the_run_with_a_sentence(jobs):
     run = jobs.run(FINE, *BASE, 'workflow={type=fedper, args{personal=["^tail"]}}', model=MODEL)
     assert run.summary.status == "failed"
     assert "workflow.args.personal: the pattern '^tail' is found in no tensor's name" in (
@@ -215,9 +184,8 @@ def algorithm_1(rounds, sites, cohorts, alpha):
     return theta
 
 
-@first_and_nightly("spread", SPREAD)
-def test_feddyn_is_algorithm_1_of_its_paper(jobs, spread):
-    settings = ("clients.count=5", "clients.per_round=3", "rounds=6", *spread)
+def test_feddyn_is_algorithm_1_of_its_paper(jobs):
+    settings = ("clients.count=5", "clients.per_round=3", "rounds=6")
     run = jobs.run(QUADRATIC, FEDDYN, *settings, model=LINE)
     assert run.summary.status == "finished", run.summary.error
     names = [f"site-{number}" for number in range(1, 6)]
@@ -228,45 +196,3 @@ def test_feddyn_is_algorithm_1_of_its_paper(jobs, spread):
     assert np.allclose(found, algorithm_1(6, 5, cohorts, 0.3), rtol=0, atol=1e-12)
     state: Path = run.directory.checkpoints / "round-0006.optimizer.safetensors"
     assert set(load_file(state)) == {"momentum.weight"}
-
-
-@pytest.mark.nightly
-def test_feddyn_comes_to_the_optimum_that_fedavg_stays_away_from(jobs):
-    settings = ("clients.count=5", "rounds=60")
-    found = {}
-    for kind in (
-        "feddyn, args{feddyn_alpha=0.3, evaluate_every=0}",
-        "fedavg, args{evaluate_every=0}",
-    ):
-        run = jobs.run(QUADRATIC, f"workflow={{type={kind}}}", *settings, model=LINE)
-        found[kind[:6]] = load_file(run.directory.final_model)["weight"].numpy()[0]
-    data = [np.random.default_rng(index) for index in range(5)]
-    pairs = [(each.normal(size=(6, 3)), each.normal(size=6)) for each in data]
-    optimum = np.linalg.lstsq(
-        np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs]), rcond=None
-    )[0]
-    away = {kind: np.linalg.norm(each - optimum) for kind, each in found.items()}
-    assert away["feddyn"] < 1e-3
-    assert away["fedavg"] > 50 * away["feddyn"]
-
-
-DRAWN = """
-def flow(run):
-    model, own = run.initial_model(), ["^head"]
-    for number in run.rounds():
-        updates = run.train(model, run.sites, meta={"fedprox_mu": 1.0}, personal=own)
-        model = run.fold(model, updates)
-        run.evaluate(model, personal=own)
-    return model
-"""
-
-
-@pytest.mark.nightly
-def test_a_proximal_term_draws_to_the_global_model_however_it_is_received(flows):
-    copied = FINE.replace("receive(into=net)", "receive()\n    net.load_state_dict(model.params)")
-    how = ("clients.count=2", 'model.factory="model:Net"')
-    runs = [
-        flows.jobs.run(script, *how, flows.write(DRAWN), model=MODEL) for script in (FINE, copied)
-    ]
-    assert facts(runs[0]) == facts(runs[1])
-    assert runs[0].summary.status == "finished", runs[0].summary.error

@@ -1,9 +1,8 @@
 """When rounds end and models are scored, and who takes part, live and on replay."""
 
-import pytest
-from flows import lines, models, records, result, shape
+from flows import lines, models, numbered, records, result, shape
 from nightly_cases import first_and_nightly
-from training_scripts import adding, results
+from training_scripts import QUIET, adding
 
 from flstream.runs.resume import plan_resume
 from flstream.telemetry.events import EndedEarly, Evaluated, SiteBenched
@@ -15,9 +14,9 @@ def flow(run):
         model = run.fold(model, run.train(model, run.sites))
         see(number, run.evaluate(model), run.best)
         if number == 2:
-            die_here()
+            break_off()
     see("over", run.ended_early)
-    die_here("over")
+    break_off("over")
     return model
 """
 CURVE = [0.5, 0.7, 0.6, 0.6, 0.9]
@@ -25,17 +24,16 @@ SCORES = adding({}).replace("float(number)", f"{CURVE}[number - 1]")
 BEST = "BestModel(round={}, value={})"
 
 
-@first_and_nightly("place", ["here", "over"])
 @first_and_nightly(
-    ("key", "rounds", "reason"),
+    ("place", "key", "rounds", "reason"),
     [
-        ('stop_when="accuracy >= 0.65"', 2, "accuracy reached 0.7"),
-        ("patience=2", 4, "has not improved on 0.7 of round 2 for 2 evaluations"),
+        ("over", 'stop_when="accuracy >= 0.65"', 2, "accuracy reached 0.7"),
+        ("here", "patience=2", 4, "has not improved on 0.7 of round 2 for 2 evaluations"),
     ],
 )
 def test_rounds_end_by_the_verdict_on_evaluations_also_on_replay(flows, place, key, rounds, reason):
     how = [key, "rounds=5"]
-    run = flows.killed(ROUNDS, *how, place=place, script=SCORES)
+    run = flows.broken(ROUNDS, *how, place=place, script=SCORES)
     live = flows.seen()
     resumed = flows.resume(run, ROUNDS, *how, script=SCORES)
     again = flows.seen()
@@ -77,50 +75,52 @@ def test_an_evaluation_is_due_every_so_many_rounds_and_after_the_last(flows):
 
 
 def test_no_evaluation_is_due_where_the_job_wants_none(flows):
-    run = flows.finish(ROUNDS, "workflow.args.evaluate_every=0", script=SCORES)
+    run = flows.finish(ROUNDS, QUIET, script=SCORES)
     assert flows.seen() == ["1, None, None", "2, None, None", "'over', None"]
-    assert shape(records(run)) == ["1 train", "2 fold", "3 train", "4 fold"]
+    assert shape(records(run)) == numbered("train", "fold", "train", "fold")
+    assert run.summary.best is None
+    assert all("accuracy" not in row for row in run.summary.metrics)
+    assert not run.directory.best_model.exists()
 
 
 SELDOM = ["workflow.args.evaluate_every=2"]
 
 
-def test_an_evaluation_of_the_last_round_alone_has_no_number_and_may_set_the_best(flows):
-    run = flows.finish(ROUNDS, *SELDOM, "rounds=5", script=SCORES)
-    *_, last, over = flows.seen()
-    best = BEST.format(5, 0.9)
-    assert last == f"5, {{'accuracy': 0.9}}, {best}"
-    assert over == "'over', None"
-    assert shape(records(run))[-1] == "12 fold"
-    assert run.summary.best.round == 5
-    assert run.directory.best_model.samefile(run.directory.checkpoint(5))
-    assert [each.is_provisional for each in lines(run) if isinstance(each, Evaluated)] == [
-        False, False, True,
-    ]  # fmt: skip
-
-
-def test_it_is_made_again_after_a_kill(flows):
-    how = [*SELDOM, "rounds=3"]
-    run = flows.killed(ROUNDS, *how, place="over", script=SCORES)
+def test_an_evaluation_of_the_last_round_alone_has_no_number_is_made_again_and_may_be_best(flows):
+    text = ROUNDS.replace("return model", "return run.initial_model()")
+    how = [*SELDOM, "rounds=5"]
+    run = flows.broken(text, *how, place="over", script=SCORES)
     live = flows.seen()
-    resumed = flows.resume(run, ROUNDS, *how, script=SCORES)
+    assert live[-2:] == [f"5, {{'accuracy': 0.9}}, {BEST.format(5, 0.9)}", "'over', None"]
+    assert shape(records(run))[-1] == "12 fold"
+    resumed = flows.resume(run, text, *how, script=SCORES)
     assert flows.seen() == live
-    assert len([each for each in lines(resumed) if isinstance(each, Evaluated)]) == 3
-    assert [each.get("accuracy") for each in resumed.summary.metrics] == [None, 0.7, 0.6]
+    scored = [None, 0.7, None, 0.6, 0.9]
+    assert [row.get("accuracy") for row in resumed.summary.metrics] == scored
+    assert [each.is_provisional for each in lines(resumed) if isinstance(each, Evaluated)] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    # The best model is the one that was scored, and not the one that is returned.
+    assert resumed.summary.best.round == 5
+    assert resumed.directory.best_model.samefile(resumed.directory.checkpoint(5))
+    assert resumed.directory.final_model.samefile(resumed.directory.checkpoint(0))
 
 
-@pytest.mark.nightly
 def test_it_is_void_where_there_are_more_rounds_on_resume(flows):
-    expected = flows.finish(ROUNDS, *SELDOM, "rounds=5", script=adding({}))
-    due = flows.seen()
-    run = flows.finish(ROUNDS, *SELDOM, "rounds=3", script=adding({}))
+    run = flows.finish(ROUNDS, *SELDOM, "rounds=3", "checkpoints.keep=1", script=adding({}))
     assert run.summary.best.round == 3
+    # The best of those that any longer job has stays with the last.
+    assert models(run) == ["round-0002", "round-0003"]
     flows.seen()
-    resumed = flows.resume(run, ROUNDS, *SELDOM, "rounds=5", script=adding({}))
-    assert flows.seen() == due
-    assert due[2].startswith("3, None")
-    assert results(resumed) == results(expected)
-    assert shape(records(resumed)) == shape(records(expected))
+    how = [*SELDOM, "rounds=4", "checkpoints.keep=1"]
+    resumed = flows.resume(run, ROUNDS, *how, script=adding({}))
+    second, fourth = BEST.format(2, 2.0), BEST.format(4, 4.0)
+    assert flows.seen() == [
+        "1, None, None", f"2, {{'accuracy': 2.0}}, {second}", f"3, None, {second}",
+        f"4, {{'accuracy': 4.0}}, {fourth}", "'over', None",
+    ]  # fmt: skip
+    rounds = ["train", "fold", "train", "fold", "evaluate"]
+    assert shape(records(resumed)) == numbered(*rounds, *rounds)
 
 
 def test_it_is_void_once_another_effect_follows(flows):
@@ -149,13 +149,6 @@ def test_it_is_void_once_another_effect_follows(flows):
     assert run.directory.best_model.samefile(run.directory.checkpoint(2))
 
 
-def test_the_best_model_is_the_one_that_was_scored_and_not_the_one_that_is_returned(flows):
-    text = ROUNDS.replace("return model", "return run.initial_model()")
-    run = flows.finish(text, *SELDOM, "rounds=5", script=SCORES)
-    assert run.directory.final_model.samefile(run.directory.checkpoint(0))
-    assert run.directory.best_model.samefile(run.directory.checkpoint(5))
-
-
 FAILING = {("site-3", each): "raise KeyError('oops')" for each in (1, 2)}
 SITES = """
 def flow(run):
@@ -166,16 +159,15 @@ def flow(run):
         see(updates.sites, list(updates.failures))
         see(run.sites)
         model = run.fold(model, updates)
-        die_here(f"{number}")
+        break_off(f"{number}")
     return model
 """
 
 
-@pytest.mark.nightly
-@first_and_nightly("place", ["1", "2", "3"])
+@first_and_nightly("place", ["3", "1", "2"])
 def test_who_is_still_asked_follows_from_final_records(flows, place):
     how = ["clients.count=3", "clients.bench_after=2", "rounds=4"]
-    run = flows.killed(SITES, *how, place=place, script=adding(FAILING))
+    run = flows.broken(SITES, *how, place=place, script=adding(FAILING))
     live = flows.seen()
     resumed = flows.resume(run, SITES, *how, script=adding(FAILING))
     again = flows.seen()
@@ -201,13 +193,10 @@ def test_a_list_of_sites_caps_how_many_updates_there_have_to_be(flows):
             model = run.fold(model, run.train(model, ["site-2"]))
         return model
     """
-    run = flows.finish(text, "clients.min_updates=2", script=adding({}))
-    assert [each["round"] for each in run.summary.metrics] == [1, 2]
-    assert models(run)[-1] == "round-0002.safetensors"
-    error = flows.fail(
-        text, "clients.min_updates=2", script=adding({("site-2", 2): "raise KeyError('oops')"})
-    )
-    assert "0 of 1 sites are left to train round 2, and 1 have to" in error
+    script = adding({("site-2", 2): "raise KeyError('oops')"})
+    run = flows.run(text, "clients.min_updates=2", QUIET, script=script)
+    assert models(run) == ["round-0000", "round-0001"]
+    assert "0 of 1 sites are left to train round 2, and 1 have to" in run.summary.error
 
 
 def test_a_sample_is_refused_where_fewer_are_left_than_have_to_answer(flows):

@@ -1,9 +1,9 @@
 """Stages, random numbers, orders and logged values: what else goes on where a run is resumed."""
 
 import pytest
-from flows import lines, records, shape
+from flows import finished, lines, numbered, records, shape
 from nightly_cases import first_and_nightly
-from training_scripts import QUIET, adding, results
+from training_scripts import QUIET, adding
 
 from flstream.errors import UsageError
 from flstream.telemetry.events import EndedEarly, SiteLog
@@ -15,56 +15,37 @@ def first(run):
     for number in run.rounds():
         model = run.fold(model, run.train(model, run.sites))
         see(number, model.version, run.evaluate(model), run.random("draw").random())
-        die_here(f"first {number}")
+        break_off(f"first {number}")
     kept = model
     return kept
 
 
 def second(run):
     model = run.initial_model()
+    refused(run, ["run.train(model, run.sites)"], model=model)
     see("second", model, run.evaluate(model))
     for number in run.rounds():
         for site in run.order(number, "fixed"):
             model = run.adopt(run.train(model, [site]))
-            die_here(f"second {number} {site}")
+            break_off(f"second {number} {site}")
         see(number, model.version, run.evaluate(model), run.random("draw").random())
     return model
 """
+TWO = 'workflow=[{ type = "flow.py:first" }, { type = "flow.py:second" }]'
 
 
-@pytest.fixture
-def stages(flows):
-    """Overrides of a job of two stages, of two rounds each."""
-
-    def write(**args):
-        flows.write(STAGES)
-        more = "".join(f", args {{ {key} = {value} }}" for key, value in args.items())
-        two = ", ".join(f'{{ type = "flow.py:{each}"{more} }}' for each in ("first", "second"))
-        return f"workflow=[{two}]"
-
-    return write
-
-
-def run_stages(flows, how, *overrides, go_on=None, script=None, **more):
-    """A run, or the rest of one, of the job that is written already."""
-    jobs, script = flows.jobs, script or adding({})
-    if go_on is not None:
-        return jobs.go_on(go_on, script, how, *overrides, **more)
-    return jobs.run(script, how, *overrides, **more)
-
-
-def test_stages_share_journal_and_numbers_and_rounds_count_for_each(flows, stages):
-    run = run_stages(flows, stages())
-    assert run.summary.status == "finished", run.summary.error
+def test_stages_share_journal_and_numbers_and_rounds_count_for_each(flows):
+    flows.write(STAGES)
+    run = finished(flows.jobs.run(adding({}), TWO))
     rounds = ["train", "fold", "evaluate"]
     cyclic = ["train", "adopt", "train", "adopt", "evaluate"]
-    assert shape(records(run)) == [
-        f"{number} {kind}"
-        for number, kind in enumerate([*rounds, *rounds, "evaluate", *cyclic, *cyclic], 1)
-    ]
+    kinds = [*rounds, *rounds, "evaluate", *cyclic, *cyclic]
+    assert shape(records(run)) == numbered(*kinds)
     assert [each.round for each in records(run)] == [1] * 3 + [2] * 4 + [3] * 5 + [4] * 5
     assert run.summary.rounds_completed == 4
     seen = flows.seen()
+    # A later stage does nothing before its first round.
+    assert "run.train() was called before the first round" in seen.pop(3)
     # What the stage before returned is what this one begins with.
     model = seen[3].removeprefix("'second', ").rpartition(", {")[0]
     assert model.startswith("Model(round=2, version=2")
@@ -72,54 +53,35 @@ def test_stages_share_journal_and_numbers_and_rounds_count_for_each(flows, stage
     # A generator of one name is another one in each stage.
     assert len({line.rpartition(", ")[2] for line in seen if line[0].isdigit()}) == 4
     assert run.directory.final_model.samefile(run.directory.checkpoint(4))
+    # The first stage would ask for more, where the second one began before.
+    with pytest.raises(UsageError, match="rounds is 2 there and 3 here, and counts for each of"):
+        flows.jobs.go_on(run, adding({}), TWO, "rounds=3")
 
 
-@first_and_nightly("place", ["first 2", "second 3 site-1", "second 4 site-2"])
-def test_a_run_of_stages_goes_on_in_the_stage_where_it_was(flows, stages, place):
-    how = stages()
-    expected = run_stages(flows, how)
-    due = flows.seen()
-    (flows.jobs.folder / "die-at").write_text(place)
-    run = run_stages(flows, how)
-    assert run.summary.status == "failed"
-    flows.seen()
-    resumed = run_stages(flows, how, go_on=run)
-    assert flows.seen() == due
-    assert results(resumed) == results(expected)
+@first_and_nightly("place", ["second 3 site-1", "first 2"])
+def test_a_run_of_stages_goes_on_in_the_stage_where_it_was(flows, place):
+    flows.write(STAGES.replace("    refused", "    # refused"))
+    (flows.jobs.folder / "break-at").write_text(place)
+    run = flows.jobs.run(adding({}), TWO)
+    assert f"broken off at {place}" in run.summary.error
+    live = flows.seen()
+    resumed = finished(flows.jobs.go_on(run, adding({}), TWO))
+    seen = flows.seen()
+    assert seen[: len(live)] == live
+    assert [line[:4] for line in seen] == ["'fir", "1, 1", "2, 2", "'sec", "3, 4", "4, 6"]
+    effects = [record.effect for record in records(resumed)]
+    assert sorted(set(effects)) == list(range(1, 18))
 
 
-def test_a_condition_ends_a_stage_and_not_the_run(flows, stages):
+def test_a_condition_ends_a_stage_and_not_the_run(flows):
     # The first stage has the score of round 1; the second one those of rounds 2 and 3.
     script = adding({}).replace("float(number)", "[0.9, 0.5, 0.9][number - 1]")
-    how = [stages(), "rounds=3", 'stop_when="accuracy >= 0.8"']
-    flows.write(STAGES.replace('see("second", model, run.evaluate(model))', ""))
-    run = flows.jobs.run(script, *how)
-    assert run.summary.status == "finished", run.summary.error
+    flows.write(STAGES.replace("run.evaluate(model))\n    for", "None)\n    for"))
+    run = finished(flows.jobs.run(script, TWO, "rounds=3", 'stop_when="accuracy >= 0.8"'))
     assert run.summary.rounds_completed == 3
     assert [each.round for each in lines(run) if isinstance(each, EndedEarly)] == [1, 3]
     assert run.directory.final_model.samefile(run.directory.checkpoint(3))
     assert "in round 3" in run.summary.ended_early
-
-
-def test_a_later_stage_does_nothing_before_its_first_round(flows, stages):
-    how = stages()
-    text = STAGES.replace(
-        'see("second", model, run.evaluate(model))', "run.train(model, run.sites)"
-    )
-    flows.write(text)
-    run = flows.jobs.run(adding({}), how)
-    assert run.summary.status == "failed"
-    assert "run.train() was called before the first round" in run.summary.error
-    assert run.summary.rounds_completed == 2
-
-
-@pytest.mark.nightly
-def test_a_run_of_stages_can_be_given_no_more_rounds(flows, stages):
-    # The first stage would ask for more, where the second one began before.
-    how = stages()
-    run = run_stages(flows, how)
-    with pytest.raises(UsageError, match="rounds is 2 there and 3 here, and counts for each of"):
-        run_stages(flows, how, "rounds=3", go_on=run)
 
 
 DRAWS = """
@@ -132,40 +94,31 @@ def flow(run):
         see(number, drawn, run.random("other").random())
         model = run.fold(model, run.train(model, drawn))
         run.log("drawn", number)
-        die_here(f"{number}")
+        break_off(f"{number}")
     return model
 """
 FIVE = ["clients.count=5", "rounds=4", QUIET]
 
 
-@first_and_nightly("place", ["1", "3", "4"])
-def test_a_generator_goes_on_where_it_was_and_a_value_is_logged_once(flows, place):
-    expected = flows.finish(DRAWS, *FIVE)
-    due = flows.seen()
-    assert len({line[3:] for line in due}) == 4
-    run = flows.killed(DRAWS, *FIVE, place=place)
-    assert flows.seen() == due[: int(place)]
+def test_a_generator_goes_on_where_it_was_and_a_value_is_logged_once(flows):
+    run = flows.broken(DRAWS, *FIVE, place="3")
+    live = flows.seen()
     resumed = flows.resume(run, DRAWS, *FIVE)
-    assert flows.seen() == due
-    assert results(resumed) == results(expected)
-    assert logged(expected) == [(1, "", 1.0), (2, "", 2.0), (3, "", 3.0), (4, "", 4.0)]
+    seen = flows.seen()
+    assert seen[:3] == live
+    assert len({line[3:] for line in seen}) == 4
     # What was logged after the last effect that counts is logged again, and no other value.
-    after = logged(resumed)
-    assert sorted(set(after)) == logged(expected)
-    assert len(after) <= 5
+    values = [(1, "", 1.0), (2, "", 2.0), (3, "", 3.0), (4, "", 4.0)]
+    assert sorted(set(logged(resumed))) == values
+    assert len(logged(resumed)) <= 5
+    flows.finish(DRAWS, *FIVE, "seed=8", "rounds=1")
+    assert flows.seen() != seen[:1]
 
 
 def logged(run):
     """What a workflow has logged."""
     return [(each.round, each.key and each.site, each.value) for each in lines(run)
             if isinstance(each, SiteLog) and each.key == "drawn"]  # fmt: skip
-
-
-def test_another_seed_draws_others(flows):
-    flows.finish(DRAWS, *FIVE)
-    due = flows.seen()
-    flows.finish(DRAWS, *FIVE, "seed=8")
-    assert flows.seen() != due
 
 
 ORDERS = """
@@ -178,7 +131,7 @@ def flow(run):
         see(number, "row", run.order(number, "random_without_same_in_a_row"))
         updates = run.train(model, run.sites, min_updates=1)
         model = run.fold(model, updates)
-        die_here(f"{number}")
+        break_off(f"{number}")
     return model
 """
 
@@ -187,7 +140,7 @@ def flow(run):
 def test_orders_are_the_same_on_replay_and_leave_out_who_is_asked_no_more(flows):
     how = ["clients.count=4", "clients.bench_after=1", "rounds=12", QUIET]
     script = adding({("site-2", 9): "raise KeyError('oops')"})
-    run = flows.killed(ORDERS, *how, place="11", script=script)
+    run = flows.broken(ORDERS, *how, place="11", script=script)
     before = flows.seen()
     flows.resume(run, ORDERS, *how, script=script)
     seen = [eval(line, {}) for line in flows.seen()]
@@ -216,5 +169,5 @@ def test_the_last_site_of_a_round_is_not_the_first_of_the_next(flows):
         see(any(one[-1] == next[0] for one, next in zip(plain, plain[1:])))
         return run.initial_model()
     """
-    flows.finish(text, "clients.count=3", "clients.parallel=1", "rounds=100", QUIET)
+    flows.finish(text, "clients.count=3", "rounds=100", QUIET)
     assert flows.seen() == ["False", "6", "True"]

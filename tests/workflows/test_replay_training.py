@@ -3,20 +3,12 @@
 import re
 
 import pytest
-from flows import models, records, shape, trainings
+from flows import lines, models, numbered, records, shape
 from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from training_scripts import LARGE, adding, mean_added, noisy, results
+from training_scripts import LARGE, QUIET, adding, mean_added, noisy, results, trained
 
 from flstream.telemetry.events import RoundStarted
-
-SIX = ["clients.count=6"]
-HOW = {
-    "own": [],
-    "in memory": ["clients.parallel=2"],
-    "in files": ["clients.parallel=2", LARGE],
-    "in a sum": ["clients.parallel=1", LARGE],
-}
 
 
 def test_what_is_never_read_is_never_asked(flows):
@@ -35,9 +27,11 @@ def test_what_is_never_read_is_never_asked(flows):
     # It has its number all the same, so that those after it do not depend on who reads what.
     assert shape(records(run)) == ["3 train", "4 fold"]
     assert records(run)[0].round == 2
-    # A round that makes no model is a round all the same.
+    # A round that makes no model is a round all the same, and begun where sites are asked.
     assert run.summary.rounds_completed == 2
     assert [each["round"] for each in run.summary.metrics] == [1, 2]
+    begun = [each for each in lines(run) if isinstance(each, RoundStarted)]
+    assert [(each.round, each.sites) for each in begun] == [(2, ["site-1"])]
 
 
 FOLD = """
@@ -46,76 +40,57 @@ def flow(run):
     for _ in run.rounds():
         updates = run.train(model, run.sites)
         %s
+        see(waiting())
         model = run.fold(model, updates)
-        run.evaluate(model)
+        see(waiting())
     return model
 """
-# Each line reads the updates in a way of its own.
-READS = [
-    "assert updates",
-    "len(updates)",
-    "updates.sites",
-    "updates.failures",
-    "[each.metrics for each in updates]",
-    "updates = updates[:]",
-    "updates = list(updates)",
-]
+SIX = ["clients.count=6", "rounds=1", QUIET]
 
 
-@pytest.fixture(scope="module")
-def unread(tmp_path_factory, jobs_in):
-    """Results of rounds whose updates are folded as they come, for either size of model."""
-    from flows import Flows
+@first_and_nightly(
+    ("how", "files"),
+    [
+        (["clients.parallel=1", LARGE], 6),
+        ([], 0),
+        (["clients.parallel=2"], 0),
+        (["clients.parallel=2", LARGE], 6),
+    ],
+    ids=["in a sum", "own", "in memory", "in files"],
+)
+@pytest.mark.usefixtures("processes")
+def test_updates_that_are_read_first_wait_where_they_lie_and_fold_to_the_same_bits(
+    flows, how, files
+):
+    due = results(flows.finish(FOLD % "", *SIX, *how))
+    assert flows.seen() == ["[]", "[]"]
+    assert results(flows.finish(FOLD % "len(updates)", *SIX, *how)) == due
+    names = [f"effect-0001/site-{number}.safetensors" for number in range(1, files + 1)]
+    assert flows.seen() == [str(names), "[]"]
 
-    flows = Flows(jobs_in(tmp_path_factory.mktemp("unread")))
-    return {
-        "large": results(flows.run(FOLD % "", *SIX, LARGE)),
-        "tiny": results(flows.run(FOLD % "", *SIX)),
-    }
 
-
-@first_and_nightly("how", HOW.values(), ids=HOW)
-def test_folded_unread_or_read_first_the_bits_are_the_same(flows, unread, how):
-    due = unread["large" if LARGE in how else "tiny"]
-    assert results(flows.run(FOLD % "len(updates)", *SIX, *how)) == due
-    if how:
-        assert results(flows.run(FOLD % "", *SIX, *how)) == due
-
-
-@first_and_nightly("read", READS, brief=3)
-def test_whatever_is_read_of_updates_has_the_sites_train(flows, read):
+def test_whatever_is_read_of_updates_has_the_sites_train(flows):
+    reads = [
+        "assert updates",
+        "len(updates)",
+        "updates.sites",
+        "updates.failures",
+        "[each.metrics for each in updates]",
+        "updates[:]",
+        "list(updates)",
+    ]
     text = f"""
     def flow(run):
         model = run.initial_model()
         for _ in run.rounds():
-            updates = run.train(model, run.sites)
-            {read}
+            for line in {reads}:
+                updates = run.train(model, run.sites)
+                exec(line)
         return model
     """
-    run = flows.finish(text, "rounds=1")
-    assert trainings(run, "site-1") == 1
-
-
-WAITS = """
-def flow(run):
-    model = run.initial_model()
-    for _ in run.rounds():
-        updates = run.train(model, run.sites)
-        len(updates)
-        see(waiting())
-        model = run.fold(model, updates)
-        see(waiting())
-    return model
-"""
-
-
-@first_and_nightly(("how", "wait"), [("own", False), ("in files", True), ("in a sum", True)])
-def test_updates_that_are_read_wait_where_they_lie_or_in_files(flows, how, wait):
-    flows.finish(WAITS, *SIX, *HOW[how], "rounds=1")
-    waiting, left = flows.seen()
-    names = [f"'effect-0001/site-{number}.safetensors'" for number in range(1, 7)]
-    assert waiting == (f"[{', '.join(names)}]" if wait else "[]")
-    assert left == "[]"
+    run = flows.finish(text, "rounds=1", QUIET)
+    assert trained(run, "site-1") == [1] * len(reads)
+    assert shape(records(run)) == numbered(*["train"] * len(reads))
 
 
 # The disk is said to have room for so many models, and no byte more.
@@ -136,14 +111,19 @@ def flow(run):
 """
 
 
-def test_the_disk_has_to_take_the_whole_cohort_where_updates_are_read_first(flows):
+@first_and_nightly(("room", "read"), [(14, True), (12, False), (14, False)], brief=2)
+@pytest.mark.usefixtures("processes")
+def test_the_disk_has_to_take_the_whole_cohort_where_updates_are_read_first(flows, room, read):
     # Of twenty sites, folded as they come, eight updates and two sums (of 8 bytes for 4) wait.
-    many = ["clients.count=20", "clients.parallel=1", LARGE, "rounds=1"]
-    flows.finish(ROOM % (14, "pass"), *many, script=adding({}))
-    error = flows.fail(ROOM % (14, "len(updates)"), *many, script=adding({}))
-    assert re.search(r"round 1 needs 24\.\d MiB of disk", error), error
-    assert "20 updates in waiting" in error
-    assert "8 updates in waiting" in flows.fail(ROOM % (12, "pass"), *many, script=adding({}))
+    many = ["clients.count=20", "clients.parallel=1", LARGE, "rounds=1", QUIET]
+    run = flows.run(ROOM % (room, "len(updates)" if read else ""), *many, script=adding({}))
+    if (room, read) == (14, False):
+        assert run.summary.status == "finished", run.summary.error
+    elif read:
+        assert re.search(r"round 1 needs 24\.\d MiB of disk", run.summary.error), run.summary.error
+        assert "20 updates in waiting" in run.summary.error
+    else:
+        assert "8 updates in waiting" in run.summary.error
 
 
 LOST = """
@@ -154,103 +134,62 @@ def flow(run):
         see(number, [(each.site, each.metrics) for each in updates])
         some = run.fold(model, updates[:2])
         if number == 2:
-            die_here()
-        rest = run.fold(model, updates[2:])
-        model = rest
-        see(some.digest, rest.digest)
-        model = run.fold(model, run.train(model, run.sites))
+            break_off()
+        model = run.fold(model, updates[2:])
+        see(some.digest, model.digest)
     return model
 """
 
 
-@pytest.mark.nightly
-@first_and_nightly("how", ["own", "in memory"])
-def test_a_fold_whose_updates_are_lost_repeats_just_those_tasks(flows, how):
-    shared = ["clients.count=4", *HOW[how]]
-    expected = flows.finish(LOST, *shared)
+def test_a_fold_whose_updates_are_lost_repeats_just_those_tasks(flows):
+    four = ["clients.count=4", QUIET]
+    expected = flows.finish(LOST, *four)
     due = flows.seen()
-    run = flows.killed(LOST, *shared)
+    run = flows.broken(LOST, *four)
     flows.seen()
-    before = [trainings(run, f"site-{number}") for number in range(1, 5)]
-    resumed = flows.resume(run, LOST, *shared)
+    assert trained(run, "site-4") == [1, 2]
+    resumed = flows.resume(run, LOST, *four)
     assert results(resumed) == results(expected)
     assert flows.seen() == due
-    after = [trainings(resumed, f"site-{number}") for number in range(1, 5)]
-    # Those of the second fold once more, and all of them for the last training.
-    assert before == [3, 3, 3, 3]
-    assert after == [4, 4, 5, 5]
     # What is repeated is on record already, and is not recorded again.
+    assert [trained(resumed, f"site-{number}")[2:] for number in (1, 2, 3, 4)] == [[], [], [2], [2]]
     assert shape(records(resumed)) == shape(records(expected))
-
-
-def test_updates_that_are_whole_on_disk_are_taken_up(flows):
-    shared = ["clients.count=4", *HOW["in files"]]
-    expected = flows.finish(LOST, *shared)
-    run = flows.killed(LOST, *shared)
-    # Of the two that wait, one is damaged.
-    [folder] = (run.directory.path / "updates").iterdir()
-    assert sorted(each.name for each in folder.glob("*.safetensors")) == [
-        "site-3.safetensors", "site-4.safetensors",
-    ]  # fmt: skip
-    data = bytearray((folder / "site-3.safetensors").read_bytes())
-    data[-1] ^= 1
-    (folder / "site-3.safetensors").write_bytes(data)
-    resumed = flows.resume(run, LOST, *shared)
-    assert results(resumed) == results(expected)
-    assert [trainings(resumed, f"site-{number}") for number in range(1, 5)] == [4, 4, 5, 4]
-    assert not (run.directory.path / "updates").exists()
 
 
 AGAIN = """
 def flow(run):
     model = run.initial_model()
     for _ in run.rounds():
+        scored = run.fold(model, run.train(model, ["site-1"]))
         first = run.train(model, ["site-1", "site-2"])
         len(first)
         second = run.train(model, ["site-2"])
         len(second)
         see(waiting())
+        run.evaluate(scored)
+        see(waiting())
         one = run.fold(model, first)
         other = run.fold(model, second)
         see(one.round, one.version, other.round, other.version)
-    return other
+    return one
 """
 
 
-def test_a_site_that_is_asked_again_first_has_its_update_pulled_into_a_file(flows):
-    expected = flows.finish(AGAIN, "rounds=1")
-    assert flows.seen() == ["['effect-0001/site-2.safetensors']", "1, 1, 1, 2"]
-    shared = flows.finish(AGAIN, "rounds=1", "clients.parallel=1")
-    assert results(shared) == results(expected)
-    assert trainings(expected, "site-2") == 2
-    # The second training of a round has another seed, and goes on with the first one's state.
-    assert len({each.model.digest for each in records(expected) if each.model}) == 2
-
-
-@pytest.mark.nightly
-def test_a_site_that_is_asked_to_score_first_has_its_update_pulled_into_a_file(flows):
-    text = AGAIN.replace('second = run.train(model, ["site-2"])', "run.evaluate(scored)")
-    text = text.replace("len(second)", "pass").replace("other = run.fold(model, second)", "pass")
-    text = text.replace("one.version, other.round, other.version", "one.version")
-    text = text.replace("return other", "return one").replace(
-        "        first =", "        scored = run.fold(model, run.train(model, ['site-1']))\n"
-        "        first =",
-    )  # fmt: skip
-    run = flows.finish(text, "rounds=1", script=adding({}))
-    names = [f"'effect-0003/site-{number}.safetensors'" for number in (1, 2)]
-    assert flows.seen() == [f"[{', '.join(names)}]", "1, 2"]
+@pytest.mark.usefixtures("processes")
+def test_a_site_that_is_asked_for_more_first_has_its_update_pulled_into_a_file(flows):
+    run = flows.finish(AGAIN, "rounds=1", script=adding({}))
+    first = [f"effect-0003/site-{number}.safetensors" for number in (1, 2)]
+    assert flows.seen() == [
+        str(first[1:]), str([*first, "effect-0004/site-2.safetensors"]), "1, 2, 1, 3",
+    ]  # fmt: skip
     before = load_file(run.directory.checkpoint(0))
     for name, due in mean_added(before, ["site-1", "site-2"]).items():
-        assert load_file(run.directory.checkpoint(1))[name].equal(due)
-    assert models(run) == [
-        "round-0000.safetensors", "round-0001.safetensors", "round-0001.step-00.safetensors",
-    ]  # fmt: skip
+        assert load_file(run.directory.final_model)[name].equal(due)
+    names = ["round-0000", "round-0001", "round-0001.step-00", "round-0001.step-01"]
+    assert models(run) == names
 
 
-def test_a_training_is_told_of_where_it_is_done(flows):
-    # What is asked for and never read is not begun, in the eyes of a report either.
-    from flows import lines
-
-    run = flows.finish(FOLD % "", "rounds=1", script=noisy())
-    begun = [each for each in lines(run) if isinstance(each, RoundStarted)]
-    assert [(each.round, each.sites) for each in begun] == [(1, ["site-1", "site-2"])]
+def test_the_second_training_of_a_round_has_another_seed_and_the_state_of_the_first(flows):
+    run = flows.finish(AGAIN, "rounds=1", script=noisy())
+    assert trained(run, "site-2") == [1, 1]
+    assert len({each.model.digest for each in records(run) if each.model}) == 3

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from nightly_cases import first_and_nightly
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
 
@@ -141,12 +140,6 @@ def algorithm_1(rounds):
     return x, c
 
 
-def optimum():
-    problems = [problem(site) for site in range(SITES)]
-    left = sum(scale.T @ scale for scale, _ in problems)
-    return np.linalg.solve(left, sum(scale.T @ target for scale, target in problems))
-
-
 HOW = (f"clients.count={SITES}", "workflow.type=scaffold", "workflow.args.key_metric=loss")
 
 
@@ -173,25 +166,11 @@ def test_a_script_for_nvflares_helper_comes_to_the_same(ours, jobs: Jobs):
     np.testing.assert_allclose(found["x"], due["x"], rtol=1e-12)
 
 
-@first_and_nightly("how", [("clients.parallel=1",), ("clients.parallel=2",)])
-def test_workers_change_no_bit(ours, jobs: Jobs, how):
-    run = jobs.run(OURS, *HOW, "rounds=3", *how, model=MODEL)
-    assert run.summary.model.digest == ours.summary.model.digest
-    name = "round-0003.control.safetensors"
-    bodies = [each.directory.checkpoints / name for each in (run, ours)]
-    assert bodies[0].read_bytes() == bodies[1].read_bytes()
-
-
 def test_an_answer_without_a_control_fails_its_site_by_name(jobs: Jobs):
     script = OURS.replace("meta=meta", "meta={}")
     run = jobs.run(script, *HOW, model=MODEL)
     assert run.summary.status == "failed"
     assert "the answer has no tensors in meta['control']" in run.summary.error
-
-
-def test_robust_rules_do_not_go_with_it(jobs: Jobs):
-    with pytest.raises(JobError, match="in scaffold, of which further tensors are summed"):
-        jobs.make(OURS, *HOW, "aggregation.method=median", model=MODEL)
 
 
 def test_what_sites_are_scored_by_afterwards_is_their_model_alone(jobs: Jobs):
@@ -204,6 +183,13 @@ def test_what_sites_are_scored_by_afterwards_is_their_model_alone(jobs: Jobs):
         assert load_file(run.directory.last_model(site)).keys() == {"x", "seen"}
 
 
-def test_filters_are_refused_beside_it(jobs: Jobs):
-    with pytest.raises(JobError, match="left out in scaffold, which sends tensors beside"):
-        jobs.make(OURS, *HOW, "filters.up=[percentile_privacy]", model=MODEL)
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("aggregation.method=median", "in scaffold, of which further tensors are summed"),
+        ("filters.up=[percentile_privacy]", "left out in scaffold, which sends tensors beside"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(jobs: Jobs, setting, sentence):
+    with pytest.raises(JobError, match=sentence):
+        jobs.make(OURS, *HOW, setting, model=MODEL)

@@ -10,6 +10,7 @@ from flstream.job import load_job
 from flstream.telemetry.events import FoldStarted, RoundFinished, Warned
 from flstream.workflows.swarm import SwarmArgs, swarm
 
+pytestmark = pytest.mark.usefixtures("processes")  # it kills and counts what passes between them
 ROUNDS, SITES = 3, 4
 HOW = [f"clients.count={SITES}", f"rounds={ROUNDS}", LARGE]
 SHARED = ["clients.parallel=2", "streaming.tensor_download_chunk_size=4KiB"]
@@ -52,16 +53,12 @@ DIES_FOLDING = """
 import os
 import pathlib
 import signal
-import time
 import flstream.client.peer_fold as peer_fold
 
 
 def die(fold, done, report=peer_fold.WorkerFold._done):
     mark = pathlib.Path(fold._task.path).parents[2] / "died"
     if "round-0002" in fold._task.path and done and not mark.exists():
-        # A thread of its own writes the first range.
-        while fold._sink.written(0, 16) == [bytes(16)]:
-            time.sleep(0.001)
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     report(fold, done)
@@ -102,11 +99,11 @@ peers.Peers._offer_model = die
 
 @pytest.fixture(scope="module")
 def fedavg(tmp_path_factory, jobs_in):
-    """What fedavg comes to."""
+    """The results of fedavg."""
     return results(jobs_in(tmp_path_factory.mktemp("fedavg")).run(noisy(), *HOW))
 
 
-@first_and_nightly("more", [[], SHARED, ["streaming.mode=push"]])
+@first_and_nightly("more", [[], SHARED])
 def test_a_site_folds_to_the_bits_of_fedavg_and_the_server_reads_no_tensor(flows, fedavg, more):
     run = flows.finish(WATCHED, *HOW, *more)
     assert results(run) == fedavg
@@ -128,9 +125,12 @@ def test_a_site_folds_to_the_bits_of_fedavg_and_the_server_reads_no_tensor(flows
     assert down.bytes + down.reused == 2 * SITES * ROUNDS * size
 
 
-def test_a_site_that_dies_while_it_folds_trains_again_and_another_folds(flows, fedavg):
-    how = [*HOW, "workflow.type=swarm"]
-    run = flows.jobs.run(DIES_FOLDING + noisy(), *how)
+@first_and_nightly(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise KeyError(done)"], ids=["dies", "raises"]
+)
+def test_a_site_that_is_lost_while_it_folds_trains_again_and_another_folds(flows, fedavg, end):
+    dies = DIES_FOLDING.replace("os.kill(os.getpid(), signal.SIGKILL)", end)
+    run = flows.jobs.run(dies + noisy(), *HOW, "workflow.type=swarm")
     assert results(run) == fedavg
     _, lost, instead, *_ = [each.site for each in of_kind(run, FoldStarted)]
     assert lost != instead
@@ -140,15 +140,6 @@ def test_a_site_that_dies_while_it_folds_trains_again_and_another_folds(flows, f
     (warning,) = [each.message for each in of_kind(run, Warned)]
     assert f"{lost} was lost while it folded the updates of round 2" in warning
     assert of_kind(run, RoundFinished)[1].aggregator == instead
-
-
-def test_a_fold_that_ends_in_no_known_way_is_done_elsewhere(flows, fedavg):
-    how = [*HOW, "workflow.type=swarm"]
-    raises = DIES_FOLDING.replace("os.kill(os.getpid(), signal.SIGKILL)", "raise KeyError(done)")
-    run = flows.jobs.run(raises + noisy(), *how)
-    assert results(run) == fedavg
-    (warning,) = [each.message for each in of_kind(run, Warned)]
-    assert "was lost while it folded the updates of round 2" in warning
 
 
 @pytest.mark.nightly
@@ -247,19 +238,13 @@ def test_aggregators_are_drawn_among_those_that_are_still_asked(given, drawn):
     assert {at[0] for at in run.at} == set(drawn)
 
 
-def test_a_model_that_a_site_has_folded_may_get_bodies_beside_it(jobs):
-    sends = 'meta["control"] = model.meta.get("control", {})\n'
-    how = "workflow=[{type=swarm}, {type=scaffold}]"
-    run = jobs.run(noisy(sends), "clients.count=2", LARGE, how)
-    assert run.summary.status == "finished", run.summary.error
-
-
-def test_what_a_refused_site_has_sent_last_is_collected_all_the_same(jobs):
+def test_later_stages_take_a_folded_model_further_and_collect_what_a_refused_site_sent(jobs):
     spoils = """
 if (site, number) == ("site-2", 2):
     params["w"][0] = float("nan")
+meta["control"] = model.meta.get("control", {})
 """
-    how = "workflow=[{type=swarm}, {type=cross_site}]"
+    how = "workflow=[{type=swarm}, {type=scaffold}, {type=cross_site}]"
     rule = ["aggregation.clip_norm=5", "aggregation.on_nonfinite=allow", "clients.min_updates=2"]
     run = jobs.run(noisy(spoils), "clients.count=3", LARGE, how, *rule)
     assert run.summary.status == "finished", run.summary.error
