@@ -1,74 +1,80 @@
-"""What training code does wrong: an answer in a sentence, or a warning that is given once."""
+"""What training code does wrong: a site that fails with a sentence, or a warning given once."""
 
 import pytest
 from nightly_cases import first_and_nightly
+from run_fixtures import LOCAL
+from training_scripts import QUIET, adding
 
+SEND = "flare.send(flare.FLModel(params=params, %s))"
+# What a site does in place of its answer, and why it fails.
 MISTAKES = {
+    "raise KeyError('oops')": "client.py, line {line} raised KeyError: 'oops'",
+    "raise ValueError('one\\n\\ttwo')": "raised ValueError: one two",
+    "raise SystemExit(4)": "client.py exited with status 4",
+    "raise SystemExit('enough')": "client.py ended itself: enough",
+    "__import__('argparse').ArgumentParser('it').parse_args(['-x'])": (
+        "client.py exited with status 2: it: error: unrecognized arguments: -x"
+    ),
+    "break": "ended without answering",
+    "os.kill(os.getpid(), 9)": "was killed by SIGKILL",
+    "os._exit(3)": "exited with status 3",
+    "params.pop('w')": "tensor 'w' is missing",
+    "params['w'] = 'text'": "'w' is a str",
+    "params['w'] = params['w'].to_sparse()": "tensor 'w' is torch.sparse_coo on cpu; send it as a",
+    "params['w'][7] = float('nan')": "is not finite: tensor 'w' at [7] is nan",
+    "params['b'] = params['b'].T": "'b' has shape [5, 3] instead of [3, 5]",
+    "params['new'] = torch.ones(1)": "'new' is not part of the model",
+    "params = None": "has no params",
+    "params['b'] = params['b'].half(); flare.send(flare.FLModel(params=params))": (
+        "client.py, line {line} raised ClientError: the update does not fit the model: tensor 'b' "
+        "has dtype F16 instead of F64; convert it before send(), or build the model in that dtype"
+    ),
     "flare.send({'w': 1})": "send() was given a dict; give it an FLModel, such as",
     "flare.FLModel(params=torch.nn.Linear(1, 1))": "(params=...) was given a Linear; give it tens",
     "flare.FLModel(metrics=[1.0])": "FLModel(metrics=...) was given a list; give it numbers by",
     "flare.FLModel(meta=3)": "FLModel(meta=...) was given a int; give it plain values by name",
-    "flare.send(flare.FLModel(params=model.params, metrics={'loss': 'low'}))": (
-        "the metric 'loss' is a str that is no number; send one, such as loss.item()"
-    ),
-    "raise SystemExit('no data')": "client.py ended itself: no data",
-    "__import__('argparse').ArgumentParser('it').parse_args(['-x'])": (
-        "client.py exited with status 2: it: error: unrecognized arguments: -x"
-    ),
+    SEND % "metrics={'loss': 'low'}": "the metric 'loss' is a str that is no number; send one",
+    SEND % "metrics={1: 2.0}": "1 cannot name a metric, since it is no string; rename it",
+    SEND % "metrics={'round': 77.0}": "'round'",
+    SEND % "meta={'num_examples': 'many'}": "meta['num_examples'] is a str that is no number",
+    "meta = {'num_examples': 1.5e308}": "1.5e+308, and an update's weight is a number from",
+    "flare.receive(into=params)": "was received before, into other tensors; give into to the first",
+    "while flare.is_running(): flare.receive()": "turns of the loop have gone by without an answer",
+    "__import__('numpy').loadtxt('data/mayo.csv')": "a site works in a folder of its own",
+    "open('model.py')": "it is in the job's folder, {folder}",
+    "open('none.csv')": "the job's is {folder}",
 }
+ENDS = {
+    "os.kill(os.getpid(), 9)": ("SIGKILL", None),
+    "os._exit(3)": ("", 3),
+    "raise SystemExit(4)": ("", 4),
+    "raise SystemExit('enough')": ("", 1),
+    "raise KeyError('oops')": ("", None),
+}
+SITES = {mistake: f"site-{number}" for number, mistake in enumerate(MISTAKES, 2)}
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory, jobs_in):
+    """The failures of a run in which each site but the first makes a mistake of its own."""
+    jobs = jobs_in(tmp_path_factory.mktemp("mistakes"), engine=LOCAL)
+    script = adding({(site, 1): mistake for mistake, site in SITES.items()})
+    how = [f"clients.count={len(SITES) + 1}", "clients.min_updates=1", "rounds=1", QUIET]
+    run = jobs.run(script, *how)
+    assert run.summary.status == "finished", run.summary.error
+    assert "KeyError: 'oops'" in run.directory.site_log("site-2").read_text()
+    return {failure.site: failure for failure in run.summary.failures}, script, jobs.folder
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_is_wrong_with_a_call_is_a_sentence(jobs, mistake):
-    run = jobs.run(f"""
-    import torch
-    import flstream.client as flare
-    flare.init()
-    model = flare.receive()
-    {mistake}
-    """)
-    assert MISTAKES[mistake] in run.summary.error
-
-
-CALLS = {
-    "flare.receive(); flare.receive(into=model)": (
-        "the model of this task was received before, into other tensors; give into to the first"
-    ),
-    "flare.receive()\nwhile flare.is_running(): flare.receive()": (
-        "turns of the loop have gone by without an answer; send() an FLModel in each"
-    ),
-    "flare.send(flare.FLModel(params=flare.receive().params, metrics={1: 2.0}))": (
-        "1 cannot name a metric, since it is no string; rename it"
-    ),
-    "flare.send(flare.FLModel(params=flare.receive().params, meta={'num_examples': 'many'}))": (
-        "meta['num_examples'] is a str that is no number; send the number of examples"
-    ),
-    "import numpy; numpy.loadtxt('data/mayo.csv')": "a site works in a folder of its own",
-    "raise ValueError('one\\n\\ttwo')": "raised ValueError: one two",
-}
-
-
-@first_and_nightly("call", CALLS, brief=3)
-def test_what_training_code_does_wrong_is_answered_by_a_sentence(jobs, call):
-    model = "model = {'w': torch.zeros(1000), 'b': torch.zeros(3, 5), 'steps': torch.tensor(0)}"
-    head = f"import torch\nimport flstream.client as flare\nflare.init()\n{model}\n"
-    assert CALLS[call] in jobs.run(head + call).summary.error
-
-
-@pytest.mark.parametrize("parallel", [2, 1])
-def test_another_dtype_is_refused_on_the_line_that_sends_it(jobs, parallel):
-    script = """
-    import flstream.client as flare
-    flare.init()
-    model = flare.receive()
-    model.params["b"] = model.params["b"].half()
-    flare.send(flare.FLModel(params=model.params, metrics={}))
-    """
-    run = jobs.run(script, f"clients.parallel={parallel}")
-    assert (
-        "client.py, line 6 raised ClientError: the update does not fit the model: tensor 'b' has "
-        "dtype F16 instead of F64; convert it before send(), or build the model in that dtype"
-    ) in run.summary.error
+def test_what_a_site_does_wrong_is_a_sentence(failures, mistake):
+    by_site, script, folder = failures
+    failure = by_site[SITES[mistake]]
+    lines = [line.strip() for line in script.splitlines()]
+    line = lines.index(mistake) + 1 if mistake in lines else 0
+    assert MISTAKES[mistake].format(line=line, folder=folder) in failure.reason
+    if mistake in ENDS:
+        assert (failure.signal, failure.exit_status) == ENDS[mistake]
 
 
 LAZY = """
@@ -89,20 +95,20 @@ while flare.is_running():
     else:
         flare.send(flare.FLModel(params=model.params, params_type=KIND))
 """
-EQUAL = "in round 2, the update of site-2 is equal to the model that was received, so nothing was"
 
 
-@first_and_nightly("kind", ["FULL", "DIFF", "PARTIAL"])
-@first_and_nightly("parallel", [2, 1], brief=2)
-def test_an_update_that_is_what_was_received_is_told_of_once(jobs, kind, parallel):
-    script = LAZY.replace("KIND", repr(kind))
-    run = jobs.run(script, "rounds=4", f"clients.parallel={parallel}")
+@first_and_nightly(
+    ("kind", "how"),
+    [
+        ("DIFF", ["clients.parallel=1"]),
+        ("FULL", ["workflow.type=cyclic"]),
+        ("PARTIAL", []),
+        ("FULL", []),
+    ],
+    brief=2,
+)
+def test_an_update_that_is_what_was_received_is_told_of_once(jobs, kind, how):
+    run = jobs.run(LAZY.replace("KIND", repr(kind)), "rounds=4", *how)
     assert run.summary.status == "finished", run.summary.error
     [warning] = run.summary.warnings
-    assert warning.startswith(EQUAL)
-
-
-def test_an_adopted_update_that_is_what_was_received_is_told_of(jobs):
-    run = jobs.run(LAZY.replace("KIND", repr("FULL")), "rounds=3", "workflow.type=cyclic")
-    [warning] = run.summary.warnings
-    assert warning.startswith(EQUAL)
+    assert warning.startswith("in round 2, the update of site-2 is equal to the model that was rec")
