@@ -92,7 +92,49 @@ while flare.is_running():
     flare.send(flare.FLModel(params=params, meta=meta))
 """
 
+# Sends back what it has received, but for what it is told to do to that.
+_PLAIN = """
+import os
+import torch
+import flstream.client as flare
+from model import build
+
+%s
+flare.init()
+site = flare.get_site_name()
+while flare.is_running():
+    model = flare.receive(%s)
+    params, meta, metrics = model.params, {}, {"score": 1.0}
+%s
+    if flare.is_evaluate():
+        flare.send(flare.FLModel(metrics=metrics))
+        continue
+%s
+    flare.send(flare.FLModel(%s))
+"""
+
 LEARNER = ("train.script=null", "train.learner=client:Sites")
+
+
+def plain(
+    body: str = "",
+    *,
+    before: str = "",
+    receive: str = "",
+    first: str = "",
+    sends: str = "params=params, meta=meta, metrics=metrics",
+) -> str:
+    """A loop that sends back what it has received.
+
+    Args:
+        body: Done to ``params``, ``meta`` and ``metrics`` of a training.
+        before: Comes before the loop.
+        receive: Arguments of ``receive``.
+        first: Comes before it is looked at what the task is.
+        sends: The fields of the answer to a training.
+    """
+    first, body = (textwrap.indent(textwrap.dedent(each), "    ") for each in (first, body))
+    return _PLAIN % (textwrap.dedent(before), receive, first, body, sends)
 
 
 def noisy(body: str = "") -> str:

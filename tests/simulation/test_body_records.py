@@ -1,19 +1,15 @@
 """What the journal says of each body that a site received or sent is what has happened."""
 
 import json
-import os
-import re
-import signal
 
 import pytest
 from nightly_cases import first_and_nightly
-from training_scripts import LARGE, QUIET, noisy
+from training_scripts import QUIET, plain
 
 from flstream.inspection.examine import Request, examine
 from flstream.inspection.site_bodies import SiteRequest, examine_site
 from flstream.runs.body_records import RECORDED, read_bodies
 from flstream.runs.journal import read_history
-from flstream.telemetry.events import ProcessReady, SiteLog, SiteUpdate, Transfer
 
 MODEL = """
 import torch
@@ -27,7 +23,7 @@ def build():
         "steps": torch.tensor(0),
     }
 """
-# Bytes of which no compressor makes fewer.
+# Bytes of which no compressor makes fewer, and bytes of which it does.
 NOISE = """
 import torch
 
@@ -36,28 +32,18 @@ def build():
     generator = torch.Generator().manual_seed(1)
     return {"noise": torch.randint(0, 256, (200_000,), generator=generator, dtype=torch.uint8)}
 """
-TRAIN = """
-import os
-import torch
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={{"score": 1.0}}))
-        continue
-    params = {{name: each.clone() for name, each in model.params.items()}}
-    if "w" in params:
-        params["w"] *= 1 + 1e-6 * torch.randn(params["w"].shape)
-    {body}
-    flare.send(flare.FLModel(params=params, metrics={{"loss": 0.5}}, meta={{"partial": {partial}}}))
-"""
-SMALL_CHANGES = TRAIN.format(body="", partial=False)
+ZEROS = NOISE.replace("randint(0, 256, (200_000,), generator=generator", "zeros((200_000,)")
+CHANGES = """
+    params = {name: each.clone() for name, each in params.items()}
+    params["w"] *= 1 + 1e-6 * torch.randn(params["w"].shape)
+    metrics = {"loss": 0.5}
+    """
+SMALL_CHANGES = plain(CHANGES)
 EXACT = ("streaming.codecs.up=[delta,shuffle,zstd]", "streaming.codecs.down=[delta,shuffle,zstd]")
 INT8 = ("streaming.codecs.up=[int8]", "streaming.codecs.require_lossless=[norm]")
+ZSTD = ("streaming.codecs.up=[zstd]", "streaming.codecs.down=[zstd]", "streaming.reuse=off")
 COUNTS = ("bytes", "reused")
-EVALUATED = "workflow.args.evaluate_every=1"
+FULL = ("pulled", "FULL")
 
 
 def finished(run):
@@ -81,36 +67,21 @@ def moved(found, direction):
     return sum(moved), sum(reused)
 
 
-@first_and_nightly(
-    "how",
-    [
-        pytest.param((), id="plain"),
-        pytest.param(EXACT, id="exact codecs"),
-        pytest.param(INT8, id="int8"),
-        pytest.param(("streaming.reuse=off",), id="without reuse"),
-        pytest.param(("clients.count=4", "clients.parallel=2"), id="shared workers"),
-        pytest.param(("clients.count=4", "clients.parallel=1", *EXACT), id="shared, exact codecs"),
-        pytest.param(("streaming.mode=push",), id="push"),
-        pytest.param(("streaming.mode=native",), id="native"),
-        pytest.param(("workflow.type=swarm",), id="swarm"),
-        pytest.param(("workflow.type=cyclic",), id="cyclic"),
-    ],
-    brief=2,
-)
-def test_the_records_add_up_to_what_the_run_has_cost(jobs, how):
-    run = finished(jobs.run(SMALL_CHANGES, EVALUATED, *how, model=MODEL))
+def assert_adds_up(run):
+    """The records are of every site, and add up to what the run has cost."""
     found, transfer = bodies(run), run.summary.transfer
     for direction, whole in (("received", transfer.down), ("sent", transfer.up)):
         assert moved(found, direction) == (whole.bytes, whole.reused)
     assert {each.site for each in found} == {each.site for each in found if each.round == 2}
+    return found
 
 
 def test_a_plain_model_is_pulled_as_it_is(jobs):
     run = finished(jobs.run(SMALL_CHANGES, QUIET, "streaming.reuse=off", model=MODEL))
-    found, size = bodies(run), run.summary.model.bytes
+    found, size = assert_adds_up(run), run.summary.model.bytes
     assert len(found) == 2 * 2 * 2
     assert forms(found, "received") == {("pulled",)}
-    assert forms(found, "sent") == {("pulled", "FULL")}
+    assert forms(found, "sent") == {FULL}
     assert all((each.size, each.bytes, each.not_sent) == (size, size, 0) for each in found)
     digests = [model.digest for model in read_history(run.directory.events).models]
     for each in found:
@@ -120,50 +91,50 @@ def test_a_plain_model_is_pulled_as_it_is(jobs):
         assert (each.origin, each.receiver) == ends
 
 
-@pytest.mark.parametrize(
-    ("mode", "down", "up"),
+# Of models that change nothing, or nothing that can be seen.
+@first_and_nightly(
+    ("how", "model", "down", "up"),
     [
-        ("push", ("pushed",), ("pushed", "FULL")),
-        ("native", ("native",), ("native", "FULL")),
-        ("map", ("mapped",), ("pulled", "FULL", "reused")),
+        (["streaming.mode=map"], MODEL, ("mapped",), (*FULL, "reused")),
+        (ZSTD, ZEROS, ("pulled", "zstd"), (*FULL, "zstd")),
+        (ZSTD, NOISE, ("pulled",), FULL),
+        (["streaming.mode=push"], MODEL, ("pushed",), ("pushed", "FULL")),
+        (["streaming.mode=native"], MODEL, ("native",), ("native", "FULL")),
+        (["streaming.codecs.down=[int4]", "streaming.mode=push"], MODEL, ("pushed", "int4"), None),
+        (["streaming.codecs.down=[int4]", "streaming.mode=map"], MODEL, ("mapped",), None),
+        (["streaming.codecs.up=[int8]", "streaming.codecs.require_lossless=[w,norm]"], MODEL,
+         ("pulled",), None),
     ],
-)
-def test_the_way_is_the_one_that_was_taken(jobs, mode, down, up):
-    script = SMALL_CHANGES.replace('"w"', '"none"')  # the update is the model
-    how = (QUIET, "clients.count=1", f"streaming.mode={mode}")
-    found = bodies(finished(jobs.run(script, *how, model=MODEL)))
-    assert forms(found, "received") == {down}
-    assert forms(found, "sent") == {up}
-    if mode == "map":
-        assert all(each.bytes == 0 and each.not_sent == each.size for each in found)
+    brief=3,
+)  # fmt: skip
+@pytest.mark.usefixtures("processes")
+def test_the_way_and_the_codecs_are_those_that_were_taken(jobs, how, model, down, up):
+    # The update is the model.
+    found = bodies(finished(jobs.run(plain(), QUIET, "clients.count=1", *how, model=model)))
+    assert down in forms(found, "received")
+    assert up is None or forms(found, "sent") == {up}
+    assert all("int8" not in tags for tags in forms(found, "sent"))
+    for each in found:
+        if "map" in how[-1]:
+            assert (each.bytes, each.not_sent) == (0, each.size)
+        if model is ZEROS:
+            assert each.encoded == each.size > 10 * each.bytes
+            assert each.with_base == 0
+        if model is NOISE:
+            assert (each.encoded, each.not_sent) == (0, 0)
 
 
-def test_a_codec_that_makes_nothing_smaller_is_not_named(jobs):
-    zstd = ("streaming.codecs.up=[zstd]", "streaming.codecs.down=[zstd]", "streaming.reuse=off")
-    found = bodies(finished(jobs.run(SMALL_CHANGES, QUIET, *zstd, model=NOISE)))
-    assert forms(found, "received") == {("pulled",)}
-    assert forms(found, "sent") == {("pulled", "FULL")}
-    assert all((each.encoded, each.not_sent) == (0, 0) for each in found)
-    zeros = NOISE.replace("randint(0, 256, (200_000,), generator=generator", "zeros((200_000,)")
-    found = bodies(finished(jobs.run(SMALL_CHANGES, QUIET, *zstd, model=zeros)))
-    assert forms(found, "received") == {("pulled", "zstd")}
-    assert forms(found, "sent") == {("pulled", "FULL", "zstd")}
-    assert all(each.encoded == each.size > 10 * each.bytes for each in found)
-    assert all(each.with_base == 0 for each in found)
-
-
-def test_a_model_is_a_delta_where_the_site_has_one_to_compare_with(jobs):
+def test_a_model_is_a_delta_where_the_site_has_one_to_compare_with(jobs, processes):
     """One site loses its second model with its process, and gets the third one whole."""
     died = jobs.folder / "died"
-    body = (
-        "if flare.get_site_name() == 'site-1' and model.current_round == 1 "
-        f"and not os.path.exists({str(died)!r}):\n"
-        f"        open({str(died)!r}, 'w').close()\n"
-        "        os._exit(1)"
-    )
-    script = TRAIN.format(body=body, partial=False)
-    how = ("rounds=3", "clients.min_updates=1", QUIET, "streaming.reuse=off", *EXACT)
-    run = finished(jobs.run(script, *how, model=MODEL))
+    dies = f"""
+    if (site, model.current_round) == ("site-1", 1) and not os.path.exists({str(died)!r}):
+        open({str(died)!r}, "w").close()
+        os._exit(1)
+    """
+    script = plain(CHANGES + dies)
+    how = ("rounds=3", "clients.min_updates=1", QUIET, "streaming.reuse=off")
+    run = finished(jobs.run(script, *how, *EXACT, model=MODEL))
     assert died.exists()
     whole, delta = ("pulled", "shuffle", "zstd"), ("pulled", "delta", "shuffle", "zstd")
     for site, due in (("site-1", [whole, delta, whole]), ("site-2", [whole, delta, delta])):
@@ -172,17 +143,21 @@ def test_a_model_is_a_delta_where_the_site_has_one_to_compare_with(jobs):
         for each in received:
             assert each.encoded == each.size > each.bytes
             assert each.with_base == (each.size if "delta" in each.tags else 0)
-    assert forms(bodies(run), "sent") == {("pulled", "FULL", "delta", "shuffle", "zstd")}
+    assert forms(bodies(run), "sent") == {(*FULL, "delta", "shuffle", "zstd")}
+    # It has come to the same bits: what it had to compare with decides none.
+    died.unlink()
+    assert jobs.run(script, *how, model=MODEL).summary.model.digest == run.summary.model.digest
 
 
 def test_tensors_that_a_codec_encodes_have_other_keys_than_those_that_pass(jobs):
-    run = finished(jobs.run(SMALL_CHANGES, EVALUATED, *INT8, model=MODEL))
+    run = finished(jobs.run(SMALL_CHANGES, *INT8, model=MODEL))
+    assert_adds_up(run)
     found = examine_site(SiteRequest(run.directory.path, "site-2", 2))
     keys = {each.body.direction: each.keys for each in found.keyed if each.body.task == "train"}
     for key in keys["received"]:
         assert key[1:] == ("server", 1, False, ("model", "pulled"))
     sent = {key.tensor: key for key in keys["sent"]}
-    form = ("trained", "pulled", "FULL")
+    form = ("trained", *FULL)
     assert sent["w"][1:] == ("site-2", 2, False, (*form, "int8"))
     assert sent["norm"].tags == sent["steps"].tags == (*form, "lossless")
     (update,) = [each for each in found.bodies if each.direction == "sent"]
@@ -193,55 +168,33 @@ def test_tensors_that_a_codec_encodes_have_other_keys_than_those_that_pass(jobs)
     }
 
 
-@pytest.mark.nightly
-def test_models_that_lose_bits_on_their_way_are_known_by_it(jobs):
+def test_models_that_lose_bits_and_updates_of_some_tensors_are_known_by_it(jobs):
+    script = plain(CHANGES + "del params['norm']\n    meta['partial'] = True\n")
     how = ("streaming.codecs.down=[int4, zstd]", "streaming.codecs.require_lossless=[norm]")
-    run = finished(jobs.run(SMALL_CHANGES, QUIET, "streaming.reuse=off", *how, model=MODEL))
+    run = finished(jobs.run(script, QUIET, "streaming.reuse=off", *how, model=MODEL))
     found = examine_site(SiteRequest(run.directory.path, "site-1", 1))
-    (received,) = [each for each in found.keyed if each.body.direction == "received"]
+    received, update = found.keyed
     tags = {key.tensor: key.tags for key in received.keys}
+    assert tags.keys() == {"w", "norm", "steps"}
     assert tags["w"][:3] == ("model", "pulled", "int4")
     assert tags["norm"][:3] == tags["steps"][:3] == ("model", "pulled", "lossless")
     assert received.body.not_sent > 0.7 * received.body.size
-    for mode, expected in (("map", "mapped"), ("push", "pushed")):
-        how = (f"streaming.mode={mode}", "streaming.codecs.down=[int4]")
-        again = finished(jobs.run(SMALL_CHANGES, QUIET, *how, model=MODEL))
-        (tags,) = forms(bodies(again), "received")
-        assert tags == ((expected,) if mode == "map" else (expected, "int4"))
-
-
-def test_a_codec_that_may_change_no_tensor_is_not_named(jobs):
-    how = ("streaming.codecs.up=[int8]", "streaming.codecs.require_lossless=[w,norm]")
-    found = bodies(finished(jobs.run(SMALL_CHANGES, QUIET, *how, model=MODEL)))
-    assert all("int8" not in tags for tags in forms(found, "sent"))
-
-
-@first_and_nightly("how", [(), INT8], ids=["plain", "int8"])
-def test_an_update_of_some_tensors_has_keys_of_these_alone(jobs, how):
-    script = TRAIN.format(body="del params['norm']", partial=True)
-    run = finished(jobs.run(script, QUIET, *how, model=MODEL))
-    found = examine_site(SiteRequest(run.directory.path, "site-1", 1))
-    model, update = found.keyed
-    assert {key.tensor for key in model.keys} == {"w", "norm", "steps"}
     assert {key.tensor for key in update.keys} == {"w", "steps"}
     assert update.body.size == run.summary.model.bytes - 4 * 300
     assert "partial" in update.body.tags
 
 
-def test_a_model_that_was_evaluated_and_is_then_trained_is_reused(jobs):
+def test_a_model_that_was_evaluated_and_is_then_trained_is_reused_and_listed(jobs):
     model = MODEL.replace("300, 300", "100, 100")  # short: sites remember it
-    run = finished(jobs.run(SMALL_CHANGES, EVALUATED, model=model))
-    second = [each for each in bodies(run) if each.round == 2 and each.task == "train"]
+    run = finished(jobs.run(SMALL_CHANGES, model=model))
+    found = assert_adds_up(run)
+    second = [each for each in found if each.round == 2 and each.task == "train"]
     received = [each for each in second if each.direction == "received"]
     assert [each.tags for each in received] == [("pulled", "reused")] * 2
     assert all((each.bytes, each.reused) == (0, each.size) for each in received)
-
-
-def test_the_document_has_every_record_and_what_was_not_sent(jobs):
-    how = (EVALUATED, *EXACT)
-    run = finished(jobs.run(SMALL_CHANGES, *how, model=MODEL))
+    # The document has every record and what was not sent.
     listed = examine(Request(run.directory.path)).document()["run"]["bodies"]
-    assert [each["tags"] for each in listed] == [each.tags for each in bodies(run)]
+    assert [each["tags"] for each in listed] == [each.tags for each in found]
     assert all(each["not_sent"] == each["size"] - each["bytes"] for each in listed)
     one = examine_site(SiteRequest(run.directory.path, "site-1", 1, ("no*",))).document()
     assert [body["direction"] for body in one["bodies"]] == ["received", "sent", "received"]
@@ -249,9 +202,10 @@ def test_the_document_has_every_record_and_what_was_not_sent(jobs):
     json.dumps([listed, one], allow_nan=False)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_site_that_folds_is_named_and_has_its_own_update_there(jobs):
     run = finished(jobs.run(SMALL_CHANGES, "workflow.type=swarm", QUIET, model=MODEL))
-    updates = [each for each in bodies(run) if each.direction == "sent"]
+    updates = [each for each in assert_adds_up(run) if each.direction == "sent"]
     assert len(updates) == 4
     for each in updates:
         assert each.receiver in ("site-1", "site-2")
@@ -259,75 +213,12 @@ def test_a_site_that_folds_is_named_and_has_its_own_update_there(jobs):
         assert each.bytes == (0 if each.receiver == each.site else each.size)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_model_for_several_sites_comes_once(jobs):
     how = ("clients.count=4", "clients.parallel=1", QUIET)
-    found = bodies(finished(jobs.run(SMALL_CHANGES, *how, model=MODEL)))
+    found = assert_adds_up(finished(jobs.run(SMALL_CHANGES, *how, *EXACT, model=MODEL)))
     received = [each for each in found if each.direction == "received"]
     assert len(received) == 2 * 4
     assert {each.sites for each in received} == {4}
     lines = [each for each in found if each.direction == "sent" and each.round == 1]
     assert {each.site for each in lines} == {f"site-{number}" for number in range(1, 5)}
-
-
-class ServerKiller:
-    """Kills the server once a site logs something in round 2."""
-
-    def __init__(self):
-        self.pid = 0
-
-    def __call__(self, event, sampler):
-        if isinstance(event, ProcessReady) and event.process == "server":
-            self.pid = event.pid
-        elif isinstance(event, SiteLog) and event.round == 2 and self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            self.pid = 0
-
-
-# The first time that it has trained for round 2, a site says so and waits to be killed.
-WAITS = """
-mark = f"{folder}/waited"
-if (site, number) == ("site-%d", 2) and not os.path.exists(mark):
-    open(mark, "w").close()
-    flare.log("waits", 1.0)
-    threading.Event().wait()
-"""
-
-
-# One worker: of six updates, four are in a sum and one waits when the last site trains.
-@pytest.mark.nightly
-@first_and_nightly("last", [3, 6], ids=["in files", "in a sum"])
-def test_after_a_resume_each_body_is_there_once(jobs, last):
-    how = ("clients.count=6", "rounds=3", LARGE, "clients.parallel=1", QUIET)
-    script = noisy(WAITS % last)
-    cut_off = jobs.run(script, *how, listener=ServerKiller())
-    assert cut_off.summary.status == "failed"
-    before = [(each.site, each.round, each.direction) for each in bodies(cut_off)]
-    resumed = finished(jobs.go_on(cut_off, script, *how))
-    found = [(each.site, each.round, each.direction) for each in bodies(resumed)]
-    sites = [f"site-{number}" for number in range(1, 7)]
-    assert sorted(found) == sorted(
-        (site, number, direction)
-        for site in sites
-        for number in (1, 2, 3)
-        for direction in ("received", "sent")
-    )
-    # What came before the kill is there, but for the site that had to begin anew.
-    assert {each for each in before if each[1] == 1} <= set(found)
-    assert ("site-1", 2, "received") in before
-
-
-def test_a_journal_of_an_earlier_version_still_loads_and_has_no_records(jobs):
-    run = finished(jobs.run(SMALL_CHANGES, QUIET, model=MODEL))
-    path, old = run.directory.events, []
-    for line in path.read_bytes().splitlines():
-        if b'"kind":"model_received"' in line or b'"kind":"updates_received"' in line:
-            continue
-        line = line.replace(b',"encoded":0,"with_base":0', b"")
-        old.append(re.sub(rb',"check":"\w+"', b"", line) + b"\n")
-    path.write_bytes(b"".join(old))
-    assert b"with_base" not in path.read_bytes()
-    history = read_history(path, note_lines_of=(*RECORDED, SiteUpdate))
-    assert len(history.rounds) == 2
-    assert history.totals.up == run.summary.transfer.up
-    assert isinstance(history.totals.up, Transfer)
-    assert bodies(run) == []

@@ -1,10 +1,9 @@
 """Chunk sizes that a job file leaves to the machine: chosen once, written down, and kept."""
 
 import json
-import re
 
 import pytest
-from training_scripts import noisy, results
+from training_scripts import noisy
 
 from flstream.errors import UsageError
 from flstream.job import load_job
@@ -48,50 +47,19 @@ def test_a_run_measures_writes_down_what_it_chose_and_keeps_to_it(jobs, monkeypa
     resumed = jobs.go_on(run, noisy(), "rounds=2")
     assert resumed.summary.transfer.chunk_size == chosen
     assert sizes_of(load_job(run.directory.job_file)) == (chosen, chosen)
-
-
-@pytest.mark.nightly
-def test_a_resumed_run_is_another_one_with_another_size_than_it_chose(jobs):
-    run = jobs.run(noisy(), "rounds=1")
-    chosen, _ = sizes_of(load_job(run.directory.job_file))
     with pytest.raises(UsageError, match=f"{TENSORS} is .* there and .* here"):
         jobs.go_on(run, noisy(), "rounds=2", f"{TENSORS}={2 * chosen}")
 
 
-def test_a_model_has_the_same_bits_in_every_size_that_may_be_chosen(jobs, monkeypatch):
-    runs = []
-    for size in CANDIDATES:
-        monkeypatch.setattr(chunk_sizes, "measured_chunk_size", lambda size=size: size)
-        run = jobs.run(noisy(), "rounds=2")
-        assert run.summary.transfer.chunk_size == size
-        runs.append(results(run))
-    assert runs[0] == runs[1] == runs[2]
-
-
-@pytest.mark.nightly
-def test_a_size_that_was_spoilt_in_a_run_is_chosen_anew(jobs, monkeypatch):
-    run = jobs.run(noisy(), "rounds=1")
-    text = run.directory.job_file.read_text()
-    run.directory.job_file.write_text(
-        re.sub(r"(tensor_download_chunk_size =) .*", r"\1 large", text)
-    )
-    monkeypatch.setattr(chunk_sizes, "measured_chunk_size", lambda: 4 * MIB)
-    resumed = jobs.go_on(run, noisy(), "rounds=2")
-    assert resumed.summary.transfer.chunk_size == 4 * MIB
-
-
-def test_what_a_job_states_is_not_measured(jobs, unmeasured):
+def test_what_a_job_states_or_does_not_exchange_is_not_measured(jobs, unmeasured):
     job = jobs.make(noisy(), f"{TENSORS}=48", f"{ARRAYS}=0")
     assert with_chunk_sizes(job) is job
+    assert sizes_of(with_chunk_sizes(jobs.make(noisy(), f"{TENSORS}=48"))) == (48, 2 * MIB)
 
 
 def test_one_that_is_left_open_is_chosen_alone(jobs, monkeypatch):
     monkeypatch.setattr(chunk_sizes, "measured_chunk_size", lambda: 4 * MIB)
     assert sizes_of(with_chunk_sizes(jobs.make(noisy(), f"{ARRAYS}=48"))) == (4 * MIB, 48)
-
-
-def test_of_what_the_job_does_not_exchange_nothing_is_measured(jobs, unmeasured):
-    assert sizes_of(with_chunk_sizes(jobs.make(noisy(), f"{TENSORS}=48"))) == (48, 2 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +69,8 @@ def test_of_what_the_job_does_not_exchange_nothing_is_measured(jobs, unmeasured)
         "streaming.mode=native",
         "streaming.codecs.up=[zstd]",
         "streaming.codecs.down=[zstd]",
+        "engine={type=join,bind=localhost:0,key_file=key}",
     ],
 )
 def test_where_longer_chunks_gain_nothing_they_are_of_2_mib(jobs, unmeasured, setting):
     assert sizes_of(with_chunk_sizes(jobs.make(noisy(), setting))) == (2 * MIB, 2 * MIB)
-
-
-def test_so_they_are_where_nodes_join(jobs, unmeasured):
-    nodes = "engine.type=join", "engine.bind=localhost:0", "engine.key_file=key"
-    assert sizes_of(with_chunk_sizes(jobs.make(noisy(), *nodes))) == (2 * MIB, 2 * MIB)

@@ -1,11 +1,7 @@
-"""Runs whose scripts are started by a command: the same bits, and no process left."""
+"""Runs whose scripts are started by a command: their processes, and none of them left."""
 
 import os
 import signal
-import subprocess
-import sys
-import tempfile
-import textwrap
 
 import psutil
 import pytest
@@ -13,6 +9,7 @@ from training_scripts import noisy, of_kind, results
 
 from flstream.telemetry.events import ProcessReady, SitePhaseChanged
 
+pytestmark = pytest.mark.usefixtures("processes")
 PYTHON = 'train.command="python3 -u"'
 TORCHRUN = 'train.command="torchrun --nproc_per_node=2"'
 
@@ -43,17 +40,11 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, jobs_in):
-    """What comes of two sites in two rounds, each in the process of its own worker."""
-    return results(jobs_in(tmp_path_factory.mktemp("undisturbed")).run(noisy()))
-
-
 @pytest.mark.nightly
-def test_a_command_of_one_process_gives_the_same_bits(jobs, undisturbed):
+def test_a_command_has_a_process_beside_that_of_its_worker_and_its_memory_counts(jobs):
     script = noisy().replace("import flstream.client as flare", "import nvflare.client as flare")
     run = jobs.run(script, PYTHON, "train.alias=nvflare")
-    assert results(run) == undisturbed
+    assert run.summary.status == "finished", run.summary.error
     for event in of_kind(run, ProcessReady):
         if event.process != "server":
             assert event.pid not in event.others
@@ -75,36 +66,6 @@ def test_ranks_of_torchrun_train_together_and_give_the_same_bits_again(jobs):
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     processes = [each for each in processes if each.pid != os.getpid()]
     assert psutil.wait_procs(processes, timeout=20)[1] == []
-
-
-@pytest.mark.nightly
-def test_a_run_whose_processes_were_all_killed_goes_on_to_the_same_bits(jobs, undisturbed):
-    dies = """
-    mark = os.path.join(flare.system_info()["job_dir"], "die")
-    if number == 2 and site == "site-2" and os.path.exists(mark):
-        os.unlink(mark)
-        import psutil
-        # The worker, the fork server, and the launcher.
-        psutil.Process().parents()[2].kill()
-        os.killpg(0, signal.SIGKILL)
-    """
-    script = noisy(textwrap.dedent(dies))
-    job = jobs.make(script, PYTHON)
-    (jobs.folder / "die").touch()
-    run = jobs.folder / "run-killed"
-    line = [sys.executable, "-m", "flstream", "simulate", job.folder, "--run-dir", run]
-    # Nobody is left to remove what is temporary.
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*line, "--set", PYTHON, "--quiet"],
-            env={**os.environ, "TMPDIR": folder},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    again = jobs.go_on(run, script, PYTHON)
-    assert results(again) == undisturbed
 
 
 @pytest.mark.nightly

@@ -34,6 +34,7 @@ subprocess.run(["mount", "-o", f"remount,size={more}", disk], check=True)
 print(json.dumps([first, left, simulate("--resume", *how)]))
 """
 
+pytestmark = pytest.mark.usefixtures("processes")
 MIB = 1 << 20
 THREE_MIB = ["model.args.elements=786432", "clients.count=3", "rounds=3", QUIET]
 

@@ -1,112 +1,11 @@
-"""Filters in real runs: what leaves a site, and the same bits for any workers, chunks and kills."""
+"""Filters, rules that compare updates, and emulated links in real runs."""
 
-import os
-import signal
+import json
 
-import pytest
 import torch
 from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from training_scripts import LARGE, LEARNER, QUIET, noisy, noisy_learner, results
-
-from flstream.telemetry.events import ProcessReady, SitePhaseChanged
-
-UP = """filters.up=[
-  { type = percentile_privacy, percentile = 30, gamma = 2.5 }
-  { type = svt_privacy, fraction = 0.4, epsilon = 50, noise_var = 30, gamma = 0.8, tau = 0.1 }
-  { type = exclude_vars, exclude_vars = ["b"] }
-  { type = gaussian, sigma = 0.01 }
-  { type = "mine.py:Halve", factor = 0.5 }
-]"""
-DOWN = """filters.down=[
-  { type = gaussian, sigma = 0.05 }
-  { type = exclude_vars, exclude_vars = "^steps$" }
-  { type = percentile_privacy, percentile = 5, gamma = 3 }
-  { type = svt_privacy, fraction = 0.9, epsilon = 1e4, noise_var = 1e4, gamma = 3, tau = 0.1 }
-]"""
-MINE = """
-class Halve:
-    def __init__(self, factor):
-        self.factor = factor
-
-    def __call__(self, values, block):
-        return values * self.factor + 1e-3 * block.uniforms()
-"""
-FOUR = ["clients.count=4", UP, DOWN]
-
-
-def chunks(size):
-    return f"streaming.tensor_download_chunk_size={size}"
-
-
-def run(jobs, *how, **more):
-    (jobs.folder / "mine.py").write_text(MINE)
-    return jobs.run(noisy(), *FOUR, *how, **more)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, jobs_in):
-    """What comes of four sites with a worker each, for a tiny model and one kept in a file."""
-    found = {}
-    for name, how in (("tiny", []), ("large", [LARGE])):
-        found[name] = run(jobs_in(tmp_path_factory.mktemp(name)), *how)
-    return found
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("size", "how"),
-    [
-        ("tiny", ["clients.parallel=1", chunks("4 KiB")]),
-        ("tiny", ["clients.parallel=2", "streaming.mode=push"]),
-        ("large", ["clients.parallel=2", chunks("4 KiB"), "streaming.mode=push"]),
-        ("large", ["streaming.mode=native"]),
-    ],
-)
-def test_filtered_models_are_the_same_for_any_workers_and_chunks(jobs, undisturbed, size, how):
-    more = [LARGE] if size == "large" else []
-    assert results(run(jobs, *more, *how)) == results(undisturbed[size])
-
-
-@pytest.mark.nightly
-def test_an_excluded_tensor_keeps_its_value_and_so_does_one_that_sites_did_not_receive(undisturbed):
-    directory = undisturbed["large"].directory
-    before, after = (load_file(directory.checkpoint(number)) for number in (0, 2))
-    assert torch.equal(after["b"], before["b"])
-    assert torch.equal(after["steps"], before["steps"])
-    assert not torch.equal(after["w"], before["w"])
-    # A site has nothing in its folder beside what its code left.
-    names = {path.name for path in directory.site("site-1").iterdir()}
-    assert not {name for name in names if "safetensors" in name or "tmp" in name}
-    # The server was offered the tensor w alone, and its numbers moved.
-    up = undisturbed["large"].summary.transfer.up
-    assert up.bytes == 2 * 4 * after["w"].nbytes
-
-
-@pytest.mark.nightly
-@first_and_nightly("parallel", [4, 2])
-def test_a_killed_run_goes_on_to_the_same_filtered_bits(jobs, undisturbed, parallel):
-    pids = {}
-
-    def kill(event, sampler):
-        if isinstance(event, ProcessReady):
-            pids[event.process] = event.pid
-        if (
-            isinstance(event, SitePhaseChanged)
-            and (event.round, event.site) == (2, "site-3")
-            and not kill.done
-        ):
-            kill.done = True
-            os.kill(pids["server"], signal.SIGKILL)
-
-    kill.done = False
-    how = [LARGE, f"clients.parallel={parallel}"]
-    cut = run(jobs, *how, listener=kill)
-    assert kill.done
-    assert cut.summary.status == "failed"
-    resumed = jobs.go_on(cut, noisy(), *FOUR, *how)
-    assert results(resumed) == results(undisturbed["large"])
-
+from training_scripts import LARGE, QUIET, noisy
 
 # Trains in the memory that the model was received into, so that what it was is gone.
 IN_PLACE = """
@@ -136,45 +35,90 @@ while flare.is_running():
 """
 
 
-@pytest.mark.parametrize("kind", ["FULL", "DIFF"])
+@first_and_nightly("kind", ["FULL", "DIFF"])
 def test_the_change_is_filtered_also_where_code_trains_in_the_received_memory(jobs, kind):
     script = IN_PLACE % (300_000, kind, 300_000)
     up = "filters.up=[{ type = percentile_privacy, percentile = 0, gamma = 0.25 }"
     up += ", { type = exclude_vars, exclude_vars = [b] }]"
     down = "filters.down=[{ type = exclude_vars, exclude_vars = [b] }]"
-    done = jobs.run(script, up, down, LARGE, QUIET)
-    assert done.summary.status == "finished", done.summary.error
-    before, after = (load_file(done.directory.checkpoint(number)) for number in (0, 1))
+    link = "network={ up = 400 Mbit, down = 800 Mbit, latency = 3 ms }"
+    run = jobs.run(script, up, down, link, LARGE, QUIET)
+    assert run.summary.status == "finished", run.summary.error
+    before, after = (load_file(run.directory.checkpoint(number)) for number in (0, 1))
     assert torch.equal(after["w"], (before["w"].double() + 0.25).float())
+    # An excluded tensor keeps its value, and does not travel.
     assert torch.equal(after["b"], before["b"])
     assert after["steps"] == (1 if kind == "FULL" else 0)
+    if kind == "FULL":
+        assert run.summary.transfer.up.bytes == 2 * 2 * (after["w"].nbytes + 8)
+    # A site has nothing in its folder beside what its code left.
+    names = {path.name for path in run.directory.site("site-1").iterdir()}
+    assert not {name for name in names if "safetensors" in name or "tmp" in name}
+    # The links are in the summary.
+    facts = {"up": 4e8, "down": 8e8, "latency": 0.003, "jitter": 0.0, "loss": 0.0}
+    network = json.loads(run.directory.summary.read_text())["network"]
+    assert network == {"site-1": facts, "site-2": facts}
 
 
-@pytest.mark.parametrize(
-    ("does", "sentence"),
+@first_and_nightly(
+    ("setting", "does", "sentence"),
     [
-        ("return values[1:]", "mine.py:Broken returned ndarray"),
-        ("return values / absent", "mine.py:Broken raised NameError at tensor 'b': name 'absent'"),
-        ("raise SystemExit(3)", "mine.py:Broken raised SystemExit at tensor 'b': 3; mend"),
+        ('"mine.py:Broken"', "return values[1:]", "mine.py:Broken returned ndarray"),
+        ("{ type = exclude_vars, exclude_vars = [nix] }", "pass",
+         "filters.up[0].exclude_vars: 'nix' is no tensor's name"),
+        ('"mine.py:Broken"', "return values / absent",
+         "mine.py:Broken raised NameError at tensor 'b': name 'absent'"),
+        ('"mine.py:Broken"', "raise SystemExit(3)",
+         "mine.py:Broken raised SystemExit at tensor 'b': 3; mend"),
     ],
-)
-def test_a_filter_that_fails_names_itself_and_the_site(jobs, does, sentence):
+    brief=2,
+)  # fmt: skip
+def test_a_filter_that_fails_names_itself_and_the_site(jobs, setting, does, sentence):
     (jobs.folder / "mine.py").write_text(
         f"class Broken:\n    def __call__(self, values, block):\n        {does}\n"
     )
-    failed = jobs.run(noisy(), 'filters.up=["mine.py:Broken"]', QUIET)
+    failed = jobs.run(noisy(), f"filters.up=[{setting}]", QUIET)
     assert failed.summary.status == "failed"
     assert sentence in failed.summary.error
 
 
-def test_a_name_that_the_model_lacks_fails_the_run_with_the_filters_key(jobs):
-    failed = jobs.run(noisy(), "filters.up=[{ type = exclude_vars, exclude_vars = [nix] }]", QUIET)
-    assert failed.summary.status == "failed"
-    assert "filters.up[0].exclude_vars: 'nix' is no tensor's name" in failed.summary.error
+# One site is far off, and one sends no numbers at all.
+ATTACKED = noisy("""
+if site == "site-3":
+    params = {name: -100 * tensor for name, tensor in params.items()}
+if site == "site-5" and number == 1:
+    params["w"][7] = float("nan")
+""")
+OWN = """
+import numpy as np
 
 
-@pytest.mark.nightly
-def test_a_learner_is_filtered_like_a_script(jobs, undisturbed):
-    (jobs.folder / "mine.py").write_text(MINE)
-    done = jobs.run(noisy_learner(), *FOUR, LARGE, *LEARNER)
-    assert done.summary.model.digest == undisturbed["large"].summary.model.digest
+class Median:
+    def weigh(self, gram, weights):
+        return np.diagonal(gram) < 4 * np.median(np.diagonal(gram))
+
+    def fold(self, values, weights):
+        return np.median(values, axis=0)
+"""
+
+
+@first_and_nightly("method", ["own.py:Median", "krum", "geometric_median"])
+def test_a_robust_rule_stays_near_the_others_where_sites_attack(jobs, method):
+    (jobs.folder / "own.py").write_text(OWN)
+    how = ["clients.count=8", "clients.min_updates=7", f'aggregation.method="{method}"', QUIET]
+    run = jobs.run(ATTACKED, *how)
+    [failed] = run.summary.failures
+    assert (failed.site, failed.round) == ("site-5", 1)
+    assert "the update of site-5 is not finite: tensor 'w' at [7] is nan" in failed.reason
+    model = load_file(run.directory.final_model)
+    assert all(tensor.abs().max() < 20 for tensor in model.values())
+
+
+def test_too_few_updates_for_a_rule_end_the_run_with_what_is_needed(jobs):
+    script = noisy('if site != "site-1":\n    raise KeyError("oops")')
+    how = ["clients.count=3", "clients.min_updates=1", QUIET, "aggregation.method=krum"]
+    run = jobs.run(script, *how)
+    assert run.summary.status == "failed"
+    assert "krum needs 3 or more updates where 0 of them may be Byzantine, and there are 1" in (
+        run.summary.error
+    )

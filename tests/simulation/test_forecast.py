@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from journal_support import a_job
 from nightly_cases import first_and_nightly
+from training_scripts import QUIET, adding
 
 from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
@@ -18,22 +19,8 @@ MIB = 1 << 20
 # Numbers of the model: 2.3 MiB, so that updates wait in files where workers are few.
 LARGE = "model.args.elements=600001"
 CUT = ("streaming.request_size=256KiB", "streaming.tensor_download_chunk_size=64KiB")
-
-
 # It answers, and computes next to nothing: what training takes is not foretold.
-EXCHANGE = """
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={"loss": 0.5}))
-        continue
-    for tensor in model.params.values():
-        tensor += 1
-    flare.send(flare.FLModel(params=model.params))
-"""
+EXCHANGE = adding({})
 
 
 def moved(summary: Summary) -> tuple[Traffic, Traffic]:
@@ -51,60 +38,36 @@ def assert_took_no_more(summary: Summary, need: Forecast) -> None:
     assert 0 < summary.memory.peak_total_pss <= need.total_bytes + own_rss()
 
 
-@first_and_nightly(
-    "overrides",
-    [
-        # A process each, whose updates are walked over twice, and every round is evaluated.
-        (*CUT, LARGE, "aggregation.clip_norm=1", "streaming.mode=push"),
-        # Fewer processes: updates go into files, and not all of each. Nothing is evaluated.
-        (
-            *CUT,
-            LARGE,
-            "clients.count=5",
-            "clients.parallel=2",
-            "aggregation.exclude=[b]",
-            "workflow.args.evaluate_every=0",
-            "filters.up=[svt_privacy, { type = exclude_vars, exclude_vars = [steps] }]",
-        ),
-        # All updates are compared, and the one that is chosen is fetched again.
-        (*CUT, LARGE, "clients.count=3", "aggregation.method=krum"),
-        # All models are scored by all sites after the rounds.
-        (
-            *CUT,
-            LARGE,
-            "aggregation.clip_norm=1",
-            "workflow={type=cross_site,args{after=fedavg,key_metric=loss}}",
-        ),
-        # Each site has a model of its own beside the global one.
-        (*CUT, LARGE, "workflow={type=ditto,args{key_metric=loss}}"),
-        (*CUT, LARGE, "streaming.mode=map"),
-        (*CUT, LARGE, "streaming.mode=map", "clients.count=4", "clients.parallel=2"),
+WAYS = {
+    # Updates are walked over twice, and every round is evaluated.
+    "a process each, pushed": ["aggregation.clip_norm=1", "streaming.mode=push"],
+    # Updates go into files, and not all of each. Nothing is evaluated.
+    "fewer processes, pulled": [
+        "clients.count=5", "clients.parallel=2", "aggregation.exclude=[b]", QUIET,
+        "filters.up=[svt_privacy, { type = exclude_vars, exclude_vars = [steps] }]",
     ],
-    brief=1,
-    ids=[
-        "a process each, pushed",
-        "fewer processes, pulled",
-        "one of them is chosen",
-        "scored across sites",
-        "a model of each site's own",
-        "mapped",
-        "mapped by shared processes",
-    ],
-)
+    # All updates are compared, and the one that is chosen is fetched again.
+    "one of them is chosen": ["clients.count=3", "aggregation.method=krum"],
+    "scored across sites": ["workflow={type=cross_site,args{after=fedavg,key_metric=accuracy}}"],
+    "a model of each site's own": ["workflow={type=ditto,args{key_metric=accuracy}}"],
+    "mapped": ["streaming.mode=map"],
+    "mapped, shared": ["streaming.mode=map", "clients.count=4", "clients.parallel=2"],
+}  # fmt: skip
+
+
+@first_and_nightly("overrides", WAYS.values(), ids=WAYS)
+@pytest.mark.usefixtures("processes")
 def test_a_run_moves_to_the_byte_what_was_foretold(jobs, overrides):
-    overrides = (*overrides, "streaming.reuse=off")  # what sites have is not foretold
+    overrides = (*CUT, LARGE, *overrides, "streaming.reuse=off")  # what sites have is not foretold
     job = jobs.make(EXCHANGE, *overrides)
     run = jobs.run(EXCHANGE, *overrides)
     assert run.summary.status == "finished", run.summary.error
-    assert run.summary.transfer.down.retries == run.summary.transfer.up.retries == 0
+    transfer, model = run.summary.transfer, run.summary.model
+    assert transfer.down.retries == transfer.up.retries == 0
     need = forecast(job, FileSource(run.directory.final_model).layout)
     assert moved(run.summary) == (need.run_down, need.run_up)
-    assert need.mode == run.summary.transfer.mode
-    assert need.chunk_size == run.summary.transfer.chunk_size
-    assert (need.model_bytes, need.tensors) == (
-        run.summary.model.bytes,
-        run.summary.model.tensors,
-    )
+    assert (need.mode, need.chunk_size) == (transfer.mode, transfer.chunk_size)
+    assert (need.model_bytes, need.tensors) == (model.bytes, model.tensors)
     assert_took_no_more(run.summary, need)
 
 
@@ -148,13 +111,16 @@ def test_native_mode_takes_three_models_for_each_client_and_more():
     assert pulled.server_bytes < 80 * MIB
 
 
-@pytest.mark.nightly
-@given(size=st.integers(0, 1 << 40), clients=st.integers(1, 16))
-def test_the_server_takes_no_more_for_a_larger_model(size, clients):
-    job = a_job(clients={"count": clients})
-    need = forecast(job, plain_layout(size))
-    assert need.server_bytes == forecast(job, plain_layout(4)).server_bytes
+@given(size=st.integers(0, 1 << 32), clients=st.integers(1, 16), tensors=st.integers(1, 50))
+def test_the_server_takes_no_more_for_a_larger_model(size, clients, tensors):
+    job, layout = a_job(clients={"count": clients}), plain_layout(size, tensors)
+    need = forecast(job, layout)
+    assert need.server_bytes == forecast(job, plain_layout(4, tensors)).server_bytes
     assert need.total_bytes > need.server_bytes + clients * need.client_bytes
+    assert layout.nbytes == size // 4 * 4
+    shapes = [spec.shape[0] for spec in layout.tensors]
+    assert len(shapes) == tensors
+    assert max(shapes) - min(shapes) <= 1
 
 
 @pytest.mark.parametrize("mode", ["pull", "native"])
@@ -218,20 +184,8 @@ def test_only_what_is_aggregated_travels_up():
     assert (need.down.bytes, need.up.bytes) == (2 * 4200, 2 * 200)
     with pytest.raises(UsageError, match="'tail' is found in no tensor's name"):
         forecast(a_job(aggregation={"include": ["tail"]}), layout)
-
-
-def test_an_empty_model_moves_nothing():
-    need = forecast(a_job(), Layout.of([("w", "F32", (0,))]))
-    assert need.down == need.up == Traffic()
-
-
-@given(st.integers(1, 1 << 30), st.integers(1, 50))
-def test_a_plain_layout_has_the_size_that_was_asked_for(size, tensors):
-    layout = plain_layout(size, tensors)
-    assert layout.nbytes == size // 4 * 4
-    assert len(layout.tensors) == tensors
-    shapes = [spec.shape[0] for spec in layout.tensors]
-    assert max(shapes) - min(shapes) <= 1
+    empty = forecast(a_job(), Layout.of([("w", "F32", (0,))]))
+    assert empty.down == empty.up == Traffic()
 
 
 def test_workers_of_other_machines_are_no_memory_of_this_one():

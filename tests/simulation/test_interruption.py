@@ -6,30 +6,15 @@ import threading
 
 import pytest
 
-from flstream.simulation.interruption import STOPS, handling, stoppable, undisturbed
+from flstream.simulation.interruption import STOPS, stoppable, undisturbed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPS)
 def test_every_way_of_being_stopped_is_like_ctrl_c(number):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), stoppable():
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
-
-
-def test_handlers_are_put_back_whatever_happens():
-    came, before = [], [signal.getsignal(number) for number in STOPS]
-
-    def fail():
-        with handling(STOPS, lambda number, _: came.append(number)):
-            for number in STOPS:
-                signal.raise_signal(number)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert came == list(STOPS)
-    assert [signal.getsignal(number) for number in STOPS] == before
 
 
 def test_on_another_thread_nothing_is_changed():

@@ -1,7 +1,5 @@
 """What a model is like is found out without its bytes, where its factory allows that."""
 
-import textwrap
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -87,22 +85,14 @@ def shapes(layout):
 
 def test_a_module_is_described_as_it_would_be_built_with_its_ties(job_of, host):
     scope: dict[str, type[torch.nn.Module]] = {}
-    exec(textwrap.dedent(MODEL), scope)
+    exec(MODEL, scope)
     built = MemoryBody.of(scope["Tied"]().state_dict()).layout
     assert built.aliases == {"two.weight": "one.weight"}
     assert built_layout(job_of("model:Tied"), host) == built
-
-
-def test_a_model_larger_than_memory_is_described_without_its_bytes(job_of, host):
-    layout = built_layout(job_of("model:larger_than_memory"), host)
-    assert layout.nbytes == (1 << 46) + (1 << 24)
-
-
-def test_what_needs_values_is_built(job_of, host):
+    # One that is larger than memory, without its bytes; and one that needs values is built.
+    large = built_layout(job_of("model:larger_than_memory"), host)
+    assert large.nbytes == (1 << 46) + (1 << 24)
     assert shapes(built_layout(job_of("model:needs_values"), host)) == {"w": ("F32", (4, 2))}
-
-
-def test_arrays_are_described(job_of, host):
     assert shapes(built_layout(job_of("model:arrays"), host)) == {"w": ("F16", (3, 5))}
 
 

@@ -29,39 +29,27 @@ def output(run, tmp_path):
     return NodeOutput(make_job(values, tmp_path, "a test"), run)
 
 
-def test_lines_are_added_to_logs(output, run):
+def test_lines_are_added_to_logs_and_a_split_takes_the_place_of_the_one_before(output, run):
     for data in (b"one\n", b"two\n"):
         output.take(Output("site log", "site-2", data))
         output.take(Output("worker log", "worker-1", data))
-    assert run.site_log("site-2").read_text() == run.log("worker-1").read_text() == "one\ntwo\n"
-
-
-def test_a_split_takes_the_place_of_the_one_before(output, run):
-    for data in (b'{"a": 1}', b'{"b": 2}'):
         output.take(Output("split", "site-1", data))
-    assert (run.site("site-1") / "split.json").read_text() == '{"b": 2}'
+    assert run.site_log("site-2").read_text() == run.log("worker-1").read_text() == "one\ntwo\n"
+    assert (run.site("site-1") / "split.json").read_text() == "two\n"
     assert len(os.listdir(run.site("site-1"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("worker log", "server"),
-        ("worker log", "../x"),
-        ("site log", "site-3"),
-        ("site log", "../site-1"),
-        ("split", "site-1/state"),
-        ("worker log", "worker-3"),
-    ],
-)
-def test_names_that_are_none_of_the_job_write_nothing(output, run, kind, name):
-    before = sorted(run.path.parent.rglob("*"))
-    output.take(Output(kind, name, b"x"))
-    assert sorted(run.path.parent.rglob("*")) == before
-
-
-def test_a_link_in_the_place_of_a_log_is_not_followed(output, run, tmp_path):
+def test_names_that_are_none_of_the_job_write_nothing_and_no_link_is_followed(
+    output, run, tmp_path
+):
     run.site("site-1").mkdir()
     run.site_log("site-1").symlink_to(tmp_path / "elsewhere")
-    output.take(Output("site log", "site-1", b"x"))
-    assert not (tmp_path / "elsewhere").exists()
+    before = sorted(run.path.parent.rglob("*"))
+    for kind, names in {
+        "worker log": ["server", "../x", "worker-3"],
+        "site log": ["site-3", "../site-1", "site-1"],
+        "split": ["site-1/state"],
+    }.items():
+        for name in names:
+            output.take(Output(kind, name, b"x"))
+    assert sorted(run.path.parent.rglob("*")) == before

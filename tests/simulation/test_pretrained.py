@@ -7,6 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 from nightly_cases import first_and_nightly
+from training_scripts import plain
 
 from flstream.errors import ModelError
 from flstream.model.checkpoint import FileSource
@@ -33,15 +34,6 @@ def tied(dtype="float32"):
 def with_values():
     assert float(torch.ones(2).sum()) == 2  # which the meta device does not know
     return Tied()
-"""
-# Answers with what it received.
-ECHO = """
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    flare.send(flare.FLModel(params=model.params))
 """
 VALUES = {
     "wte.weight": torch.arange(24.0).reshape(6, 4) / 8,
@@ -77,7 +69,7 @@ def test_a_model_with_ties_begins_with_a_file_of_any_format(jobs, tmp_path, form
     # As save_pretrained writes it: a tied tensor is there under one of its names.
     path = save(tmp_path, form, VALUES)
     run = jobs.run(
-        ECHO, *ONE_ROUND, "model.factory=model:tied", f"model.initial={path}", model=MODEL
+        plain(), *ONE_ROUND, "model.factory=model:tied", f"model.initial={path}", model=MODEL
     )
     assert run.summary.status == "finished", run.summary.error
     initial = FileSource(run.directory.checkpoint(0))
@@ -90,31 +82,32 @@ def test_a_model_with_ties_begins_with_a_file_of_any_format(jobs, tmp_path, form
     assert len(listed) == (3 if form == "index" else 1)
 
 
-def test_values_are_cast_to_the_factorys_dtype_if_none_is_lost(jobs, tmp_path):
-    path = save(tmp_path, "safetensors", VALUES)
+@first_and_nightly(
+    ("bias", "strict", "error"),
+    [(1 / 3, "true", "tensor 'norm.bias'"), (1 / 3, "false", None), (1.0, "true", None)],
+    brief=2,
+)
+def test_values_that_a_cast_to_the_factorys_dtype_would_change_are_refused_or_rounded(
+    jobs, tmp_path, bias, strict, error
+):
+    path = save(tmp_path, "safetensors", {**VALUES, "norm.bias": torch.full((4,), bias)})
     args = ("model.factory=model:tied", "model.args.dtype=bfloat16", f"model.initial={path}")
-    run = jobs.run(ECHO, *ONE_ROUND[:3], *args, model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
-    initial = FileSource(run.directory.checkpoint(0)).layout
-    assert {spec.dtype for spec in initial.tensors} == {"BF16"}
-
-
-def test_values_that_a_cast_would_change_are_refused_or_rounded(jobs, tmp_path):
-    path = save(tmp_path, "safetensors", {**VALUES, "norm.bias": torch.full((4,), 1 / 3)})
-    args = ("model.factory=model:tied", "model.args.dtype=bfloat16", f"model.initial={path}")
-    run = jobs.run(ECHO, *ONE_ROUND[:3], *args, model=MODEL)
-    assert run.summary.status == "failed"
-    assert "tensor 'norm.bias'" in run.summary.error
-    assert "model.strict = false" in run.summary.error
-    run = jobs.run(ECHO, *ONE_ROUND[:3], *args, "model.strict=false", model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(plain(), *ONE_ROUND[:3], *args, f"model.strict={strict}", model=MODEL)
+    if error is None:
+        assert run.summary.status == "finished", run.summary.error
+        initial = FileSource(run.directory.checkpoint(0)).layout
+        assert {spec.dtype for spec in initial.tensors} == {"BF16"}
+    else:
+        assert run.summary.status == "failed"
+        assert error in run.summary.error
+        assert "model.strict = false" in run.summary.error
 
 
 @first_and_nightly("factory", ["tied", "with_values"])
 def test_tensors_that_a_file_lacks_are_listed_before_a_run(jobs, tmp_path, factory):
     path = save(tmp_path, "safetensors", {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
     job = jobs.make(
-        ECHO, *ONE_ROUND, f"model.factory=model:{factory}", f"model.initial={path}", model=MODEL
+        plain(), *ONE_ROUND, f"model.factory=model:{factory}", f"model.initial={path}", model=MODEL
     )
     sentence = (
         r"lacks 2 tensors \('norm.bias', 'norm.weight'\) of the model; it has 1 tensor \('old'"
@@ -126,14 +119,8 @@ def test_tensors_that_a_file_lacks_are_listed_before_a_run(jobs, tmp_path, facto
 @pytest.mark.nightly
 def test_a_new_head_is_kept_from_the_factory(jobs, tmp_path):
     path = save(tmp_path, "safetensors", {"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
-    run = jobs.run(
-        ECHO,
-        *ONE_ROUND,
-        "model.factory=model:tied",
-        f"model.initial={path}",
-        "model.strict=false",
-        model=MODEL,
-    )
+    args = ["model.factory=model:tied", f"model.initial={path}", "model.strict=false"]
+    run = jobs.run(plain(), *ONE_ROUND, *args, model=MODEL)
     assert run.summary.status == "finished", run.summary.error
     found = safetensors.torch.load_file(run.directory.checkpoint(0))
     assert torch.equal(found["head.weight"], VALUES["wte.weight"])
@@ -146,7 +133,7 @@ def test_what_a_loose_start_does_not_share_is_known_and_nothing_at_all_is_refuse
     def job(values):
         path = save(tmp_path, "safetensors", values)
         how = ("model.factory=model:tied", f"model.initial={path}", "model.strict=false")
-        return jobs.make(ECHO, *ONE_ROUND, *how, model=MODEL)
+        return jobs.make(plain(), *ONE_ROUND, *how, model=MODEL)
 
     some = job({"wte.weight": VALUES["wte.weight"], "old": torch.ones(1)})
     differences = initial_differences(some, model_layout(some))

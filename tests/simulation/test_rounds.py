@@ -1,60 +1,43 @@
-"""Whole jobs: what their rounds compute, and that nothing but the job decides it."""
+"""Whole jobs: what their rounds compute, whom they ask, and what code is given."""
 
 import json
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import safetensors.numpy
 import torch
+from nightly_cases import first_and_nightly
 from safetensors.torch import load_file
-from training_scripts import QUIET
+from training_scripts import LARGE, QUIET, cohorts, noisy, of_kind, plain, results
 
 from flstream.job import load_job
-from flstream.model.body import Scratch
 from flstream.model.checkpoint import FileSource
-from flstream.model.digests import BodyDigest
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.sampling import sample_sites
 from flstream.simulation.launcher import simulate
-from flstream.telemetry.events import RoundStarted, decode_event
+from flstream.telemetry.events import ProcessReady, SiteLog, SiteUpdate
 
 EXCHANGE = Path(__file__).parents[2] / "jobs" / "exchange" / "job.conf"
 
-ADD_NUMBER = """
-import torch
-import flstream.client as flare
-
-flare.init()
-number = int(flare.get_site_name().removeprefix("site-"))
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={"score": number}, meta={"num_examples": number}))
-        continue
-    for tensor in model.params.values():
-        tensor += number
-    flare.send(flare.FLModel(params=model.params, metrics={"loss": 10.0 * number},
-                             meta={"num_examples": number}))
-"""
+ADD_NUMBER = plain(
+    """
+    for tensor in params.values():
+        tensor += int(site[-1])
+    meta, metrics = {"num_examples": int(site[-1])}, {"loss": 10.0 * int(site[-1])}
+    """,
+    first="metrics = {'score': int(site[-1])}",
+).replace(
+    "FLModel(metrics=metrics)", "FLModel(metrics=metrics, meta={'num_examples': int(site[-1])})"
+)
 
 
-def body_digest(path):
-    source = FileSource(path)
-    digest = BodyDigest(source.layout)
-    for start, stop in source.layout.ranges(1 << 20):
-        digest.update(source.views(start, stop, Scratch()))
-    return digest.hexdigest()
-
-
-def events_of(run):
-    return [decode_event(line) for line in run.directory.events.read_bytes().splitlines()]
-
-
-def test_each_round_adds_the_weighted_mean_of_what_the_sites_added(jobs):
-    run = jobs.run(ADD_NUMBER, "clients.count=3", "rounds=2")
+def finished(run):
     assert run.summary.status == "finished", run.summary.error
+    return run
+
+
+def test_each_round_is_the_weighted_mean_and_so_are_its_metrics(jobs):
+    run = finished(jobs.run(ADD_NUMBER, "clients.count=3", "workflow.args.key_metric=score"))
     before = load_file(run.directory.checkpoint(0))
     after = load_file(run.directory.final_model)
     # Sites add 1, 2, 3 with the weights 1, 2, 3: 14 / 6 a round.
@@ -64,109 +47,30 @@ def test_each_round_adds_the_weighted_mean_of_what_the_sites_added(jobs):
         torch.testing.assert_close(after[name].double(), expected, rtol=1e-6, atol=1e-6)
     assert after["steps"].dtype == torch.int64
     assert after["steps"].item() == 4  # 14/6 rounds to 2, twice
-
-
-def test_metrics_are_weighted_means_and_the_best_round_is_named(jobs):
-    run = jobs.run(ADD_NUMBER, "clients.count=3", "rounds=2", "workflow.args.key_metric=score")
     first = run.summary.metrics[0]
     assert first["round"] == 1
     assert first["score"] == pytest.approx((1 + 4 + 9) / 6)
     assert first["train"]["loss"] == pytest.approx(10 * (1 + 4 + 9) / 6)
     assert msgspec.structs.astuple(run.summary.best) == (1, "score", first["score"])
-
-
-def test_the_digest_depends_on_the_seed_and_on_nothing_else(jobs, noise):
-    def digest(*overrides):
-        run = jobs.run(noise, "rounds=1", QUIET, *overrides)
-        assert run.summary.status == "finished", run.summary.error
-        assert body_digest(run.directory.final_model) == run.summary.model.digest
-        return run.summary.model.digest
-
-    reference = digest()
-    small = ["streaming.tensor_download_chunk_size=16", "streaming.request_size=48"]
-    assert digest(*small, "streaming.window=5") == reference
-    assert digest("streaming.tensor_download_chunk_size=0") == reference
-    assert digest("streaming.request_size=1MB", "aggregation.memory_budget=1MiB") == reference
-    assert digest("seed=8") != reference
+    # Of what a job does not use, nothing is there.
+    assert "network" not in json.loads(run.directory.summary.read_text())
+    assert not (run.directory.path / "tensorboard").exists()
+    assert "tracker" not in run.directory.memory.read_text()
 
 
 def test_numpy_arrays_take_the_same_road_with_their_own_chunk_size(jobs):
-    script = """
-    import numpy as np
-    import flstream.client as flare
-
-    flare.init()
-    while flare.is_running():
-        model = flare.receive()
-        assert all(type(value) is np.ndarray for value in model.params.values())
-        for name, value in model.params.items():
-            model.params[name] = value + np.ones_like(value)
-        flare.send(flare.FLModel(params=model.params))
-    """
-    run = jobs.run(
-        script,
-        "rounds=1",
-        "train.exchange_format=numpy",
-        "streaming.np_download_chunk_size=1024",
-        "workflow.args.evaluate_every=0",
-    )
-    assert run.summary.status == "finished", run.summary.error
+    script = plain("""
+    assert all(type(value) is np.ndarray for value in params.values())
+    params = {name: value + np.ones_like(value) for name, value in params.items()}
+    """, before="import numpy as np")  # fmt: skip
+    how = ["train.exchange_format=numpy", "streaming.np_download_chunk_size=1024"]
+    run = finished(jobs.run(script, "rounds=1", *how, QUIET))
     size = run.summary.model.bytes
     assert run.summary.transfer.down.chunks == 2 * -(-size // 1024)
     assert run.summary.transfer.up.chunks == 2 * -(-size // 1024)
     before = load_file(run.directory.checkpoint(0))
     after = load_file(run.directory.final_model)
     assert all(torch.equal(after[name], before[name] + 1) for name in before)
-
-
-def test_an_update_can_be_sent_as_a_difference(jobs):
-    script = """
-    import torch
-    import flstream.client as flare
-
-    flare.init()
-    while flare.is_running():
-        model = flare.receive()
-        difference = {name: torch.ones_like(value) for name, value in model.params.items()}
-        flare.send(flare.FLModel(params=difference, params_type="DIFF"))
-    """
-    run = jobs.run(script, "rounds=1", "workflow.args.evaluate_every=0")
-    before = load_file(run.directory.checkpoint(0))
-    after = load_file(run.directory.final_model)
-    for name in before:
-        torch.testing.assert_close(after[name], before[name] + 1)
-
-
-def test_a_module_receives_into_its_own_parameters(jobs):
-    model = """
-    from torch import nn
-
-    def build():
-        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    """
-    script = """
-    import torch
-    from model import build
-    import flstream.client as flare
-
-    net = build()
-    pointers = [value.data_ptr() for value in net.state_dict().values()]
-    flare.init()
-    while flare.is_running():
-        received = flare.receive(into=net)
-        assert [value.data_ptr() for value in net.state_dict().values()] == pointers
-        assert set(received.params) == set(net.state_dict())
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter += 1
-        flare.send(flare.FLModel(params=net.state_dict()))
-    """
-    run = jobs.run(script, "rounds=2", "workflow.args.evaluate_every=0", model=model)
-    assert run.summary.status == "finished", run.summary.error
-    before = load_file(run.directory.checkpoint(0))
-    after = load_file(run.directory.final_model)
-    torch.testing.assert_close(after["0.weight"], before["0.weight"] + 2)
-    assert torch.equal(after["1.num_batches_tracked"], before["1.num_batches_tracked"])
 
 
 TIED_MODEL = """
@@ -181,120 +85,107 @@ class Net(nn.Module):
         self.block = nn.Linear(8, 8)
         self.lm_head = nn.Linear(8, 50, bias=False)
         self.lm_head.weight = self.wte.weight
+        self.register_buffer("seen", torch.tensor(0))
 
 def build():
     return Net()
 """
 
 
-@pytest.mark.parametrize(
+@first_and_nightly(
     ("receive", "params"),
     [
         ("into=net", "net.state_dict()"),
-        ("into=net", "dict(net.named_parameters())"),
+        ("into=net", "dict(net.named_parameters()) | {'seen': net.seen}"),
         ("", "{name: value + 1 for name, value in model.params.items()}"),
     ],
     ids=["a module's state", "a module's parameters", "values of their own"],
 )
-def test_tied_weights_travel_once_and_stay_tied_through_the_rounds(jobs, receive, params):
-    script = f"""
-    import torch
-    from model import build
-    import flstream.client as flare
-
-    net = build()
-    flare.init()
-    while flare.is_running():
-        model = flare.receive({receive})
+def test_a_module_receives_into_itself_and_tied_weights_travel_once(jobs, receive, params):
+    script = plain(
+        """
+        assert [value.data_ptr() for value in net.state_dict().values()] == pointers
+        assert set(model.params) == set(net.state_dict())
         assert model.params["wte.weight"].data_ptr() == model.params["lm_head.weight"].data_ptr()
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter += 1
-        flare.send(flare.FLModel(params={params}))
-    """
-    run = jobs.run(script, "rounds=2", "workflow.args.evaluate_every=0", model=TIED_MODEL)
-    assert run.summary.status == "finished", run.summary.error
-    size = 4 * (50 * 8 + 8 * 8 + 8)
-    assert run.summary.model.bytes == size
-    assert run.summary.transfer.up.bytes == 4 * size
-    before, after = (
-        FileSource(path) for path in (run.directory.checkpoint(0), run.directory.final_model)
+        """,
+        before="net = build()\npointers = [each.data_ptr() for each in net.state_dict().values()]",
+        receive=receive,
+        sends=f"params={params}",
     )
+    run = finished(jobs.run(script, QUIET, model=TIED_MODEL))
+    size = 4 * (50 * 8 + 8 * 8 + 8) + 8
+    assert run.summary.model.bytes == size
+    assert run.summary.transfer.up.bytes + run.summary.transfer.up.reused == 4 * size
+    before, after = map(FileSource, (run.directory.checkpoint(0), run.directory.final_model))
     assert before.layout == after.layout
     assert after.layout.aliases == {"wte.weight": "lm_head.weight"}
-    first = load_file(before.path)
-    for name, value in load_file(after.path).items():
-        torch.testing.assert_close(value, first[name] + 2)
+    first, last = load_file(before.path), load_file(after.path)
+    assert all(
+        torch.allclose(value, first[name] + 2) for name, value in last.items() if name != "seen"
+    )
 
 
 def test_an_update_that_tears_tied_weights_apart_is_refused_by_name(jobs):
-    script = """
-    import torch
-    import flstream.client as flare
-
-    flare.init()
-    while flare.is_running():
-        model = flare.receive()
-        flare.send(flare.FLModel(params={
-            name: torch.randn_like(value) for name, value in model.params.items()
-        }))
-    """
-    run = jobs.run(script, "rounds=1", "workflow.args.evaluate_every=0", model=TIED_MODEL)
+    script = plain("params = {k: torch.rand(v.shape).to(v.dtype) for k, v in params.items()}")
+    run = jobs.run(script, "rounds=1", QUIET, model=TIED_MODEL)
     assert run.summary.status == "failed"
     # Both sites fail; what counts is what the first of them said.
     assert "tensor 'wte.weight' is tied to 'lm_head.weight' in the model" in run.summary.error
 
 
-def test_a_file_of_any_order_keeps_its_ties(jobs, tmp_path):
-    given = tmp_path / "given.safetensors"
+def test_training_may_start_from_a_file_of_any_order_which_keeps_its_ties(jobs, tmp_path):
+    path = tmp_path / "given.safetensors"
     header = {
         "__metadata__": {"flstream.tied": '{"also": "small"}'},
         "small": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
         "large": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
     }
     text = json.dumps(header).encode()
-    given.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3]) + bytes(8))
-    run = jobs.run(ADD_NUMBER, "model.factory=null", f"model.initial={given}", "rounds=1", QUIET)
-    assert run.summary.status == "finished", run.summary.error
-    initial = FileSource(run.directory.checkpoint(0)).layout
-    assert initial.aliases == {"small": "also"}
-    assert initial.is_canonical
+    floats = torch.tensor([1.5, -2.0]).numpy().tobytes()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3]) + floats)
+    how = ["model.factory=null", f"model.initial={path}", "rounds=1", QUIET]
+    initial = finished(jobs.run(ADD_NUMBER, *how)).directory.checkpoint(0)
+    layout = FileSource(initial).layout
+    assert layout.aliases == {"small": "also"}
+    assert layout.is_canonical
+    tensors = load_file(initial)
+    assert (tensors["also"].tolist(), tensors["large"].tolist()) == ([1, 2, 3], [1.5, -2.0])
 
 
-def test_rounds_sample_sites_by_the_seed(jobs):
-    run = jobs.run(ADD_NUMBER, "clients.count=5", "clients.per_round=2", "rounds=4", QUIET)
-    assert run.summary.status == "finished", run.summary.error
-    cohorts = [event.sites for event in events_of(run) if isinstance(event, RoundStarted)]
-
-    def due(seed):
-        names = [f"site-{number}" for number in range(1, 6)]
-        return [list(sample_sites(names, 2, seed, number)) for number in range(1, 5)]
-
-    assert all(len(cohort) == 2 and cohort == sorted(cohort) for cohort in cohorts)
-    assert len({tuple(cohort) for cohort in cohorts}) > 1
-    assert cohorts == due(seed=7)
-    assert due(seed=8) != due(seed=7)
+SEEN = """
+metrics = {
+    "python": random.random(),
+    "numpy": np.random.rand(),
+    "torch": torch.rand(()).item(),
+    "seed": flare.system_info()["task_seed"] / 2**63,
+}
+"""
 
 
-def test_training_may_start_from_a_file_of_any_order(jobs, tmp_path):
-    given = tmp_path / "given.safetensors"
-    header = {
-        "small": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
-        "large": {"dtype": "F32", "shape": [2], "data_offsets": [3, 11]},
-    }
-    text = json.dumps(header).encode()
-    floats = np.array([1.5, -2.0], dtype="<f4").tobytes()
-    given.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3]) + floats)
-    assert set(safetensors.numpy.load_file(given)) == {"small", "large"}
+@pytest.mark.usefixtures("processes")
+def test_rounds_sample_sites_by_the_seed_and_few_workers_do_their_work(jobs):
+    how = ["clients.count=6", "clients.per_round=0.5", "clients.parallel=2", "rounds=4", QUIET]
+    run = finished(jobs.run(noisy(SEEN), *how, LARGE))
+    names = [f"site-{number}" for number in range(1, 7)]
+    due = [list(sample_sites(names, 3, 7, number)) for number in range(1, 5)]
+    assert cohorts(run) == due
+    assert len({tuple(cohort) for cohort in due}) > 1
+    assert [list(sample_sites(names, 3, 8, number)) for number in range(1, 5)] != due
+    # Workers are reused, and not started anew.
+    pids = {(event.process, event.pid) for event in of_kind(run, ProcessReady)}
+    assert sorted(name for name, _ in pids) == ["server", "worker-1", "worker-2"]
+    # What is folded is of no more use.
+    assert not (run.directory.path / "updates").exists()
+    # Each site and round has streams of its own.
+    updates = [event.metrics for event in of_kind(run, SiteUpdate)]
+    for name in ("python", "numpy", "torch", "seed"):
+        assert len({metrics[name] for metrics in updates}) == 12
 
-    run = jobs.run(ADD_NUMBER, "model.factory=null", f"model.initial={given}", "rounds=1", QUIET)
-    assert run.summary.status == "finished", run.summary.error
-    initial = load_file(run.directory.checkpoint(0))
-    assert initial["small"].tolist() == [1, 2, 3]
-    assert initial["large"].tolist() == [1.5, -2.0]
 
-
-def test_the_script_gets_its_arguments_and_knows_its_site(jobs):
+def test_the_script_gets_its_arguments_and_knows_its_site_and_its_job_runs_again(jobs):
     script = """
     import argparse, json, pathlib
     import flstream.client as flare
@@ -302,42 +193,64 @@ def test_the_script_gets_its_arguments_and_knows_its_site(jobs):
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float)
     parser.add_argument("--name")
+    parser.add_argument("--data")
     parser.add_argument("--flag", action="store_true")
     parser.add_argument("--off", action="store_true")
     parser.add_argument("--sizes", type=int, nargs="*")
     args = parser.parse_args()
-    flare.init()
+    flare.init(rank=0, config_file="config.json")
     info = flare.system_info()
     pathlib.Path(info["site_dir"], "seen.json").write_text(json.dumps({**vars(args), **info}))
+    assert flare.get_task_name() in (None, "train", "evaluate") and flare.get_job_id() == "test"
+    assert flare.get_config()["site_name"] == flare.get_site_name()
     while flare.is_running():
         model = flare.receive()
-        assert flare.is_train() != flare.is_evaluate()
-        assert model.current_round in (0, 1) and model.total_rounds == 2
+        assert flare.is_train() != flare.is_evaluate() and not flare.is_submit_model()
+        assert flare.get_task_name() == ("train" if flare.is_train() else "evaluate")
+        assert model.current_round in (0, 1) and model.total_rounds == 2 and model.start_round == 0
         flare.log("round", model.current_round)
-        flare.send(flare.FLModel(params=model.params, metrics={}))
+        params = dict(model.params)
+        if model.current_round:
+            flare.clear()
+            assert model.params is None
+        flare.send(flare.FLModel(params=params, metrics={}))
         assert model.params is None
     print("bye")
+    flare.shutdown()
+    assert not flare.is_running()
     """
     args = ['name="a b"', "lr=0.5", "flag=true", "off=false", "sizes=[3, 4]", "none=null"]
-    run = jobs.run(script, *(f"train.args.{each}" for each in args))
-    assert run.summary.status == "finished", run.summary.error
-    seen = json.loads((run.directory.site("site-2") / "seen.json").read_text())
-    assert (seen["lr"], seen["name"], seen["sizes"]) == (0.5, "a b", [3, 4])
-    assert (seen["flag"], seen["off"]) == (True, False)
-    assert (seen["site_name"], seen["clients"], seen["total_rounds"]) == ("site-2", 2, 2)
-    assert run.directory.site_log("site-2").read_text() == "bye\n"
-    logged = [event for event in events_of(run) if type(event).__name__ == "SiteLog"]
-    assert {(event.site, event.key) for event in logged} == {
-        ("site-1", "round"),
-        ("site-2", "round"),
-    }
-
-
-def test_the_resolved_job_in_the_run_directory_runs_again_to_the_same_bits(jobs, noise):
-    first = jobs.run(noise, "rounds=1")
-    again = load_job(first.directory.job_file)
+    own = [
+        "clients.names=[ward, lab.2]",
+        """clients.args={ ward { data = a.csv }, "lab.2" { lr = 2.5, data = b.csv } }""",
+    ]
+    run = finished(jobs.run(script, *own, *(f"train.args.{each}" for each in args)))
+    for site, lr, mine in (
+        ("ward", 0.5, {"data": "a.csv"}),
+        ("lab.2", 2.5, {"lr": 2.5, "data": "b.csv"}),
+    ):
+        seen = json.loads((run.directory.site(site) / "seen.json").read_text())
+        assert (seen["lr"], seen["name"], seen["sizes"]) == (lr, "a b", [3, 4])
+        assert (seen["flag"], seen["off"], seen["data"]) == (True, False, mine["data"])
+        assert (seen["site_name"], seen["clients"], seen["total_rounds"]) == (site, 2, 2)
+        assert seen["site_args"] == mine
+        assert run.directory.site_log(site).read_text() == "bye\n"
+    logged = {(event.site, event.key) for event in of_kind(run, SiteLog)}
+    assert logged == {("ward", "round"), ("lab.2", "round")}
+    assert sorted(path.name for path in run.directory.sites.iterdir()) == ["lab.2", "ward"]
+    # The job as it was resolved is a job.
+    again = load_job(run.directory.job_file)
     directory = RunDirectory.create(again.name, jobs.folder / "again")
-    assert simulate(again, directory).model.digest == first.summary.model.digest
+    assert simulate(again, directory).model.digest == run.summary.model.digest
+
+
+def test_more_rounds_or_fewer_checkpoints_are_taken_up_by_a_run_that_was_finished(jobs):
+    run = finished(jobs.run(noisy(), "rounds=2"))
+    resumed = jobs.go_on(run, noisy(), "rounds=3", "checkpoints.keep=2")
+    kept = sorted(path.name for path in resumed.directory.checkpoints.iterdir())
+    assert {"round-0002.safetensors", "round-0003.safetensors"} <= set(kept)
+    assert len(kept) <= 3  # and the best
+    assert results(resumed) == results(jobs.run(noisy(), "rounds=3"))
 
 
 def test_the_server_stays_small_and_a_client_holds_one_model(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from nightly_cases import first_and_nightly
 from run_fixtures import LOCAL
-from training_scripts import QUIET, adding
+from training_scripts import QUIET, adding, plain
 
 SEND = "flare.send(flare.FLModel(params=params, %s))"
 # What a site does in place of its answer, and why it fails.
@@ -78,22 +78,13 @@ def test_what_a_site_does_wrong_is_a_sentence(failures, mistake):
 
 
 LAZY = """
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    lazy = flare.get_site_name() == "site-2" and model.current_round > 0
-    if KIND == "DIFF":
-        for each in model.params.values():
-            each.zero_()
-    if not lazy:
-        model.params["steps"] += 1
-    if KIND == "PARTIAL":
-        partial = {"steps": model.params["steps"]}
-        flare.send(flare.FLModel(params=partial, meta={"partial": True}))
-    else:
-        flare.send(flare.FLModel(params=model.params, params_type=KIND))
+if KIND == "DIFF":
+    for each in params.values():
+        each.zero_()
+if site == "site-1" or model.current_round == 0:
+    params["steps"] += 1
+if KIND == "PARTIAL":
+    params, meta = {"steps": params["steps"]}, {"partial": True}
 """
 
 
@@ -108,7 +99,8 @@ while flare.is_running():
     brief=2,
 )
 def test_an_update_that_is_what_was_received_is_told_of_once(jobs, kind, how):
-    run = jobs.run(LAZY.replace("KIND", repr(kind)), "rounds=4", *how)
+    sends = "params=params, meta=meta, params_type='DIFF' if KIND == 'DIFF' else 'FULL'"
+    run = jobs.run(plain(LAZY, before=f"KIND = {kind!r}", sends=sends), "rounds=4", *how)
     assert run.summary.status == "finished", run.summary.error
     [warning] = run.summary.warnings
     assert warning.startswith("in round 2, the update of site-2 is equal to the model that was rec")

@@ -6,7 +6,7 @@ import torch
 from nightly_cases import first_and_nightly
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
-from training_scripts import of_kind
+from training_scripts import of_kind, plain
 
 from flstream.job import JobError, load_job
 from flstream.model.checkpoint import FileSource
@@ -33,32 +33,24 @@ def build():
     return Point()
 """
 
-SCRIPT = f"""
-import numpy as np
-import torch
-import flstream.client as flare
-from model import Point
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={{"loss": 1.0}}))
-        continue
+SCRIPT = plain(
+    f"""
     net = Point()
-    net.load_state_dict(model.params)
-    rng = np.random.default_rng(flare.system_info()["site_index"])
+    net.load_state_dict(params)
+    rng = np.random.default_rng(int(site[-1]) - 1)
     scale = torch.tensor(rng.uniform(0.2, 2.0, {SIZE}))
     target = torch.tensor(rng.normal(size={SIZE}))
     OPTIMIZER
-    for _ in range({STEPS} + 2 * flare.system_info()["site_index"]):
+    for _ in range({STEPS} + 2 * (int(site[-1]) - 1)):
         optimizer.zero_grad()
         (0.5 * (scale * net.x - target) ** 2).sum().backward()
         optimizer.step()
     flare.log("restored", restored)
-    weight = {{"num_examples": 1 + flare.system_info()["site_index"]}}
-    flare.send(flare.FLModel(params=net.state_dict(), meta=weight))
-"""
+    weight = {{"num_examples": int(site[-1])}}
+    """,
+    before="import numpy as np\nfrom model import Point",
+    sends="params=net.state_dict(), meta=weight",
+)
 BY_MODULE = "restored = flare.restore_optimizer(optimizer, model=net)"
 BY_NAMES = "restored = flare.restore_optimizer(optimizer)"
 NAMED = "net.named_parameters()"
@@ -68,7 +60,7 @@ KINDS = {
     SGD: ["momentum_buffer"],
     ADAM: ["exp_avg", "exp_avg_sq"],
 }
-HOW = [f"clients.count={SITES}", "train.optimizer_state=global", "workflow.args.key_metric=loss"]
+HOW = [f"clients.count={SITES}", "train.optimizer_state=global", "workflow.args.key_metric=score"]
 WITH_ADAM = [*HOW, "train.optimizer_moments=[exp_avg, exp_avg_sq]"]
 
 

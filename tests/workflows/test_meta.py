@@ -1,24 +1,14 @@
 """Values that travel beside the tensors, from a workflow to its sites and back."""
 
 from flows import records, shape
-from training_scripts import QUIET, adding
+from training_scripts import QUIET, adding, plain
 
 # Sends back what it was sent, with its name.
-ECHO = """
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    if flare.is_evaluate():
-        flare.send(flare.FLModel(metrics={"accuracy": 0.5}, meta={"not": "seen"}))
-        continue
-    site = flare.get_site_name()
+ECHO = plain("""
     sent = {key: value for key, value in model.meta.items() if key != "task"}
     meta = {"echo": sent, "from": site, "num_examples": int(site[-1]), "round": (1, 2.5)}
     optimizer = None if model.optimizer_params is None else {**model.optimizer_params, "by": site}
-    flare.send(flare.FLModel(params=model.params, meta=meta, optimizer_params=optimizer))
-"""
+    """, sends="params=params, meta=meta, optimizer_params=optimizer")  # fmt: skip
 FLOW = """
 def flow(run):
     model, step = run.initial_model(), 0

@@ -5,19 +5,10 @@ import math
 import pytest
 from flows import finished, records, result
 from safetensors.torch import load_file
-from training_scripts import LARGE, QUIET, noisy
+from training_scripts import LARGE, QUIET, noisy, plain
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 
-# Sends back what it has received.
-STILL = """
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    flare.send(flare.FLModel(params=model.params))
-"""
 PRIVATE = ["privacy.type=central", "privacy.noise_multiplier=1.2", "clients.count=6", "rounds=3"]
 ADAPTIVE = [
     *PRIVATE,
@@ -110,7 +101,7 @@ def test_a_round_for_which_nobody_was_drawn_is_noise_alone(jobs):
 @pytest.mark.nightly
 def test_a_simulated_cohort_has_its_noise_and_its_epsilon(jobs):
     how = ["privacy.noise_cohort_size=600", "privacy.population=100000", "rounds=1"]
-    run = finished(jobs.run(STILL, *PRIVATE, *how, QUIET, LARGE))
+    run = finished(jobs.run(plain(), *PRIVATE, *how, QUIET, LARGE))
     before, after = (load_file(run.directory.checkpoint(number))["w"].double() for number in (0, 1))
     assert (after - before).std().item() == pytest.approx(1.2 * 1.0 / 600, rel=0.01)
     due = epsilon(Accounting("rdp", "poisson", 1.2, 600, 100_000, 1e-5), {100_000: 1})

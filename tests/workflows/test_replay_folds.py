@@ -3,7 +3,7 @@
 import pytest
 from flows import lines, models, records
 from safetensors.torch import load_file
-from training_scripts import QUIET, adding, mean_added, noisy, trained
+from training_scripts import QUIET, adding, mean_added, noisy, plain, trained
 
 from flstream.telemetry.events import SiteFailed
 
@@ -21,21 +21,15 @@ def build(elements=1000):
     }
 """
 # What a site sends, and what it writes down for the test: the tensors that are due.
-SENDS = """
-import torch
-from safetensors.torch import save_file
-import flstream.client as flare
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    old = {name: each.clone() for name, each in model.params.items()}
+SENDS = plain(
+    """
+    old = {name: each.clone() for name, each in params.items()}
     new = {}
     for name, each in old.items():
         noise = torch.randn(each.shape, dtype=torch.float64) / 3
         new[name] = (each + noise).to(each.dtype) if each.is_floating_point() else each + 7
-    kind, meta = "FULL", {}
-    match flare.get_site_name():
+    kind = "FULL"
+    match site:
         case "site-1":
             sent, due, meta = new, new, {"num_examples": 3}
         case "site-2":
@@ -52,8 +46,10 @@ while flare.is_running():
             sent, kind, meta = {"w": new["w"] - old["w"]}, "DIFF", {"partial": True}
             due = {"w": (old["w"].double() + sent["w"].double()).float()}
     save_file({**old, **due}, flare.system_info()["site_dir"] + "/due.safetensors")
-    flare.send(flare.FLModel(params=sent, params_type=kind, meta=meta))
-"""
+    """,
+    before="from safetensors.torch import save_file",
+    sends="params=sent, params_type=kind, meta=meta",
+)
 
 
 def test_updates_whole_or_not_are_adopted_to_the_bit(flows):

@@ -114,27 +114,6 @@ def test_a_model_that_updates_in_waiting_were_trained_from_stays(flows):
     assert models(run) == [name(2)]
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("processes")
-def test_updates_that_are_in_no_model_are_removed_at_the_end(flows):
-    text = """
-    def flow(run):
-        model = run.initial_model()
-        for number in run.rounds():
-            updates = run.train(model, run.sites)
-            model = run.fold(model, updates[:1])
-            see(waiting())
-            break_off(f"{number}")
-        return model
-    """
-    how = [QUIET, "clients.parallel=1", LARGE]
-    run = flows.broken(text, *how, place="1")
-    resumed = flows.resume(run, text, *how)
-    second = [f"effect-000{number}/site-2.safetensors" for number in (1, 3)]
-    assert flows.seen() == [f"{second[:1]}", f"{second[:1]}", f"{second}"]
-    assert not (resumed.directory.path / "updates").exists()
-
-
 def test_only_live_effects_remove_files_and_a_workflow_may_end_with_any_of_its_models(flows):
     text = """
     def flow(run):

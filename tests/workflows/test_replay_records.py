@@ -1,6 +1,5 @@
 """The journal's records of effects: what they hold, when they count, and what programs see."""
 
-import pytest
 from flows import models, numbered, records, result, shape
 from training_scripts import QUIET, adding, trained
 
@@ -163,23 +162,3 @@ def test_an_effect_that_failed_cannot_be_caught_and_is_not_journaled(flows):
     ]  # fmt: skip
     assert models(run) == ["round-0000", "round-0001"]
     assert not run.directory.final_model.exists()
-
-
-@pytest.mark.nightly
-def test_an_evaluation_that_failed_is_made_anew_on_resume(flows):
-    # Who fails to score a model once may do so later: nothing of the failure is on record.
-    script = adding({}).replace(
-        "    if flare.is_evaluate():\n",
-        "    if flare.is_evaluate():\n"
-        "        import pathlib\n"
-        "        mark = pathlib.Path(flare.system_info()['site_dir'], 'scored')\n"
-        "        if (site, number) == ('site-2', 2) and not mark.exists():\n"
-        "            mark.touch()\n"
-        "            raise KeyError('oops')\n",
-    )
-    run = flows.run(ROUNDS, script=script)
-    assert run.summary.status == "failed"
-    assert shape(records(run))[3:] == ["4 train", "5 fold"]
-    resumed = flows.resume(run, ROUNDS, script=script)
-    assert shape(records(resumed))[5:] == ["6 evaluate"]
-    assert [row["accuracy"] for row in resumed.summary.metrics] == [1.0, 2.0]

@@ -154,6 +154,7 @@ def test_a_fold_whose_updates_are_lost_repeats_just_those_tasks(flows):
     # What is repeated is on record already, and is not recorded again.
     assert [trained(resumed, f"site-{number}")[2:] for number in (1, 2, 3, 4)] == [[], [], [2], [2]]
     assert shape(records(resumed)) == shape(records(expected))
+    assert not (resumed.directory.path / "updates").exists()
 
 
 AGAIN = """

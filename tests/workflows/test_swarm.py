@@ -1,5 +1,7 @@
 """Swarm learning: a site folds, fed by its peers, to fedavg's bits; the server reads no tensor."""
 
+import random
+
 import pytest
 from flows import Flows
 from nightly_cases import first_and_nightly
@@ -194,38 +196,20 @@ def test_aggregators_are_sites_of_the_job(jobs):
 class Recorder:
     """A run of many rounds that notes where it is asked to fold."""
 
-    all_sites = ("a", "b", "c")
-    sites = ("a", "c")
+    all_sites, sites = ("a", "b", "c"), ("a", "c")
 
     def __init__(self):
-        self.at = []
-
-    def initial_model(self):
-        return "model"
-
-    def random(self, name):
-        import random
-
-        return random.Random(name)
+        self.at, self.random = [], random.Random
+        self.initial_model, self.evaluate = (lambda: "model"), (lambda model: None)
+        self.rounds, self.sample = (lambda: range(40)), (lambda number: list(self.sites))
+        self.train = lambda model, sites: sites
 
     def limit_waiting(self, start, progress):
         assert (start, progress) == (300, 7200)
 
-    def rounds(self):
-        yield from range(40)
-
-    def sample(self, number):
-        return list(self.sites)
-
-    def train(self, model, sites):
-        return sites
-
     def fold(self, model, updates, at):
         self.at.append(at)
         return model
-
-    def evaluate(self, model):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,296 @@
+"""A run that was cut off or damaged ends in the bits of one that was not, or says why it cannot."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from journal_support import flip
+from nightly_cases import first_and_nightly
+from training_scripts import LARGE, QUIET, events_of, noisy, of_kind, results, trained
+
+from flstream.errors import ResumeRefusedError, UsageError
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
+from flstream.runs.body_records import RECORDED, read_bodies
+from flstream.runs.journal import read_history
+from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.events import (
+    EffectDone,
+    ProcessReady,
+    RoundFinished,
+    SiteLog,
+    Warned,
+)
+
+NEEDS = "needs states of its sites that cannot be used"
+TWO = ["clients.count=2", "clients.names=[ward-1, lab-2]", QUIET]
+SEVEN = [*TWO, "rounds=7"]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, jobs_in):
+    """The results of two sites in seven rounds that nobody disturbs."""
+    return results(jobs_in(tmp_path_factory.mktemp("undisturbed")).run(noisy(), *SEVEN))
+
+
+@pytest.fixture(scope="module")
+def six_rounds(tmp_path_factory, jobs_in) -> Path:
+    run = jobs_in(tmp_path_factory.mktemp("six")).run(noisy(), *TWO, "rounds=6")
+    assert run.summary.status == "finished", run.summary.error
+    return run.directory.path
+
+
+@pytest.fixture
+def six(six_rounds, jobs):
+    """A run of six rounds, of this test alone; the job has seven."""
+    shutil.copytree(six_rounds, jobs.folder / "run-0", symlinks=True)
+    return RunDirectory(jobs.folder / "run-0")
+
+
+def content(folder: Path) -> dict[str, bytes | str]:
+    """All files and links of a folder, but for the one that is locked."""
+    found: dict[str, bytes | str] = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file() and name != "memory.jsonl":
+            found[name] = path.read_bytes()
+    return found
+
+
+def newest_state(run: RunDirectory, site: str) -> Path:
+    return max((run.site(site) / "state").iterdir())
+
+
+def alter(path: Path) -> None:
+    (path / "momentum.json").write_text("7.5")
+
+
+def cut_journal(run: RunDirectory, rounds: int, more: int = 0) -> None:
+    """Leave what the journal says of some rounds, and some bytes of the line after that."""
+    lines = run.events.read_bytes().splitlines(keepends=True)
+    end = [n for n, line in enumerate(lines) if b'"kind":"round_finished"' in line][rounds - 1] + 1
+    run.events.write_bytes(b"".join([*lines[:end], lines[end][:more]]))
+
+
+def test_a_resume_that_falls_back_some_rounds_comes_to_the_same_bits(jobs, six, expected):
+    for number in (4, 5, 6):
+        flip(six.checkpoint(number))
+    resumed = jobs.go_on(six.path, noisy(), *SEVEN)
+    assert results(resumed) == expected
+    assert trained(resumed, "ward-1") == [*range(1, 7), *range(4, 8)]
+    [warning] = resumed.summary.warnings
+    assert "went on from round 3 instead of 6" in warning
+
+
+# What is done to a run, and why it cannot go on.
+REFUSED = {
+    "models": (lambda run: [flip(run.checkpoint(number)) for number in range(2, 7)], NEEDS),
+    "the journal": (lambda run: cut_journal(run, 1), ""),
+    "a state deleted": (lambda run: shutil.rmtree(newest_state(run, "lab-2")), "lab-2 after eff"),
+    "a state altered": (
+        lambda run: alter(newest_state(run, "lab-2")),
+        "that of lab-2 after effect",
+    ),
+    "all states": (lambda run: shutil.rmtree(run.site("lab-2") / "state"), "is missing"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_reaches_further_back_than_the_states_is_refused_and_nothing_changed(jobs, six, what):
+    harm, sentence = REFUSED[what]
+    harm(six)
+    before = content(six.path)
+    with pytest.raises(
+        ResumeRefusedError, match="put them back from a copy, or leave out --res"
+    ) as e:
+        jobs.go_on(six.path, noisy(), *SEVEN)
+    assert sentence in str(e.value)
+    assert content(six.path) == before
+
+
+def test_another_job_is_refused_and_leaves_the_run_as_it_is(jobs, six):
+    before = content(six.path)
+    with pytest.raises(UsageError, match="seed is 7 there and 8 here"):
+        jobs.go_on(six.path, noisy(), *SEVEN, "seed=8")
+    assert content(six.path) == before
+
+
+def test_a_journal_that_has_lost_its_last_rounds_costs_rounds_and_no_bit(jobs, six, expected):
+    # As a file system may leave it that was cut off from power: whole lines, and a part of one.
+    cut_journal(six, 4, more=9)
+    resumed = jobs.go_on(six.path, noisy(), *SEVEN)
+    assert results(resumed) == expected
+    # What the journal does not know is not taken for the run's own.
+    names = {path.name for path in six.checkpoints.iterdir()}
+    assert {"round-0005.found-1.safetensors", "round-0006.found-1.safetensors"} <= names
+    assert len([each for each in of_kind(resumed, Warned) if "found-1" in each.message]) == 2
+
+
+def test_what_others_have_put_into_a_run_survives_it(jobs, six, expected):
+    theirs = [
+        six.sites / "site-9",
+        six.site("ward-1") / "state" / "notes.txt",
+        six.site("ward-1") / "state" / "effect-0099.tmp",
+        six.checkpoints / "round-0009.safetensors",
+        six.checkpoints / "mine.safetensors",
+    ]
+    for path in theirs:
+        path.write_text("theirs")
+    shutil.copytree(six.site("ward-1"), six.sites / "ward-copy")
+    # The run comes to this round, and needs the name; and to this effect, whose state is void.
+    (six.checkpoints / "round-0007.safetensors").write_text("theirs too")
+    flip(six.checkpoint(6))
+    flip(six.checkpoint(5))
+    newest = newest_state(six, "lab-2")
+    alter(newest)
+    resumed = jobs.go_on(six.path, noisy(), *SEVEN)
+    assert results(resumed) == expected
+    assert [path.read_text() for path in theirs] == ["theirs"] * len(theirs)
+    assert (six.sites / "ward-copy" / "state").is_dir()
+    moved = six.checkpoints / "round-0007.found-1.safetensors"
+    assert moved.read_text() == "theirs too"
+    [state] = (six.site("lab-2") / "state").glob("*.found-1*")
+    assert (state / "momentum.json").read_text() == "7.5"
+    warnings = resumed.summary.warnings
+    assert any("round-0007.safetensors was not made by this run" in each for each in warnings)
+    assert f"{newest} is not what lab-2 left; it is {state.name} now" in warnings
+
+
+@first_and_nightly(
+    ("name", "harm"), [("best.safetensors", flip), ("global.safetensors", Path.unlink)]
+)
+def test_a_finished_run_makes_a_model_that_it_names_again(jobs, name, harm):
+    finished = jobs.run(noisy())
+    path = finished.directory.path / name
+    before = path.read_bytes()
+    path.unlink()  # it was a second name of a checkpoint
+    path.write_bytes(before)
+    harm(path)
+    assert jobs.go_on(finished, noisy()).summary.status == "finished"
+    assert path.read_bytes() == before
+    assert trained(finished, "site-1") == [1, 2]
+
+
+@pytest.mark.nightly
+def test_a_best_model_that_is_lost_costs_its_second_name_and_nothing_else(jobs):
+    falling = noisy().replace('params["w"].double().mean().item()', "1.0 / number")
+    falling = falling.replace("def score(params):", "def score(params, number):")
+    falling = falling.replace("metrics=score(params)", "metrics=score(params, number)")
+    run = jobs.run(falling, "rounds=3")
+    assert run.summary.best.round == 1
+    assert run.directory.best_model.samefile(run.directory.checkpoint(1))
+    flip(run.directory.checkpoint(1))
+    resumed = jobs.go_on(run, falling, "rounds=4")
+    assert results(resumed) == results(jobs.run(falling, "rounds=4"))
+    assert not resumed.directory.best_model.exists()
+    [warning] = resumed.summary.warnings
+    assert warning.startswith("no best.safetensors: ")
+    assert "round-0001.safetensors" in warning
+
+
+# The first site that trains for round 3 removes the state that the other is to begin with.
+REMOVES = """
+if (site, number) == ("site-1", 3):
+    import shutil
+
+    shutil.rmtree(f"{folder}/../site-2/state")
+"""
+
+
+def test_a_state_that_is_lost_in_mid_run_ends_it_with_the_same_sentence(jobs):
+    # One worker: the sites take turns. Without site-2 there would be enough updates.
+    how = ["clients.count=2", "clients.parallel=1", "clients.min_updates=1", "rounds=4", QUIET]
+    run = jobs.run(noisy(REMOVES), *how)
+    assert run.summary.status == "failed"
+    assert run.summary.rounds_completed == 2
+    assert f"{NEEDS} (that of site-2 after" in run.summary.error
+    assert "is missing" in run.summary.error
+    # Nothing came of the round, so it is as it was before it.
+    assert max(event.effect for event in events_of(run) if isinstance(event, EffectDone)) == 4
+
+
+class ServerKiller:
+    """Kills the server once a site waits for that."""
+
+    def __init__(self):
+        self.pid, self.has_struck = 0, False
+
+    def __call__(self, event, sampler):
+        if isinstance(event, ProcessReady) and event.process == "server":
+            self.pid = event.pid
+        if isinstance(event, SiteLog) and event.key == "waits":
+            self.has_struck = True
+            os.kill(self.pid, signal.SIGKILL)
+
+
+# The first time that it has trained for round 2, a site says so and waits to be killed.
+WAITS = """
+mark = f"{folder}/waited"
+if (site, number) == ("site-6", 2) and not os.path.exists(mark):
+    open(mark, "w").close()
+    flare.log("waits", 1.0)
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.usefixtures("processes")
+def test_updates_that_are_whole_are_not_trained_again_and_a_damaged_one_is(jobs):
+    # One worker: of six updates, four are in a sum and one waits when the last site trains.
+    script = noisy(WAITS)
+    how = ["clients.count=6", LARGE, "clients.parallel=1", QUIET]
+    killer = ServerKiller()
+    run = jobs.run(script, *how, listener=killer)
+    assert killer.has_struck
+    assert run.summary.status == "failed"
+    waiting = {path.name for path in run.directory.updates(3).glob("*.safetensors")}
+    assert waiting == {"site-5.safetensors", "sum.safetensors"}
+    flip(run.directory.updates(3) / "site-5.safetensors")
+    resumed = jobs.go_on(run, script, *how)
+    assert results(resumed) == results(jobs.run(noisy(), *how))
+    for number in range(1, 7):
+        due = [1, 2, 2] if number >= 5 else [1, 2]
+        assert trained(resumed, f"site-{number}") == due
+    assert not (run.directory.path / "updates").exists()
+    # The journal has each body once.
+    history = read_history(run.directory.events, note_lines_of=RECORDED)
+    found = [(each.site, each.round, each.direction) for each in
+             read_bodies(run.directory.events, history)]  # fmt: skip
+    assert len(found) == len(set(found)) == 6 * 2 * 2
+
+
+@pytest.mark.nightly
+def test_a_damaged_optimizer_state_is_noticed_and_costs_a_round_and_no_bit(jobs):
+    adam = ["server_optimizer.type=fedadam", QUIET]
+    expected = jobs.run(noisy(), *adam, "rounds=3")
+    run = jobs.run(noisy(), *adam, "rounds=2")
+    for event in of_kind(run, RoundFinished):
+        state = FileSource(run.directory.optimizer_state(event.round))
+        assert body_digest(state) == event.optimizer_state
+    flip(run.directory.optimizer_state(2))
+    resumed = jobs.go_on(run, noisy(), *adam, "rounds=3")
+    assert results(resumed) == results(expected)
+    [warning] = resumed.summary.warnings
+    assert "went on from round 1 instead of 2" in warning
+    assert "round-0002.optimizer.safetensors has the digest" in warning
+
+
+@pytest.mark.nightly
+def test_a_training_that_was_asked_first_and_done_last_leaves_the_state_that_counts(jobs):
+    (jobs.folder / "late.py").write_text(
+        "def late(run):\n"
+        "    model = run.initial_model()\n"
+        "    for _ in run.rounds():\n"
+        "        late = run.train(model, ['site-1'])\n"
+        "        early = run.train(model, ['site-1', 'site-2'])\n"
+        "        run.fold(model, early)\n"
+        "        model = run.fold(model, late)\n"
+        "    return model\n"
+    )
+    settings = ["clients.count=2", QUIET, 'workflow.type="late.py:late"']
+    expected = jobs.run(noisy(), *settings, "rounds=3")
+    run = jobs.run(noisy(), *settings, "rounds=2")
+    assert results(jobs.go_on(run, noisy(), *settings, "rounds=3")) == results(expected)
