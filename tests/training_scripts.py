@@ -97,7 +97,6 @@ _PLAIN = """
 import os
 import torch
 import flstream.client as flare
-from model import build
 
 %s
 flare.init()

@@ -30,7 +30,7 @@ def training(into, load):
     optimizer.step()
     net.zero_grad()
     """
-    before = "net = build()\nstate = net.state_dict()"
+    before = "from model import build\nnet = build()\nstate = net.state_dict()"
     sends = "params=net.state_dict(), metrics=metrics"
     return plain(body, before=before, receive=into, first=load, sends=sends)
 

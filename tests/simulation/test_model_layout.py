@@ -41,20 +41,13 @@ def needs_too_much():
     return {"w": torch.zeros(int(torch.full((1,), 2.0 ** 50)))}
 
 
-def dies():
-    os.kill(os.getpid(), 9)
-
-
 def fails():
     raise RuntimeError("no weights here")
 
 
-def nothing():
-    return None
-
-
-def complex_numbers():
-    return {"w": torch.zeros(3, dtype=torch.complex128)}
+dies = lambda: os.kill(os.getpid(), 9)
+nothing = lambda: None
+complex_numbers = lambda: {"w": torch.zeros(3, dtype=torch.complex128)}
 """
 
 

@@ -22,6 +22,8 @@ def build():
 """
 
 PREPARED = """
+from model import build
+
 net = build()
 for each in net.parameters():
     each.data += 1  # another model than the first one

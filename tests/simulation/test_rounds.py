@@ -111,7 +111,12 @@ def test_a_module_receives_into_itself_and_tied_weights_travel_once(jobs, receiv
             for parameter in net.parameters():
                 parameter += 1
         """,
-        before="net = build()\npointers = [each.data_ptr() for each in net.state_dict().values()]",
+        before="""
+        from model import build
+
+        net = build()
+        pointers = [value.data_ptr() for value in net.state_dict().values()]
+        """,
         receive=receive,
         sends=f"params={params}",
     )
