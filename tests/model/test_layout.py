@@ -1,15 +1,13 @@
 """Layouts: one order for one set of tensors, headers that come back, and none that lie."""
 
 import json
-import random
 from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load, save
-from support import cuts, entries, every_kind, layouts
+from safetensors.torch import load
+from support import cuts, entries, layouts
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
@@ -41,11 +39,10 @@ def test_tensors_fill_the_body_without_a_hole_by_falling_item_size(given_entries
     for left, right in pairwise(layout.tensors):
         assert left.stop == right.start
         assert BY_CODE[left.dtype].itemsize >= BY_CODE[right.dtype].itemsize
-
-
-@given(layouts())
-def test_every_element_begins_at_a_multiple_of_its_size(layout):
     assert all(spec.start % BY_CODE[spec.dtype].itemsize == 0 for spec in layout.tensors)
+    whole = layout.header()
+    assert len(whole) % 64 == 0
+    assert int.from_bytes(whole[:8], "little") == len(whole) - 8
 
 
 @given(entries(), st.randoms(use_true_random=False))
@@ -69,22 +66,6 @@ def test_a_header_comes_back_as_it_was(layout, metadata):
     assert read.is_canonical
 
 
-@given(layouts())
-def test_the_body_begins_at_a_multiple_of_64_bytes(layout):
-    whole = layout.header()
-    assert len(whole) % 64 == 0
-    assert int.from_bytes(whole[:8], "little") == len(whole) - 8
-
-
-def test_the_order_of_equal_dtypes_is_the_one_the_safetensors_library_writes():
-    tensors = {name: torch.zeros(3) for name in ("b", "a.z", "a", "Z", "ä")}
-    tensors["half"] = torch.zeros(3, dtype=torch.float16)
-    written = save(tensors)
-    length = header_length(written[:8], len(written) - 8, "it")
-    layout, _ = parse_header(written[8 : 8 + length], "it")
-    assert layout == Layout.of((s.name, s.dtype, s.shape) for s in layout.tensors)
-
-
 @given(layouts(), st.data())
 def test_ranges_cover_the_body_once_and_in_order(layout, data):
     step = data.draw(cuts(layout.nbytes))
@@ -92,6 +73,11 @@ def test_ranges_cover_the_body_once_and_in_order(layout, data):
     assert [start for start, _ in ranges] == list(range(0, layout.nbytes, step))
     assert all(left[1] == right[0] for left, right in pairwise(ranges))
     assert (ranges[-1][1] if ranges else 0) == layout.nbytes
+    for start, stop in ranges:
+        due = [s for s in layout.tensors if max(s.start, start) < min(s.stop, stop)]
+        assert list(layout.overlapping(start, stop)) == due
+        assert layout.name_at(start) == due[0].name
+    assert layout.name_at(layout.nbytes) == "(none)"
 
 
 @given(layouts(), st.data())
@@ -107,33 +93,15 @@ def test_runs_cover_a_range_with_whole_elements_of_the_right_type(layout, data):
             assert {s.dtype for s in layout.overlapping(run.start, run.stop)} == {run.dtype}
 
 
-@given(layouts(), st.data())
-def test_overlapping_names_just_the_tensors_that_have_a_byte_there(layout, data):
-    start = data.draw(st.integers(0, layout.nbytes))
-    stop = data.draw(st.integers(start + 1, layout.nbytes + 1))
-    due = [s for s in layout.tensors if max(s.start, start) < min(s.stop, stop)]
-    assert list(layout.overlapping(start, stop)) == due
-    if start < layout.nbytes:
-        spec = layout.by_name[layout.name_at(start)]
-        assert spec.start <= start < spec.stop
-
-
-def test_a_byte_outside_of_the_body_belongs_to_no_tensor():
-    assert Layout.of([]).name_at(0) == "(none)"
-    assert Layout.of([("a", "U8", (4,))]).name_at(4) == "(none)"
-
-
 @pytest.mark.parametrize(
     "name",
     [
         "",
-        "two\nlines",
-        '"quoted" \\ and\t\0',
+        '"quoted" \\ and\t\0\n',
         "משקל.שכבה",
         "\u202eturned",
         "🧠🏽.weight",
         "e\u0301",
-        "é",
     ],
 )
 def test_a_name_may_be_any_text(name):
@@ -141,11 +109,6 @@ def test_a_name_may_be_any_text(name):
     assert parse_header(text_of(layout), "it")[0] == layout
     written = layout.header() + bytes(12)
     assert set(load(written)) == {name, name + "2"}
-
-
-def test_names_that_only_look_the_same_are_two_names():
-    layout = Layout.of([("e\u0301", "F32", (2,)), ("é", "F32", (2,))])
-    assert [spec.start for spec in layout.tensors] == [0, 8]
 
 
 def test_offsets_beyond_4_gib_are_exact():
@@ -162,14 +125,16 @@ def test_offsets_beyond_4_gib_are_exact():
     assert [run.dtype for run in layout.runs((16 << 30) - 16, seam)] == ["F64", "U8"]
 
 
-def test_two_tensors_of_one_name_are_refused():
-    with pytest.raises(LayoutError, match="same name"):
-        Layout.of([("a", "F32", (1,)), ("a", "F16", (2,))])
-
-
-def test_a_tensor_under_the_name_the_format_keeps_is_refused():
-    with pytest.raises(LayoutError, match="__metadata__"):
-        Layout.of([("__metadata__", "F32", (1,))])
+@pytest.mark.parametrize(
+    ("given_entries", "sentence"),
+    [
+        ([("a", "F32", (1,)), ("a", "F16", (2,))], "same name"),
+        ([("__metadata__", "F32", (1,))], "__metadata__"),
+    ],
+)
+def test_entries_that_are_no_layout_are_refused(given_entries, sentence):
+    with pytest.raises(LayoutError, match=sentence):
+        Layout.of(given_entries)
 
 
 @pytest.mark.parametrize(
@@ -188,15 +153,10 @@ def test_the_first_difference_is_named(other, sentence):
     layout = Layout.of([("a", "F32", (2,)), ("b", "I64", ())])
     with pytest.raises(AssertionError, match=sentence):
         raise AssertionError(layout.difference(Layout.of(other)))
-
-
-def test_tensors_in_another_order_are_a_difference():
     here, _ = parse_header(header(a=field(0, 1), b=field(1, 2)), "it")
     there, _ = parse_header(header(b=field(0, 1), a=field(1, 2)), "it")
     assert here.difference(there) == "the tensors are in another order"
-    assert here.difference(here) is None
-    assert here.is_canonical
-    assert not there.is_canonical
+    assert (here.is_canonical, there.is_canonical) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -239,12 +199,6 @@ def test_a_header_that_describes_no_body_is_refused_with_a_sentence(text, senten
     assert "model.safetensors" in str(refusal.value)
 
 
-@given(st.binary(max_size=200))
-def test_junk_for_a_header_gives_only_layout_errors(text):
-    with pytest.raises(LayoutError):
-        parse_header(b"\x00" + text, "it")
-
-
 @given(layouts(), st.integers(0, 2**32), st.binary(min_size=1, max_size=3))
 def test_a_damaged_header_gives_a_layout_or_a_layout_error(layout, place, damage):
     text = bytearray(text_of(layout))
@@ -269,17 +223,3 @@ def test_a_damaged_header_gives_a_layout_or_a_layout_error(layout, place, damage
 def test_a_header_longer_than_what_there_is_is_refused_before_it_is_read(prefix, available):
     with pytest.raises(LayoutError, match="it "):
         header_length(prefix, available, "it")
-
-
-def test_every_dtype_has_its_torch_size():
-    for name, value in every_kind().items():
-        assert BY_CODE[name.split(".")[0]].itemsize == value.element_size()
-
-
-def test_a_layout_of_many_tensors_finds_its_ranges():
-    names = [f"t{i}" for i in range(3000)]
-    random.Random(0).shuffle(names)
-    layout = Layout.of((name, "F32", (1,)) for name in names)
-    assert [s.name for s in layout.overlapping(4 * 1500, 4 * 1502)] == [
-        s.name for s in layout.tensors[1500:1502]
-    ]

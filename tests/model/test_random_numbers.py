@@ -51,6 +51,21 @@ def test_numbers_stay_as_they_are_in_every_version():
     assert [each.hex() for each in laplaces(KEY, 5, 3).tolist()] == LAPLACES
 
 
+def test_normal_and_laplace_numbers_are_the_quantiles_of_the_uniform_ones():
+    uniform, inverse = uniforms(KEY, 0, 50_000), NormalDist().inv_cdf
+    expected = np.array([inverse(each) for each in uniform])
+    np.testing.assert_allclose(normals(KEY, 0, 50_000), expected, rtol=1e-14, atol=1e-16)
+    expected = -np.sign(uniform - 0.5) * np.log(1 - 2 * np.abs(uniform - 0.5))
+    np.testing.assert_allclose(laplaces(KEY, 0, 50_000), expected, rtol=1e-14, atol=1e-16)
+    drawn = normals(KEY, 0, MANY)
+    assert abs(drawn.mean()) < 4 / math.sqrt(MANY)
+    assert abs((drawn**4).mean() - 3) < 4 * math.sqrt(96 / MANY)
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 4 / math.sqrt(MANY)
+    numbers = np.linspace(-700, 700, 20_001)
+    np.testing.assert_allclose(exponentials(numbers), np.exp(numbers), rtol=4e-16)
+    np.testing.assert_allclose(logarithms(np.exp(numbers)), numbers, rtol=4e-16, atol=4e-16)
+
+
 def test_uniform_numbers_lie_between_zero_and_one_and_evenly():
     drawn = uniforms(KEY, 0, MANY)
     assert 0 < drawn.min() < 1e-4
@@ -59,35 +74,3 @@ def test_uniform_numbers_lie_between_zero_and_one_and_evenly():
     counts = np.histogram(drawn, 100, (0, 1))[0]
     # Chi squared of 99 degrees of freedom: mean 99, standard deviation 14.
     assert ((counts - MANY / 100) ** 2 / (MANY / 100)).sum() < 99 + 5 * 14
-
-
-def test_normal_numbers_are_the_quantiles_of_the_uniform_ones():
-    inverse = NormalDist().inv_cdf
-    drawn, uniform = normals(KEY, 0, 50_000), uniforms(KEY, 0, 50_000)
-    expected = np.array([inverse(each) for each in uniform])
-    np.testing.assert_allclose(drawn, expected, rtol=1e-14, atol=1e-16)
-
-
-def test_normal_numbers_have_mean_zero_and_variance_one():
-    drawn = normals(KEY, 0, MANY)
-    assert abs(drawn.mean()) < 4 / math.sqrt(MANY)
-    assert abs(drawn.var() - 1) < 4 * math.sqrt(2 / MANY)
-    assert abs((drawn**4).mean() - 3) < 4 * math.sqrt(96 / MANY)
-    neighbours = np.corrcoef(drawn[:-1], drawn[1:])[0, 1]
-    assert abs(neighbours) < 4 / math.sqrt(MANY)
-
-
-def test_laplace_numbers_have_mean_zero_and_variance_two():
-    drawn = laplaces(KEY, 0, MANY)
-    uniform = uniforms(KEY, 0, MANY)
-    expected = -np.sign(uniform - 0.5) * np.log(1 - 2 * np.abs(uniform - 0.5))
-    np.testing.assert_allclose(drawn, expected, rtol=1e-14, atol=1e-16)
-    assert abs(drawn.mean()) < 4 * math.sqrt(2 / MANY)
-    assert abs(drawn.var() - 2) < 4 * math.sqrt(20 / MANY)
-
-
-def test_logarithms_and_exponentials_are_right_to_the_last_bits():
-    exponents = np.linspace(-700, 700, 20_001)
-    np.testing.assert_allclose(exponentials(exponents), np.exp(exponents), rtol=4e-16)
-    numbers = np.exp(np.linspace(-700, 700, 20_000))
-    np.testing.assert_allclose(logarithms(numbers), np.log(numbers), rtol=4e-16)

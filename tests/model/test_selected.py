@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import IN_FILES, PlainSource, as_bytes, assert_same_tensors, every_kind, tensor
+from support import IN_FILES, as_bytes, assert_same_tensors, every_kind, tensor
 
 from flstream.errors import LayoutError
 from flstream.model.body import Scratch
@@ -84,13 +84,16 @@ def test_what_lies_in_memory_is_not_copied():
     assert source.changed(400, 800) is None
 
 
-def test_neighbours_in_a_file_are_read_at_once(tmp_path):
+def test_neighbours_in_a_file_are_read_at_once_and_a_change_of_it_is_told_of(tmp_path):
     tensors = {f"{number:03}": torch.full((5,), float(number)) for number in range(100)}
     write_checkpoint(tmp_path / "m", MemoryBody.of(tensors))
     names = list(tensors)
     source = SelectedSource.of(FileSource(tmp_path / "m"), [*names[:40], *names[60:]])
     assert len(source.views(0, source.layout.nbytes, Scratch())) == 2
     assert source.extent is None
+    with (tmp_path / "m").open("r+b") as file:
+        file.write(b"junk")
+    assert "was changed after it was opened" in source.changed(0, 10)
 
 
 def test_one_range_of_a_file_has_its_place_there_and_digests_of_its_own(tmp_path):
@@ -104,14 +107,6 @@ def test_one_range_of_a_file_has_its_place_there_and_digests_of_its_own(tmp_path
     extent.digests.note(16, 32, 5)
     assert source.extent(0, 16).digests.get(16, 32) == 5
     assert theirs.digests.get(16, 32) is None
-
-
-def test_a_file_that_changed_is_told_of(tmp_path):
-    write_checkpoint(tmp_path / "m", MemoryBody.of(KINDS))
-    source = SelectedSource.of(FileSource(tmp_path / "m"), ["F32.long", "I16.odd"])
-    with (tmp_path / "m").open("r+b") as file:
-        file.write(b"junk")
-    assert "was changed after it was opened" in source.changed(0, 10)
 
 
 def test_a_tied_name_selects_the_tensor_under_the_name_that_is_asked_for():
@@ -128,13 +123,6 @@ def test_a_tied_name_selects_the_tensor_under_the_name_that_is_asked_for():
     assert arrived["wte"] is arrived["head"]
 
 
-def test_empty_tensors_alone_are_a_body_without_a_byte():
-    body = MemoryBody.of({"a": torch.zeros(0, 3), "b": torch.zeros(0, 3)})
-    source = SelectedSource.of(body, ["b", "a"])
-    assert (source.layout.nbytes, source.extent) == (0, None)
-    assert set(received(source)) == {"a", "b"}
-
-
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
@@ -148,16 +136,3 @@ def test_empty_tensors_alone_are_a_body_without_a_byte():
 def test_names_that_cannot_be_selected_are_named(sources, names, sentence):
     with pytest.raises(LayoutError, match=sentence):
         SelectedSource.of(sources[0], names)
-
-
-def test_a_source_that_needs_more_room_than_it_gives_bytes_gets_it():
-    class Greedy(PlainSource):
-        layout = Layout.of([("a", "U8", (100,)), ("b", "U8", (5,)), ("c", "U8", (100,))])
-
-        def views(self, start, stop, scratch):
-            view = scratch.take(1000)
-            view[: stop - start] = bytes(range(start, stop))
-            return [view[: stop - start]]
-
-    views = SelectedSource.of(Greedy(), ["a", "c"]).views(0, 200, Scratch())
-    assert b"".join(views) == bytes([*range(100), *range(105, 205)])

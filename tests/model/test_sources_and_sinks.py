@@ -28,6 +28,7 @@ from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.selected import SelectedSource
+from flstream.model.unnamed_file import UnnamedFile
 from flstream.streaming.receiver import Receiver, StreamSettings
 from flstream.streaming.remote import RemoteSource
 from flstream.streaming.service import DownloadService
@@ -92,11 +93,6 @@ def finished(state: State, place: Place) -> Source:
     return sink.finish()
 
 
-def safetensors(state: State, place: Place) -> Source:
-    save_file(dict(state), place.folder / "m.safetensors")
-    return open_checkpoint(place.folder / "m.safetensors")
-
-
 def shards(state: State, place: Place) -> Source:
     where = {}
     for number in range(3):
@@ -139,7 +135,7 @@ def offered(body: Source, place: Place, settings: StreamSettings) -> Source:
     ours, theirs = pipe("server", "site-1")
     place.stack.enter_context(closing(theirs))
     service.attach(ours, "site-1")
-    ref = service.offer(body, ["site-1"], push=settings if settings.push else None)
+    ref = service.offer(body, ["site-1"])
     return RemoteSource(Receiver(theirs, "server"), ref.token, settings)
 
 
@@ -166,17 +162,12 @@ def remote_file(state: State, place: Place) -> Source:
     return offered(file(state, place), place, replace(SETTINGS, chunk_size=0))
 
 
-def pushed(state: State, place: Place) -> Source:
-    return offered(MemoryBody.of(state), place, replace(SETTINGS, push=True))
-
-
 SOURCES: dict[str, Callable[[State, Place], Source]] = {
     "memory": lambda state, _: MemoryBody.of(state),
     "strided memory": strided,
     "buffer": buffer,
     "file": file,
     "finished file": finished,
-    "safetensors": safetensors,
     "shards": shards,
     "npz": npz,
     "compressed Fortran npz": compressed,
@@ -184,10 +175,8 @@ SOURCES: dict[str, Callable[[State, Place], Source]] = {
     "arranged": arranged,
     "selected": selected,
     "selected of a file": selected_file,
-    "selected of memory": lambda state, _: SelectedSource.of(MemoryBody.of(state), list(state)),
     "remote": remote,
     "remote, in one message": remote_file,
-    "remote, pushed": pushed,
 }
 
 Written = Callable[[], bytes]
@@ -205,6 +194,10 @@ def new_file(layout: Layout, place: Place, **how: object) -> tuple[Sink, Written
     return sink, lambda: body_of(sink.finish()) if layout.nbytes else b""
 
 
+def digested(layout: Layout, place: Place) -> tuple[Sink, Written]:
+    return new_file(layout, place, digester=ChunkDigester(layout.nbytes, CHUNK))
+
+
 def bare(layout: Layout, place: Place) -> tuple[Sink, Written]:
     """A file without a header, where a longer one was."""
     (place.folder / "out.safetensors.tmp").write_bytes(bytes(layout.nbytes + 9))
@@ -215,10 +208,6 @@ def bare(layout: Layout, place: Place) -> tuple[Sink, Written]:
         return (place.folder / "out.safetensors").read_bytes()
 
     return sink[0], read if layout.nbytes else finish
-
-
-def digested(layout: Layout, place: Place) -> tuple[Sink, Written]:
-    return new_file(layout, place, digester=ChunkDigester(layout.nbytes, CHUNK))
 
 
 def resumed(layout: Layout, place: Place) -> tuple[Sink, Written]:
@@ -239,14 +228,20 @@ def written_behind(layout: Layout, place: Place) -> tuple[Sink, Written]:
     return sink, close
 
 
+def unnamed(layout: Layout, place: Place) -> tuple[Sink, Written]:
+    file = UnnamedFile(layout, place.folder / "sites")
+    assert os.listdir(place.folder / "sites") == []
+    return file, lambda: body_of(file) if layout.nbytes else b""
+
+
 SINKS: dict[str, Callable[[Layout, Place], tuple[Sink, Written]]] = {
     "memory": existing,
-    "file": new_file,
+    "digested file": digested,
     "volatile file": lambda layout, place: new_file(layout, place, durable=False),
     "bare file": bare,
-    "digested file": digested,
     "resumed file": resumed,
     "written behind": written_behind,
+    "unnamed file": unnamed,
 }
 
 
@@ -255,19 +250,16 @@ def due(layout: Layout, state: State) -> bytes:
     return b"".join(as_bytes(state[spec.name]) for spec in layout.tensors)
 
 
-def edges(layout: Layout) -> list[tuple[int, int]]:
-    """The first byte, the last, all of them, and the bytes around each tensor's bounds."""
-    size = layout.nbytes
+def ranges_of(layout: Layout) -> list[tuple[int, int]]:
+    """The first byte, the last, all of them, the bytes around each tensor's bounds, and others."""
+    size, pairs = layout.nbytes, random.Random(3)
     found = [(0, 1), (size - 1, size), (0, size)]
     for spec in layout.tensors:
         found += [(spec.start, min(spec.start + 1, size)), (max(spec.start - 1, 0), spec.stop)]
+    for _ in range(40):
+        start, stop = sorted(pairs.sample(range(size + 1), 2))
+        found.append((start, stop))
     return [(start, stop) for start, stop in found if start < stop]
-
-
-def any_ranges(nbytes: int, seed: int) -> list[tuple[int, int]]:
-    pairs = random.Random(seed)
-    cuts = [sorted(pairs.sample(range(nbytes + 1), 2)) for _ in range(40)]
-    return [(start, stop) for start, stop in cuts]
 
 
 def partition(nbytes: int, seed: int) -> list[tuple[int, int]]:
@@ -302,32 +294,24 @@ class TestSources:
             read += b"".join(source.views(start, stop, scratch))
         assert read == due(source.layout, STATE)
 
-    def test_random_access_gives_any_range_again_and_again(self, source):
+    def test_random_access_gives_any_range_again_and_again(self, source, place):
+        service = place.stack.enter_context(DownloadService())
         if not source.random_access:
             with pytest.raises(ValueError, match="goes on at byte 0"):
                 source.views(CHUNK, 2 * CHUNK, Scratch())
+            with pytest.raises(ValueError, match="copy it into a file or memory first"):
+                service.offer(source, ["site-1"])
             return
         whole, scratch = due(source.layout, STATE), Scratch()
-        for start, stop in [*edges(source.layout), *any_ranges(len(whole), 3)] * 2:
+        for start, stop in ranges_of(source.layout) * 2:
             assert b"".join(source.views(start, stop, scratch)) == whole[start:stop]
-
-    def test_views_that_may_be_lent_stay_while_others_are_read(self, source):
-        if not source.lendable:
-            return
-        whole, kept = due(source.layout, STATE), []
-        for start, stop in any_ranges(len(whole), 5):
-            scratch = Scratch()
-            views = list(source.views(start, stop, scratch))
-            if not scratch.buffer:
-                kept.append((views, start, stop))
-        assert kept
-        assert all(b"".join(views) == whole[start:stop] for views, start, stop in kept)
+        service.offer(source, ["site-1"]).abort("enough")
 
     def test_an_extent_is_where_the_bytes_lie_in_the_file(self, source):
         if source.extent is None:
             return
         whole = due(source.layout, STATE)
-        for start, stop in [*edges(source.layout), *any_ranges(len(whole), 7)]:
+        for start, stop in ranges_of(source.layout):
             fd, offset, digests, immutable = source.extent(start, stop)
             assert immutable == getattr(source, "immutable", False)
             assert os.pread(fd, stop - start, offset) == whole[start:stop]
@@ -353,14 +337,6 @@ class TestSources:
         copy(source, sink, on_range=lambda *_: pytest.fail("there is no range"))
         assert [spec.name for spec in source.layout.tensors] == ["F32.empty"]
         assert source.layout.nbytes == 0
-
-    def test_only_a_source_with_random_access_can_be_offered(self, source, place):
-        service = place.stack.enter_context(DownloadService())
-        if source.random_access:
-            service.offer(source, ["site-1"]).abort("enough")
-            return
-        with pytest.raises(ValueError, match="copy it into a file or memory first"):
-            service.offer(source, ["site-1"])
 
 
 BODY = MemoryBody.of(STATE)
@@ -388,36 +364,27 @@ class TestSinks:
         copy(MemoryBody.of(EMPTY), sink)
         assert written() == b""
 
-    def test_what_an_earlier_attempt_left_is_there_to_be_verified(self, name, place):
+    def test_another_layout_is_refused_by_the_tensor_that_differs(self, name, place):
         sink, _ = SINKS[name](BODY.layout, place)
+        # What an earlier attempt left is there to be verified.
         assert sink.resumed == (name == "resumed file")
         if sink.resumed:
             assert b"".join(sink.written(0, 3 * CHUNK)) == b"\5" * 2 * CHUNK + bytes(CHUNK)
-
-    def test_another_layout_is_refused_by_the_tensor_that_differs(self, name, place):
-        sink, _ = SINKS[name](BODY.layout, place)
         other = MemoryBody.of({**STATE, "I16.odd": tensor("I16", (4, 1))})
         with pytest.raises(LayoutError, match=r"what site-3 offers does not fit .* 'I16\.odd'"):
             copy(other, sink, origin="site-3")
 
 
 @pytest.mark.parametrize("name", SINKS)
-def test_copying_any_source_into_any_sink(source, name, place):
+def test_any_source_is_copied_into_any_sink_with_the_digest_of_the_bytes_in_order(
+    source, name, place
+):
     sink, written = SINKS[name](source.layout, place)
-    ranges = []
-    copy(source, sink, step=10_000, on_range=lambda start, stop: ranges.append((start, stop)))
-    assert written() == due(source.layout, STATE)
+    digest, ranges, whole = BodyDigest(source.layout), [], due(source.layout, STATE)
+    copy(source, sink, step=10_000, digest=digest, on_range=lambda *each: ranges.append(each))
+    assert digest.hexdigest() == body_digest(BufferSource(source.layout, memoryview(whole)))
+    assert written() == whole
     assert_covers(ranges, source.layout.nbytes)
-
-
-@pytest.mark.parametrize("name", SINKS)
-def test_a_digest_is_taken_of_the_bytes_in_order(source, name, place):
-    sink, written = SINKS[name](source.layout, place)
-    digest = BodyDigest(source.layout)
-    copy(source, sink, step=10_000, digest=digest)
-    body = BufferSource(source.layout, memoryview(due(source.layout, STATE)))
-    assert digest.hexdigest() == body_digest(body)
-    assert written() == due(source.layout, STATE)
 
 
 def test_a_resumed_file_gets_only_the_chunks_that_it_lacks(place):
@@ -431,44 +398,19 @@ def test_a_resumed_file_gets_only_the_chunks_that_it_lacks(place):
     assert source.cost.bytes == len(WHOLE) - 5 * CHUNK
 
 
-def test_a_finished_file_needs_no_second_look_at_its_header(place, monkeypatch):
-    monkeypatch.setattr("flstream.model.checkpoint.read_header", None)
-    source = finished(STATE, place)
-    assert isinstance(source, FileSource)
-    assert (source.metadata, source.layout) == ({"a": "b"}, BODY.layout)
-    assert source.digests.get(0, CHUNK) is not None
-
-
-class TestArranging:
-    def given(self, tensors, ties):
-        layout = Layout.of(tensors, ties)
-        specs, offset = [], 0
-        for spec in reversed(layout.tensors):  # any other order
-            specs.append(spec._replace(start=offset, stop=offset + spec.nbytes))
-            offset += spec.nbytes
-        data = random.Random(4).randbytes(offset)
-        return BufferSource(Layout(specs, ties), memoryview(data))
-
-    def test_the_first_of_tied_names_stands_for_the_tensor(self):
-        tensors = [("w", "F32", (3,)), ("b", "U8", (5,)), ("none", "F16", (0,))]
-        given = self.given(tensors, {"a": "w", "x": "w", "ones": "none"})
-        source = Arranged(given)
-        assert source.layout.is_canonical
-        assert source.layout.aliases == {"w": "a", "x": "a"}
-        assert [spec.name for spec in source.layout.tensors] == ["a", "none", "ones", "b"]
-        whole = body_of(source)
-        for name, origin in (("a", "w"), ("b", "b")):
-            ours, theirs = source.layout.by_name[name], given.layout.by_name[origin]
-            assert whole[ours.start : ours.stop] == body_of(given)[theirs.start : theirs.stop]
-
-    def test_it_agrees_with_the_body_of_the_tensors_in_memory(self, place):
-        tensors = dict(every_kind())
-        tensors["Z.tied"] = tensors["F32.matrix"]
-        direct = MemoryBody.of(tensors)
-        given = self.given(
-            [(spec.name, spec.dtype, spec.shape) for spec in direct.layout.tensors],
-            {"A.first": "I64.matrix", "Z.tied": "F32.matrix"},
-        )
-        into = MemoryBody.allocate(given.layout)
-        copy(given, into)
-        assert body_digest(Arranged(given)) == body_digest(MemoryBody.of(into.tensors))
+def test_in_what_is_arranged_the_first_of_tied_names_stands_for_the_tensor():
+    tensors = [("w", "F32", (3,)), ("b", "U8", (5,)), ("none", "F16", (0,))]
+    ties = {"a": "w", "x": "w", "ones": "none"}
+    specs, offset = [], 0
+    for spec in reversed(Layout.of(tensors, ties).tensors):  # any other order
+        specs.append(spec._replace(start=offset, stop=offset + spec.nbytes))
+        offset += spec.nbytes
+    given = BufferSource(Layout(specs, ties), memoryview(random.Random(4).randbytes(offset)))
+    source = Arranged(given)
+    assert source.layout.is_canonical
+    assert source.layout.aliases == {"w": "a", "x": "a"}
+    assert [spec.name for spec in source.layout.tensors] == ["a", "none", "ones", "b"]
+    whole = body_of(source)
+    for name, origin in (("a", "w"), ("b", "b")):
+        ours, theirs = source.layout.by_name[name], given.layout.by_name[origin]
+        assert whole[ours.start : ours.stop] == body_of(given)[theirs.start : theirs.stop]
