@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import damaged
 import pytest
@@ -18,6 +19,7 @@ from flstream.inspection.examine import Request, examine
 # The command line, once a file, in one process: what it prints and ends with, and its memory.
 PROGRAM = """
 import contextlib, io, json, resource, signal, sys
+import torch
 from flstream.__main__ import main
 
 def peak():
@@ -26,7 +28,7 @@ def peak():
 def ask(path):
     out, err, status = io.StringIO(), io.StringIO(), 0
     sys.argv = ["flstream", "inspect", path, "--stats", "--verify"]
-    signal.alarm(20)
+    signal.alarm(60)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
@@ -48,20 +50,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("damaged")
 
 
-def ask(folder: Path, paths: list[Path]) -> dict[str, object]:
+def ask(folder: Path, paths: list[Path], program: str = PROGRAM) -> dict[str, Any]:
     sound = folder / "sound.pt"
     torch.save({"a": torch.zeros(4)}, sound)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        input=json.dumps([str(path) for path in (sound, *paths)]),
+        [sys.executable, "-c", program],
+        input=json.dumps([str(path) for path in (sound.relative_to(folder), *paths)]),
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    document: dict[str, object] = json.loads(done.stdout)
-    return document
+    return json.loads(done.stdout)
 
 
 @pytest.mark.nightly
@@ -69,7 +70,6 @@ def test_every_damaged_file_has_a_sentence_of_its_own(folder: Path) -> None:
     corpus = damaged.write_corpus(folder)
     answered = ask(folder, list(corpus.values()))
     answers = answered["answers"]
-    assert isinstance(answers, list)
     sentences: dict[str, str] = {}
     for flaw, (path, status, out, err) in zip(corpus, answers, strict=True):
         assert (status, out) == (2, ""), (flaw, err)
@@ -82,38 +82,14 @@ def test_every_damaged_file_has_a_sentence_of_its_own(folder: Path) -> None:
         assert "; " in lines[0], (flaw, "no next step", err)
         assert len(lines[0]) < 1500, flaw
         sentences[flaw] = lines[0].replace(place, "").removeprefix("error: ")
-    print(Counter(flaw.partition(":")[0] for flaw in corpus), len(corpus), "files")
     shared = [s for s, count in Counter(sentences.values()).items() if count > 1]
     assert {flaw: s for flaw, s in sentences.items() if s in shared} == {}
     assert len(corpus) >= 40
     assert not list(folder.rglob("*.ran"))  # no code ran
-    grown = answered["grown"]
-    assert isinstance(grown, int)
-    assert grown < 64 << 20
+    assert answered["grown"] < 64 << 20
 
 
-@pytest.mark.nightly
-def test_a_file_cut_at_any_place_is_refused(folder: Path) -> None:
-    paths = []
-    for name, write in (
-        ("c.safetensors", lambda path: path.write_bytes(damaged.SOUND)),
-        ("c.pt", damaged.saved(damaged.two)),
-        ("c.npz", damaged.npz(a=damaged.MARKED, deflate=True)),
-    ):
-        whole = folder / f"whole-{name}"
-        write(whole)
-        data = whole.read_bytes()
-        for size in range(0, len(data), max(1, len(data) // 40)):
-            paths.append(folder / f"{size}-{name}")
-            paths[-1].write_bytes(data[:size])
-    answers = ask(folder, paths)["answers"]
-    assert isinstance(answers, list)
-    for path, status, out, err in answers:
-        assert (status, out, len(err.splitlines())) == (2, "", 1), (path, err)
-        assert path in err
-
-
-def test_bytes_changed_anywhere_are_refused_or_harmless(tmp_path: Path) -> None:
+def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
     random = Random(0)
     writers = {
         "x.safetensors": lambda path: path.write_bytes(damaged.SOUND),
@@ -124,6 +100,10 @@ def test_bytes_changed_anywhere_are_refused_or_harmless(tmp_path: Path) -> None:
     for name, write in writers.items():
         write(tmp_path / name)
         sound = (tmp_path / name).read_bytes()
+        for size in range(0, len(sound), max(1, len(sound) // 40)):
+            (tmp_path / name).write_bytes(sound[:size])
+            with pytest.raises(FlstreamError, match=name):
+                examine(Request(tmp_path / name, stats=True, verify=True))
         for _ in range(200):
             data = bytearray(sound)
             for _ in range(random.choice([1, 1, 3])):
@@ -146,16 +126,7 @@ def test_a_file_of_another_user_is_one_sentence(folder: Path) -> None:
     # Root reads everything; but who is in a folder already needs no right to the way there.
     program = PROGRAM.replace("idle = peak()", "idle = os.geteuid() or os.seteuid(65534) or 0")
     program = program.replace("import contextlib,", "import os, contextlib,")
-    torch.save({"a": torch.zeros(4)}, forbidden / "sound.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=json.dumps(["sound.pt", "x.safetensors"]),
-        cwd=forbidden,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    ((_, status, out, err),) = json.loads(done.stdout)["answers"]
+    [(_, status, out, err)] = ask(forbidden, [Path("x.safetensors")], program)["answers"]
     assert (status, out) == (2, "")
     assert err == (
         "error: x.safetensors cannot be read: Permission denied; "

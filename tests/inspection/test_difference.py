@@ -44,16 +44,6 @@ def test_what_is_added_removed_and_reshaped_is_told_apart() -> None:
     assert found.compared == 1
 
 
-def test_norm_maximum_and_equal_bytes_are_exact() -> None:
-    one = torch.arange(4, dtype=torch.float64)
-    found = changed(one, one + torch.tensor([0.0, 3.0, 0.0, -4.0]))
-    assert (found.l2, found.max_difference, found.bytes) == (5.0, 4.0, 32)
-    expected = np.frombuffer(one.numpy().tobytes(), np.uint8) == np.frombuffer(
-        np.array([0.0, 4.0, 2.0, -1.0]).tobytes(), np.uint8
-    )
-    assert found.equal_bytes == expected.sum()
-
-
 @pytest.mark.parametrize("code", [c for c in every_kind() if c.endswith(".matrix")])
 def test_a_difference_of_every_dtype_is_that_of_float64(code: str) -> None:
     one = every_kind()[code]
@@ -66,34 +56,31 @@ def test_a_difference_of_every_dtype_is_that_of_float64(code: str) -> None:
     assert found.l2 == pytest.approx(delta.square().sum().sqrt().item())
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "l2", "most", "equal_bytes"),
+    [
+        ([0.0, 1.0, 2.0, 3.0], [0.0, 4.0, 2.0, -1.0], 5.0, 4.0, 28),
+        # Another sign of zero is a change by nothing.
+        ([0.0, 1.0], [-0.0, 1.0], 0.0, 0.0, 15),
+        ([1e-200], [-1e-200], 2e-200, 2e-200, 7),
+        ([1.7e308, 0.0], [-1.7e308, 0.0], None, np.finfo(np.float64).max, 15),
+        ([0.0] * (BLOCK * 3 + 7), [2.0] * (BLOCK * 3 + 7), 2 * math.sqrt(BLOCK * 3 + 7), 2.0, None),
+        # What is not finite is left out.
+        ([math.nan, math.nan, 1.0], [math.nan, 0.0, 3.0], 2.0, 2.0, None),
+    ],
+)
+def test_norm_maximum_and_equal_bytes_are_exact(one, two, l2, most, equal_bytes) -> None:
+    found = changed(*(torch.tensor(each, dtype=torch.float64) for each in (one, two)))
+    assert found.max_difference == pytest.approx(most, rel=1e-9, abs=0)
+    assert l2 is None or found.l2 == pytest.approx(l2, rel=1e-9, abs=0)
+    assert equal_bytes in (None, found.equal_bytes)
+    assert found.non_finite == (math.isnan(one[0]))
+
+
 def test_integers_of_64_bits_do_not_wrap() -> None:
     found = changed(torch.tensor([-(2**63), 5]), torch.tensor([2**63 - 1, 5]))
     assert found.max_difference == 2**64 - 1
     assert found.l2 == pytest.approx(2.0**64)
-
-
-def test_a_difference_beyond_the_range_of_float64_is_its_end() -> None:
-    one = torch.tensor([1.7e308, 1e-200], dtype=torch.float64)
-    assert changed(one, -one).max_difference == np.finfo(np.float64).max
-    found = changed(one[1:], -one[1:])
-    assert (found.l2, found.max_difference) == pytest.approx((2e-200, 2e-200), rel=1e-9, abs=0)
-
-
-def test_what_is_not_finite_is_counted_only_if_it_changed() -> None:
-    one = torch.tensor([math.nan, math.nan, 1.0, math.inf])
-    found = changed(one, torch.tensor([math.nan, 0.0, 3.0, math.inf]))
-    assert (found.non_finite, found.l2, found.max_difference) == (1, 2.0, 2.0)
-
-
-def test_another_sign_of_zero_is_a_change_by_nothing() -> None:
-    found = changed(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
-    assert (found.l2, found.max_difference, found.equal_bytes) == (0.0, 0.0, 7)
-
-
-def test_blocks_add_up() -> None:
-    one = torch.zeros(BLOCK * 3 + 7)
-    found = changed(one, one + 2)
-    assert found.l2 == pytest.approx(2 * math.sqrt(len(one)))
 
 
 def test_a_tied_name_stands_for_its_tensor() -> None:

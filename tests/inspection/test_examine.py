@@ -37,18 +37,9 @@ def model_of(number: int) -> MemoryBody:
 
 
 def round_finished(number: int, digest: str) -> RoundFinished:
-    return RoundFinished(
-        round=number,
-        digest=digest,
-        download=1.0,
-        train=1.0,
-        upload_and_fold=1.0,
-        checkpoint=1.0,
-        weights={},
-        metrics={"loss": None},
-        down=Transfer(),
-        up=Transfer(),
-    )
+    seconds = dict.fromkeys(("download", "train", "upload_and_fold", "checkpoint"), 1.0)
+    more = {"weights": {}, "metrics": {"loss": None}, "down": Transfer(), "up": Transfer()}
+    return RoundFinished(round=number, digest=digest, **seconds, **more)  # type: ignore[arg-type]
 
 
 def write_events(run: Path, events: Iterable[AnyEvent]) -> None:
@@ -87,21 +78,28 @@ def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run: Pa
     assert [each.round for each in found.checkpoints] == [0, 1, 2, 3]
     assert found.checkpoints[3].metrics == {"accuracy": 0.5}
     assert len({each.digest for each in found.checkpoints}) == 4
+    lines = (run / "events.jsonl").read_text().splitlines()
+    (run / "events.jsonl").write_text("\n".join([*lines[:2], "{", *lines[2:], ""]))
+    with pytest.raises(CheckpointError, match=r"line 3, is damaged: .*; or inspect the checkpoint"):
+        read_run(run)
 
 
 def test_verifying_a_run_compares_every_checkpoint_with_the_journal(run: Path) -> None:
-    verified = examine(Request(run, verify=True)).verified
-    assert verified is not None
+    with (run / "events.jsonl").open("a") as file:  # of a later version, and cut off
+        file.write('{"kind": "unheard of", "more": [1, {}]}\n{"kind": "round_fin')
+    assert (read_run(run).rounds_completed, read_run(run).status) == (3, "finished")
+    verified = examine(Request(run, verify=True)).verified or ()
     assert [each.round for each in verified] == [3, 0, 1, 2]
-    (alone,) = (
-        examine(Request(run / "checkpoints" / "round-0001.safetensors", verify=True)).verified or ()
-    )
-    assert alone.round == 1
-    assert "is the one that" in alone.checks[-1]
-
-
-def test_a_changed_checkpoint_is_not_what_the_run_wrote(run: Path) -> None:
+    final = run / "global.safetensors"
+    final.unlink()
+    final.hardlink_to(run / "checkpoints" / "round-0002.safetensors")
+    (verified_final,) = examine(Request(final, verify=True)).verified or ()
+    assert verified_final.round == 2
+    final.unlink()
+    final.hardlink_to(run / "checkpoints" / "round-0003.safetensors")
     path = run / "checkpoints" / "round-0002.safetensors"
+    (alone,) = examine(Request(path, verify=True)).verified or ()
+    assert (alone.round, "is the one that" in alone.checks[-1]) == (2, True)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -109,6 +107,10 @@ def test_a_changed_checkpoint_is_not_what_the_run_wrote(run: Path) -> None:
         examine(Request(path, verify=True))
     with pytest.raises(CheckpointError, match="round-0002"):
         examine(Request(run, verify=True))
+    final.unlink()
+    write_checkpoint(final, model_of(20))
+    with pytest.raises(CheckpointError, match="for round 3, so it is not the model"):
+        examine(Request(final, verify=True))
 
 
 def test_verifying_a_run_reads_what_its_optimizer_remembered(run: Path) -> None:
@@ -128,27 +130,23 @@ def test_verifying_a_run_reads_what_its_optimizer_remembered(run: Path) -> None:
         examine(Request(run, verify=True))
 
 
-def test_scores_of_a_last_round_are_void_once_there_are_more_rounds(run: Path) -> None:
-    write_events(run, [RunResumed(round=3, evaluated=False)])
-    found = read_run(run)
-    assert (found.status, found.rounds_completed) == ("unfinished", 3)
-    assert found.checkpoints[3].metrics == {"loss": None}
-
-
-def test_a_line_that_was_cut_off_is_passed_over(run: Path) -> None:
-    with (run / "events.jsonl").open("a") as file:
-        file.write('{"kind": "round_fin')
-    assert read_run(run).rounds_completed == 3
-
-
-@pytest.mark.parametrize(("resumed", "left"), [(1, {0, 1}), (None, set())])
-def test_what_came_after_the_round_a_run_went_on_from_is_void(
-    run: Path, resumed: int | None, left: set[int]
+@pytest.mark.parametrize(
+    ("resumed", "left"),
+    [
+        (RunResumed(round=3, evaluated=False), {0, 1, 2, 3}),
+        (RunResumed(round=1), {0, 1}),
+        (RunResumed(round=None), set()),
+    ],
+)
+def test_what_came_after_what_a_run_went_on_from_is_void(
+    run: Path, resumed: RunResumed, left: set[int]
 ) -> None:
-    write_events(run, [RunResumed(round=resumed)])
+    write_events(run, [resumed])
     found = read_run(run)
     assert found.status == "unfinished"
     assert {each.round for each in found.checkpoints if each.digest} == left
+    # Scores of a last round are void once there are more rounds.
+    assert {"accuracy": 0.5} not in [each.metrics for each in found.checkpoints]
 
 
 def effect(number: int, model: ModelRecord | None = None) -> EffectDone:
@@ -183,31 +181,6 @@ def test_every_model_of_a_round_is_known_by_its_file(run: Path) -> None:
         examine(Request(paths[0], verify=True))
 
 
-def test_a_final_model_that_is_not_the_newest_is_one_that_the_run_wrote(run: Path) -> None:
-    final = run / "global.safetensors"
-    final.unlink()
-    final.hardlink_to(run / "checkpoints" / "round-0002.safetensors")
-    (verified,) = examine(Request(final, verify=True)).verified or ()
-    assert verified.round == 2
-    final.unlink()
-    write_checkpoint(final, model_of(20))
-    with pytest.raises(CheckpointError, match="for round 3, so it is not the model"):
-        examine(Request(final, verify=True))
-
-
-def test_a_damaged_journal_is_said_to_be_damaged_with_its_line(run: Path) -> None:
-    lines = (run / "events.jsonl").read_text().splitlines()
-    (run / "events.jsonl").write_text("\n".join([*lines[:2], "{", *lines[2:], ""]))
-    with pytest.raises(CheckpointError, match=r"line 3, is damaged: .*; or inspect the checkpoint"):
-        read_run(run)
-
-
-def test_events_of_a_later_version_do_no_harm(run: Path) -> None:
-    with (run / "events.jsonl").open("a") as file:
-        file.write('{"kind": "unheard of", "more": [1, {}]}\n')
-    assert read_run(run).status == "finished"
-
-
 def test_the_summary_serves_where_there_is_no_journal(run: Path) -> None:
     digest = read_run(run).checkpoints[3].digest
     (run / "events.jsonl").unlink()
@@ -221,68 +194,48 @@ def test_the_summary_serves_where_there_is_no_journal(run: Path) -> None:
         examine(Request(run / "global.safetensors", verify=True))
 
 
-def test_a_file_outside_of_a_run_has_a_digest_that_nothing_confirms(tmp_path: Path) -> None:
-    digest = write_checkpoint(tmp_path / "m.safetensors", MemoryBody.of({"a": torch.zeros(3)}))
-    (verified,) = examine(Request(tmp_path / "m.safetensors", verify=True)).verified or ()
-    assert (verified.digest, verified.round) == (digest, None)
-    assert "no run directory" in verified.checks[-1]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """Return a checkpoint of a few modules."""
-    state = {
-        "head.weight": torch.zeros(3, 3),
-        "body.0.attention.weight": torch.zeros(100),
-        "body.0.attention.bias": torch.zeros(2),
-        "body.1.weight": torch.zeros(50),
-        "scale": torch.zeros(()),
-    }
+def test_a_checkpoint_has_its_tensors_by_module_filter_and_order(tmp_path: Path) -> None:
+    sizes = {"head.weight": 9, "body.0.attention.weight": 100, "body.0.attention.bias": 2}
+    sizes |= {"body.1.weight": 50, "scale": 1}
     path = tmp_path / "model.safetensors"
-    write_checkpoint(path, MemoryBody.of(state))
-    return path
-
-
-def test_a_filter_takes_names_that_match_any_pattern(model: Path) -> None:
-    inspection = inspect_checkpoint(model, filters=["*.bias", "head.*"])
+    digest = write_checkpoint(
+        path, MemoryBody.of({name: torch.zeros(size) for name, size in sizes.items()})
+    )
+    inspection = inspect_checkpoint(path, filters=["*.bias", "head.*"])
     assert [spec.name for spec in inspection.tensors] == ["body.0.attention.bias", "head.weight"]
     assert (inspection.shown.tensors, inspection.total.tensors) == (2, 5)
     with pytest.raises(UsageError, match=r"--filter 'nothing' or '\?'"):
-        inspect_checkpoint(model, filters=["nothing", "?"])
-
-
-def test_tensors_come_in_the_order_that_is_asked_for(model: Path) -> None:
-    by_size = [spec.elements for spec in inspect_checkpoint(model, order="size").tensors]
-    assert by_size == [100, 50, 9, 2, 1]
-    names = [spec.name for spec in inspect_checkpoint(model, order="name").tensors]
-    assert names == sorted(names)
-
-
-def test_modules_have_the_totals_of_all_below_and_are_joined_where_alone(model: Path) -> None:
-    rows = build_tree(inspect_checkpoint(model).tensors).document()
-    totals = {row["name"]: (row["tensors"], row["parameters"], row["bytes"]) for row in rows}
-    assert totals == {
+        inspect_checkpoint(path, filters=["nothing", "?"])
+    by_size = inspect_checkpoint(path, order="size").tensors
+    assert [spec.elements for spec in by_size] == [100, 50, 9, 2, 1]
+    assert [s.name for s in inspect_checkpoint(path, order="name").tensors] == sorted(sizes)
+    # Modules have the totals of all below, and are joined where alone.
+    rows = build_tree(inspect_checkpoint(path).tensors).document()
+    assert {row["name"]: (row["tensors"], row["parameters"], row["bytes"]) for row in rows} == {
         "body": (3, 152, 608),
         "body.0.attention": (2, 102, 408),
         "body.1": (1, 50, 200),
         "head": (1, 9, 36),
     }
+    # No run confirms its digest.
+    (verified,) = examine(Request(path, verify=True)).verified or ()
+    assert (verified.digest, verified.round) == (digest, None)
+    assert "no run directory" in verified.checks[-1]
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "chunk", "chunks", "requests"),
-    [(0, 16, 0, 0), (1, 16, 1, 1), (64 << 20, 2 << 20, 32, 1), ((64 << 20) + 1, 3 << 20, 22, 2)],
-)
-def test_chunks_and_requests_are_those_of_a_download(
-    tmp_path: Path, nbytes: int, chunk: int, chunks: int, requests: int
-) -> None:
-    layout = Layout.of([("a", "U8", (nbytes,)), ("none", "U8", (0,))])
+def test_chunks_and_requests_are_those_of_a_download(tmp_path: Path) -> None:
     path = tmp_path / "sparse.safetensors"
-    with path.open("wb") as file:
-        file.write(layout.header())
-        file.truncate(file.tell() + nbytes)
-    streaming = inspect_checkpoint(path, chunk_size=chunk).streaming
-    assert (streaming.chunks, streaming.requests) == (chunks, requests)
-    assert streaming.largest_tensor_chunks == chunks
-    assert streaming.per_tensor_calls == 2
-    assert streaming.as_it_lies
+    for nbytes, chunk, chunks, requests in (
+        (0, 16, 0, 0),
+        (1, 16, 1, 1),
+        (64 << 20, 2 << 20, 32, 1),
+        ((64 << 20) + 1, 3 << 20, 22, 2),
+    ):
+        layout = Layout.of([("a", "U8", (nbytes,)), ("none", "U8", (0,))])
+        with path.open("wb") as file:
+            file.write(layout.header())
+            file.truncate(file.tell() + nbytes)
+        streaming = inspect_checkpoint(path, chunk_size=chunk).streaming
+        assert (streaming.chunks, streaming.requests) == (chunks, requests)
+        assert (streaming.largest_tensor_chunks, streaming.per_tensor_calls) == (chunks, 2)
+        assert streaming.as_it_lies

@@ -57,6 +57,10 @@ def test_a_state_dict_has_all_names_in_the_models_order(finished, tmp_path):
     assert list(state) == NAMES
     assert state["words.weight"].data_ptr() == state["answer.weight"].data_ptr()
     assert list(tmp_path.glob("*.tmp")) == []
+    # A checkpoint of any format, also onto itself.
+    export(path, path)
+    again = load_file(export(path, tmp_path / "out").files[0])
+    assert torch.equal(again["answer.weight"], state["answer.weight"])
 
 
 def test_what_a_run_has_kept_goes_along_and_its_prefix_goes(tmp_path):
@@ -81,29 +85,19 @@ def test_what_a_run_has_kept_goes_along_and_its_prefix_goes(tmp_path):
         export(run / "best.safetensors", tmp_path / "none")
 
 
-def test_a_checkpoint_of_any_format_is_exported(tmp_path):
-    given = tmp_path / "model.pt"
-    torch.save({"w": torch.arange(6.0).reshape(2, 3)}, given)
-    done = export(given, tmp_path / "out")
-    assert torch.equal(load_file(done.files[0])["w"], torch.arange(6.0).reshape(2, 3))
-    # It may be exported onto itself.
-    export(given, given)
-    assert torch.equal(torch.load(given, weights_only=True)["w"], load_file(done.files[0])["w"])
-
-
 def test_nothing_is_overwritten_and_no_damaged_model_exported(finished, tmp_path):
     run = finished.directory.path
     full = tmp_path / "full"
     full.mkdir()
     (full / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"full has files in it; export to a new folder"):
-        export(run, full)
-    with pytest.raises(UsageError, match=r"notes\.txt is a file; export to a folder"):
-        export(run, full / "notes.txt")
-    with pytest.raises(CheckpointError, match=r"cannot be written: Not a directory"):
-        export(run, full / "notes.txt" / "out")
-    with pytest.raises(CheckpointError, match=r"there is no"):
-        export(run / "nothing.safetensors", tmp_path / "out")
+    for source, place, error, sentence in (
+        (run, full, UsageError, "full has files in it"),
+        (run, full / "notes.txt", UsageError, r"notes\.txt is a file"),
+        (run, full / "notes.txt" / "out", CheckpointError, "cannot be written"),
+        (run / "nothing.safetensors", tmp_path / "out", CheckpointError, "there is no"),
+    ):
+        with pytest.raises(error, match=sentence):
+            export(source, place)
     final = finished.directory.final_model
     body = bytearray(final.read_bytes())
     body[-1] ^= 1

@@ -1,21 +1,68 @@
-"""A folder's digest: all that training code finds there, and nothing else."""
+"""A folder's digest, copy and archive: all that training code finds there, and nothing else."""
 
+import io
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from folders import CHANGES, fill
 
 import flstream
+from flstream.errors import ProtocolError
+from flstream.model.folder_archive import pack_folder, unpack_folder
 from flstream.model.folder_content import (
     copy_folder,
     folder_bytes,
     folder_digest,
     sync_folder,
 )
+
+
+def fill(folder: Path) -> Path:
+    """One of everything."""
+    (folder / "deep/er").mkdir(parents=True)
+    (folder / "hollow").mkdir()
+    (folder / "deep/er/file").write_bytes(b"content")
+    (folder / "void").touch()
+    (folder / "tool").write_bytes(b"#!/bin/sh\n")
+    (folder / "tool").chmod(0o755)
+    (folder / "link").symlink_to("deep/er/file")
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "loop").symlink_to("loop")
+    (folder / os.fsdecode(b"not utf-8 \xff")).write_bytes(b"x")
+    return folder
+
+
+def relink(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("elsewhere")
+
+
+def replace(path: Path, content: bytes) -> None:
+    path.unlink()
+    path.write_bytes(content)
+
+
+CHANGES = {
+    "a byte of a file": lambda top: (top / "deep/er/file").write_bytes(b"contend"),
+    "the length of a file": lambda top: (top / "void").write_bytes(b"\0"),
+    "the name of a file": lambda top: (top / "void").rename(top / "avoid"),
+    "the folder of a file": lambda top: (top / "void").rename(top / "deep/void"),
+    "a mode": lambda top: (top / "tool").chmod(0o644),
+    "the mode of a folder": lambda top: (top / "hollow").chmod(0o700),
+    "its own mode": lambda top: top.chmod(0o711),
+    "the target of a link": lambda top: relink(top / "link"),
+    "a link for a file": lambda top: replace(top / "dangling", b"nowhere"),
+    "a new empty folder": lambda top: (top / "deep/hollow").mkdir(),
+    "a new empty file": lambda top: (top / "deep/void").touch(),
+    "one empty folder less": lambda top: (top / "hollow").rmdir(),
+    "one empty file less": lambda top: (top / "void").unlink(),
+    "a file for a folder": lambda top: ((top / "hollow").rmdir(), (top / "hollow").touch()),
+    "what a link leads to": lambda top: replace(top / "link", b"content"),
+}
 
 
 def in_folder(folder: Path, text: str) -> None:
@@ -148,3 +195,31 @@ for name in ("top", "copy"):
 assert os.listdir() == []
 """
     in_folder(tmp_path, nested)
+
+
+def record(name, kind, content=b""):
+    """A record as :func:`pack_folder` writes it, of anything."""
+    path = os.fsencode(name)
+    return struct.pack("<cHqIQ", kind, 0o755, 0, len(path), len(content)) + path + content
+
+
+def test_the_copy_has_the_digest_and_an_archive_cut_short_has_not(tmp_path):
+    folder, file = fill(tmp_path / "folder"), io.BytesIO()
+    pack_folder(str(folder), file)
+    unpack_folder(io.BytesIO(file.getvalue()), str(tmp_path / "copy"))
+    assert folder_digest(str(tmp_path / "copy")) == folder_digest(str(folder))
+    with pytest.raises(ProtocolError, match="archive of a folder"):
+        unpack_folder(io.BytesIO(file.getvalue()[:-1]), str(tmp_path / "short"))
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record("../out", b"f", b"x")],
+        [record("link", b"l", b".."), record("link/out", b"f", b"x")],
+    ],
+)
+def test_nothing_is_written_outside_of_the_copy(tmp_path, records):
+    with pytest.raises(ProtocolError, match="archive of a folder"):
+        unpack_folder(io.BytesIO(b"".join([record("", b"d"), *records])), str(tmp_path / "copy"))
+    assert not (tmp_path / "out").exists()

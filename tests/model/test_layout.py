@@ -13,6 +13,7 @@ from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.header import MAX_HEADER_BYTES, header_length
 from flstream.model.layout import Layout, parse_header
+from flstream.model.order import in_order, order_text
 
 
 def text_of(layout: Layout, metadata: dict[str, str] | None = None) -> bytes:
@@ -223,3 +224,26 @@ def test_a_damaged_header_gives_a_layout_or_a_layout_error(layout, place, damage
 def test_a_header_longer_than_what_there_is_is_refused_before_it_is_read(prefix, available):
     with pytest.raises(LayoutError, match="it "):
         header_length(prefix, available, "it")
+
+
+ORDERED = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
+
+
+@given(ORDERED, st.data())
+def test_any_order_comes_back(names, data):
+    names = [name for name in names if name != "__metadata__" and name.isascii()] or ["a"]
+    dtypes = [data.draw(st.sampled_from(["F32", "F64", "BF16", "I64"])) for _ in names]
+    tied = {f"{names[0]}~": names[0]} if data.draw(st.booleans()) else {}
+    entries = ((name, dtype, (2,)) for name, dtype in zip(names, dtypes, strict=True))
+    layout = Layout.of(entries, tied)
+    shuffled = data.draw(st.permutations([*names, *tied]))
+    text = order_text(layout, shuffled)
+    values = {name: name.upper() for name in sorted(shuffled)}
+    assert list(in_order(values, layout, text).items()) == [(n, n.upper()) for n in shuffled]
+
+
+@pytest.mark.parametrize("text", ["", "[0]", "[0,0]", "[1,2]", "{", "3", '["a","b"]', "[-1,0]"])
+def test_a_text_that_does_not_fit_gives_the_order_of_the_layout(text):
+    layout = Layout.of([("b", "F32", (1,)), ("a", "F32", (1,))])
+    assert list(in_order({"b": 1, "a": 2}, layout, text)) == ["a", "b"]
+    assert order_text(layout, ["a", "b"]) == ""

@@ -5,7 +5,6 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -106,11 +105,6 @@ def shards(state: State, place: Place) -> Source:
     return open_checkpoint(index)
 
 
-def npz(state: State, place: Place) -> Source:
-    np.savez(place.folder / "m.npz", **{name: value.numpy() for name, value in state.items()})
-    return open_checkpoint(place.folder / "m.npz")
-
-
 def compressed(state: State, place: Place) -> Source:
     arrays = {name: np.asarray(value.numpy(), order="F") for name, value in state.items()}
     np.savez_compressed(place.folder / "m.npz", **arrays)
@@ -130,15 +124,6 @@ def arranged(state: State, place: Place) -> Source:
     return Arranged(shards(state, place))
 
 
-def offered(body: Source, place: Place, settings: StreamSettings) -> Source:
-    service = place.stack.enter_context(DownloadService())
-    ours, theirs = pipe("server", "site-1")
-    place.stack.enter_context(closing(theirs))
-    service.attach(ours, "site-1")
-    ref = service.offer(body, ["site-1"])
-    return RemoteSource(Receiver(theirs, "server"), ref.token, settings)
-
-
 def selected(state: State, place: Place) -> Source:
     """Every other tensor of a file, and the others of two bodies in memory."""
     names = sorted(state)
@@ -155,11 +140,12 @@ def selected_file(state: State, place: Place) -> Source:
 
 
 def remote(state: State, place: Place) -> Source:
-    return offered(MemoryBody.of(state), place, SETTINGS)
-
-
-def remote_file(state: State, place: Place) -> Source:
-    return offered(file(state, place), place, replace(SETTINGS, chunk_size=0))
+    service = place.stack.enter_context(DownloadService())
+    ours, theirs = pipe("server", "site-1")
+    place.stack.enter_context(closing(theirs))
+    service.attach(ours, "site-1")
+    ref = service.offer(MemoryBody.of(state), ["site-1"])
+    return RemoteSource(Receiver(theirs, "server"), ref.token, SETTINGS)
 
 
 SOURCES: dict[str, Callable[[State, Place], Source]] = {
@@ -169,14 +155,12 @@ SOURCES: dict[str, Callable[[State, Place], Source]] = {
     "file": file,
     "finished file": finished,
     "shards": shards,
-    "npz": npz,
     "compressed Fortran npz": compressed,
     "torch": saved,
     "arranged": arranged,
     "selected": selected,
     "selected of a file": selected_file,
     "remote": remote,
-    "remote, in one message": remote_file,
 }
 
 Written = Callable[[], bytes]
@@ -284,13 +268,9 @@ class TestSources:
         codes = {name: (name.split(".")[0], tuple(value.shape)) for name, value in STATE.items()}
         assert {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors} == codes
 
-    @pytest.mark.parametrize("name", SOURCES)
-    def test_it_is_read_from_front_to_back(self, name, place):
-        source = SOURCES[name](STATE, place)
-        # What comes in frames is read in whole ones.
-        step = source.layout.nbytes if name == "remote, in one message" else 2 * CHUNK
+    def test_it_is_read_from_front_to_back(self, source):
         scratch, read = Scratch(), b""
-        for start, stop in source.layout.ranges(step):
+        for start, stop in source.layout.ranges(2 * CHUNK):
             read += b"".join(source.views(start, stop, scratch))
         assert read == due(source.layout, STATE)
 
