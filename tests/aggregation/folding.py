@@ -1,7 +1,6 @@
 """Folding in memory, for tests: updates as state dicts, the next model as one."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from support import tensor
@@ -12,6 +11,7 @@ from flstream.aggregation.steps import Steps
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.model.body import Source
+from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 
@@ -44,10 +44,7 @@ class MemorySink:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         into = MemoryBody.allocate(self.layout)
-        offset = 0
-        for view in into.views(0, self.layout.nbytes):
-            view[:] = self.body[offset : offset + len(view)]
-            offset += len(view)
+        copy(self.source(), into)
         return into.tensors
 
 
@@ -88,48 +85,16 @@ def fold_into(
     optimization: Optimization | None = None,
     frame: int = 16,
 ) -> tuple[MemorySink, str]:
-    body = MemoryBody.of(base)
+    body, rule, steps = MemoryBody.of(base), rule or AggregationRule(), Steps(step, frame)
     sink = MemorySink(body.layout)
-    digest = fold_updates(
-        body,
-        updates,
-        rule or AggregationRule(),
-        sink,
-        Steps(step, frame),
-        lambda _: None,
-        optimization,
-    )
-    return sink, digest
+    return sink, fold_updates(body, updates, rule, sink, steps, lambda _: None, optimization)
 
 
-def fold(
-    base: State, updates: Sequence[UpdateSource], rule: AggregationRule | None = None, **kwargs
-):
+def fold(base: State, updates: Sequence[UpdateSource], rule=None, **how):
     """The next model, as tensors."""
-    return fold_into(base, updates, rule, **kwargs)[0].tensors()
+    return fold_into(base, updates, rule, **how)[0].tensors()
 
 
 def shifted(state: State, seed: int) -> dict[str, torch.Tensor]:
     """Other values for a state dict whose names begin with their dtype."""
     return {name: tensor(name.split(".")[0], value.shape, seed) for name, value in state.items()}
-
-
-def fold_bytes(
-    layout: Layout,
-    updates: Sequence[bytes],
-    weights: Sequence[float],
-    rule: AggregationRule,
-    step: int = 1 << 20,
-    base: bytes | None = None,
-) -> bytes:
-    """The next model as bytes, of updates as bytes: differences where there is a base."""
-    sink = MemorySink(layout)
-    old = BufferSource(layout, memoryview(bytearray(base or layout.nbytes)))
-    kind = "DIFF" if base else "FULL"
-    sources = [BufferSource(layout, memoryview(bytearray(data))) for data in updates]
-    sent = [
-        UpdateSource(f"site-{i}", partial(Frames, source, 16), weight, kind)
-        for i, (source, weight) in enumerate(zip(sources, weights, strict=True))
-    ]
-    fold_updates(old, sent, rule, sink, Steps(step, 16), lambda _: None)
-    return bytes(sink.body)

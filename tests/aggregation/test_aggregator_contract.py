@@ -1,14 +1,15 @@
 """What every aggregator promises: its definition, to the bit, however the body comes and is cut."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from aggregators import AGGREGATORS
-from folding import fold, fold_bytes, shifted, update
-from hypothesis import given, settings
+from folding import fold, fold_into, shifted, update
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import (
     COMPLEX,
@@ -18,7 +19,6 @@ from support import (
     as_bytes,
     assert_same_tensors,
     cuts,
-    entries,
     every_kind,
     tensor,
 )
@@ -27,7 +27,45 @@ from flstream.aggregation.rules import AggregationRule
 from flstream.errors import UpdateRefusedError
 from flstream.job.aggregation_method import METHODS
 from flstream.model.dtypes import BY_CODE, torch_dtype
-from flstream.model.layout import Layout
+
+Array = np.ndarray
+
+
+class Aggregator(NamedTuple):
+    """What the contract knows of an aggregator. A new one is a line in AGGREGATORS."""
+
+    rule: AggregationRule
+    # What it makes of values of shape [sites, elements], in float64 or fractions, and weights.
+    definition: Callable[[Array, Array], Array]
+    # Whether another order of the sites gives the same bits for any floats.
+    ignores_order: bool
+
+
+def weighted_mean(values: Array, weights: Array) -> Array:
+    """The sum of the values times their weights, by the sum of the weights."""
+    return (values * weights[:, None]).sum(axis=0) / weights.sum()
+
+
+def trimmed(left_out: Callable[[int], int]) -> Callable[[Array, Array], Array]:
+    """The plain mean of what is left of the sorted values, by how many go at either end."""
+
+    def definition(values: Array, weights: Array) -> Array:
+        ends = left_out(len(values))
+        left = np.sort(values, axis=0)[ends : len(values) - ends]
+        return left.sum(axis=0) / len(left)
+
+    return definition
+
+
+AGGREGATORS = {
+    "mean": Aggregator(AggregationRule(), weighted_mean, ignores_order=False),
+    "median": Aggregator(
+        AggregationRule(method="median"), trimmed(lambda n: (n - 1) // 2), ignores_order=True
+    ),
+    "trimmed_mean": Aggregator(
+        AggregationRule(method="trimmed_mean", trim=0.25), trimmed(lambda n: n // 4), True
+    ),
+}
 
 WEIGHTS = (3.0, 1.0, 7.5, 0.25, 2.0, 16.0, 5.0, 1.5, 4.0)
 
@@ -69,7 +107,8 @@ def test_every_method_of_the_job_file_is_held_to_this_or_compares_updates():
 @every_aggregator
 @kinds
 @pytest.mark.parametrize("code", [*FLOATS, *COMPLEX])
-@given(count=st.integers(1, 9), elements=st.sampled_from([1, 7, 60]), seed=st.integers(0, 999))
+@given(count=st.integers(1, 9), elements=st.sampled_from([1, 60]), seed=st.integers(0, 999))
+@example(count=4, elements=50_001, seed=0)  # more than a block
 @settings(max_examples=8)
 def test_floats_are_the_definition_in_float64_rounded_once(
     code, params_type, aggregator, count, elements, seed
@@ -80,17 +119,6 @@ def test_floats_are_the_definition_in_float64_rounded_once(
     found = fold(base, sent(states, params_type), aggregator.rule)["w"]
     values = [parts(state["w"]) + old for state in states]
     assert as_bytes(found) == as_bytes(due(aggregator, values, base["w"]))
-
-
-@every_aggregator
-@pytest.mark.parametrize("code", FLOATS)
-def test_a_long_range_is_the_definition_in_all_its_blocks(code, aggregator):
-    base = {"w": torch.zeros(50_001).to(torch_dtype(code))}
-    states = [{"w": tensor(code, (50_001,), seed)} for seed in range(4)]
-    found = fold(base, sent(states), aggregator.rule)["w"]
-    values = [parts(state["w"]) for state in states]
-    assert as_bytes(found) == as_bytes(due(aggregator, values, base["w"]))
-    assert as_bytes(fold(base, sent(states), aggregator.rule, step=4096)["w"]) == as_bytes(found)
 
 
 @every_aggregator
@@ -111,15 +139,6 @@ def test_integers_are_the_exact_definition_rounded_half_to_even(code, aggregator
 
 
 @every_aggregator
-@pytest.mark.parametrize("value", [2**53 + 1, 2**63 - 1, -(2**63), -(2**53) - 1, 0])
-@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.1, 0.7, 1e9)])
-def test_a_large_integer_that_all_agree_on_stays_as_it_is(value, weights, aggregator):
-    agreed = {"w": torch.tensor([value] * 3)}
-    base = {"w": torch.zeros(3, dtype=torch.int64)}
-    assert_same_tensors(fold(base, sent([agreed] * 3, weights=weights), aggregator.rule), agreed)
-
-
-@every_aggregator
 @pytest.mark.parametrize("code", [*INTEGERS, "BOOL"])
 def test_a_difference_of_integers_gives_what_the_whole_update_gives(code, aggregator):
     name = BY_CODE[code].numpy_name
@@ -135,48 +154,28 @@ def test_a_difference_of_integers_gives_what_the_whole_update_gives(code, aggreg
 
 
 @every_aggregator
-def test_bools_of_equal_weight_take_the_majority_and_a_tie_is_false(aggregator):
+def test_the_aggregate_of_one_update_is_that_update_and_bools_take_the_majority(aggregator):
+    base, state = every_kind(FOLDED), shifted(every_kind(FOLDED), 2)
+    assert_same_tensors(fold(base, sent([state]), aggregator.rule), state)
     rows = [[True, True, True, False], [True, True, False, False], [True, False, False, False]]
     states = [{"w": torch.tensor(row)} for row in rows]
-    base = {"w": torch.zeros(4, dtype=torch.bool)}
-    three, two = (sent(each, weights=(1.0,) * 3) for each in (states, states[::2]))
-    assert fold(base, three, aggregator.rule)["w"].tolist() == [True, True, False, False]
-    assert fold(base, two, aggregator.rule)["w"].tolist() == [True, False, False, False]
+    for some, due in ((states, [True, True, False, False]), (states[::2], [True, *[False] * 3])):
+        found = fold(states[0], sent(some, weights=(1.0,) * 3), aggregator.rule)
+        assert found["w"].tolist() == due  # a tie is false
 
 
 @every_aggregator
-@pytest.mark.parametrize("code", FOLDED)
-def test_the_aggregate_of_one_update_is_that_update(code, aggregator):
-    base, state = {"w": tensor(code, (100,), 1)}, {"w": tensor(code, (100,), 2)}
-    assert_same_tensors(fold(base, sent([state]), aggregator.rule), state)
-
-
-@every_aggregator
-@given(order=st.permutations(range(5)))
+@given(order=st.permutations(range(5)), seed=st.integers(0, 999))
 @settings(max_examples=15)
-def test_the_order_of_the_sites_changes_no_bit_of_what_is_exact(order, aggregator):
+def test_the_order_of_the_sites_changes_no_bit_of_what_is_exact(order, seed, aggregator):
     base = every_kind(FOLDED)
-    updates = sent([shifted(base, seed) for seed in range(5)])
-    assert_same_tensors(
-        fold(base, [updates[place] for place in order], aggregator.rule),
-        fold(base, updates, aggregator.rule),
-    )
-
-
-@pytest.mark.parametrize(
-    "aggregator",
-    [each for each in AGGREGATORS.values() if each.ignores_order],
-    ids=[name for name, each in AGGREGATORS.items() if each.ignores_order],
-)
-@given(order=st.permutations(range(6)), seed=st.integers(0, 999))
-@settings(max_examples=15)
-def test_nor_of_any_floats_where_that_is_promised(order, seed, aggregator):
-    generator = torch.Generator().manual_seed(seed)
-    base = {code: torch.zeros(300, dtype=torch_dtype(code)) for code in ("F64", "F32", "BF16")}
-    states = [
-        {name: torch.randn(300, generator=generator).to(old.dtype) for name, old in base.items()}
-        for _ in range(6)
-    ]
+    states = [shifted(base, seed) for seed in range(5)]
+    if aggregator.ignores_order:  # then neither of any floats
+        generator = torch.Generator().manual_seed(seed)
+        for code in ("F64", "F32", "BF16"):
+            for state in (base, *states):
+                numbers = torch.randn(300, generator=generator)
+                state[f"{code}.random"] = numbers.to(torch_dtype(code))
     updates = sent(states)
     assert_same_tensors(
         fold(base, [updates[place] for place in order], aggregator.rule),
@@ -185,36 +184,23 @@ def test_nor_of_any_floats_where_that_is_promised(order, seed, aggregator):
 
 
 @every_aggregator
-@given(entries(FOLDED).filter(len), st.data())
+@given(seed=st.integers(0, 9999), step=cuts(1400), params_type=st.sampled_from(["FULL", "DIFF"]))
 @settings(max_examples=40)
-def test_any_bytes_give_the_same_bits_however_the_body_is_cut(aggregator, given_entries, data):
-    layout = Layout.of(given_entries)
-    body = st.binary(min_size=layout.nbytes, max_size=layout.nbytes)
-    booleans = [s for s in layout.tensors if s.dtype == "BOOL"]
-    updates = [bytearray(data.draw(body)) for _ in range(3)]
-    for each in updates:
-        for spec in booleans:
-            each[spec.start : spec.stop] = bytes(b & 1 for b in each[spec.start : spec.stop])
-    base = data.draw(st.sampled_from([None, updates[0]]))
-    rule, step = replace(aggregator.rule, on_nonfinite="allow"), data.draw(cuts(layout.nbytes))
+def test_any_bytes_give_the_same_bits_however_the_body_is_cut(aggregator, seed, step, params_type):
+    rng, states = np.random.default_rng(seed), []
+    for _ in range(4):
+        states.append(state := {})
+        for name, value in every_kind(FOLDED).items():
+            most = 2 if value.dtype == torch.bool else 256
+            raw = rng.integers(0, most, value.numel() * value.element_size(), np.uint8)
+            if len(raw):
+                value = torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape)
+            state[name] = value
+    base, *others = states
+    rule = replace(aggregator.rule, on_nonfinite="allow")
     with np.errstate(all="ignore"):
-        whole = fold_bytes(layout, updates, WEIGHTS[:3], rule, base=base)
-        assert fold_bytes(layout, updates, WEIGHTS[:3], rule, step, base) == whole
-
-
-@every_aggregator
-@given(
-    step=cuts(1400),
-    seed=st.integers(0, 99),
-    clip_norm=st.sampled_from([None, 20.0]),
-    params_type=st.sampled_from(["FULL", "DIFF"]),
-)
-@settings(max_examples=20)
-def test_so_do_updates_that_are_clipped(step, seed, clip_norm, params_type, aggregator):
-    base = every_kind(FOLDED)
-    updates = sent([shifted(base, seed + i) for i in range(4)], params_type)
-    rule = replace(aggregator.rule, clip_norm=clip_norm)
-    assert_same_tensors(fold(base, updates, rule, step=step), fold(base, updates, rule))
+        whole = fold_into(base, sent(others, params_type), rule)[1]
+        assert fold_into(base, sent(others, params_type), rule, step)[1] == whole
 
 
 NAMES = sorted(every_kind(FOLDED))
@@ -247,54 +233,34 @@ def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
         assert_same_tensors({name: found[name]}, alone)
 
 
-def finite_states(code="F32", elements=40_000):
-    base = {f"{code}.w": tensor(code, (elements,), 9), f"{code}.z": tensor(code, (4, 5), 9)}
-    return base, [shifted(base, seed) for seed in range(3)]
-
-
 @every_aggregator
-@kinds
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("code", [*FLOATS, *COMPLEX])
-def test_an_update_with_a_nan_is_refused_by_site_tensor_and_place(code, params_type, aggregator):
-    base, states = finite_states(code)
-    states[1][f"{code}.z"][2, 3] = float("nan")
-    with pytest.raises(UpdateRefusedError) as caught:
-        fold(base, sent(states, params_type), aggregator.rule, step=4096)
-    assert caught.value.site == "site-1"
-    assert str(caught.value).startswith(
-        f"the update of site-1 is not finite: tensor '{code}.z' at [2, 3] is nan; "
-    )
-
-
-@every_aggregator
-@pytest.mark.parametrize("value", [float("inf"), float("-inf")])
-@pytest.mark.parametrize("code", ["F64", "F32", "F16", "BF16", "F8_E5M2", *COMPLEX])
-def test_so_is_one_with_an_infinity(code, value, aggregator):
-    base, states = finite_states(code)
-    states[2][f"{code}.w"][30_001] = value
-    with pytest.raises(UpdateRefusedError, match=r"of site-2 .*\.w' at \[30001\] is -?inf; "):
-        fold(base, sent(states), aggregator.rule)
-
-
-@every_aggregator
-def test_without_the_refused_site_the_model_is_that_of_the_others(aggregator):
-    base, states = finite_states()
-    whole = sent(states)
-    others = fold(base, [whole[0], whole[2]], aggregator.rule)
-    states[1] = {**states[1], "F32.w": torch.full((40_000,), float("nan"))}
+def test_what_is_not_finite_is_refused_and_the_model_is_that_of_the_others(code, value, aggregator):
+    if code.startswith("F8") and code != "F8_E5M2" and value == value:
+        return  # it has no infinity
+    base = {f"{code}.w": tensor(code, (5000,), 9), f"{code}.z": tensor(code, (4, 5), 9)}
+    states = [shifted(base, seed) for seed in range(3)]
     updates = sent(states)
-    with pytest.raises(UpdateRefusedError) as caught:
-        fold(base, updates, aggregator.rule)
-    left = [each for each in updates if each.site != caught.value.site]
+    others = fold(base, [updates[0], updates[2]], aggregator.rule)
+    place = (f"{code}.z", (2, 3)) if value != value else (f"{code}.w", (3001,))
+    states[1][place[0]][place[1]] = value
+    for params_type in ("FULL", "DIFF"):
+        with pytest.raises(UpdateRefusedError) as caught:
+            fold(base, sent(states, params_type), aggregator.rule, step=4096)
+        assert caught.value.site == "site-1"
+        due = f"tensor '{place[0]}' at {list(place[1])} is {value}; "
+        assert str(caught.value).startswith(f"the update of site-1 is not finite: {due}")
+    left = [each for each in sent(states) if each.site != caught.value.site]
     assert_same_tensors(fold(base, left, aggregator.rule), others)
 
 
 @every_aggregator
 def test_where_it_is_allowed_a_nan_touches_no_other_element(aggregator):
-    base, states = finite_states()
+    base = {"F32.w": tensor("F32", (40_000,), 9)}
+    states = [shifted(base, seed) for seed in range(3)]
     clean = fold(base, sent(states), aggregator.rule)
     for state in states:
-        state["F32.w"] = state["F32.w"].clone()
         state["F32.w"][7] = float("nan")
     found = fold(base, sent(states), replace(aggregator.rule, on_nonfinite="allow"))
     assert found["F32.w"].isnan().nonzero().tolist() == [[7]]

@@ -10,8 +10,6 @@ from support import (
     FLOATS,
     FOLDED,
     as_bytes,
-    assert_same_tensors,
-    body_of,
     cuts,
     every_kind,
     tensor,
@@ -24,6 +22,7 @@ from flstream.job.sections import ServerOptimizerSection
 from flstream.model.memory import MemoryBody
 
 TYPES = ("fedavgm", "fedadagrad", "fedadam", "fedyogi")
+OPTIMIZER = ServerOptimizer("fedadam", 0.3, 0.9, 0.99, 1e-3)
 
 
 def moved(state, by):
@@ -34,17 +33,15 @@ def moved(state, by):
     }
 
 
-def run(optimizer, base, deltas, rule=None, step=1 << 20, kind="FULL"):
+def run(optimizer, base, deltas, step=1 << 20):
     """Some rounds, each with the state of the last."""
-    model, state, states = base, None, []
+    model, state = base, None
     for delta in deltas:
-        layout = MemoryBody.of(model).layout
-        out = MemorySink(optimizer.state_layout(layout, rule or AggregationRule()))
-        sent = [update("site-1", moved(model, delta), 1.0), update("site-2", model, 1.0)]
-        model = fold(model, sent, rule, step=step, optimization=Optimization(optimizer, state, out))
+        out = MemorySink(optimizer.state_layout(MemoryBody.of(model).layout, AggregationRule()))
+        sent = [update("site-1", moved(model, delta)), update("site-2", model)]
+        model = fold(model, sent, step=step, optimization=Optimization(optimizer, state, out))
         state = out.source()
-        states.append(bytes(out.body))
-    return model, states
+    return model
 
 
 def reference(optimizer, values, deltas):
@@ -82,7 +79,7 @@ def reference(optimizer, values, deltas):
 def test_the_model_moves_as_the_paper_says(kind, learning_rate, beta_1, beta_2, tau, deltas):
     optimizer = ServerOptimizer(kind, learning_rate, beta_1, beta_2, tau)
     base = {"w": tensor("F64", (3, 4)), "f": tensor("F32", (9,))}
-    found, _ = run(optimizer, base, deltas)
+    found = run(optimizer, base, deltas)
     due = reference(optimizer, base["w"], deltas)
     assert torch.allclose(found["w"], due, rtol=1e-9, atol=1e-9)
     # In float32 the model and the state are rounded each round.
@@ -90,49 +87,21 @@ def test_the_model_moves_as_the_paper_says(kind, learning_rate, beta_1, beta_2, 
     assert torch.allclose(found["f"].double(), due, rtol=1e-3, atol=1e-3)
 
 
-def test_yogi_shrinks_its_second_moment_only_additively():
-    optimizer = ServerOptimizer("fedyogi", 0.1, 0.0, 0.5, 1.0)
-    base = {"w": torch.zeros(1, dtype=torch.float64)}
-    _, states = run(optimizer, base, [4.0, 0.0])
-    seconds = [torch.frombuffer(bytearray(s), dtype=torch.float64).item() for s in states]
-    # 1 - 0.5 * 4 * sign(1 - 4) = 3, then 3 - 0.5 * 0 * sign(3 - 0) = 3.
-    assert seconds == [3.0, 3.0]
-
-
-@pytest.mark.parametrize("kind", TYPES)
-@given(step=cuts(1400))
-@settings(max_examples=8, deadline=None)
-def test_model_and_state_have_the_same_bits_however_they_were_cut(kind, step):
-    optimizer = ServerOptimizer(kind, 0.3, 0.9, 0.99, 1e-3)
-    base = every_kind(FOLDED)
-    whole, states = run(optimizer, base, [1.0, -0.5])
-    found, others = run(optimizer, base, [1.0, -0.5], step=step)
-    assert_same_tensors(found, whole)
-    assert others == states
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_integers_and_bools_take_the_mean(kind):
-    optimizer = ServerOptimizer(kind, 0.3, 0.9, 0.99, 1e-3)
-    base = {"n": torch.tensor([4]), "b": torch.tensor([False]), "w": torch.zeros(1)}
-    sent = {"n": torch.tensor([8]), "b": torch.tensor([True]), "w": torch.zeros(1)}
+@pytest.mark.parametrize("optimizer", [OPTIMIZER, ServerOptimizer("fedavgm", 1.0, 0.0, 0.9, 1.0)])
+def test_integers_and_bools_take_the_mean_and_a_plain_step_of_one_is_the_mean_itself(optimizer):
+    base = {"n": torch.tensor([4]), "b": torch.tensor([False]), "w": tensor("F32", (500,))}
+    sent = {"n": torch.tensor([8]), "b": torch.tensor([True]), "w": tensor("F32", (500,), 2)}
     out = MemorySink(optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule()))
-    found = fold(base, [update("s", sent)], optimization=Optimization(optimizer, None, out))
+    updates = [update("s", sent), update("t", {**sent, "w": tensor("F32", (500,), 3)})]
+    found = fold(base, updates, optimization=Optimization(optimizer, None, out))
+    mean = fold(base, updates)
     assert (found["n"].item(), found["b"].item()) == (8, True)
-
-
-def test_a_plain_server_step_of_one_is_the_mean_itself():
-    optimizer = ServerOptimizer("fedavgm", 1.0, 0.0, 0.99, 1e-3)
-    base = {"w": tensor("F32", (500,))}
-    out = MemorySink(optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule()))
-    sent = [update(f"{i}", {"w": tensor("F32", (500,), i)}) for i in range(4)]
-    found = fold(base, sent, optimization=Optimization(optimizer, None, out))
-    assert as_bytes(found["w"]) == as_bytes(fold(base, sent)["w"])
-    assert out.layout.nbytes == 0
+    assert (as_bytes(found["w"]) == as_bytes(mean["w"])) == (optimizer.type == "fedavgm")
+    assert (out.layout.nbytes == 0) == (optimizer.type == "fedavgm")
 
 
 def test_what_nobody_sends_keeps_its_value_and_its_state():
-    optimizer = ServerOptimizer("fedadam", 0.3, 0.9, 0.99, 1e-3)
+    optimizer = OPTIMIZER
     base = {"a": torch.ones(3), "b": torch.ones(2)}
     layout = optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule())
     first = MemorySink(layout)
@@ -152,21 +121,17 @@ def test_what_nobody_sends_keeps_its_value_and_its_state():
 
 def test_only_aggregated_floats_have_a_state_and_in_float32_at_least():
     layout = MemoryBody.of(every_kind(FOLDED)).layout
-    state = ServerOptimizer("fedyogi", 0.1, 0.9, 0.99, 1e-3).state_layout(
-        layout, AggregationRule(exclude=["scalar"])
-    )
-    codes = {spec.name: spec.dtype for spec in state.tensors if spec.name.endswith(".matrix")}
-    assert codes == {
-        f"{moment}.{code}.matrix": {"F64": "F64", "C64": "C64", "C128": "F64"}.get(code, "F32")
+    state = OPTIMIZER.state_layout(layout, AggregationRule(exclude=["scalar", "empty"]))
+    wide = {"F64": "F64", "C64": "C64", "C128": "F64"}
+    assert {spec.name: spec.dtype for spec in state.tensors} == {
+        f"{moment}.{code}.matrix": wide.get(code, "F32")
         for moment in ("momentum", "second_moment")
         for code in (*FLOATS, *COMPLEX)
     }
-    assert state.by_name["momentum.C128.matrix"].shape == (7, 5, 2)
-    assert not any("scalar" in spec.name for spec in state.tensors)
 
 
 def test_a_state_of_another_model_or_optimiser_is_refused_by_tensor():
-    adam = ServerOptimizer("fedadam", 0.1, 0.9, 0.99, 1e-3)
+    adam = OPTIMIZER
     momentum = ServerOptimizer("fedavgm", 0.1, 0.9, 0.99, 1e-3)
     base = {"w": torch.zeros(2)}
     layout = MemoryBody.of(base).layout
@@ -176,17 +141,6 @@ def test_a_state_of_another_model_or_optimiser_is_refused_by_tensor():
         fold_into(base, [update("s", base)], optimization=Optimization(adam, other, out))
 
 
-def test_a_repeated_round_from_the_same_state_gives_the_same_bits():
-    optimizer = ServerOptimizer("fedadam", 0.1, 0.9, 0.99, 1e-3)
-    base = {"w": tensor("F32", (100,))}
-    layout = optimizer.state_layout(MemoryBody.of(base).layout, AggregationRule())
-    sent = [update("s", {"w": tensor("F32", (100,), 3)})]
-    outs = [MemorySink(layout) for _ in range(2)]
-    models = [fold(base, sent, optimization=Optimization(optimizer, None, o)) for o in outs]
-    assert_same_tensors(models[0], models[1])
-    assert body_of(outs[0].source()) == body_of(outs[1].source())
-
-
 def test_the_job_files_defaults_are_the_papers():
     assert optimizer_for(ServerOptimizerSection()) is None
     assert optimizer_for(ServerOptimizerSection(type="fedavgm")) == ServerOptimizer(
@@ -194,12 +148,9 @@ def test_the_job_files_defaults_are_the_papers():
     )
     assert optimizer_for(ServerOptimizerSection(type="fedadagrad")).beta_1 == 0
     for kind in ("fedadam", "fedyogi"):
-        assert optimizer_for(ServerOptimizerSection(type=kind)) == ServerOptimizer(
-            kind, 0.1, 0.9, 0.99, 1e-3
-        )
-    given = ServerOptimizerSection(
-        type="fedadam", learning_rate=0.5, beta_1=0.0, beta_2=0.5, tau=0.1
-    )
+        found = optimizer_for(ServerOptimizerSection(type=kind))
+        assert found == ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
+    given = ServerOptimizerSection(type="fedadam", learning_rate=0.5, beta_1=0, beta_2=0.5, tau=0.1)
     assert optimizer_for(given) == ServerOptimizer("fedadam", 0.5, 0.0, 0.5, 0.1)
 
 
@@ -208,7 +159,7 @@ def test_the_job_files_defaults_are_the_papers():
 def test_feddyn_steps_as_algorithm_1_says_however_the_model_is_cut(step, sites, deltas):
     optimizer = ServerOptimizer("feddyn", 1.0, 1.0, 0.0, 1.0, sites)
     base = {"w": tensor("F64", (3, 4)), "f": tensor("F32", (9,)), "n": torch.tensor([4])}
-    found, _ = run(optimizer, base, deltas, step=step)
+    found = run(optimizer, base, deltas, step)
     # Two of the sites send: one has moved by delta, the other has not. alpha cancels out.
     h, w = 0.0, base["w"].clone()
     for delta in deltas:

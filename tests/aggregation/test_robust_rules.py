@@ -1,17 +1,15 @@
-"""Rules that compare whole updates: their definitions, and bits that do not depend on cuts."""
+"""Rules that compare whole updates: their definitions, in plain NumPy, on whole models."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import robust_reference as reference
 import torch
-from folding import fold, fold_into, shifted, update
+from folding import fold, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import FOLDED, as_bytes, assert_same_tensors, cuts, every_kind, tensor
+from support import FOLDED, as_bytes, assert_same_tensors, every_kind
 
-from flstream.aggregation.gram import GramSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, UpdateRefusedError
 
@@ -24,6 +22,46 @@ RULES = {
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
+def distances(updates):
+    """Distances of all pairs of rows."""
+    return np.linalg.norm(updates[:, None] - updates[None], axis=2)
+
+
+def krum_order(updates, byzantine):
+    """The places of the rows, the one with the lowest score first."""
+    squares = distances(updates) ** 2
+    near = len(updates) - byzantine - 2
+    scores = [
+        np.sort(np.delete(row, place))[: max(near, 0)].sum() for place, row in enumerate(squares)
+    ]
+    return np.argsort(scores, kind="stable")
+
+
+def multi_krum(updates, byzantine, chosen):
+    """The mean of the rows with the lowest scores."""
+    return updates[np.sort(krum_order(updates, byzantine)[:chosen])].mean(axis=0)
+
+
+def bulyan(updates, byzantine):
+    """Of n - 2 f rows by repeated Krum, the mean of the n - 4 f values nearest to the median."""
+    left, selected = list(range(len(updates))), []
+    while len(selected) < len(updates) - 2 * byzantine:
+        selected.append(left.pop(krum_order(updates[left], byzantine)[0]))
+    values = updates[selected]
+    near = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
+    kept = len(values) - 2 * byzantine
+    return np.take_along_axis(values, near[:kept], axis=0).mean(axis=0)
+
+
+def geometric_median(updates):
+    """The point with the least sum of distances, by many plain Weiszfeld iterations."""
+    point = np.median(updates, axis=0)
+    for _ in range(20_000):
+        weights = 1 / np.maximum(np.linalg.norm(updates - point, axis=1), 1e-13)
+        point = weights @ updates / weights.sum()
+    return point
+
+
 def due(rule, updates):
     """What a rule's definition makes of rows of float64."""
     count = len(updates)
@@ -31,11 +69,11 @@ def due(rule, updates):
         case "krum" | "multi_krum":
             byzantine = (count - 3) // 2 if rule.byzantine is None else rule.byzantine
             chosen = 1 if rule.method == "krum" else rule.chosen or count - byzantine
-            return reference.multi_krum(updates, byzantine, chosen)
+            return multi_krum(updates, byzantine, chosen)
         case "bulyan":
             byzantine = (count - 3) // 4 if rule.byzantine is None else rule.byzantine
-            return reference.bulyan(updates, byzantine)
-    return reference.geometric_median(updates)
+            return bulyan(updates, byzantine)
+    return geometric_median(updates)
 
 
 def rows(count, seed, numbers=40, far=0):
@@ -73,21 +111,8 @@ def test_a_rule_comes_to_its_definition_on_whole_models(rule, count, seed, full)
     updates = sent(values, "FULL", base) if full else sent(values, "DIFF")
     found = fold(base, updates, rule)["w"] - base["w"]
     np.testing.assert_allclose(found.numpy(), due(rule, values), rtol=1e-4, atol=1e-6)
-
-
-@given(count=st.integers(3, 9), seed=st.integers(0, 9999))
-@settings(max_examples=15, deadline=None)
-def test_the_geometric_median_has_the_least_sum_of_distances(count, seed):
-    values = rows(count, seed, numbers=6, far=(count - 1) // 2)
-    found = fold(
-        {"w": torch.zeros(6, dtype=torch.float64)}, sent(values), RULES["geometric_median"]
-    )
-
-    def sum_of_distances(point):
-        return np.linalg.norm(values - point, axis=1).sum()
-
-    best = sum_of_distances(reference.geometric_median(values))
-    assert sum_of_distances(found["w"].numpy()) <= best * (1 + 1e-6)
+    agreed = fold(base, sent(values[:1].repeat(9, axis=0)), rule)["w"].numpy()
+    np.testing.assert_allclose(agreed, values[0], rtol=1e-15)
 
 
 def test_krum_is_one_of_the_updates_to_the_bit():
@@ -110,70 +135,14 @@ def test_updates_that_are_far_off_together_do_not_move_the_rest(rule, scale):
 
 
 @every_rule
-def test_weights_that_sites_choose_do_not_count(rule):
-    values = rows(9, 4)
-    base = {"w": torch.zeros(40, dtype=torch.float64)}
-    loud = [replace(each, weight=1e9 if i == 3 else 1.0) for i, each in enumerate(sent(values))]
-    assert fold_into(base, loud, rule)[1] == fold_into(base, sent(values), rule)[1]
-
-
-@every_rule
-@given(step=cuts(1400), seed=st.integers(0, 99), clip_norm=st.sampled_from([None, 20.0, "median"]))
-@settings(max_examples=12, deadline=None)
-def test_every_kind_of_tensor_has_the_same_bits_however_the_body_is_cut(
-    rule, step, seed, clip_norm
-):
-    base = every_kind(FOLDED)
-    updates = [update(f"{i}", shifted(base, seed + i), 1.0 + i) for i in range(7)]
-    rule = replace(rule, clip_norm=clip_norm)
-    assert_same_tensors(fold(base, updates, rule, step=step), fold(base, updates, rule))
-
-
-@every_rule
-@pytest.mark.parametrize("step", [4096, 65_536 + 16, 2 << 20])
-def test_so_does_a_model_of_many_tiles(rule, step):
-    base = {"F32.w": tensor("F32", (70_001,)), "BF16.w": tensor("BF16", (30_011,))}
-    generator = torch.Generator().manual_seed(3)
-    states = [
-        {n: torch.randn(v.shape, generator=generator).to(v.dtype) for n, v in base.items()}
-        for _ in range(7)
-    ]
-    updates = [update(f"{i}", state) for i, state in enumerate(states)]
-    assert fold_into(base, updates, rule, step)[1] == fold_into(base, updates, rule)[1]
-
-
-@given(
-    count=st.integers(1, 40),
-    numbers=st.integers(0, 40_000),
-    cuts_at=st.lists(st.integers(0, 40_000), max_size=8),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=30, deadline=None)
-def test_inner_products_have_the_same_bits_however_they_were_cut(count, numbers, cuts_at, seed):
-    numbers //= count
-    values = np.random.default_rng(seed).standard_normal((count, numbers))
-    whole, pieces = GramSum(count), GramSum(count)
-    whole.add(values)
-    for piece in np.split(values, sorted(min(at, numbers) for at in cuts_at), axis=1):
-        pieces.add(piece)
-    found = whole.matrix()
-    assert found.tobytes() == pieces.matrix().tobytes()
-    np.testing.assert_allclose(found, values @ values.T, rtol=1e-11, atol=1e-9)
-
-
-@every_rule
-def test_tensors_that_are_not_aggregated_and_integers_do_not_count(rule):
-    values = rows(9, 5)
-    base = {"w": torch.zeros(40, dtype=torch.float64)}
+def test_integers_weights_and_tensors_that_are_not_aggregated_do_not_count(rule):
+    values, base = rows(9, 5), {"w": torch.zeros(40, dtype=torch.float64)}
     plain = fold(base, sent(values), rule)["w"]
     more = {**base, "x": torch.zeros(1), "n": torch.tensor(0)}
-    updates = [
-        update(
-            f"site-{i}", {"w": torch.from_numpy(row), "x": torch.full((1,), 1e9 * i), "n": base_n}
-        )
-        for i, row in enumerate(values)
-        for base_n in [torch.tensor(10**6 * i)]
-    ]
+    updates = []
+    for i, row in enumerate(values):
+        state = {"w": torch.from_numpy(row), "x": torch.tensor([1e9 * i]), "n": torch.tensor(9**i)}
+        updates.append(update(f"site-{i}", state, 1e9 if i == 3 else 1.0))
     found = fold(more, updates, replace(rule, exclude=["x"]))
     assert as_bytes(found["w"]) == as_bytes(plain)
     assert found["x"].item() == 0
@@ -193,24 +162,16 @@ def test_a_tensor_that_an_update_lacks_is_one_that_it_does_not_change(rule):
 
 
 @every_rule
-def test_identical_updates_give_that_update(rule):
-    state = {"w": torch.randn(40, dtype=torch.float64)}
-    updates = [update(f"{i}", state) for i in range(9)]
-    found = fold({"w": torch.zeros(40, dtype=torch.float64)}, updates, rule)["w"]
-    torch.testing.assert_close(found, state["w"], rtol=1e-15, atol=0)
-
-
-@every_rule
-@pytest.mark.parametrize("policy", ["reject", "allow"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e300])
-def test_an_update_without_a_finite_norm_is_refused_by_name(rule, policy, bad):
-    values = rows(9, 7)
+def test_an_update_without_a_finite_norm_is_refused_by_name(rule, bad):
+    values, base = rows(9, 7), {"w": torch.zeros(40, dtype=torch.float64)}
     values[4, 11] = bad
-    base = {"w": torch.zeros(40, dtype=torch.float64)}
-    with pytest.raises(UpdateRefusedError, match=r"^the update of site-4 ") as caught:
-        fold(base, sent(values), replace(rule, on_nonfinite=policy))
-    left = [each for each in sent(values) if each.site != caught.value.site]
-    assert torch.isfinite(fold(base, left, replace(rule, on_nonfinite=policy))["w"]).all()
+    for policy in ("reject", "allow"):
+        strict = replace(rule, on_nonfinite=policy)
+        with pytest.raises(UpdateRefusedError, match=r"^the update of site-4 ") as caught:
+            fold(base, sent(values), strict)
+        left = [each for each in sent(values) if each.site != caught.value.site]
+        assert torch.isfinite(fold(base, left, strict)["w"]).all()
 
 
 @pytest.mark.parametrize(
@@ -227,21 +188,16 @@ def test_too_few_updates_fail_the_fold_with_what_is_needed(rule, count, sentence
         fold({"w": torch.zeros(40, dtype=torch.float64)}, sent(rows(count, 1)), rule)
 
 
-@pytest.mark.parametrize("code", ["I64", "U8", "BOOL"])
-def test_bulyan_ranks_integers_as_they_are(code):
-    name = {"I64": torch.int64, "U8": torch.uint8, "BOOL": torch.bool}[code]
-    numbers = {"I64": [2**62 + 1] * 6 + [0], "U8": [3] * 6 + [255], "BOOL": [True] * 6 + [False]}
-    updates = [
-        update(f"{i}", {"n": torch.tensor([value], dtype=name), "w": torch.zeros(2)})
-        for i, value in enumerate(numbers[code])
+def test_bulyan_ranks_integers_as_they_are():
+    states = [
+        {
+            "I64": torch.tensor([2**62 + 1 if i < 6 else 0]),
+            "U8": torch.tensor([3 if i < 6 else 255], dtype=torch.uint8),
+            "BOOL": torch.tensor([i < 6]),
+            "w": torch.zeros(2),
+        }
+        for i in range(7)
     ]
-    base = {"n": torch.zeros(1, dtype=name), "w": torch.zeros(2)}
-    assert fold(base, updates, RULES["bulyan"])["n"].item() == numbers[code][0]
-
-
-def test_clipping_to_the_median_norm_bounds_by_the_cohort_itself():
-    base = {"w": torch.zeros(1, dtype=torch.float64)}
-    updates = sent(np.array([[1.0], [3.0], [1000.0]]))
-    rule = AggregationRule(clip_norm="median")
-    found = fold(base, [replace(each, weight=1.0) for each in updates], rule)
-    assert found["w"].item() == pytest.approx(7 / 3)
+    updates = [update(f"{i}", state) for i, state in enumerate(states)]
+    found = fold({n: torch.zeros_like(v) for n, v in states[0].items()}, updates, RULES["bulyan"])
+    assert_same_tensors(found, states[0])

@@ -70,11 +70,6 @@ def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
         assert step >= frame >= (4 if rule.compares else 8) << 10
 
 
-def at_length(*values):
-    """Values of a parameter that only a long run tries: others show the same."""
-    return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
-
-
 class Folder:
     """A model in files, and walks over it with a cohort of updates of one file."""
 
@@ -122,16 +117,20 @@ def peak_of(call, *args):
     return peak
 
 
+def planned(folder, rule, count, budget, params_type="FULL", partial=False, chunk_size=2 * MIB):
+    updates = folder.updates(count, params_type, partial)
+    return rule, updates, folder.plan(rule, updates, budget, chunk_size)
+
+
 @first_and_nightly("params_type", ["FULL", "DIFF"])
-@first_and_nightly("code", ["BF16", "U8", *at_length("F64", "F32", "F16", "F8_E5M2", "I64", "U64")])
-@first_and_nightly("chunk_size", [4096, 2 * MIB], brief=3)
+@first_and_nightly("code", ["BF16", "U8", "F64", "F32", "F16", "F8_E5M2", "I64", "U64"], brief=2)
+@pytest.mark.parametrize("chunk_size", [4096, 2 * MIB])
 def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_type, chunk_size):
     folder = Folder(tmp_path, code, 3 * MIB)
-    updates = folder.updates(3, params_type)
     for budget in (MIB, 2 * MIB, 4 * MIB):
-        steps = folder.plan(AggregationRule(), updates, budget, chunk_size)
+        plan = planned(folder, AggregationRule(), 3, budget, params_type, chunk_size=chunk_size)
         # What Python keeps for itself, its threads and objects, is no buffer.
-        assert peak_of(folder.walk, AggregationRule(), updates, steps) <= budget + (64 << 10)
+        assert peak_of(folder.walk, *plan) <= budget + (64 << 10)
 
 
 @first_and_nightly(
@@ -148,15 +147,14 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
         (AggregationRule(clip_norm=1.0), 64, 4 * MIB),
     ],
 )
-@first_and_nightly("partial", [False, True], brief=6)
+@first_and_nightly("partial", [True, False])
 def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
     tmp_path, rule, count, budget, partial
 ):
     folder = Folder(tmp_path, "F32", max(96 << 10, 12 * MIB // count))
-    updates = folder.updates(count, "DIFF", partial)
-    steps = folder.plan(rule, updates, budget)
+    plan = planned(folder, rule, count, budget, "DIFF", partial)
     # What Python keeps of an update, its objects, is no buffer.
-    assert peak_of(folder.walk, rule, updates, steps) <= budget + 2048 * count
+    assert peak_of(folder.walk, *plan) <= budget + 2048 * count
 
 
 @pytest.mark.parametrize("count", [3, 16])
@@ -166,24 +164,17 @@ def test_and_those_of_updates_that_begin_in_the_middle_of_a_frame(tmp_path, coun
     write_checkpoint(tmp_path / "base", MemoryBody.of(model))
     write_checkpoint(tmp_path / "update", MemoryBody.of({"b": model["b"]}))
     folder.base, folder.source = FileSource(tmp_path / "base"), FileSource(tmp_path / "update")
-    updates = folder.updates(count, "DIFF", partial=True)
-    steps = folder.plan(AggregationRule(), updates, budget)
-    assert peak_of(folder.walk, AggregationRule(), updates, steps) <= budget + 2048 * count
+    plan = planned(folder, AggregationRule(), count, budget, "DIFF", partial=True)
+    assert peak_of(folder.walk, *plan) <= budget + 2048 * count
 
 
-@pytest.mark.parametrize("code", ["F32", "BF16"])
-@pytest.mark.parametrize("kind", ["fedavgm", "fedyogi"])
-def test_and_those_of_an_optimiser(tmp_path, code, kind):
+@first_and_nightly("code", ["BF16", "F32", "I32"])
+def test_and_those_of_an_optimiser_and_of_a_partial_sum(tmp_path, code):
     budget, folder = 4 * MIB, Folder(tmp_path, code, 3 * MIB)
-    optimizer = ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
-    updates = folder.updates(3)
-    steps = folder.plan(AggregationRule(), updates, budget)
-    assert peak_of(folder.walk, AggregationRule(), updates, steps, optimizer) <= budget
-
-
-@pytest.mark.parametrize("code", ["F32", "BF16", "I32"])
-def test_and_those_of_a_partial_sum(tmp_path, code):
-    budget, folder = 4 * MIB, Folder(tmp_path, code, 3 * MIB)
+    for kind in ("fedavgm", "fedyogi"):
+        optimizer = ServerOptimizer(kind, 0.1, 0.9, 0.99, 1e-3)
+        plan = planned(folder, AggregationRule(), 3, budget)
+        assert peak_of(folder.walk, *plan, optimizer) <= budget
     updates = folder.updates(4)
     steps = folder.plan(AggregationRule(), updates, budget, summing=True)
     partial_sum = PartialSum(tmp_path / "sum", folder.base, AggregationRule(), "round 1")

@@ -1,0 +1,260 @@
+"""Clipped and private means: no update moves the model further than it may."""
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from folding import MemorySink, fold, fold_into, shifted, update
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import (
+    COMPLEX,
+    FLOATS,
+    FOLDED,
+    as_bytes,
+    assert_same_tensors,
+    cuts,
+    every_kind,
+    tensor,
+)
+
+from flstream.aggregation.clipping import AdaptiveNorm
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.private import GaussianMechanism, NoiseSource
+from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.steps import Steps
+from flstream.errors import UpdateRefusedError
+from flstream.model.memory import MemoryBody
+
+
+def norm_of(states, base=None, names=None):
+    """The L2 norm in plain float64, of a difference or of a state less a base."""
+    total = 0.0
+    for name in names or states:
+        value = states[name]
+        if not (value.is_floating_point() or value.is_complex()):
+            continue
+        wide = torch.complex128 if value.is_complex() else torch.float64
+        difference = value.to(wide) - (base[name].to(wide) if base else 0)
+        total += float((difference.abs() ** 2).sum())
+    return math.sqrt(total)
+
+
+@given(seed=st.integers(0, 99), share=st.floats(0.01, 2.0), full=st.booleans(), step=cuts(1400))
+@settings(max_examples=30, deadline=None)
+def test_a_difference_is_scaled_to_the_norm_it_may_have(seed, share, full, step):
+    base, sent = every_kind(FOLDED), shifted(every_kind(FOLDED), seed)
+    norm = norm_of(sent, base if full else None)
+    rule = AggregationRule(clip_norm=norm * share)
+    updates = [update("site-1", sent, 3.0, "FULL" if full else "DIFF")]
+    found = fold(base, updates, rule, step=step)
+    plain = fold(base, updates)
+    if share >= 1:
+        assert_same_tensors(found, plain)
+        return
+    for name in ("F64.matrix", "F32.matrix", "F32.scalar", "C64.matrix"):
+        wide = torch.complex128 if base[name].is_complex() else torch.float64
+        difference = sent[name].to(wide) - (base[name].to(wide) if full else 0)
+        due = base[name].to(wide) + difference * share
+        assert torch.allclose(found[name].to(wide), due, rtol=2e-7, atol=1e-12)
+    for name, value in plain.items():  # integers and bools are not scaled
+        if not (value.is_floating_point() or value.is_complex()):
+            assert torch.equal(found[name], value)
+
+
+def test_each_update_is_clipped_for_itself_before_the_mean():
+    base = {"w": torch.zeros(2), "z": tensor("F32", (2,))}
+    near, far = ({"w": torch.tensor([3.0, 4.0]) * by, "z": base["z"]} for by in (1, 200))
+    updates = [update("near", near), update("far", far)]
+    # The last is the median of the norms 5, 5 and 1000.
+    for most, sent, due in (
+        (5.0, updates, [3.0, 4.0]),
+        (10.0, updates, [4.5, 6.0]),
+        ("median", [*updates, update("too", near)], [3.0, 4.0]),
+    ):
+        found = fold(base, sent, AggregationRule(clip_norm=most))
+        torch.testing.assert_close(found["w"], torch.tensor(due))
+        assert as_bytes(found["z"]) == as_bytes(base["z"])
+
+
+def test_only_what_is_aggregated_counts_for_the_norm():
+    base = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    sent = {"a": torch.tensor([1.0]), "b": torch.tensor([1e6])}
+    found = fold(base, [update("site-1", sent)], AggregationRule(clip_norm=1.0, exclude=["b"]))
+    assert (found["a"].item(), found["b"].item()) == (1.0, 0.0)
+    part = update("site-1", {"a": sent["a"]}, partial=True)
+    assert fold(base, [part], AggregationRule(clip_norm=1.0))["a"].item() == 1.0
+
+
+@pytest.mark.parametrize("policy", ["reject", "allow"])
+def test_a_difference_without_a_finite_norm_is_refused_even_where_it_is_allowed(policy):
+    base = {"w": torch.zeros(3)}
+    bad = {"w": torch.tensor([1.0, float("nan"), 2.0])}
+    updates = [update("site-1", base), update("site-2", bad)]
+    with pytest.raises(UpdateRefusedError) as caught:
+        fold(base, updates, AggregationRule(clip_norm=1.0, on_nonfinite=policy))
+    assert caught.value.site == "site-2"
+
+
+def test_an_adaptive_norm_follows_the_papers_algorithm_step_by_step():
+    """Algorithm 1 of arXiv:1905.03871 in NumPy, with the same noise."""
+    rng = np.random.default_rng(3)
+    cohort, quantile, rate, deviation = 50, 0.8, 0.2, 2.5
+    adaptive = AdaptiveNorm(quantile, rate, cohort, deviation)
+    norm = due = 0.1
+    for _ in range(60):
+        norms, noise = rng.lognormal(size=cohort), rng.normal()
+        bits = (norms <= due).astype(float) - 0.5
+        fraction = (bits.sum() + deviation * noise) / cohort + 0.5
+        due = due * np.exp(-rate * (fraction - quantile))
+        norm = adaptive.after(norm, cohort, int((norms > norm).sum()), noise)
+        assert norm == pytest.approx(due, rel=1e-9)
+
+
+def test_sites_that_sent_nothing_move_an_adaptive_norm_neither_up_nor_down():
+    adaptive = AdaptiveNorm(0.5, 0.2, 10, 0.0)
+    assert adaptive.after(2.0, 0, 0, 0.0) == 2.0
+    assert adaptive.after(2.0, 4, 2, 0.0) == 2.0
+    assert adaptive.after(2.0, 4, 4, 0.0) > 2.0 > adaptive.after(2.0, 4, 0, 0.0)
+
+
+MANY = 1_000_000
+
+
+def private(clip_norm=1.0, cohort=1, noise=0.0, name="test", **kwargs):
+    return AggregationRule(**kwargs).private(GaussianMechanism(clip_norm, cohort, noise, name))
+
+
+def test_all_updates_count_alike_and_those_that_are_missing_change_no_denominator():
+    base = {"w": torch.zeros(2, dtype=torch.float64)}
+    near = {"w": torch.tensor([0.3, 0.4], dtype=torch.float64)}
+    far = {"w": torch.tensor([60.0, -80.0], dtype=torch.float64)}
+    weigh = private().weighted
+    sent = [weigh(update("near", near, 1.0)), weigh(update("far", far, 1000.0))]
+    for cohort in (2, 5):  # three of five have failed
+        found = fold(base, sent, private(1.0, cohort))["w"]
+        assert found.tolist() == pytest.approx([(0.3 + 0.6) / cohort, (0.4 - 0.8) / cohort])
+    assert fold(base, [], private(1.0, 5))["w"].tolist() == [0.0, 0.0]
+
+
+@given(seed=st.integers(0, 99), size=st.floats(1e-3, 1e6), sites=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_one_site_moves_the_model_by_its_share_of_the_norm_at_most(seed, size, sites):
+    generator = torch.Generator().manual_seed(seed)
+    base = {"w": torch.randn(50, generator=generator, dtype=torch.float64)}
+    sent = []
+    for i in range(sites):
+        moved = base["w"] + size * torch.randn(50, generator=generator, dtype=torch.float64)
+        sent.append(update(f"{i}", {"w": moved}))
+    with_it, without = (fold(base, some, private(0.5, 4, 0.1)) for some in (sent, sent[:-1]))
+    assert (with_it["w"] - without["w"]).norm() <= 0.5 / 4 * (1 + 1e-9)
+
+
+def test_what_a_partial_update_lacks_counts_as_no_difference_and_is_noised_all_the_same():
+    base = {name: torch.zeros(1000, dtype=torch.float64) for name in ("both", "one", "none")}
+    ones = torch.full((1000,), 1e-3, dtype=torch.float64)
+    sent = [
+        update("site-1", {"both": ones, "one": ones.clone()}, partial=True),
+        update("site-2", {"both": ones}, partial=True),
+    ]
+    plain = fold(base, sent, private(1.0, 4))
+    assert [plain[name][0].item() for name in ("both", "one", "none")] == [0.5e-3, 0.25e-3, 0.0]
+    # Standard deviation z C / n on the mean, which is what the mechanism is given.
+    noisy = fold(base, sent, private(1.0, 4, 0.1))
+    for name, value in noisy.items():
+        assert (value - plain[name]).std().item() == pytest.approx(0.1, rel=0.15)
+    assert not torch.equal(noisy["none"], noisy["one"] - plain["one"])  # each tensor its own
+
+
+def test_only_floats_are_aggregated_and_all_else_keeps_its_values():
+    base, sent = every_kind(), shifted(every_kind(), 5)
+    found = fold(base, [update("site-1", sent)], private(1e-6, 1, 20.0, exclude=["^F16"]))
+    for name, value in base.items():
+        is_noised = name.split(".")[0] in {*FLOATS, *COMPLEX} - {"F16"} and value.numel()
+        assert (as_bytes(found[name]) != as_bytes(value)) == bool(is_noised), name
+
+
+def test_noise_comes_before_the_server_optimizer():
+    base, sent = {"w": torch.zeros(100)}, {"w": torch.full((100,), 0.01)}
+    rule = private(1.0, 2, 0.1)
+    mean = fold(base, [update("site-1", sent)], rule)["w"]
+    optimizer = ServerOptimizer("fedavgm", 0.5, 0.0, 0.9, 1e-3)
+    state = optimizer.state_layout(MemoryBody.of(base).layout, rule)
+    optimization = Optimization(optimizer, None, MemoryBody.allocate(state))
+    found = fold(base, [update("site-1", sent)], rule, optimization=optimization)["w"]
+    assert torch.allclose(found, 0.5 * mean, rtol=1e-6)
+
+
+def test_a_partial_sum_ends_in_the_same_private_model_and_knows_who_was_clipped(tmp_path):
+    base = {"w": tensor("F32", (5000,)), "v": tensor("F64", (3,))}
+    sent = [update(f"site-{i}", {n: v + 10.0**-i for n, v in base.items()}) for i in range(4)]
+    rule, body, steps = private(5.0, 6, 0.3), MemoryBody.of(base), Steps(4096, 16)
+    for some in (sent[:2], sent[2:]):  # each in a process of its own, as it were
+        sums = PartialSum(tmp_path / "sum.safetensors", body, rule, "x")
+        sums.add(some, steps, lambda _: None)
+    assert sums.clipped == ("site-0", "site-1")
+    assert (
+        sums.finish(MemorySink(body.layout), steps, lambda _: None)
+        == (fold_into(base, sent, rule)[1])
+    )
+
+
+def test_the_noise_follows_from_the_name_of_the_fold_alone():
+    base = {"w": torch.zeros(1000, dtype=torch.float64)}
+    noise = {
+        name: fold(base, [], private(1.0, 2, 1.0, name))["w"].numpy() for name in ("a", "b", "a/1")
+    }
+    again = fold(base, [update("site-1", base)], private(9.0, 3, 1.0, "a"))
+    assert_same_tensors(again, {"w": torch.from_numpy(noise["a"])})
+    assert abs(np.corrcoef(noise["a"], noise["b"])[0, 1]) < 0.15
+    assert abs(np.corrcoef(noise["a"], noise["a/1"])[0, 1]) < 0.15
+
+
+def numbers(name, count, first=0):
+    out = np.empty(count)
+    NoiseSource(name).fill(first, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def million():
+    return numbers("flstream/test", MANY)
+
+
+def test_a_million_numbers_have_the_distribution_function_of_a_normal_one(million):
+    error = 1 / math.sqrt(MANY)  # of the mean; the bounds below are five standard errors
+    assert abs(million.mean()) < 5 * error
+    assert million.var() == pytest.approx(1.0, abs=0.01)
+    assert (million**4).mean() == pytest.approx(3.0, abs=5 * math.sqrt(96) * error)
+    found = np.sort(million)
+    due = np.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in found[:: MANY // 1000]])
+    steps = np.arange(0, MANY, MANY // 1000) / MANY
+    assert np.abs(due - steps).max() < 2.0 / math.sqrt(MANY)  # Kolmogorov and Smirnov, at 0.0007
+    assert 4.4 < np.abs(million).max() < 6.5
+
+
+def test_neighbours_tensors_and_rounds_have_nothing_in_common(million):
+    bound = 5 / math.sqrt(MANY)
+    fours = million[: MANY // 4 * 4].reshape(-1, 4).T  # the numbers of one step of the counter
+    for other in (1, 2, 3):
+        assert abs(np.corrcoef(fours[0], fours[other])[0, 1]) < 2 * bound
+        assert abs(np.corrcoef(fours[0] ** 2, fours[other] ** 2)[0, 1]) < 2 * bound
+    for other in ("flstream/test/1", "flstream/tess", ""):
+        assert abs(np.corrcoef(million, numbers(other, MANY))[0, 1]) < bound
+
+
+@given(first=st.integers(0, 40_000), count=st.integers(0, 9000))
+def test_a_range_has_the_bits_that_it_has_in_the_whole(million, first, count):
+    found = numbers("flstream/test", count, first)
+    assert found.tobytes() == million[first : first + count].tobytes()
+    far = 10**12 + first
+    assert numbers("far", 5, far).tobytes() == numbers("far", 9, far - 4)[4:].tobytes()
+
+
+def test_the_bits_are_those_of_any_machine():
+    """Noise is made of operations that IEEE 754 rounds in one way: these were written down once."""
+    digest = hashlib.sha256(numbers("flstream/privacy/7/1/w", 10_000).tobytes()).hexdigest()
+    assert digest == "35fc6e76c05119835d90da6d21cbbf1054ac8811fa45d18b4ffd33dd87b74d43"

@@ -1,0 +1,280 @@
+"""Rules of a workflow's and of a user's own: what they are given, and what they may return."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from folding import MemorySink, fold, fold_into, shifted, update
+from support import FOLDED, as_bytes, assert_same_tensors, every_kind
+
+from flstream.aggregation.fold_rule import FoldRule
+from flstream.aggregation.optimizers import Optimization, ServerOptimizer
+from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.steps import Steps
+from flstream.errors import AggregationError, LayoutError, WorkflowError
+from flstream.job.aggregation_method import find_own_rule
+from flstream.model.digests import body_digest
+from flstream.model.joined import SplitWriter, ZeroSource, joint_layout
+from flstream.model.memory import MemoryBody
+
+WIDTHS = {"a": torch.float64, "b": torch.float32, "c": torch.float16}
+
+
+def joint(seed):
+    """A model of floats and integers, with a body ``control`` that has a number for each float."""
+    generator = torch.Generator().manual_seed(seed)
+    values = {
+        name: torch.randn(7, 5, generator=generator).to(kind) for name, kind in WIDTHS.items()
+    }
+    state = {**values, "count": torch.randint(0, 100, (3,), generator=generator)}
+    for name, value in values.items():
+        state[f"control::{name}"] = torch.randn(value.shape, generator=generator).to(value.dtype)
+    return state
+
+
+UPDATES = [update(f"site-{i}", joint(i), weight=float(i)) for i in (1, 2, 3)]
+RULE = AggregationRule(
+    bodies=["control"],
+    fold_rules={"control": FoldRule(weights=1.0, scale=0.25, base="zero")},
+)
+
+
+def test_a_body_is_summed_by_its_own_rule_and_the_model_as_ever(tmp_path):
+    base, alone = joint(0), fold(joint(0), UPDATES, AggregationRule())
+    whole, _ = fold_into(base, UPDATES, RULE)
+    found = whole.tensors()
+    for name in (*WIDTHS, "count"):
+        assert torch.equal(found[name], alone[name])
+    for name in WIDTHS:
+        own = f"control::{name}"
+        total = sum(joint(i)[own].double() for i in (1, 2, 3))
+        due = (base[own].double() + 0.25 * total).to(base[own].dtype)
+        assert torch.equal(found[own], due)
+    # The same bits however it is cut, and in a partial sum.
+    for step in (16, 48, 160):
+        assert fold_into(base, UPDATES, RULE, step=step)[0].body == whole.body
+    sums = PartialSum(tmp_path / "sum.safetensors", MemoryBody.of(base), RULE, "round 1")
+    for some in (UPDATES[:2], UPDATES[2:]):
+        sums.add(some, Steps(160, 16), lambda _: None)
+    sink = MemorySink(whole.layout)
+    sums.finish(sink, Steps(160, 16), lambda _: None)
+    assert sink.body == whole.body
+    # Patterns are looked for in the model's names.
+    chosen = AggregationRule(include=["^a$"], bodies=RULE.bodies, fold_rules=RULE.fold_rules)
+    some = fold(base, UPDATES, chosen)
+    assert [name for name in base if not torch.equal(some[name], base[name])] == ["a", "control::a"]
+
+
+@pytest.mark.parametrize("base", ["own", "zero"])
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("weights", [None, 2.0, {"site-1": 1.0, "site-2": 0.5, "site-3": 4.0}])
+def test_a_rule_is_the_formula_of_its_docstring(weights, normalise, base):
+    old = joint(0)
+    rule = FoldRule(weights=weights, normalise=normalise, scale=0.5, base=base)
+    found = fold(old, UPDATES, AggregationRule(bodies=["control"], fold_rules={"control": rule}))
+    by_site = {f"site-{i}": float(i) for i in (1, 2, 3)}
+    if isinstance(weights, dict):
+        by_site = weights
+    elif weights is not None:
+        by_site = dict.fromkeys(by_site, weights)
+    start = old["control::a"] if base == "own" else torch.zeros(())
+    total = sum(by_site[f"site-{i}"] * (joint(i)["control::a"] - start) for i in (1, 2, 3))
+    if normalise:
+        total = total / sum(by_site.values())
+    torch.testing.assert_close(found["control::a"], old["control::a"] + 0.5 * total)
+
+
+def test_the_model_may_have_a_rule_too():
+    base = joint(0)
+    rule = FoldRule(weights=[0.5, 0.25, 1.0], scale=2.0).by_site(["site-1", "site-2", "site-3"])
+    found = fold(base, UPDATES, AggregationRule(fold_rules={"": rule}))
+    steps = [w * (joint(i)["a"] - base["a"]) for i, w in ((1, 0.5), (2, 0.25), (3, 1.0))]
+    torch.testing.assert_close(found["a"], base["a"] + 2.0 * sum(steps))
+    assert torch.equal(found["count"], fold(base, UPDATES)["count"])
+
+
+def test_clipping_and_the_server_optimizer_are_for_the_model_alone():
+    base = joint(0)
+    clipped = AggregationRule(clip_norm=0.1, bodies=RULE.bodies, fold_rules=RULE.fold_rules)
+    found = fold(base, UPDATES, clipped)
+    assert torch.equal(found["control::a"], fold(base, UPDATES, RULE)["control::a"])
+    assert not torch.equal(found["a"], fold(base, UPDATES, RULE)["a"])
+    optimizer = ServerOptimizer("fedavgm", 0.5, 0.9, 0.99, 1e-3)
+    body = MemoryBody.of({name: base[name] for name in (*WIDTHS, "count")})
+    state = MemorySink(optimizer.state_layout(body.layout, AggregationRule()))
+    moved = fold(base, UPDATES, RULE, optimization=Optimization(optimizer, None, state))
+    assert torch.equal(moved["control::a"], found["control::a"])
+    step = fold(base, UPDATES)["a"] - base["a"]
+    torch.testing.assert_close(moved["a"], base["a"] + 0.5 * step)
+
+
+def test_a_joint_body_is_written_to_its_parts_with_their_digests(tmp_path):
+    state = joint(3)
+    model = MemoryBody.of({name: each for name, each in state.items() if "::" not in name})
+    control = MemoryBody.of({name[9:]: each for name, each in state.items() if "::" in name})
+    whole = MemoryBody.of(state)
+    parts = {"": MemorySink(model.layout), "control": MemorySink(control.layout)}
+
+    class Into:
+        def __init__(self, sink):
+            self.layout, self._sink = sink.layout, sink
+
+        def write(self, start, view):
+            self._sink.body[start : start + len(view)] = view
+
+    writer = SplitWriter({name: Into(sink) for name, sink in parts.items()})
+    assert writer.layout == whole.layout
+    writer.write(0, memoryview(b"".join(whole.views(0, 48))))  # a walk that is begun again
+    for start, stop in whole.layout.ranges(48):
+        data = b"".join(whole.views(start, stop))
+        writer.write(start, memoryview(data))
+    assert writer.digests() == {"": body_digest(model), "control": body_digest(control)}
+    assert parts["control"].body == b"".join(control.views(0, control.layout.nbytes))
+    model = MemoryBody.of({"control::a": torch.zeros(2)}).layout
+    with pytest.raises(LayoutError, match=r"tensor 'control::a' of the model is named like"):
+        joint_layout({"": model, "control": ZeroSource(model).layout})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"base": "mine"}, "a base is own or zero"),
+        ({"scale": float("nan")}, "a scale is a finite number"),
+        ({"weights": [1.0, 0.0]}, "has 0.0; a weight is a finite number above 0"),
+        ({"weights": "all"}, "has 'all'; a weight is a finite number above 0"),
+        ({"weights": [1.0, 2.0]}, "has 2 weights for 3 updates"),
+    ],
+)
+def test_what_is_no_rule_is_refused(wrong, why):
+    with pytest.raises(WorkflowError, match=why):
+        FoldRule(**wrong).by_site(["a", "b", "c"])
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "robust.md").read_text()
+RULES = """
+import numpy as np
+
+class Median:
+    def fold(self, values, weights):
+        return np.median(values, axis=0)
+
+class Mean:
+    def fold(self, values, weights):
+        return weights @ values / weights.sum()
+
+class Largest:
+    def weigh(self, gram, weights):
+        return np.diagonal(gram) == np.diagonal(gram).max()
+
+class Raises:
+    def __init__(self, error=KeyError, where="fold"):
+        self.error = error
+        if where == "init":
+            raise RuntimeError("no room")
+
+    def fold(self, values, weights):
+        raise self.error("oops")
+
+class Returns:
+    def __init__(self, value):
+        self.value = value
+
+    def fold(self, values, weights):
+        return self.value
+
+class Weighs(Returns):
+    fold = None
+
+    def weigh(self, gram, weights):
+        return self.value
+"""
+
+
+@pytest.fixture(scope="module")
+def rule_of(tmp_path_factory):
+    """A rule of the classes above."""
+    path = tmp_path_factory.mktemp("rules") / "mine.py"
+    path.write_text(RULES)
+    return lambda name, **args: AggregationRule(f"{path}:{name}", args=args)
+
+
+def sent(rows, **how):
+    return [
+        update(f"site-{i}", {"w": torch.tensor(row, dtype=torch.float64)}, 1.0 + i, **how)
+        for i, row in enumerate(rows)
+    ]
+
+
+BASE = {"w": torch.zeros(3, dtype=torch.float64)}
+ROWS = [[1.0, 2.0, 3.0], [1.5, 2.0, 2.0], [-40.0, -50.0, -60.0], [1.25, 1.0, 3.5]]
+
+
+def test_the_documented_example_leaves_out_whoever_points_away(tmp_path):
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert len(block.splitlines()) <= 20
+    (tmp_path / "mine.py").write_text(block)
+    method = f"{tmp_path}/mine.py:Agreement"
+    assert find_own_rule(method)[1:] == (True, True)
+    found = fold(BASE, sent(ROWS), AggregationRule(method))["w"]
+    np.testing.assert_array_equal(found, np.median(np.delete(ROWS, 2, axis=0), axis=0))
+    lenient = fold(BASE, sent(ROWS), AggregationRule(method, args={"least": -1.0}))["w"]
+    np.testing.assert_array_equal(lenient, np.median(ROWS, axis=0))
+
+
+def test_a_fold_is_given_values_and_weights_and_a_weighing_alone_gives_a_mean(rule_of):
+    found = fold(BASE, sent(ROWS), rule_of("Mean"))["w"]
+    np.testing.assert_allclose(found, np.average(ROWS, axis=0, weights=[1, 2, 3, 4]))
+    assert fold(BASE, sent(ROWS), rule_of("Largest"))["w"].tolist() == ROWS[2]
+    clipped = fold(BASE, sent(ROWS), AggregationRule(rule_of("Mean").method, clip_norm=1.0))["w"]
+    assert clipped.abs().max() <= 1
+
+
+@pytest.mark.parametrize("params_type", ["FULL", "DIFF"])
+def test_a_rule_by_coordinates_is_what_is_built_in_however_the_body_is_cut(rule_of, params_type):
+    base = every_kind(FOLDED)
+    updates = [update(f"{i}", shifted(base, i), 1.0, params_type) for i in range(4)]
+    built_in = fold(base, updates, AggregationRule("median"))
+    whole = fold(base, updates, rule_of("Median"))
+    for step in (16, 48, 704):
+        assert_same_tensors(fold(base, updates, rule_of("Median"), step=step), whole)
+    floats = [name for name in base if base[name].is_floating_point()]
+    assert all(as_bytes(whole[name]) == as_bytes(built_in[name]) for name in floats)
+
+
+def test_integers_are_rounded_half_to_even_and_kept_in_their_range(rule_of):
+    for code, value, due in (
+        (torch.int64, 2.5, 2),
+        (torch.int64, 1e30, 2**63 - 1),
+        (torch.uint8, -3.0, 0),
+        (torch.int32, 2.0**31, 2**31 - 1),
+    ):
+        base = {"n": torch.zeros(2, dtype=code)}
+        rule = rule_of("Returns", value=[value, value])
+        assert fold(base, [update("site-1", base)], rule)["n"].tolist() == [due, due]
+    base = {"n": torch.zeros(1, dtype=torch.int64)}
+    with pytest.raises(AggregationError, match="of I64 integers are not finite; mend the rule"):
+        fold(base, [update("site-1", base)], rule_of("Returns", value=[float("nan")]))
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("Raises", {"error": SystemExit}, r"fold raised SystemExit in line \d+: oops; mend"),
+        ("Raises", {}, r"mine.py:Raises.fold raised KeyError in line \d+: 'oops'; mend the rule"),
+        ("Raises", {"where": "init"}, r"mine.py:Raises raised RuntimeError in line \d+: no"),
+        ("Returns", {"value": 1.0}, r"mine.py:Returns.fold returned an array of shape \(\)"),
+        ("Returns", {"value": [1j] * 3}, "it gave complex numbers, and floats are due"),
+        ("Returns", {"value": "abc"}, r"returned a str, which is no array of 3 numbers"),
+        ("Returns", {"value": [float("nan")] * 3}, "all updates are; mend mine.py:Returns"),
+        ("Weighs", {"value": [0, 0, 0, 0]}, r"mine.py:Weighs.weigh returned the weights 0, 0, 0"),
+        ("Weighs", {"value": [1e-300] * 4}, "return finite ones of at least 0, not all of them 0"),
+        ("Weighs", {"value": [1, 1, float("nan"), 0]}, "returned the weights 1, 1, nan, 0; return"),
+        ("Weighs", {"value": [1, 1]}, r"of shape \(2,\); return one of shape \(4,\)"),
+    ],
+)
+def test_what_a_rule_does_wrong_ends_the_fold_with_its_name(rule_of, name, args, message):
+    with pytest.raises(AggregationError, match=message):
+        fold_into(BASE, sent(ROWS), rule_of(name, **args))

@@ -1,0 +1,288 @@
+"""What becomes of single updates: adopted, partial, not finite, selected by rules, or refused."""
+
+import pickle
+
+import pytest
+import safetensors.torch
+import torch
+from folding import MemorySink, fold, shifted, update
+from support import FOLDED, IN_FILES, as_bytes, assert_same_tensors, every_kind, tensor
+
+from flstream.aggregation.adoption import adopt_update
+from flstream.aggregation.elements import Elements
+from flstream.aggregation.rules import AggregationRule, rule_for
+from flstream.aggregation.steps import Steps
+from flstream.aggregation.walk import fold_updates
+from flstream.errors import AggregationError, UpdateRefusedError, UsageError
+from flstream.job.sections import AggregationSection
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
+from flstream.model.digests import body_digest
+from flstream.model.dtypes import BY_CODE, torch_dtype
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
+
+
+def adopt(base, updates, rule=None, step=1 << 20):
+    """The next model, and its digest."""
+    body = MemoryBody.of(base)
+    sink, done = MemorySink(body.layout), []
+    digest = adopt_update(
+        body, updates, rule or AggregationRule(), sink, Steps(step, 16), done.append
+    )
+    assert done[-1] == body.layout.nbytes
+    return sink.tensors(), digest
+
+
+@pytest.mark.parametrize("step", [16, 1 << 20])
+def test_a_whole_update_is_copied_bit_by_bit(step):
+    sent = shifted(every_kind(), 5)
+    # What a weighted mean may lose.
+    sent["F64.scalar"] = torch.tensor(1e-320, dtype=torch.float64)
+    assert_same_tensors(adopt(every_kind(), [])[0], every_kind())
+    model, digest = adopt(every_kind(), [update("site-1", sent, 18.0)], step=step)
+    assert_same_tensors(model, sent)
+    assert digest == body_digest(MemoryBody.of(sent))
+
+
+def test_a_difference_is_added_and_a_partial_update_leaves_the_rest():
+    base = {"a": torch.ones(4), "b": torch.ones(4)}
+    sent = {"a": torch.full((4,), 2.0), "b": torch.full((4,), 3.0)}
+    model, _ = adopt(base, [update("site-1", sent, 1.0, "DIFF")])
+    assert_same_tensors(model, {"a": torch.full((4,), 3.0), "b": torch.full((4,), 4.0)})
+    part = update("site-1", {"a": torch.full((4,), 2.0)}, 1.0, partial=True)
+    model, _ = adopt(base, [part])
+    assert_same_tensors(model, {"a": torch.full((4,), 2.0), "b": torch.ones(4)})
+    model, _ = adopt(base, [update("site-1", sent)], AggregationRule(exclude=["^b$"]))
+    assert_same_tensors(model, {"a": torch.full((4,), 2.0), "b": torch.ones(4)})
+    scales = {"w": torch.tensor([1.0, 2.0, float("nan")]).to(torch.float8_e8m0fnu)}
+    with pytest.raises(UpdateRefusedError, match=r"'w' at \[2\] is nan"):
+        adopt(scales, [update("site-1", scales)])
+
+
+@pytest.mark.parametrize("step", [16, 1 << 20])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_refused_with_its_place_unless_it_is_allowed(step, value):
+    base = {"n": torch.ones(7, dtype=torch.int32), "w": torch.ones(5, 10)}
+    sent = {name: each.clone() for name, each in base.items()}
+    sent["w"][3, 4] = value
+    with pytest.raises(UpdateRefusedError, match=rf"'w' at \[3, 4\] is {value}; lower"):
+        adopt(base, [update("site-1", sent)], step=step)
+    model, _ = adopt(base, [update("site-1", sent)], AggregationRule(on_nonfinite="allow"))
+    assert as_bytes(model["w"]) == as_bytes(sent["w"])
+
+
+def test_bits_that_nobody_sends_stay_even_if_they_are_no_numbers():
+    base = {"a": torch.tensor([float("nan"), -0.0]), "b": torch.zeros(2)}
+    found = fold(base, [update("site-1", {"b": torch.ones(2)}, partial=True)])
+    assert as_bytes(found["a"]) == as_bytes(base["a"])
+    assert found["b"].tolist() == [1, 1]
+
+
+def test_full_and_partial_updates_mix():
+    base = {"a": torch.zeros(5), "b": torch.zeros(70_000)}
+    full = {"a": torch.full((5,), 2.0), "b": torch.full((70_000,), 2.0)}
+    part = {"b": torch.full((70_000,), 8.0)}
+    updates = [update("site-1", full), update("site-2", part, 2.0, partial=True)]
+    found = fold(base, [*updates, update("site-3", {}, partial=True)])
+    assert found["a"].tolist() == [2.0] * 5
+    assert (found["b"] == 6.0).all()
+
+
+@pytest.mark.parametrize(
+    ("state", "partial", "sentence"),
+    [
+        ({"q": torch.zeros(1)}, True, "site-1 does not fit the model: tensor 'q' is not part of"),
+        ({"a": torch.zeros(3)}, True, r"tensor 'a' has shape \[3\] instead of \[2\]"),
+        ({"a": torch.zeros(2).half()}, True, "tensor 'a' has dtype F16 instead of F32"),
+        ({"a": torch.zeros(2)}, False, "tensor 'b' is missing"),
+    ],
+)
+def test_a_tensor_that_is_not_the_models_is_refused_by_name(state, partial, sentence):
+    base = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    with pytest.raises(UpdateRefusedError, match=sentence) as caught:
+        fold(base, [update("site-1", state, partial=partial)])
+    assert caught.value.site == "site-1"
+
+
+def test_tensors_in_another_order_are_refused():
+    class Reversed:
+        def __init__(self):
+            b, a = (("b", "F32", (2,)), ("a", "F32", (2,)))
+            first, second = Layout.of([b]).tensors[0], Layout.of([a]).tensors[0]
+            self.layout = Layout([first, second._replace(start=8, stop=16)])
+
+    base = {"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.zeros(2)}
+    sent = update("site-1", {"a": torch.zeros(2)}, partial=True)
+    with pytest.raises(UpdateRefusedError, match="another order"):
+        fold(base, [sent.__class__("site-1", Reversed, 1.0, partial=True)])
+
+
+def test_tied_weights_are_sent_under_any_of_their_names():
+    shared = tensor("F32", (3,))
+    base = {"a": shared, "b": shared, "c": torch.zeros(2)}
+    ties = MemoryBody.of(base).layout.aliases
+    assert ties == {"b": "a"}
+    for names in (["a"], ["b"], ["a", "b"]):
+        body = MemoryBody.of({name: torch.ones(3) for name in names}, tied=ties)
+        sent = update("site-1", {}, partial=True)
+        sent = sent.__class__("site-1", lambda body=body: body, 1.0, partial=True)
+        assert fold(base, [sent])["a"].tolist() == [1, 1, 1]
+
+
+def test_the_first_of_two_infinities_that_cancel_is_found_unless_nobody_aggregates_it():
+    base = {"F32.w": tensor("F32", (40_000,), 9), "F32.z": tensor("F32", (4, 5), 9)}
+    sent = [shifted(base, seed) for seed in range(3)]
+    sent[1]["F32.w"][5], sent[2]["F32.w"][5] = float("inf"), float("-inf")
+    updates = [update(f"site-{i}", s) for i, s in enumerate(sent)]
+    with pytest.raises(UpdateRefusedError, match="site-1") as caught:
+        fold(base, updates)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.site, str(error)) == ("site-1", str(caught.value))
+    found = fold(base, updates, AggregationRule(exclude=[r"\.w$"]))
+    assert torch.equal(found["F32.w"], base["F32.w"])
+
+
+def test_a_number_that_its_weight_takes_beyond_float64_is_its_sites_alone():
+    base = {"w": torch.zeros(5000, dtype=torch.float64)}
+    large = {"w": base["w"].clone()}
+    large["w"][4321] = -1e300
+    sent = [update("site-0", base, 1e15), update("site-1", large, 1e15)]
+    with pytest.raises(
+        UpdateRefusedError, match=r"site-1 .*'w' at \[4321\], times the weight 1e\+15"
+    ):
+        fold(base, sent)
+    assert fold(base, [update("site-1", large, 1e3)])["w"][4321] == -1e300
+
+
+@pytest.mark.parametrize("code", ["F32", "F16", "BF16", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
+def test_differences_that_leave_the_range_of_the_type_fail_by_tensor(code):
+    top = torch.finfo(torch_dtype(code)).max
+    base = {"w": torch.tensor([1.0, top]).to(torch_dtype(code))}
+    delta = {"w": torch.tensor([1.0, top]).to(torch_dtype(code))}
+    with pytest.raises(AggregationError, match=r"tensor 'w' at \[1\] would not be finite"):
+        fold(base, [update("site-1", delta, params_type="DIFF")])
+
+
+def test_the_bytes_that_are_not_finite_are_those_that_torch_says_so_of():
+    for code in (code for code in BY_CODE if code.startswith("F8")):
+        every = torch.arange(256).to(torch.uint8)
+        wide = every.view(torch_dtype(code)).double()
+        for byte, value in zip(every, wide, strict=True):
+            found = Elements(code, memoryview(bytearray([byte]))).first_not_finite(slice(0, 1))
+            assert (found is None) == bool(value.isfinite()), (code, byte)
+
+
+def test_scales_without_sign_or_zero_are_not_averaged_and_may_be_left_out():
+    base = {"F32.w": torch.ones(3), "F8_E8M0.scale": torch.ones(3).to(torch.float8_e8m0fnu)}
+    sent = [update(f"site-{i}", shifted(base, i)) for i in range(2)]
+    with pytest.raises(AggregationError, match=r"'F8_E8M0.scale' is .* aggregation\.exclude"):
+        fold(base, sent)
+    found = fold(base, sent, AggregationRule(exclude=["scale"]))
+    assert_same_tensors({"s": found["F8_E8M0.scale"]}, {"s": base["F8_E8M0.scale"]})
+
+
+def test_a_base_that_is_not_finite_is_no_fault_of_a_site():
+    base = {"w": torch.tensor([float("nan"), 1.0])}
+    delta = {"w": torch.tensor([1.0, 1.0])}
+    with pytest.raises(AggregationError, match=r"'w' at \[0\]"):
+        fold(base, [update("site-1", delta, params_type="DIFF")])
+    assert fold(base, [update("site-1", delta)])["w"].tolist() == [1.0, 1.0]
+
+
+def test_the_largest_floats_are_finite_and_so_is_their_mean():
+    base = {"w": torch.full((3,), torch.finfo(torch.float32).max)}
+    found = fold(base, [update(f"site-{i}", base, 1e30) for i in range(3)])
+    assert_same_tensors(found, base)
+
+
+BASE = {name: torch.zeros(2) for name in ("head.weight", "head.bias", "body.weight", "body.bias")}
+SENT = {name: torch.ones(2) for name in BASE}
+
+
+def selected(**keys):
+    return sorted(AggregationRule(**keys).selected(MemoryBody.of(BASE).layout))
+
+
+def test_a_pattern_is_looked_for_anywhere_in_a_name():
+    assert selected() == sorted(BASE)
+    assert selected(include=["^head"]) == ["head.bias", "head.weight"]
+    assert selected(exclude=["bias"]) == ["body.weight", "head.weight"]
+    assert selected(include=["^head", "weight"], exclude=[r"^body\."]) == selected(
+        include=["^head"]
+    )
+
+
+@pytest.mark.parametrize("key", ["include", "exclude"])
+def test_a_pattern_that_is_found_nowhere_is_named(key):
+    with pytest.raises(UsageError, match=f"aggregation.{key}: the pattern 'haed' is found in no"):
+        selected(**{key: ["weight", "haed"]})
+
+
+def test_a_tied_tensor_is_meant_by_any_of_its_names():
+    shared = torch.zeros(2)
+    layout = MemoryBody.of({"embed": shared, "head": shared, "x": torch.zeros(1)}).layout
+    assert AggregationRule(include=["head"]).selected(layout) == {"embed"}
+    assert AggregationRule(exclude=["head"]).selected(layout) == {"x"}
+
+
+def test_the_job_file_says_which_rule():
+    assert rule_for(AggregationSection()) == AggregationRule(include=[".*"], exclude=[])
+    section = AggregationSection(
+        method="trimmed_mean",
+        trim=0.2,
+        clip_norm=3.0,
+        include=["a"],
+        exclude=["b"],
+        on_nonfinite="allow",
+    )
+    assert rule_for(section) == AggregationRule("trimmed_mean", 0.2, 3.0, ["a"], ["b"], "allow")
+    robust = AggregationSection(method="multi_krum", byzantine=1, selected=2)
+    assert rule_for(robust) == AggregationRule(
+        "multi_krum", include=[".*"], exclude=[], byzantine=1, chosen=2
+    )
+    bounded = AggregationSection(method="norm_bounded_mean", clip_norm="median")
+    assert rule_for(bounded) == rule_for(AggregationSection(clip_norm="median"))
+
+
+def walk(path, base, updates, step=1 << 20):
+    seen = []
+    with FileSink(path, base.layout) as sink:
+        digest = fold_updates(base, updates, AggregationRule(), sink, Steps(step, 16), seen.append)
+        sink.finish()
+    assert seen == [stop for _, stop in base.layout.ranges(step)]
+    return digest
+
+
+def test_the_walk_writes_the_mean_of_every_tensor_and_tells_its_digest(tmp_path):
+    base = MemoryBody.of(every_kind(code for code in FOLDED if code in IN_FILES))
+    sent = {seed: shifted(base.tensors, seed) for seed in (1, 2, 3)}
+    names = ["F64.matrix", "I64.matrix"]
+    difference = {name: sent[3][name] - base.tensors[name] for name in names}
+    updates = [update(f"site-{seed}", state, float(seed)) for seed, state in sent.items()]
+    digest = walk(tmp_path / "next", base, updates, 48)
+    assert digest == write_checkpoint(tmp_path / "copy", FileSource(tmp_path / "next"))
+    loaded = safetensors.torch.load_file(tmp_path / "next")
+    for name in ("F64.matrix", "F32.scalar"):
+        due = sum(state[name].double() * weight for weight, state in sent.items()) / 6
+        assert torch.equal(loaded[name], due.to(loaded[name].dtype))
+    # Full and difference updates mix.
+    base = MemoryBody.of({name: base.tensors[name] for name in names})
+    full = [update("f", {name: sent[n][name] for name in names}) for n in (1, 3)]
+    mixed = [full[0], update("d", difference, params_type="DIFF")]
+    assert walk(tmp_path / "mixed", base, mixed) == walk(tmp_path / "full", base, full)
+
+
+@pytest.mark.parametrize(
+    "rule", [AggregationRule(), AggregationRule(clip_norm=1.0), AggregationRule(method="median")]
+)
+def test_a_walk_ends_with_whatever_is_raised_after_any_range(tmp_path, rule):
+    class StoppedError(Exception):
+        pass
+
+    def stop(done):
+        raise StoppedError
+
+    base = MemoryBody.of({"w": torch.zeros(100)})
+    with pytest.raises(StoppedError), FileSink(tmp_path / "next", base.layout) as sink:
+        fold_updates(base, [update("s", base.tensors)], rule, sink, Steps(16, 16), stop)
+    assert list(tmp_path.iterdir()) == []
