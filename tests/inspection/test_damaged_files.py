@@ -2,19 +2,223 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
+import zipfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import damaged
+import numpy as np
 import pytest
 import torch
 
 from flstream.errors import FlstreamError
 from flstream.inspection.examine import Request, examine
+
+Write = Callable[[Path], object]
+
+
+def u8(start: object, stop: object, **more: object) -> dict[str, object]:
+    size = stop - start if isinstance(stop, int) and isinstance(start, int) else 0
+    return {"dtype": "U8", "shape": [size], "data_offsets": [start, stop], **more}
+
+
+def safetensors(fields: object, body: bytes = b"") -> bytes:
+    text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+SOUND = safetensors({"a": u8(0, 64)}, bytes(range(64)))
+# What else a header may have wrong is in tests/model/test_layout.py.
+PLAIN: dict[str, bytes] = {
+    "empty": b"",
+    "cut in the header": SOUND[:40],
+    "cut in the tensors": SOUND[:-1],
+    "header of 2^60": (1 << 60).to_bytes(8, "little") + SOUND[8:],
+    "not JSON": SOUND[:8] + b"x" * (len(SOUND) - 8),
+    "overlap": safetensors({"a": u8(0, 4), "b": u8(2, 6)}, bytes(6)),
+    "negative offset": safetensors({"minus": u8(-4, 0)}),
+    "bool offsets": safetensors({"truth": u8(False, True)}, b"x"),
+    "fractional offsets": safetensors({"half": u8(0.0, 0.5)}),
+    "dtype that is a list": safetensors({"list": u8(0, 1, dtype=["U8"])}, b"x"),
+    "shape that overflows": safetensors({"a": u8(0, 0, shape=[2**62, 2**62, 16])}),
+    "nested deeply": safetensors(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+    "number of 5000 digits": safetensors(b'{"a": ' + b"9" * 5000 + b"}"),
+    "name of a megabyte": safetensors({"n" * 1_000_000: u8(0, 1, dtype="F7")}, b"x"),
+    "ties that are no JSON": safetensors({"__metadata__": {"flstream.tied": "{"}, "a": u8(0, 0)}),
+    "a zip archive": b"PK\3\4" + SOUND,
+}
+
+
+def shards(where: object) -> Write:
+    text = where if isinstance(where, bytes) else json.dumps({"weight_map": where}).encode()
+    return lambda path: path.write_bytes(text)
+
+
+def beside(name: str, make: Write) -> Write:
+    """An index whose shard is something else than it should be."""
+    return lambda path: (make(path.with_name(name)), shards({"a": name})(path))
+
+
+def link_out(path: Path) -> None:
+    outside = path.parent.parent / "outside.safetensors"
+    outside.write_bytes(SOUND)
+    path.symlink_to(outside)
+
+
+INDEXES: dict[str, Write] = {
+    "no JSON": shards(b"{"),
+    "nothing in it": shards({}),
+    "a shard twice": shards(b'{"weight_map": {"a": "x", "a": "y"}}'),
+    "shard that is a number": shards({"a": 1}),
+    "dots": shards({"a": "../outside.safetensors"}),
+    "nul": shards({"a": "x\0y"}),
+    "missing shard": shards({"a": "missing.safetensors"}),
+    "tensor not in its shard": beside(
+        "whole.safetensors", lambda p: p.write_bytes(safetensors({"b": u8(0, 1)}, b"x"))
+    ),
+    "damaged shard": beside("cut.safetensors", lambda p: p.write_bytes(SOUND[:70])),
+    "link out of the folder": beside("out.safetensors", link_out),
+    "pipe": beside("pipe.safetensors", lambda p: os.mkfifo(p)),
+}
+
+
+class Runs:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def saved(make: Callable[[], object]) -> Write:
+    return lambda path: torch.save(make(), path)
+
+
+def two() -> dict[str, object]:
+    return {"a": torch.arange(64.0), "b": torch.ones(4)}
+
+
+def changed(make: Write, change: Callable[[bytearray], object]) -> Write:
+    """A file with other bytes."""
+
+    def write(path: Path) -> None:
+        make(path)
+        data = bytearray(path.read_bytes())
+        change(data)
+        path.write_bytes(data)
+
+    return write
+
+
+MARK = b"\x11\x22\x33\x44\x55\x66\x77\x88"
+MARKED = np.frombuffer(MARK * 64, np.uint8)
+
+
+def flip(data: bytearray) -> None:
+    data[data.index(MARK) + 8] ^= 1
+
+
+def inflate(data: bytearray) -> None:
+    """Have both headers of a member say that it takes 2 GiB."""
+    for signature, offset in ((b"PK\1\2", 24), (b"PK\3\4", 22)):
+        at = data.index(signature) + offset
+        data[at : at + 4] = b"\xf0\xff\xff\x7f"
+
+
+def halve(data: bytearray) -> None:
+    del data[len(data) // 2 :]
+
+
+TORCH: dict[str, Write] = {
+    "code": lambda path: torch.save({"a": Runs(path.with_suffix(".ran"))}, path),
+    "old format": lambda path: torch.save(two(), path, _use_new_zipfile_serialization=False),
+    "cut": changed(saved(two), halve),
+    "sparse": saved(lambda: {"sparse": torch.eye(3).to_sparse()}),
+    "expanded": saved(lambda: {"vast": torch.zeros(1).expand(2**50)}),
+    "changed bit": changed(saved(lambda: {"a": torch.from_numpy(MARKED.copy())}), flip),
+}
+
+
+def npz(*, deflate: bool = False, **arrays: object) -> Write:
+    save = np.savez_compressed if deflate else np.savez
+
+    def write(path: Path) -> None:
+        with path.open("wb") as file:
+            save(file, **arrays)
+
+    return write
+
+
+def member(data: bytes) -> Write:
+    def write(path: Path) -> None:
+        with zipfile.ZipFile(path, "w") as new:
+            new.writestr("a.npy", data)
+
+    return write
+
+
+ZEROS = npz(a=np.zeros(1 << 16))
+NPZ: dict[str, Write] = {
+    "cut": changed(ZEROS, halve),
+    "objects": lambda path: np.savez(path, a=np.array([{}], dtype=object)),
+    "code for a header": member(b"\x93NUMPY\1\0" + struct.pack("<H", 40) + b"__import__('os')" * 9),
+    "bomb": changed(npz(a=np.zeros(1 << 16), deflate=True), inflate),
+    "changed bit": changed(npz(a=MARKED), flip),
+}
+
+
+def run(events: str) -> Write:
+    def write(path: Path) -> None:
+        (path / "checkpoints").mkdir(parents=True)
+        (path / "global.safetensors").write_bytes(SOUND)
+        (path / "events.jsonl").write_text(events)
+
+    return write
+
+
+READY = f'{{"kind": "model_ready", "bytes": 64, "tensors": 1, "digest": "{"01234567" * 4}"}}\n'
+OTHERS: dict[str, Write] = {
+    "folder": lambda path: path.mkdir(),
+    "pipe": lambda path: os.mkfifo(path),
+    "missing": lambda path: None,
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    # A regular file that even root cannot read at its beginning.
+    "unreadable": lambda path: path.symlink_to("/proc/self/mem"),
+    "run with a damaged journal": run('{"kind": 1}\n'),
+    "run with another digest": run(READY),
+}
+
+
+def data_of(data: bytes) -> Write:
+    return lambda path: path.write_bytes(data)
+
+
+def write_corpus(folder: Path) -> dict[str, Path]:
+    """Write every file into a folder of its own; return the paths by what is wrong with them."""
+    groups: tuple[tuple[str, dict[str, Write]], ...] = (
+        ("x.safetensors", {flaw: data_of(data) for flaw, data in PLAIN.items()}),
+        ("model.safetensors.index.json", INDEXES),
+        ("x.pt", TORCH),
+        ("x.npz", NPZ),
+        ("x", OTHERS),
+    )
+    corpus = {}
+    for name, cases in groups:
+        for flaw, write in cases.items():
+            path = folder / f"case-{len(corpus):02d}" / name
+            path.parent.mkdir()
+            write(path)
+            corpus[f"{name}: {flaw}"] = path
+    return corpus
+
 
 # The command line, once a file, in one process: what it prints and ends with, and its memory.
 PROGRAM = """
@@ -67,7 +271,7 @@ def ask(folder: Path, paths: list[Path], program: str = PROGRAM) -> dict[str, An
 
 @pytest.mark.nightly
 def test_every_damaged_file_has_a_sentence_of_its_own(folder: Path) -> None:
-    corpus = damaged.write_corpus(folder)
+    corpus = write_corpus(folder)
     answered = ask(folder, list(corpus.values()))
     answers = answered["answers"]
     sentences: dict[str, str] = {}
@@ -92,9 +296,9 @@ def test_every_damaged_file_has_a_sentence_of_its_own(folder: Path) -> None:
 def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path: Path) -> None:
     random = Random(0)
     writers = {
-        "x.safetensors": lambda path: path.write_bytes(damaged.SOUND),
-        "x.pt": damaged.saved(damaged.two),
-        "x.npz": damaged.npz(a=damaged.MARKED, deflate=True),
+        "x.safetensors": lambda path: path.write_bytes(SOUND),
+        "x.pt": saved(two),
+        "x.npz": npz(a=MARKED, deflate=True),
     }
     sentences = []
     for name, write in writers.items():
@@ -121,7 +325,7 @@ def test_a_file_cut_or_changed_anywhere_is_refused_or_harmless(tmp_path: Path) -
 def test_a_file_of_another_user_is_one_sentence(folder: Path) -> None:
     forbidden = folder / "forbidden"
     forbidden.mkdir()
-    (forbidden / "x.safetensors").write_bytes(damaged.SOUND)
+    (forbidden / "x.safetensors").write_bytes(SOUND)
     (forbidden / "x.safetensors").chmod(0)
     # Root reads everything; but who is in a folder already needs no right to the way there.
     program = PROGRAM.replace("idle = peak()", "idle = os.geteuid() or os.seteuid(65534) or 0")

@@ -1,0 +1,183 @@
+"""Statistics and differences are those that exact arithmetic gives, whatever the dtype."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import as_bytes, every_kind
+
+from flstream.inspection.difference import Changed, Difference, find_difference
+from flstream.inspection.elements import BLOCK, as_array
+from flstream.inspection.statistics import Statistics, tensor_statistics
+from flstream.model.body import Scratch
+from flstream.model.dtypes import BY_CODE, torch_dtype
+from flstream.model.memory import MemoryBody
+
+
+def statistics(tensor: torch.Tensor) -> Statistics:
+    body = MemoryBody.of({"a": tensor})
+    return tensor_statistics(body, body.layout.tensors[0], Scratch())
+
+
+def exact(numbers: list[int | float]) -> tuple[float, float]:
+    """Mean and standard deviation of the population."""
+    values = [Fraction(number) for number in numbers]
+    mean = sum(values) / len(values)
+    return float(mean), math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "elements"),
+    [
+        (torch.float32, st.floats(-(2.0**50), 2.0**50, width=32)),
+        (torch.int64, st.integers(-(2**63), 2**63 - 1)),
+    ],
+)
+@given(data=st.data())
+def test_numbers_have_the_statistics_that_fractions_give(dtype, elements, data) -> None:
+    numbers = data.draw(st.lists(elements, min_size=1))
+    found = statistics(torch.tensor(numbers, dtype=dtype))
+    mean, deviation = exact(numbers)
+    scale = max(map(abs, numbers))
+    assert (found.min, found.max) == (min(numbers), max(numbers))
+    assert found.mean == pytest.approx(mean, rel=1e-12, abs=1e-12 * scale)
+    assert found.std == pytest.approx(deviation, rel=1e-9, abs=1e-12 * scale)
+    assert found.zeros == numbers.count(0)
+    assert (found.finite, found.non_finite) == (len(numbers), 0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "mean", "std"),
+    [
+        # A large mean drowns no small deviation, across blocks.
+        (torch.tensor([1e9 - 1, 1e9 + 1], dtype=torch.float64).repeat(BLOCK * 2 + 5), 1e9, 1.0),
+        (torch.full((100_000,), 0.1), torch.tensor(0.1).item(), 0.0),
+        # Squares beyond the range of float64.
+        (torch.tensor([1e308, -1e308] * 3, dtype=torch.float64), 0.0, 1e308),
+        (torch.tensor([5e-324, -5e-324] * 3, dtype=torch.float64), 0.0, 5e-324),
+        (torch.tensor([3 + 4j, 0, 1j], dtype=torch.complex64), 1 + 5j / 3, math.sqrt(44) / 3),
+    ],
+)
+def test_numbers_of_any_magnitude(numbers: torch.Tensor, mean: complex, std: float) -> None:
+    found = statistics(numbers)
+    assert found.mean == pytest.approx(mean)
+    assert found.std == pytest.approx(std, rel=1e-6, abs=0)
+
+
+def test_what_is_not_finite_is_counted_and_left_out() -> None:
+    numbers = torch.tensor([math.nan, 1.0, math.inf, 3.0, -math.inf, 0.0, -0.0])
+    found = statistics(numbers)
+    assert found == Statistics(4, 3, 2, 0.0, 3.0, 1.0, pytest.approx(math.sqrt(1.5)))
+    nothing = statistics(torch.full((BLOCK + 1,), math.nan))
+    assert nothing == Statistics(0, BLOCK + 1, 0, None, None, None, None)
+    assert statistics(torch.zeros(3, 0)) == Statistics(0, 0, 0, None, None, None, None)
+    found = statistics(torch.tensor([3 + 4j, 0, 1j, complex(0, math.nan)], dtype=torch.complex64))
+    assert found[:5] == (3, 1, 1, 0.0, 5.0)  # ordered by their absolute values
+    assert found.document()["mean"] == pytest.approx([1.0, 5 / 3])
+    assert as_array("BOOL", memoryview(b"\0\1\2\xff")).tolist() == [False, True, True, True]
+
+
+def test_every_dtype_agrees_with_torch_in_float64() -> None:
+    for name, tensor in every_kind().items():
+        if not tensor.numel():
+            continue
+        found = statistics(tensor)
+        wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+        mean = wide.mean().item()
+        assert found.mean == pytest.approx(mean), name
+        assert found.std == pytest.approx((wide - mean).abs().square().mean().sqrt().item()), name
+        if not tensor.is_complex():
+            assert (found.min, found.max) == (wide.min().item(), wide.max().item()), name
+        assert found.zeros == int((wide == 0).sum()), name
+
+
+@pytest.mark.parametrize("code", [c for c in BY_CODE if c[:2] in ("F8", "BF")] + ["F16"])
+def test_every_small_float_is_the_number_that_torch_says(code: str) -> None:
+    size = BY_CODE[code].itemsize
+    bits = torch.arange(256**size, dtype=torch.int32).to(torch.uint8 if size == 1 else torch.uint16)
+    tensor = bits.view(torch_dtype(code))
+    ours = as_array(code, memoryview(as_bytes(tensor))).astype(np.float32)
+    np.testing.assert_array_equal(ours, tensor.float().numpy())
+
+
+def difference(one: dict[str, object], two: dict[str, object]) -> Difference:
+    sources = [MemoryBody.of(state) for state in (one, two)]
+    names = {*one, *two}
+    return find_difference(*sources, "other", names)
+
+
+def changed(one: torch.Tensor, two: torch.Tensor) -> Changed:
+    (found,) = difference({"a": one}, {"a": two}).changed
+    return found
+
+
+def test_a_model_does_not_differ_from_itself() -> None:
+    state = every_kind()
+    found = difference(state, {name: value.clone() for name, value in state.items()})
+    assert (found.added, found.removed, found.reshaped, found.changed) == ((), (), (), ())
+    assert found.compared == len(state)
+    assert (found.equal_share, found.l2) == (1.0, 0.0)
+
+
+def test_what_is_added_removed_and_reshaped_is_told_apart() -> None:
+    one = {"same": torch.zeros(2), "gone": torch.zeros(1), "s": torch.zeros(2), "d": torch.ones(1)}
+    two = {"same": torch.zeros(2), "new": torch.zeros(1), "s": torch.zeros(1, 2)}
+    found = difference(one, {**two, "d": torch.ones(1).half()})
+    assert [spec.name for spec in found.added] == ["new"]
+    assert [spec.name for spec in found.removed] == ["gone"]
+    assert sorted(each[:4] for each in found.reshaped) == [
+        ("d", "F32", (1,), "F16"),
+        ("s", "F32", (2,), "F32"),
+    ]
+    assert found.compared == 1
+
+
+@pytest.mark.parametrize("code", [c for c in every_kind() if c.endswith(".matrix")])
+def test_a_difference_of_every_dtype_is_that_of_float64(code: str) -> None:
+    one = every_kind()[code]
+    two = one.clone()
+    two[3, 2] = True if one.dtype == torch.bool and not one[3, 2] else 0 if one[3, 2] else 1
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    delta = (one.to(wide) - two.to(wide)).abs()
+    found = changed(one, two)
+    assert found.max_difference == pytest.approx(delta.max().item())
+    assert found.l2 == pytest.approx(delta.square().sum().sqrt().item())
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "l2", "most", "equal_bytes"),
+    [
+        ([0.0, 1.0, 2.0, 3.0], [0.0, 4.0, 2.0, -1.0], 5.0, 4.0, 28),
+        # Another sign of zero is a change by nothing.
+        ([0.0, 1.0], [-0.0, 1.0], 0.0, 0.0, 15),
+        ([1e-200], [-1e-200], 2e-200, 2e-200, 7),
+        ([1.7e308, 0.0], [-1.7e308, 0.0], None, np.finfo(np.float64).max, 15),
+        ([0.0] * (BLOCK * 3 + 7), [2.0] * (BLOCK * 3 + 7), 2 * math.sqrt(BLOCK * 3 + 7), 2.0, None),
+        # What is not finite is left out.
+        ([math.nan, math.nan, 1.0], [math.nan, 0.0, 3.0], 2.0, 2.0, None),
+    ],
+)
+def test_norm_maximum_and_equal_bytes_are_exact(one, two, l2, most, equal_bytes) -> None:
+    found = changed(*(torch.tensor(each, dtype=torch.float64) for each in (one, two)))
+    assert found.max_difference == pytest.approx(most, rel=1e-9, abs=0)
+    assert l2 is None or found.l2 == pytest.approx(l2, rel=1e-9, abs=0)
+    assert equal_bytes in (None, found.equal_bytes)
+    assert found.non_finite == (math.isnan(one[0]))
+
+
+def test_integers_of_64_bits_do_not_wrap() -> None:
+    found = changed(torch.tensor([-(2**63), 5]), torch.tensor([2**63 - 1, 5]))
+    assert found.max_difference == 2**64 - 1
+    assert found.l2 == pytest.approx(2.0**64)
+
+
+def test_a_tied_name_stands_for_its_tensor() -> None:
+    weight = torch.ones(3)
+    tied, untied = {"a": weight, "b": weight}, {"a": weight, "b": weight + 1}
+    found = difference(tied, untied)
+    assert [each.name for each in found.changed] == ["b"]
+    assert (found.added, found.removed) == ((), ())
